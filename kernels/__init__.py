@@ -1,0 +1,25 @@
+"""The Triton kernels of auxhead, their plain PyTorch references and their launch configurations."""
+
+from .criteria import CRITERIA, check_criterion, check_temperature, check_threshold
+from .fused_head import fused_head, runs_triton
+from .fused_head_reference import decide, fused_head_reference, pooled_features
+from .head_arguments import POOLS, check_input, check_pool
+from .head_output import HeadOutput
+from .launch_config import LaunchConfig
+
+__all__ = [
+    "CRITERIA",
+    "POOLS",
+    "HeadOutput",
+    "LaunchConfig",
+    "check_criterion",
+    "check_input",
+    "check_pool",
+    "check_temperature",
+    "check_threshold",
+    "decide",
+    "fused_head",
+    "fused_head_reference",
+    "pooled_features",
+    "runs_triton",
+]

@@ -1,0 +1,58 @@
+"""Counters by which the programs of a launch find out which of them is last.
+
+A counter is zero before a launch and set back to zero by the launch's last program, so that no launch needs a second
+one to clear it. Two launches that may run at the same time never share counters: launches on one stream share, because
+they run one after another; a launch that a graph captures keeps counters of its own for good, because the graph may
+be replayed on any stream at any time. They are a few bytes a captured launch and are never given back.
+"""
+
+import threading
+
+import torch
+from torch import Tensor
+
+_RESERVE = 1 << 18  # counters (1 MiB) kept ready for captures, which cannot clear memory without a launch of their own
+
+
+class ArrivalCounters:
+    """All counters of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Hold counters for ``device``; nothing is allocated before the first launch."""
+        self._device = device
+        self._by_stream: dict[int, Tensor] = {}
+        self._reserve = torch.empty(0, dtype=torch.int32)
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> Tensor:
+        """Return ``count`` zeroed int32 counters for one launch on the current stream."""
+        with self._lock:
+            if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                return self._take_for_good(count)
+            stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
+            counters = self._by_stream.get(stream)
+            if counters is None or counters.numel() < count:
+                counters = self._zeros(max(count, 1024))
+                self._by_stream[stream] = counters
+            if self._device.type == "cuda" and self._reserve.numel() < _RESERVE // 2:
+                self._reserve = self._zeros(_RESERVE)
+                # A capture reads the reserve from whatever stream its graph is replayed on.
+                torch.cuda.current_stream(self._device).synchronize()
+            return counters[:count]
+
+    def _take_for_good(self, count: int) -> Tensor:
+        if self._reserve.numel() < count:  # right, but the graph gets a node that clears them
+            return self._zeros(count)
+        counters, self._reserve = self._reserve[:count], self._reserve[count:]
+        return counters
+
+    def _zeros(self, count: int) -> Tensor:
+        return torch.zeros(count, dtype=torch.int32, device=self._device)
+
+
+_devices: dict[torch.device, ArrivalCounters] = {}
+
+
+def arrival_counters(device: torch.device) -> ArrivalCounters:
+    """Return the counters of ``device``, which must carry an index if it is a CUDA device."""
+    return _devices.setdefault(device, ArrivalCounters(device))

@@ -1,0 +1,26 @@
+"""Exit criteria: what "sure" means, and which thresholds make sense for it."""
+
+import math
+
+#: For each criterion the closed range its threshold may take. A sample exits when its confidence is strictly greater
+#: than the threshold, so that 1.0 never exits under ``max_prob`` and 0.0 always does.
+CRITERIA: dict[str, tuple[float, float]] = {"max_prob": (0.0, 1.0)}
+
+
+def check_criterion(criterion: str) -> None:
+    """Raise ``ValueError`` unless ``criterion`` is a known one."""
+    if criterion not in CRITERIA:
+        raise ValueError(f"criterion: got {criterion!r}, wants one of {sorted(CRITERIA)}")
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise ``ValueError`` unless ``temperature`` is finite and greater than 0."""
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise ValueError(f"temperature: got {temperature}, wants a finite number greater than 0")
+
+
+def check_threshold(criterion: str, threshold: float) -> None:
+    """Raise ``ValueError`` unless ``threshold`` lies in the range of ``criterion``."""
+    low, high = CRITERIA[criterion]
+    if not low <= threshold <= high:
+        raise ValueError(f"threshold: got {threshold}, wants a number in [{low}, {high}] for criterion {criterion!r}")

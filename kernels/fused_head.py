@@ -1,0 +1,194 @@
+"""``fused_head``: checks its arguments, then one launch; registered as ``torch.ops.auxhead.fused_head``."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .criteria import check_temperature, check_threshold
+from .fused_head_reference import fused_head_reference
+from .head_arguments import check_head_arguments, check_pool, check_rule_tensors
+from .head_output import HeadOutput
+from .head_view import head_view
+from .launch_config import LaunchConfig
+
+try:
+    from . import fused_head_kernel as kernel
+except ImportError:  # no Triton for this platform
+    kernel = None  # type: ignore[assignment]
+
+
+def runs_triton(x: Tensor) -> bool:
+    """Whether ``fused_head(x, ...)`` launches the Triton kernel; elsewhere the PyTorch reference runs."""
+    return kernel is not None and (x.is_cuda or (kernel.INTERPRETED and x.device.type == "cpu"))
+
+
+def fused_head(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    pool: str = "avg",
+    pool_size: int | tuple[int, int] = 1,
+    criterion: str = "max_prob",
+    temperature: Tensor | float = 1.0,
+    threshold: Tensor | float = 1.0,
+    return_probs: bool = True,
+) -> HeadOutput:
+    """Answer for a batch: pool, flatten, linear, softmax and confidence check in one launch.
+
+    Sums are float32. The same input gives the same output bit for bit. Any strides are read in place. Differentiable in
+    x, weight and bias (through ``probs`` and ``confidence``); the backward pass is plain PyTorch.
+
+    Args:
+        x: [N, C, H, W] map, [N, T, D] tokens or [N, D] pooled vectors; float32, float16 or bfloat16; any strides.
+        weight: [K, features], dtype and device of x. The features of a sample are those of ``torch.flatten`` after
+            the pool: C * p_h * p_w for a map, D for tokens, all elements for ``pool="none"``.
+        bias: [K], dtype and device of x, or None.
+        pool: "avg" or "max": windows cut as by ``torch.nn.AdaptiveAvgPool2d(pool_size)`` (over T for tokens);
+            "first": the first token; "none": flatten only. Pooled vectors are read as they are.
+        pool_size: windows of a map, p or (p_h, p_w).
+        criterion: what the confidence is; "max_prob" is the largest probability.
+        temperature: divides the logits before the softmax; a float, or a float32 tensor of one element on x's device,
+            which is read on the device alone, so that changing it needs no recapture of a graph.
+        threshold: a sample exits when its confidence is strictly greater; given like the temperature. The default 1.0
+            never exits.
+        return_probs: whether to write the probabilities.
+
+    Returns:
+        HeadOutput: probs [N, K] float32 or None, label [N] int64, confidence [N] float32, exit [N] bool. A sample whose
+        logits are not all finite or -inf has NaN probabilities and never exits.
+
+    Raises:
+        ValueError: a shape, device or value that does not fit; the message names the argument, what it got and what
+            it wants. Nothing is launched.
+        TypeError: the same for a dtype or type.
+    """
+    for name, value in (("x", x), ("weight", weight)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name}: got {type(value).__name__}, wants a torch.Tensor")
+    if not (bias is None or isinstance(bias, Tensor)):
+        raise TypeError(f"bias: got {type(bias).__name__}, wants a torch.Tensor or None")
+    temperature_tensor, temperature_value = _number("temperature", temperature)
+    threshold_tensor, threshold_value = _number("threshold", threshold)
+    probs, label, confidence, exits = torch.ops.auxhead.fused_head(
+        x, weight, bias, temperature_tensor, threshold_tensor, temperature_value, threshold_value,
+        pool, check_pool(pool, pool_size), criterion, return_probs,
+    )  # fmt: skip
+    return HeadOutput(probs if return_probs else None, label, confidence, exits)
+
+
+def _number(name: str, value: Tensor | float) -> tuple[Tensor | None, float]:
+    if isinstance(value, Tensor):
+        return value, 1.0
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: got {type(value).__name__}, wants a float or a torch.Tensor of one element")
+    return None, float(value)
+
+
+@torch.library.custom_op("auxhead::fused_head", mutates_args=())
+def _fused_head(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature_tensor: Tensor | None,
+    threshold_tensor: Tensor | None,
+    temperature: float,
+    threshold: float,
+    pool: str,
+    pool_size: Sequence[int],
+    criterion: str,
+    return_probs: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    window_grid = check_pool(pool, tuple(pool_size))
+    check_head_arguments(x, weight, bias, pool, window_grid, criterion)
+    check_rule_tensors(criterion, temperature_tensor, threshold_tensor, x.device)
+    check_temperature(temperature)
+    check_threshold(criterion, threshold)
+    heat = temperature if temperature_tensor is None else temperature_tensor
+    limit = threshold if threshold_tensor is None else threshold_tensor
+    if x.shape[0] == 0:
+        return _empty_output(x, weight.shape[0], return_probs)
+    if not runs_triton(x):
+        output = fused_head_reference(
+            x, weight, bias, pool=pool, pool_size=window_grid, temperature=heat, threshold=limit
+        )
+    else:
+        view = head_view(x, pool, window_grid)
+        config = LaunchConfig.choose(
+            x.shape[0], view.x.shape[1], view.positions, view.window_h, view.window_w, weight.shape[0]
+        )
+        output = kernel.launch_fused_head(
+            view, weight, bias, heat, limit, pool_max=pool == "max", return_probs=return_probs, config=config
+        )
+    probs = output.probs if return_probs and output.probs is not None else _empty_probs(x)
+    return probs, output.label, output.confidence, output.exit
+
+
+def _empty_probs(x: Tensor) -> Tensor:
+    return x.new_empty(0, dtype=torch.float32)
+
+
+def _empty_output(x: Tensor, classes: int, return_probs: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    samples = x.shape[0]
+    return (
+        x.new_empty((samples, classes), dtype=torch.float32) if return_probs else _empty_probs(x),
+        x.new_empty(samples, dtype=torch.int64),
+        x.new_empty(samples, dtype=torch.float32),
+        x.new_empty(samples, dtype=torch.bool),
+    )
+
+
+@_fused_head.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature_tensor: Tensor | None,
+    threshold_tensor: Tensor | None,
+    temperature: float,
+    threshold: float,
+    pool: str,
+    pool_size: Sequence[int],
+    criterion: str,
+    return_probs: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    check_head_arguments(x, weight, bias, pool, check_pool(pool, tuple(pool_size)), criterion)
+    return _empty_output(x, weight.shape[0], return_probs)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, bias, temperature_tensor, _, temperature, _, pool, pool_size, _, return_probs = inputs
+    ctx.save_for_backward(x, weight, bias, temperature_tensor)
+    ctx.options = (temperature, pool, tuple(pool_size), return_probs)
+    ctx.mark_non_differentiable(output[1], output[3])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(
+    ctx: Any, grad_probs: Tensor | None, _label: None, grad_confidence: Tensor | None, _exits: None
+) -> tuple[Tensor | None, ...]:
+    """Recompute the head in PyTorch and differentiate that."""
+    *inputs, temperature_tensor = ctx.saved_tensors
+    temperature, pool, pool_size, return_probs = ctx.options
+    needed = ctx.needs_input_grad[:3]
+    with torch.enable_grad():
+        leaves = [t if t is None else t.detach().requires_grad_(need) for t, need in zip(inputs, needed, strict=True)]
+        output = fused_head_reference(
+            *leaves,
+            pool=pool,
+            pool_size=pool_size,
+            temperature=temperature if temperature_tensor is None else temperature_tensor,
+            threshold=1.0,
+        )
+        # what the loss is to first order, so that one call differentiates through both outputs
+        terms = [] if grad_confidence is None else [(output.confidence * grad_confidence).sum()]
+        if return_probs and grad_probs is not None and output.probs is not None:
+            terms.append((output.probs * grad_probs).sum())
+    wanted = [leaf for leaf, need in zip(leaves, needed, strict=True) if need]
+    grads = iter(torch.autograd.grad(terms, wanted, [torch.ones_like(term) for term in terms]) if terms else ())
+    return (*(next(grads, None) if need else None for need in needed), *[None] * 8)
+
+
+_fused_head.register_autograd(_backward, setup_context=_save_for_backward)

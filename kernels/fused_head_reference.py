@@ -1,0 +1,53 @@
+"""The fused head in plain PyTorch: the definition the kernel is tested against, and what runs without Triton."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .head_output import HeadOutput
+
+
+def pooled_features(x: Tensor, pool: str, pool_size: tuple[int, int]) -> Tensor:
+    """Pool and flatten the input of a head to [N, features], differentiably and in x's dtype.
+
+    Arguments are those of :func:`auxhead.kernels.fused_head`.
+    """
+    if x.ndim == 2:
+        return x
+    if pool == "none":
+        return x.flatten(1)
+    if x.ndim == 3:  # [N, T, D]
+        return {"avg": lambda: x.mean(1), "max": lambda: x.amax(1), "first": lambda: x[:, 0]}[pool]()
+    adaptive_pool = F.adaptive_avg_pool2d if pool == "avg" else F.adaptive_max_pool2d
+    return adaptive_pool(x, pool_size).flatten(1)
+
+
+def probabilities(logits: Tensor, temperature: Tensor | float) -> Tensor:
+    """softmax(logits / temperature) over the last dimension, in float32 or better."""
+    return torch.softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature, dim=-1)
+
+
+def decide(logits: Tensor, temperature: Tensor | float, threshold: Tensor | float) -> HeadOutput:
+    """Turn logits [N, K] into a :class:`HeadOutput` under the criterion ``max_prob``."""
+    probs = probabilities(logits, temperature)
+    # A NaN ranks as the largest logit, as it does for torch.argmax, so that a label is always a class index.
+    label = logits.masked_fill(logits.isnan(), torch.inf).argmax(dim=-1)
+    confidence = probs.amax(dim=-1)
+    return HeadOutput(probs, label, confidence, confidence > threshold)
+
+
+def fused_head_reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    pool: str,
+    pool_size: tuple[int, int],
+    temperature: Tensor | float,
+    threshold: Tensor | float,
+) -> HeadOutput:
+    """Pool -> flatten -> linear -> softmax -> confidence check, computed in float32 (float64 for float64 input)."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    features = pooled_features(x.to(dtype), pool, pool_size)
+    logits = F.linear(features, weight.to(dtype), None if bias is None else bias.to(dtype))
+    return decide(logits, temperature, threshold)

@@ -1,0 +1,88 @@
+"""What a head may be asked: checks whose errors name the argument, what it got and what it wants."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from .criteria import check_criterion, check_temperature, check_threshold
+
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+#: The pool kinds each rank of input can be read with. A vector is already pooled: any kind leaves it as it is.
+POOLS_BY_RANK = {2: ("avg", "max", "first", "none"), 3: ("avg", "max", "first", "none"), 4: ("avg", "max", "none")}
+POOLS = POOLS_BY_RANK[2]
+_LAYOUTS = "[N, C, H, W] (a map), [N, T, D] (tokens) or [N, D] (pooled vectors)"
+
+
+def check_pool(pool: str, pool_size: int | tuple[int, int]) -> tuple[int, int]:
+    """Check the pool arguments of a head and return its pool size as (height, width)."""
+    if pool not in POOLS:
+        raise ValueError(f"pool: got {pool!r}, wants one of {list(POOLS)}")
+    pair = (pool_size, pool_size) if isinstance(pool_size, int) else tuple(pool_size)
+    if len(pair) != 2 or not all(isinstance(size, int) and size > 0 for size in pair):
+        raise ValueError(f"pool_size: got {pool_size!r}, wants a positive int or a pair of them")
+    if pool in ("first", "none") and pair != (1, 1):
+        raise ValueError(f"pool_size: got {pool_size!r} with pool={pool!r}, which does not pool: wants 1")
+    return pair
+
+
+def check_input(x: Tensor, pool: str, pool_size: tuple[int, int]) -> int:
+    """Check that a head with this pool can read ``x`` and return the number of features it makes of each sample."""
+    if x.ndim not in POOLS_BY_RANK:
+        raise ValueError(f"x: got rank {x.ndim}, shape {list(x.shape)}, wants {_LAYOUTS}")
+    if pool not in POOLS_BY_RANK[x.ndim]:
+        raise ValueError(f"pool: got {pool!r} for x of shape {list(x.shape)}, wants one of {POOLS_BY_RANK[x.ndim]}")
+    if x.ndim != 4 and pool_size != (1, 1):
+        raise ValueError(f"pool_size: got {pool_size} for x of shape {list(x.shape)}, wants 1: only maps have a grid")
+    if 0 in x.shape[1:]:
+        raise ValueError(f"x: got shape {list(x.shape)}, wants at least one element a sample")
+    if pool == "none" or x.ndim == 2:
+        return math.prod(x.shape[1:])
+    return x.shape[1] * pool_size[0] * pool_size[1] if x.ndim == 4 else x.shape[2]
+
+
+def check_head_arguments(
+    x: Tensor, weight: Tensor, bias: Tensor | None, pool: str, pool_size: tuple[int, int], criterion: str
+) -> None:
+    """Check everything about a call of a head that shapes, dtypes and devices can tell."""
+    if x.dtype not in FLOAT_DTYPES:
+        raise TypeError(f"x: got {x.dtype}, wants one of {[str(dtype) for dtype in FLOAT_DTYPES]}")
+    features = check_input(x, pool, pool_size)
+    if weight.ndim != 2 or weight.shape[0] == 0 or weight.shape[1] != features:
+        raise ValueError(
+            f"weight: got shape {list(weight.shape)}, wants [num_classes, {features}]: x of shape {list(x.shape)} with "
+            f"pool={pool!r} and pool_size={pool_size} has {features} features a sample"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias: got shape {list(bias.shape)}, wants [{weight.shape[0]}], one for each row of weight")
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is None:
+            continue
+        if tensor.dtype != x.dtype:
+            raise TypeError(f"{name}: got {tensor.dtype}, wants {x.dtype}, the dtype of x")
+        if tensor.device != x.device:
+            raise ValueError(f"{name}: got device {tensor.device}, wants {x.device}, the device of x")
+    check_criterion(criterion)
+
+
+def check_rule_tensors(
+    criterion: str, temperature: Tensor | None, threshold: Tensor | None, device: torch.device
+) -> None:
+    """Check the temperature and threshold given as tensors: their form, and their values where the host has them.
+
+    A tensor on an accelerator is not read, for that would make the host wait; the kernel lets no sample exit under a
+    temperature that is not greater than 0.
+    """
+    for name, tensor in (("temperature", temperature), ("threshold", threshold)):
+        if tensor is None:
+            continue
+        if tensor.numel() != 1:
+            raise ValueError(f"{name}: got shape {list(tensor.shape)}, wants one element")
+        if tensor.dtype != torch.float32:
+            raise TypeError(f"{name}: got {tensor.dtype}, wants torch.float32")
+        if tensor.device != device:
+            raise ValueError(f"{name}: got device {tensor.device}, wants {device}, the device of x")
+    if temperature is not None and temperature.device.type == "cpu":
+        check_temperature(float(temperature))
+    if threshold is not None and threshold.device.type == "cpu":
+        check_threshold(criterion, float(threshold))

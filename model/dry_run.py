@@ -1,0 +1,166 @@
+"""One run of a backbone that checks its taps before anything depends on them."""
+
+import difflib
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels import check_input
+
+
+class DryRun(NamedTuple):
+    """What one forward of the backbone showed."""
+
+    features: list[Tensor]
+    """The output of each tapped layer."""
+    logits: Tensor
+    """[N, K], the output of the backbone."""
+
+
+class _Watch:
+    """What a forward shows of each layer: how often it runs, and whether a head could read what it returns."""
+
+    def __init__(self, batch: int, tapped: set[nn.Module]) -> None:
+        self.order: list[nn.Module] = []
+        self.outputs: dict[nn.Module, Any] = {}  # of the tapped layers
+        self.unreadable: set[nn.Module] = set()
+        self.changed_in_place: set[nn.Module] = set()
+        self._batch = batch
+        self._tapped = tapped
+        self._alive: list[tuple[weakref.ref[Tensor], int, nn.Module]] = []
+
+    def __call__(self, layer: nn.Module, _inputs: Any, output: Any) -> None:
+        """The forward hook."""
+        self.order.append(layer)
+        self.look_for_changes()
+        if layer in self._tapped:
+            self.outputs[layer] = output
+        if _is_readable(output, self._batch):
+            self._alive.append((weakref.ref(output), output._version, layer))
+        else:
+            self.unreadable.add(layer)
+
+    def look_for_changes(self) -> None:
+        """Compare the version counters of the outputs that are still there with what they were."""
+        alive = []
+        for reference, version, layer in self._alive:
+            output = reference()
+            if output is None:
+                continue
+            if output._version != version:
+                self.changed_in_place.add(layer)
+            else:
+                alive.append((reference, version, layer))
+        self._alive = alive
+
+
+def dry_run(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> DryRun:
+    """Run ``backbone`` once in eval mode and check that every tap can feed a head.
+
+    Args:
+        backbone: returns logits [N, K].
+        taps: names of its layers, in the order in which they run.
+        example_input: a batch that the backbone takes; its values do not matter.
+
+    Raises:
+        ValueError: a tap that does not exist, runs never, more than once or out of order, is not a tensor [N, ...] of
+            rank 2 to 4, or is changed in place later in the forward; the message names layers that would have worked.
+            Or a backbone whose output is not [N, K].
+    """
+    layers = dict(backbone.named_modules(remove_duplicate=False))
+    for tap in taps:
+        if tap not in layers or not tap:
+            close = difflib.get_close_matches(tap, layers, n=3)
+            hint = f"; close to it: {', '.join(close)}" if close else ""
+            raise ValueError(f"heads: the backbone has no layer {tap!r}{hint}; it has {_listing(list(layers)[1:])}")
+
+    batch = example_input.shape[0]
+    watch = _Watch(batch, {layers[tap] for tap in taps})
+    training = {module: module.training for module in backbone.modules()}
+    with ExitStack() as stack:
+        for module in training:
+            stack.callback(module.register_forward_hook(watch).remove)
+        stack.callback(partial(_restore_modes, training))
+        backbone.eval()
+        stack.enter_context(torch.inference_mode(False))  # tensors of inference mode do not count their versions
+        stack.enter_context(torch.no_grad())
+        logits = backbone(example_input)
+        watch.look_for_changes()
+
+    _check_taps(taps, layers, watch)
+    if not (isinstance(logits, Tensor) and logits.ndim == 2 and logits.shape[0] == batch):
+        raise ValueError(f"backbone: returned {_described(logits)}, wants logits [{batch}, num_classes]")
+    return DryRun([watch.outputs[layers[tap]] for tap in taps], logits)
+
+
+def _check_taps(taps: Sequence[str], layers: dict[str, nn.Module], watch: _Watch) -> None:
+    runs = Counter(watch.order)
+    bad = watch.unreadable | watch.changed_in_place | {layers[""]}
+    good = [name for name, layer in layers.items() if runs[layer] == 1 and layer not in bad]
+    would_work = f"layers that would work: {_listing(good)}"
+    for tap in taps:
+        layer = layers[tap]
+        if runs[layer] != 1:
+            times = f"runs {runs[layer]} times" if runs[layer] else "never runs"
+            raise ValueError(f"heads: layer {tap!r} {times} in a forward, wants once; {would_work}")
+        if layer in watch.unreadable:
+            raise ValueError(
+                f"heads: layer {tap!r} returns {_described(watch.outputs[layer])}, which a head cannot read: wants a "
+                f"floating-point tensor [N, C, H, W], [N, T, D] or [N, D]; {would_work}"
+            )
+        if layer in watch.changed_in_place:
+            raise ValueError(
+                f"heads: the output of layer {tap!r} is changed in place later (by an in-place ReLU, say), "
+                f"while its head may still be reading it; tap the layer that changes it; {would_work}"
+            )
+    by_run = sorted(taps, key=lambda tap: watch.order.index(layers[tap]))
+    if list(taps) != by_run:
+        raise ValueError(f"heads: the taps {list(taps)} are out of order; they run in the order {by_run}")
+
+
+def check_head_fits(tap: str, features: Tensor, in_features: int, pool: str, pool_size: tuple[int, int]) -> None:
+    """Raise ``ValueError`` unless a head with these sizes can read the output of its tap."""
+    try:
+        found = check_input(features, pool, pool_size)
+    except ValueError as error:
+        raise ValueError(f"heads[{tap!r}]: {error}") from None
+    if found != in_features:
+        raise ValueError(
+            f"heads[{tap!r}]: its linear layer takes {in_features} features, but the output "
+            f"{list(features.shape)} of the tap has {found} with pool={pool!r} and pool_size={pool_size}"
+        )
+
+
+def _restore_modes(training: dict[nn.Module, bool]) -> None:
+    for module, mode in training.items():
+        module.training = mode
+
+
+def _is_readable(output: Any, batch: int) -> bool:
+    return (
+        isinstance(output, Tensor)
+        and output.is_floating_point()
+        and 2 <= output.ndim <= 4
+        and output.shape[0] == batch
+        and 0 not in output.shape[1:]
+    )
+
+
+def _described(output: Any) -> str:
+    if isinstance(output, Tensor):
+        return f"a tensor {list(output.shape)} of {output.dtype}"
+    return f"a {type(output).__name__}"
+
+
+def _listing(names: Sequence[str], most: int = 40) -> str:
+    """The names, the deepest left out first where there are too many to read."""
+    names = [name for name in names if name]
+    while len(names) > most and (depth := max(name.count(".") for name in names)):
+        names = [name for name in names if name.count(".") < depth]
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "") if names else "none"

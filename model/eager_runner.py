@@ -1,0 +1,86 @@
+"""The eager runner: the trunk on one stream, the heads beside it on another, joined before the answer."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..kernels import HeadOutput, decide
+from .exit_result import ExitResult, first_sure
+from .streams import StreamPair, stream_pair
+from .taps import ForwardLeft, listening
+
+if TYPE_CHECKING:
+    from .early_exit_network import EarlyExitNetwork
+
+
+class EagerRunner:
+    """Runs an :class:`EarlyExitNetwork` without a graph, for any batch size; what other runners are tested against.
+
+    On a CUDA device the backbone runs on a high-priority stream, and each head on a low-priority one as soon as its tap
+    has returned. The caller's stream waits for both, so that results are used like any other tensors. On the CPU
+    everything runs in line.
+    """
+
+    def __init__(self, network: "EarlyExitNetwork", *, in_line: bool = False) -> None:
+        """Run ``network``; ``in_line`` keeps the heads on the stream of the backbone, for comparison."""
+        self.network = network
+        self.in_line = in_line
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, *, stop: bool = False) -> ExitResult:
+        """Answer for a batch.
+
+        Args:
+            x: a batch that the backbone takes.
+            stop: leave the forward as soon as every sample of the batch is sure. The host then waits for each head's
+                decision, which is what an ``if confidence > t`` costs.
+        """
+        self.network.check_taps(x)
+        if x.device.type != "cuda":
+            return first_sure(self._answers(x, stop, None))
+        caller = torch.cuda.current_stream(x.device)
+        streams = stream_pair(x.device)
+        streams.trunk.wait_stream(caller)
+        streams.side.wait_stream(caller)
+        try:
+            with torch.cuda.stream(streams.trunk):
+                answers = self._answers(x, stop, streams)
+        finally:
+            caller.wait_stream(streams.trunk)
+            caller.wait_stream(streams.side)
+        result = first_sure(answers)
+        if not torch.cuda.is_current_stream_capturing():
+            # The answers go back to the allocator now; another caller's run must not write over them before the merge.
+            streams.trunk.wait_stream(caller)
+            streams.side.wait_stream(caller)
+        return result
+
+    def _answers(self, x: Tensor, stop: bool, streams: StreamPair | None) -> list[HeadOutput]:
+        """Run backbone and heads; returns what each exit says, up to the one at which the forward was left."""
+        network = self.network
+        answers: list[HeadOutput] = []
+        held: list[Tensor] = []  # the side stream may still read what the trunk has let go of
+        sure = torch.zeros((), dtype=torch.bool, device=x.device)
+
+        def on_tap(place: int, features: Tensor) -> None:
+            nonlocal sure
+            beside: AbstractContextManager[object] = nullcontext()
+            if streams is not None and not self.in_line:
+                streams.side.wait_stream(torch.cuda.current_stream(x.device))
+                held.append(features)
+                beside = torch.cuda.stream(streams.side)
+            with beside:
+                answers.append(network.heads[place](features))
+                if stop:
+                    sure = sure | answers[-1].exit
+                    if bool(sure.all()):
+                        raise ForwardLeft
+
+        try:
+            with listening(network.backbone, network.taps, on_tap):
+                logits = network.backbone(x)
+        except ForwardLeft:
+            return answers
+        return [*answers, decide(logits, temperature=1.0, threshold=1.0)]

@@ -1,0 +1,113 @@
+"""``EarlyExitNetwork``: any backbone, with heads that listen at its layers."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from .dry_run import check_head_fits, dry_run
+from .eager_runner import EagerRunner
+from .exit_result import ExitResult
+from .exit_rule import ExitRule, as_exit_rule
+from .fused_aux_head import FusedAuxHead
+from .taps import listening
+
+
+class EarlyExitNetwork(nn.Module):
+    """A backbone with an early-exit head behind each of some of its layers.
+
+    The backbone is neither traced nor rewritten: while the network runs, forward hooks on the tapped layers hand their
+    outputs to the heads. Sample by sample, the first head that is sure answers, and the backbone's own classifier
+    answers for whatever is left.
+    """
+
+    heads: nn.ModuleList
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        heads: Mapping[str, nn.Module],
+        rules: ExitRule | float | Mapping[str, ExitRule | float] | None = None,
+        *,
+        example_input: Tensor | None = None,
+    ) -> None:
+        """Attach heads to a backbone.
+
+        Args:
+            backbone: any module that turns a batch into logits [N, K].
+            heads: for each tap, the name of a layer (``backbone.get_submodule``), in the order in which they run: a
+                :class:`FusedAuxHead`, or an ``nn.Sequential`` that :meth:`FusedAuxHead.from_module` knows. A head made
+                with ``in_features=None`` takes its width from the dry run.
+            rules: a rule or threshold for all heads (each gets its own copy) or by tap; None leaves the heads' own.
+            example_input: a batch for the dry run that checks the taps; without one, the first batch serves.
+
+        Raises:
+            ValueError: a tap or head that cannot work; the message names layers that would have worked.
+            TypeError: a head of a type that cannot be fused.
+        """
+        super().__init__()
+        if not heads:
+            raise ValueError("heads: got none, wants at least one")
+        self.backbone = backbone
+        self.taps = tuple(heads)
+        self.heads = nn.ModuleList(_as_fused(tap, head) for tap, head in heads.items())
+        if rules is not None:
+            self.set_rules(rules)
+        self._checked = False
+        if example_input is not None:
+            self.check_taps(example_input)
+
+    def set_rules(self, rules: ExitRule | float | Mapping[str, ExitRule | float]) -> None:
+        """Replace the heads' rules, all of them or by tap; to change a value in place, assign to ``head.rule``'s."""
+        by_tap = rules if isinstance(rules, Mapping) else {tap: deepcopy(rules) for tap in self.taps}
+        for tap, rule in by_tap.items():
+            if tap not in self.taps:
+                raise ValueError(f"rules: {tap!r} is not a tap, wants one of {list(self.taps)}")
+            head = self.heads[self.taps.index(tap)]
+            head.rule = as_exit_rule(rule).to(head.rule.threshold_tensor.device)
+
+    def check_taps(self, example_input: Tensor) -> None:
+        """Check taps and heads by one dry run of the backbone, the first time; see ``__init__`` for what it raises."""
+        if self._checked:
+            return
+        run = dry_run(self.backbone, self.taps, example_input[:1])
+        for tap, head, features in zip(self.taps, self.heads, run.features, strict=True):
+            if isinstance(head.linear, nn.LazyLinear):
+                head.to(features.device, features.dtype)
+                with torch.no_grad():
+                    head.logits(features)
+            check_head_fits(tap, features, head.linear.in_features, head.pool, head.pool_size)
+            if head.num_classes != run.logits.shape[1]:
+                raise ValueError(
+                    f"heads[{tap!r}]: has {head.num_classes} classes, wants {run.logits.shape[1]}, as the backbone has"
+                )
+        self._checked = True
+
+    def forward(self, x: Tensor, *, stop: bool = False) -> ExitResult:
+        """Answer for a batch by the eager runner: every head runs, beside the backbone on a GPU.
+
+        Args:
+            x: a batch that the backbone takes.
+            stop: leave the forward as soon as every sample is sure; see :class:`EagerRunner`.
+        """
+        return EagerRunner(self)(x, stop=stop)
+
+    def logits(self, x: Tensor) -> list[Tensor]:
+        """Return the logits [N, K] of every head and, last, of the classifier; differentiable, for training."""
+        self.check_taps(x)
+        logits: list[Tensor] = []
+        with listening(self.backbone, self.taps, lambda place, y: logits.append(self.heads[place].logits(y))):
+            final = self.backbone(x)
+        return [*logits, final]
+
+
+def _as_fused(tap: str, head: nn.Module) -> FusedAuxHead:
+    if isinstance(head, FusedAuxHead):
+        return head
+    if not isinstance(head, nn.Module):
+        raise TypeError(f"heads[{tap!r}]: got {type(head).__name__}, wants a FusedAuxHead or an nn.Sequential")
+    try:
+        return FusedAuxHead.from_module(head)
+    except ValueError as error:
+        raise TypeError(f"heads[{tap!r}]: {error}") from None

@@ -1,0 +1,112 @@
+"""When a head may answer: criterion, threshold and temperature, held on the device."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels import CRITERIA, check_criterion, check_temperature, check_threshold
+
+
+class ExitRule(nn.Module):
+    """The rule by which one head lets a sample exit: confidence > threshold.
+
+    The kernel reads threshold and temperature from device memory, and assigning to an attribute writes that memory in
+    place: neither a changed threshold nor a disabled exit needs a recapture of a graph. They stay float32 when a model
+    is cast, are not part of a state_dict, and may be read on the host without a synchronisation.
+    """
+
+    temperature_tensor: Tensor
+    threshold_tensor: Tensor
+
+    def __init__(
+        self,
+        threshold: float = 1.0,
+        *,
+        criterion: str = "max_prob",
+        temperature: float = 1.0,
+        enabled: bool = True,
+    ) -> None:
+        """Make a rule.
+
+        Args:
+            threshold: a sample exits when its confidence is strictly greater; in the range of the criterion
+                (``auxhead.kernels.CRITERIA``). 1.0, the default, never exits.
+            criterion: what the confidence is; "max_prob" is the largest probability.
+            temperature: divides the logits before the softmax; greater than 0.
+            enabled: False never exits, whatever the threshold.
+
+        Raises:
+            ValueError: a value out of range.
+        """
+        super().__init__()
+        check_criterion(criterion)
+        self.criterion = criterion
+        self.register_buffer("temperature_tensor", torch.ones((), dtype=torch.float32), persistent=False)
+        self.register_buffer("threshold_tensor", torch.ones((), dtype=torch.float32), persistent=False)
+        self._enabled = enabled
+        self.temperature = temperature
+        self.threshold = threshold
+
+    @property
+    def temperature(self) -> float:
+        """What divides the logits before the softmax; assigning updates the device."""
+        return self._temperature
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        check_temperature(value)
+        self._temperature = float(value)
+        self._write()
+
+    @property
+    def threshold(self) -> float:
+        """What the confidence must exceed; assigning updates the device."""
+        return self._threshold
+
+    @threshold.setter
+    def threshold(self, value: float) -> None:
+        check_threshold(self.criterion, value)
+        self._threshold = float(value)
+        self._write()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any sample may exit here; assigning updates the device."""
+        return self._enabled
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        self._enabled = bool(value)
+        self._write()
+
+    def _write(self) -> None:
+        if not hasattr(self, "_threshold"):  # half made
+            return
+        with torch.no_grad():
+            self.temperature_tensor.fill_(self._temperature)
+            # no confidence exceeds the end of its range
+            self.threshold_tensor.fill_(self._threshold if self._enabled else CRITERIA[self.criterion][1])
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ExitRule":
+        super()._apply(fn, recurse)
+        self.temperature_tensor = self.temperature_tensor.float()
+        self.threshold_tensor = self.threshold_tensor.float()
+        self._write()  # a cast to half precision has rounded them
+        return self
+
+    def extra_repr(self) -> str:
+        """Show the rule as its constructor takes it."""
+        return (
+            f"threshold={self.threshold}, criterion={self.criterion!r}, temperature={self.temperature}, "
+            f"enabled={self.enabled}"
+        )
+
+
+def as_exit_rule(rule: "ExitRule | float") -> ExitRule:
+    """Return ``rule``, or the rule with that threshold."""
+    if isinstance(rule, ExitRule):
+        return rule
+    if not isinstance(rule, (int, float)):
+        raise TypeError(f"rule: got {type(rule).__name__}, wants an ExitRule or a threshold")
+    return ExitRule(rule)

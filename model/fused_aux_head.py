@@ -1,0 +1,163 @@
+"""``FusedAuxHead``: the module that takes the place of a pool-flatten-linear classifier."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..kernels import HeadOutput, check_input, check_pool, fused_head, pooled_features
+from .exit_rule import ExitRule, as_exit_rule
+from .head_pattern import match_head
+
+
+class FusedAuxHead(nn.Module):
+    """An early-exit head whose forward is one kernel launch.
+
+    ``forward`` answers (:class:`~auxhead.kernels.HeadOutput`); ``logits`` is the same head as differentiable PyTorch,
+    for training. Shapes, dtypes and errors of the input are those of :func:`auxhead.kernels.fused_head`.
+    """
+
+    def __init__(
+        self,
+        in_features: int | None,
+        num_classes: int,
+        *,
+        pool: str = "avg",
+        pool_size: int | tuple[int, int] = 1,
+        bias: bool = True,
+        dropout: float = 0.0,
+        rule: ExitRule | float = 1.0,
+        return_probs: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Make a head with fresh parameters, initialised as by ``torch.nn.Linear``.
+
+        Args:
+            in_features: features after pool and flatten (C * p_h * p_w for a map), or None to take them from the first
+                input, as ``torch.nn.LazyLinear`` does.
+            num_classes: K.
+            pool: "avg", "max", "first" (token) or "none".
+            pool_size: windows of a map under "avg" and "max".
+            bias: whether the linear layer has one.
+            dropout: probability, applied to the features by ``logits`` in training mode.
+            rule: when a sample may exit; a number is the threshold of a ``max_prob`` rule. 1.0 never exits.
+            return_probs: whether the answer carries the probabilities.
+            device: of the parameters.
+            dtype: of the parameters.
+        """
+        super().__init__()
+        for name, value in (("in_features", in_features), ("num_classes", num_classes)):
+            if value is not None and not (isinstance(value, int) and value > 0):
+                raise ValueError(f"{name}: got {value!r}, wants a positive int")
+        linear = (
+            nn.LazyLinear(num_classes, bias=bias, device=device, dtype=dtype)
+            if in_features is None
+            else nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
+        )
+        self._set_up("linear", linear, pool, pool_size, dropout, as_exit_rule(rule).to(device), return_probs)
+
+    def _set_up(
+        self,
+        linear_path: str,
+        linear: nn.Linear,
+        pool: str,
+        pool_size: int | tuple[int, int],
+        dropout: float,
+        rule: ExitRule,
+        return_probs: bool,
+    ) -> None:
+        self.pool = pool
+        self.pool_size = check_pool(pool, pool_size)
+        if not 0.0 <= dropout <= 1.0:
+            raise ValueError(f"dropout: got {dropout}, wants a probability in [0, 1]")
+        self.dropout = dropout
+        self.return_probs = return_probs
+        self.rule = rule
+        self.linear = linear
+        # In a state_dict the linear layer keeps the name it has in the nn.Sequential it comes from.
+        self._linear_path = linear_path
+        self.register_state_dict_post_hook(_name_linear_as_in_source)
+
+    @classmethod
+    def from_module(
+        cls, module: nn.Module, *, rule: ExitRule | float = 1.0, return_probs: bool = True
+    ) -> "FusedAuxHead":
+        """Make a head of an ``nn.Sequential`` classifier, sharing its parameters (they are the same tensors).
+
+        Known are AdaptiveAvgPool2d or AdaptiveMaxPool2d, Flatten, Dropout, one Linear and a final Softmax, in the usual
+        orders and with Identity anywhere, nested or not. Dropout acts in ``logits`` alone, and ``logits`` stops short
+        of the Softmax.
+
+        Args:
+            module: the classifier.
+            rule: see the constructor.
+            return_probs: see the constructor.
+
+        Raises:
+            ValueError: the module is not of a known shape; the message says why.
+        """
+        pattern = match_head(module)
+        if isinstance(pattern, str):
+            raise ValueError(f"module: {pattern}")
+        head = cls.__new__(cls)
+        nn.Module.__init__(head)
+        device = pattern.linear.weight.device
+        head._set_up(
+            pattern.linear_path, pattern.linear, pattern.pool, pattern.pool_size, pattern.dropout,
+            as_exit_rule(rule).to(device), return_probs,
+        )  # fmt: skip
+        return head.train(module.training)
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.linear.out_features
+
+    def forward(self, x: Tensor) -> HeadOutput:
+        """Answer for a batch in one launch; dropout does not act, in training mode either."""
+        linear = self.linear
+        if isinstance(linear, nn.LazyLinear):
+            self.logits(x)
+        weight, bias = linear.weight, linear.bias
+        if torch.is_autocast_enabled(x.device.type):  # as autocast does for the nn.Linear this replaces
+            weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        return fused_head(
+            x,
+            weight,
+            bias,
+            pool=self.pool,
+            pool_size=self.pool_size,
+            criterion=self.rule.criterion,
+            temperature=self.rule.temperature_tensor,
+            threshold=self.rule.threshold_tensor,
+            return_probs=self.return_probs,
+        )
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits [N, K] in x's dtype, differentiably, before temperature and softmax."""
+        check_input(x, self.pool, self.pool_size)
+        features = pooled_features(x, self.pool, self.pool_size)
+        return self.linear(F.dropout(features, self.dropout, self.training))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        """Accept the parameters of a classifier whose linear layer has another name, as an ``nn.Sequential``'s has."""
+        paths = {key[len(prefix) :].rpartition(".")[0] for key in state_dict if key.startswith(prefix)}
+        if len(paths) == 1:
+            _rename(state_dict, f"{prefix}{paths.pop()}.", f"{prefix}linear.")
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        """Show what the linear layer below does not."""
+        return f"pool={self.pool!r}, pool_size={self.pool_size}, dropout={self.dropout}"
+
+
+def _name_linear_as_in_source(head: FusedAuxHead, state_dict: dict[str, Tensor], prefix: str, _metadata: Any) -> None:
+    _rename(state_dict, f"{prefix}linear.", f"{prefix}{head._linear_path}.")
+
+
+def _rename(state_dict: dict[str, Tensor], old_prefix: str, new_prefix: str) -> None:
+    for name in ("weight", "bias"):
+        if old_prefix + name in state_dict:
+            state_dict[new_prefix + name] = state_dict.pop(old_prefix + name)

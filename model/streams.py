@@ -1,0 +1,21 @@
+"""The two streams of a device: a trunk that goes first and a side stream that takes what is left."""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+
+class StreamPair(NamedTuple):
+    """Streams of one CUDA device. Lower numbers are higher priorities, and 0 is the lowest there is."""
+
+    trunk: torch.cuda.Stream
+    """Priority -1: its waiting blocks are placed before the side stream's."""
+    side: torch.cuda.Stream
+    """Priority 0."""
+
+
+@cache
+def stream_pair(device: torch.device) -> StreamPair:
+    """Return the streams of a CUDA device, made once: torch hands out only 32 of a priority."""
+    return StreamPair(torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=0))
