@@ -117,7 +117,14 @@ def _fused_head(
     else:
         view = head_view(x, pool, window_grid)
         config = LaunchConfig.choose(
-            x.shape[0], view.x.shape[1], view.positions, view.window_h, view.window_w, weight.shape[0]
+            x.shape[0],
+            view.x.shape[1],
+            view.positions,
+            view.window_h,
+            view.window_w,
+            weight.shape[0],
+            pool_max=pool == "max",
+            element_size=x.element_size(),
         )
         output = kernel.launch_fused_head(
             view, weight, bias, heat, limit, pool_max=pool == "max", return_probs=return_probs, config=config

@@ -34,11 +34,14 @@ def window_bounds(off, SIZE, GRID):
 @triton.jit
 def pooled_features(
     x, stride_xn, stride_xc, stride_xh, stride_xw,  # [N, C, H, W]
-    off_n, mask_n, off_c, off_p, mask_f,
-    H, W, GRID_H, GRID_W, WINDOW_H, WINDOW_W,
+    off_n, mask_n, off_c, off_p, mask_f, start_w_part, end_w_part,
+    H, W, GRID_H, GRID_W, WINDOW_H,
     POOL_MAX: tl.constexpr, ONE_WINDOW: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
-    """Pool features [BLOCK_F] of samples [BLOCK_N] to float32 [BLOCK_N, BLOCK_F]; 0 where masked."""
+    """Pool features [BLOCK_F] of samples [BLOCK_N] to float32 [BLOCK_N, BLOCK_F]; 0 where masked.
+
+    Of each window only the columns from ``start_w_part`` to ``end_w_part`` are read; an average is their share of it.
+    """
     if ONE_WINDOW:  # plain sizes instead of vectors of bounds: the compiler then sees contiguous reads
         start_h = tl.zeros_like(off_p)
         start_w = tl.zeros_like(off_p)
@@ -57,10 +60,10 @@ def pooled_features(
     acc = tl.full((off_n.shape[0], off_c.shape[0], BLOCK_A), nothing, tl.float32)
     acc_nan = tl.zeros((off_n.shape[0], off_c.shape[0], BLOCK_A), tl.int32)
     for off_h in range(0, WINDOW_H):
-        for start_a in range(0, WINDOW_W, BLOCK_A):
+        for start_a in range(start_w_part, end_w_part, BLOCK_A):
             off_a = start_a + tl.arange(0, BLOCK_A)
             if ONE_WINDOW:
-                mask_a = mask[:, :, None] & (off_a < W)[None, None, :]
+                mask_a = mask[:, :, None] & (off_a < end_w_part)[None, None, :]
             else:
                 inside = (off_h < size_h)[:, None] & (off_a[None, :] < size_w[:, None])
                 mask_a = mask[:, :, None] & inside[None, :, :]
@@ -122,6 +125,7 @@ def fused_head_kernel(
     POOL_MAX: tl.constexpr, ONE_WINDOW: tl.constexpr, HAS_BIAS: tl.constexpr, WRITE_PROBS: tl.constexpr,
     TEMPERATURE_TENSOR: tl.constexpr, THRESHOLD_TENSOR: tl.constexpr,
     ONE_BLOCK: tl.constexpr, DOT_DTYPE: tl.constexpr,
+    WINDOW_PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_A: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
@@ -133,18 +137,21 @@ def fused_head_kernel(
     mask_n = off_n < N
 
     # pool
+    pid_part = pid_split % WINDOW_PARTS
+    pid_block = pid_split // WINDOW_PARTS
+    part_w = tl.cdiv(tl.cdiv(WINDOW_W, BLOCK_A), WINDOW_PARTS) * BLOCK_A
     off_f = tl.arange(0, BLOCK_C * BLOCK_P)
     blocks_p = tl.cdiv(POSITIONS, BLOCK_P)
     if ONE_WINDOW:
-        off_c = pid_split * BLOCK_C + off_f
+        off_c = pid_block * BLOCK_C + off_f
         off_p = tl.zeros_like(off_f)
     else:
-        off_c = pid_split // blocks_p * BLOCK_C + off_f // BLOCK_P
-        off_p = pid_split % blocks_p * BLOCK_P + off_f % BLOCK_P
+        off_c = pid_block // blocks_p * BLOCK_C + off_f // BLOCK_P
+        off_p = pid_block % blocks_p * BLOCK_P + off_f % BLOCK_P
     mask_f = (off_c < C) & (off_p < POSITIONS)
     features = pooled_features(
         x, stride_xn, stride_xc, stride_xh, stride_xw, off_n, mask_n, off_c, off_p, mask_f,
-        H, W, GRID_H, GRID_W, WINDOW_H, WINDOW_W, POOL_MAX, ONE_WINDOW, BLOCK_A,
+        pid_part * part_w, tl.minimum((pid_part + 1) * part_w, WINDOW_W), H, W, GRID_H, GRID_W, WINDOW_H, POOL_MAX, ONE_WINDOW, BLOCK_A,
     )  # fmt: skip
 
     # multiply
@@ -252,6 +259,7 @@ def launch_fused_head(
             ONE_BLOCK=classes <= config.block_j,
             # the interpreter multiplies bfloat16 wrongly
             DOT_DTYPE=tl.float32 if INTERPRETED else _DOT_DTYPES[x.dtype],
+            WINDOW_PARTS=config.window_parts,
             BLOCK_N=config.block_n, BLOCK_C=config.block_c, BLOCK_P=config.block_p, BLOCK_A=config.block_a,
             BLOCK_K=config.block_k, BLOCK_S=config.block_s, BLOCK_J=config.block_j,
             num_warps=config.num_warps,

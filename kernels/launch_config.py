@@ -1,15 +1,15 @@
 """Every launch choice of the fused head, in one frozen dataclass from one pure function."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class LaunchConfig:
     """How the work of one fused head is cut into programs.
 
-    A program pools ``block_c * block_p`` features of ``block_n`` samples and multiplies them with their columns of the
-    weight, all classes; the last program of its samples adds up what the others left and decides. Every block is a
-    power of two.
+    A program pools ``block_c * block_p`` features of ``block_n`` samples, or a part of their windows, and multiplies them
+    with their columns of the weight, all classes; the last program of its samples adds up what the others left and
+    decides. Every block is a power of two.
     """
 
     block_n: int
@@ -26,16 +26,28 @@ class LaunchConfig:
     """Partial sums read in one step by the last program."""
     block_j: int
     """Classes in one step of the last program's softmax."""
+    window_parts: int
+    """Programs that share the columns of a window; more than 1 only for an average, which adds up."""
     num_warps: int
 
     def programs(self, samples: int, channels: int, positions: int) -> tuple[int, int]:
         """Return (groups of samples, splits of the features); the launch has groups * splits programs."""
         groups = -(-samples // self.block_n)
-        return groups, -(-channels // self.block_c) * -(-positions // self.block_p)
+        blocks = -(-channels // self.block_c) * -(-positions // self.block_p)
+        return groups, blocks * self.window_parts
 
     @classmethod
     def choose(
-        cls, samples: int, channels: int, positions: int, window_h: int, window_w: int, classes: int
+        cls,
+        samples: int,
+        channels: int,
+        positions: int,
+        window_h: int,
+        window_w: int,
+        classes: int,
+        *,
+        pool_max: bool = False,
+        element_size: int = 2,
     ) -> "LaunchConfig":
         """Choose by rule, from sizes alone.
 
@@ -46,25 +58,44 @@ class LaunchConfig:
             window_h: rows of the tallest window.
             window_w: columns of the widest window.
             classes: K.
+            pool_max: whether windows are reduced to their maximum.
+            element_size: bytes of an element of x and weight.
         """
-        # A group of 16 samples reads the weight once instead of 16 times; it pays where the weight is the larger part
-        # of what a sample reads, and costs parallelism where the map is.
-        grouped = samples >= 16 and classes >= 2 * window_h * window_w
-        block_n = 16 if grouped else 1
-        block_p = min(next_power_of_2(positions), 64)
-        # 32 channels a program spread W over enough programs at batch 1; a group needs 16 or more for a matrix product.
-        features = max(128 if grouped else 32, 16)
-        if positions * channels > 64 * 1024:
-            features = 256 if grouped else 1024
-        block_c = min(max(features // block_p, 1), next_power_of_2(channels))
-        if grouped and block_c * block_p < 16:
-            block_c = 16 // block_p
-        tile = 8192 // (block_n * block_c * block_p)
-        block_a = max(1, min(next_power_of_2(window_w), tile))
-        block_k = min(max(next_power_of_2(classes), 16), 128 if grouped else max(16, 8192 // (block_c * block_p)))
-        block_j = min(next_power_of_2(classes), 256 if grouped else 1024)
-        block_s = max(1, min(16, 8192 // (block_n * block_j)))
-        return cls(block_n, block_c, block_p, block_a, block_k, block_s, block_j, num_warps=8 if grouped else 4)
+        # The constants are what was best, or near it, for the taps of ResNet-18 at batch 1 to 128 on an H200.
+        columns = window_h * window_w
+        features = channels * positions
+        few_classes = classes <= 128
+        # A group of 16 samples reads the weight once instead of 16 times, but its last program has 16 times as much to
+        # add up: it pays for large batches of small maps and of vectors.
+        grouped = classes >= 16 and ((samples >= 64 and columns <= 4) or (samples >= 512 and columns <= 64))
+        if grouped:
+            block_n, block_f, block_j, num_warps = 16, 128 if element_size == 2 else 64, 256, 8
+            block_k, most_parts = 128, 1
+        else:
+            block_n, block_f, block_j, num_warps = 1, 16, 1024, 4 if few_classes and columns <= 256 else 8
+            while block_f < 64 and columns <= 1024 and samples * features >= 256 * block_f:
+                block_f *= 2
+            while block_f < 512 and features >= 512 * block_f:
+                block_f *= 2
+            block_k, most_parts = max(16384 // block_f, 16), 64
+        block_p = min(next_power_of_2(positions), block_f)
+        block_c = block_f // block_p if grouped else min(block_f // block_p, next_power_of_2(channels))
+        block_a = min(next_power_of_2(window_w), max(8192 // (block_n * block_c * block_p), 1))
+        block_k = min(max(next_power_of_2(classes), 16), block_k)
+        block_j = min(next_power_of_2(classes), block_j)
+        # Programs enough to read a large map through many SMs at once, each with more than one step.
+        window_parts = 1
+        programs = -(-channels // block_c) * -(-positions // block_p) * -(-samples // block_n)
+        while (
+            not pool_max
+            and programs * window_parts < (128 if few_classes else 64)
+            and window_w >= 2 * window_parts * block_a
+            and window_parts < most_parts
+        ):
+            window_parts *= 2
+        config = cls(block_n, block_c, block_p, block_a, block_k, 1, block_j, window_parts, num_warps)
+        splits = config.programs(samples, channels, positions)[1]
+        return replace(config, block_s=min(next_power_of_2(splits), max(8192 // (block_n * block_j), 1), 64))
 
 
 def next_power_of_2(n: int) -> int:
