@@ -87,7 +87,17 @@ def _number(name: str, value: Tensor | float) -> tuple[Tensor | None, float]:
     return None, float(value)
 
 
-@torch.library.custom_op("auxhead::fused_head", mutates_args=())
+# define and impl, not custom_op, whose wrappers cost the host 10 us more a call
+torch.library.define(
+    "auxhead::fused_head",
+    "(Tensor x, Tensor weight, Tensor? bias, Tensor? temperature_tensor, Tensor? threshold_tensor, "
+    "float temperature, float threshold, str pool, int[2] pool_size, str criterion, bool return_probs) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
+)
+
+
+@torch.library.impl("auxhead::fused_head", "default")
 def _fused_head(
     x: Tensor,
     weight: Tensor,
@@ -115,19 +125,10 @@ def _fused_head(
             x, weight, bias, pool=pool, pool_size=window_grid, temperature=heat, threshold=limit
         )
     else:
-        view = head_view(x, pool, window_grid)
-        config = LaunchConfig.choose(
-            x.shape[0],
-            view.x.shape[1],
-            view.positions,
-            view.window_h,
-            view.window_w,
-            weight.shape[0],
-            pool_max=pool == "max",
-            element_size=x.element_size(),
-        )
+        view = head_view(x.shape, x.stride(), pool, window_grid)
+        config = LaunchConfig.choose(view, weight.shape[0], pool_max=pool == "max", element_size=x.element_size())
         output = kernel.launch_fused_head(
-            view, weight, bias, heat, limit, pool_max=pool == "max", return_probs=return_probs, config=config
+            x, view, weight, bias, heat, limit, pool_max=pool == "max", return_probs=return_probs, config=config
         )
     probs = output.probs if return_probs and output.probs is not None else _empty_probs(x)
     return probs, output.label, output.confidence, output.exit
@@ -147,7 +148,7 @@ def _empty_output(x: Tensor, classes: int, return_probs: bool) -> tuple[Tensor, 
     )
 
 
-@_fused_head.register_fake
+@torch.library.register_fake("auxhead::fused_head")
 def _(
     x: Tensor,
     weight: Tensor,
@@ -198,4 +199,4 @@ def _backward(
     return (*(next(grads, None) if need else None for need in needed), *[None] * 8)
 
 
-_fused_head.register_autograd(_backward, setup_context=_save_for_backward)
+torch.library.register_autograd("auxhead::fused_head", _backward, setup_context=_save_for_backward)

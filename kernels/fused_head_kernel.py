@@ -151,7 +151,8 @@ def fused_head_kernel(
     mask_f = (off_c < C) & (off_p < POSITIONS)
     features = pooled_features(
         x, stride_xn, stride_xc, stride_xh, stride_xw, off_n, mask_n, off_c, off_p, mask_f,
-        pid_part * part_w, tl.minimum((pid_part + 1) * part_w, WINDOW_W), H, W, GRID_H, GRID_W, WINDOW_H, POOL_MAX, ONE_WINDOW, BLOCK_A,
+        pid_part * part_w, tl.minimum((pid_part + 1) * part_w, WINDOW_W),
+        H, W, GRID_H, GRID_W, WINDOW_H, POOL_MAX, ONE_WINDOW, BLOCK_A,
     )  # fmt: skip
 
     # multiply
@@ -220,6 +221,7 @@ _DOT_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloa
 
 
 def launch_fused_head(
+    x: Tensor,
     view: HeadView,
     weight: Tensor,
     bias: Tensor | None,
@@ -232,11 +234,10 @@ def launch_fused_head(
 ) -> HeadOutput:
     """Run the kernel once on arguments that were checked; N is at least 1.
 
-    Temperature and threshold are floats or one-element tensors on the device of ``view.x``; the other arguments are
-    those of :func:`auxhead.kernels.fused_head`.
+    Temperature and threshold are floats or one-element tensors on the device of x, which ``view`` views; the other
+    arguments are those of :func:`auxhead.kernels.fused_head`.
     """
-    x = view.x
-    samples, channels, height, width = x.shape
+    samples, channels, height, width = view.shape
     classes = weight.shape[0]
     groups, splits = config.programs(samples, channels, view.positions)
     probs = x.new_empty((samples, classes) if return_probs else 0, dtype=torch.float32)
@@ -246,7 +247,7 @@ def launch_fused_head(
     partial = x.new_empty(splits, samples, classes, dtype=torch.float32)
     with torch.cuda.device_of(x):
         fused_head_kernel[(groups * splits,)](
-            x, *x.stride(),
+            x, *view.strides,
             weight, *weight.stride(),
             bias, 0 if bias is None else bias.stride(0),
             temperature, threshold,

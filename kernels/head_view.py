@@ -1,18 +1,21 @@
 """The input of a head as its kernel reads it: one strided [N, C, H, W] view, whatever the user's layout."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
-from torch import Tensor
+Sizes = tuple[int, ...]
 
 
 class HeadView(NamedTuple):
-    """A view of x with its pooling grid.
+    """Sizes and strides that turn the memory of x into a map with a pooling grid.
 
     Feature ``(c * grid_h + i) * grid_w + j`` of a sample is channel c pooled over window (i, j).
     """
 
-    x: Tensor
-    """[N, C, H, W], sharing memory with the input."""
+    shape: Sizes
+    """N, C, H, W."""
+    strides: Sizes
+    """Of the four dimensions, in elements; the first element is x's."""
     grid_h: int
     grid_w: int
 
@@ -23,55 +26,59 @@ class HeadView(NamedTuple):
 
     @property
     def window_h(self) -> int:
-        """Height of the tallest window."""
-        return _longest_window(self.x.shape[2], self.grid_h)
+        """Rows of the tallest window."""
+        return _longest_window(self.shape[2], self.grid_h)
 
     @property
     def window_w(self) -> int:
-        """Width of the widest window."""
-        return _longest_window(self.x.shape[3], self.grid_w)
+        """Columns of the widest window."""
+        return _longest_window(self.shape[3], self.grid_w)
 
 
-def head_view(x: Tensor, pool: str, pool_size: tuple[int, int]) -> HeadView:
-    """View checked arguments of a head as a map, merging dimensions wherever the strides allow it.
+@lru_cache(maxsize=4096)
+def head_view(shape: Sizes, strides: Sizes, pool: str, pool_size: tuple[int, int]) -> HeadView:
+    """View the checked input of a head as a map, merging dimensions wherever the strides allow it.
 
     Merged dimensions make long windows out of short rows: a contiguous 56x56 map under global pooling is one row of
     3,136 elements, and a contiguous map that is not pooled at all is one vector.
     """
-    if x.ndim == 2:
-        return HeadView(x[:, :, None, None], 1, 1)
-    if x.ndim == 3:
+    if len(shape) == 2:
+        return HeadView((*shape, 1, 1), (*strides, 0, 0), 1, 1)
+    if len(shape) == 3:
+        (samples, tokens, width), (stride_n, stride_t, stride_d) = shape, strides
         if pool == "first":
-            return HeadView(x[:, 0, :, None, None], 1, 1)
+            return HeadView((samples, width, 1, 1), (stride_n, stride_d, 0, 0), 1, 1)
         if pool == "none":
-            return _unpooled(x[:, :, :, None])
-        return HeadView(x.transpose(1, 2)[:, :, None, :], 1, 1)
+            return _unpooled((*shape, 1), (*strides, 0))
+        return HeadView((samples, width, 1, tokens), (stride_n, stride_d, 0, stride_t), 1, 1)
     if pool == "none":
-        return _unpooled(x)
-    if pool_size == (1, 1) and _mergeable(x, 2, 3):
-        return HeadView(_merged(x, 2, 3)[:, :, None, :], 1, 1)
-    return HeadView(x, *pool_size)
+        return _unpooled(shape, strides)
+    if pool_size == (1, 1):
+        rows = _merged(shape, strides, 2)
+        if len(rows[0]) == 3:
+            (samples, channels, length), (stride_n, stride_c, stride_w) = rows
+            return HeadView((samples, channels, 1, length), (stride_n, stride_c, 0, stride_w), 1, 1)
+    return HeadView(shape, strides, *pool_size)
 
 
-def _unpooled(x: Tensor) -> HeadView:
+def _unpooled(shape: Sizes, strides: Sizes) -> HeadView:
     """Every element of [N, C, H, W] is a feature of its own."""
-    if _mergeable(x, 2, 3):
-        rows = _merged(x, 2, 3)  # [N, C, H * W]
-        if _mergeable(rows, 1, 2):
-            return HeadView(_merged(rows, 1, 2)[:, :, None, None], 1, 1)
-    return HeadView(x, x.shape[2], x.shape[3])
+    features = _merged(*_merged(shape, strides, 2), 1)
+    if len(features[0]) == 2:
+        return HeadView((*features[0], 1, 1), (*features[1], 0, 0), 1, 1)
+    return HeadView(shape, strides, shape[2], shape[3])
 
 
-def _mergeable(x: Tensor, outer: int, inner: int) -> bool:
-    return x.shape[outer] == 1 or x.shape[inner] == 1 or x.stride(outer) == x.stride(inner) * x.shape[inner]
-
-
-def _merged(x: Tensor, outer: int, inner: int) -> Tensor:
-    """Merge two neighbouring dimensions of which :func:`_mergeable` said that one stride serves both."""
-    step = x.stride(outer) if x.shape[inner] == 1 else x.stride(inner)
-    size = (*x.shape[:outer], x.shape[outer] * x.shape[inner], *x.shape[inner + 1 :])
-    stride = (*x.stride()[:outer], step, *x.stride()[inner + 1 :])
-    return x.as_strided(size, stride, x.storage_offset())
+def _merged(shape: Sizes, strides: Sizes, dim: int) -> tuple[Sizes, Sizes]:
+    """Merge dimension ``dim`` with the one after it, the last, if one stride serves both."""
+    if len(shape) != dim + 2:
+        return shape, strides
+    (*outer_shape, outer, inner), (*outer_strides, outer_stride, inner_stride) = shape, strides
+    if inner == 1:
+        inner_stride = outer_stride
+    elif outer != 1 and outer_stride != inner_stride * inner:
+        return shape, strides
+    return (*outer_shape, outer * inner), (*outer_strides, inner_stride)
 
 
 def _longest_window(size: int, windows: int) -> int:

@@ -1,15 +1,18 @@
 """Every launch choice of the fused head, in one frozen dataclass from one pure function."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from .head_view import HeadView
 
 
 @dataclass(frozen=True)
 class LaunchConfig:
     """How the work of one fused head is cut into programs.
 
-    A program pools ``block_c * block_p`` features of ``block_n`` samples, or a part of their windows, and multiplies them
-    with their columns of the weight, all classes; the last program of its samples adds up what the others left and
-    decides. Every block is a power of two.
+    A program pools ``block_c * block_p`` features of ``block_n`` samples, or a part of their windows, and multiplies
+    them with their columns of the weight, all classes; the last program of its samples adds up what the others left
+    and decides. Every block is a power of two.
     """
 
     block_n: int
@@ -37,30 +40,18 @@ class LaunchConfig:
         return groups, blocks * self.window_parts
 
     @classmethod
-    def choose(
-        cls,
-        samples: int,
-        channels: int,
-        positions: int,
-        window_h: int,
-        window_w: int,
-        classes: int,
-        *,
-        pool_max: bool = False,
-        element_size: int = 2,
-    ) -> "LaunchConfig":
+    @lru_cache(maxsize=4096)
+    def choose(cls, view: HeadView, classes: int, *, pool_max: bool = False, element_size: int = 2) -> "LaunchConfig":
         """Choose by rule, from sizes alone.
 
         Args:
-            samples: N.
-            channels: C of the head's view.
-            positions: pooled positions of a channel.
-            window_h: rows of the tallest window.
-            window_w: columns of the widest window.
+            view: the input as the kernel reads it.
             classes: K.
             pool_max: whether windows are reduced to their maximum.
             element_size: bytes of an element of x and weight.
         """
+        samples, channels, _, _ = view.shape
+        positions, window_h, window_w = view.positions, view.window_h, view.window_w
         # The constants are what was best, or near it, for the taps of ResNet-18 at batch 1 to 128 on an H200.
         columns = window_h * window_w
         features = channels * positions
