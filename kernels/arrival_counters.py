@@ -11,6 +11,7 @@ import threading
 import torch
 from torch import Tensor
 
+_SHARED = 1 << 16  # counters (256 KiB) of a stream, so that hardly a batch asks for more and clears memory on its way
 _RESERVE = 1 << 18  # counters (1 MiB) kept ready for captures, which cannot clear memory without a launch of their own
 
 
@@ -32,7 +33,7 @@ class ArrivalCounters:
             stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
             counters = self._by_stream.get(stream)
             if counters is None or counters.numel() < count:
-                counters = self._zeros(max(count, 1024))
+                counters = self._zeros(max(count, _SHARED))
                 self._by_stream[stream] = counters
             if self._device.type == "cuda" and self._reserve.numel() < _RESERVE // 2:
                 self._reserve = self._zeros(_RESERVE)
