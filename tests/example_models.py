@@ -1,6 +1,7 @@
 """Small models and slow, obvious reimplementations that the tests of model/ share."""
 
 import copy
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -99,3 +100,9 @@ def answer_slowly(
             slack = min(slack, (top[0] - top[1]).item())
         answers.append((place, int(probs.argmax()), probs.max().item(), probs, slack))
     return answers
+
+
+def suggested(error: BaseException) -> list[str]:
+    """The names that a refused tap is answered with."""
+    listing = re.search(r"(?:would work|it has):? (.*)$", str(error)).group(1)
+    return [name for name in listing.split(", ") if name not in ("...", "none")]

@@ -4,9 +4,8 @@ import copy
 
 import pytest
 import torch
-from torch import nn
-
 from auxhead.model import ExitRule, FusedAuxHead
+from torch import nn
 
 
 def address(rule: ExitRule) -> tuple[int, int]:

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from auxhead.model import ExitRule, FusedAuxHead, HeadOutput
 from example_models import assert_as_exact, in_double, softmax_of
 from torch import nn
-
-from auxhead.model import ExitRule, FusedAuxHead, HeadOutput
 
 MAP = (3, 6, 5, 7)  # N, C, H, W
 avg, maximum, flat, drop, same = nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Flatten, nn.Dropout, nn.Identity
@@ -238,7 +237,13 @@ def test_runs_under_autocast_as_the_sequential(dtype: torch.dtype, device: torch
 
 @pytest.mark.parametrize(
     "change",
-    [lambda h: h.half(), lambda h: h.bfloat16(), lambda h: h.to(torch.float64).float(), copy.deepcopy, lambda h: h.cpu()],
+    [
+        lambda h: h.half(),
+        lambda h: h.bfloat16(),
+        lambda h: h.to(torch.float64).float(),
+        copy.deepcopy,
+        lambda h: h.cpu(),
+    ],
     ids=["half", "bfloat16", "double-and-back", "deepcopy", "cpu"],
 )
 def test_the_rule_keeps_its_float32_values(change: Callable[[FusedAuxHead], FusedAuxHead]) -> None:
