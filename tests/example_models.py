@@ -73,7 +73,7 @@ def answer_slowly(
     x: Tensor,
     temperatures: Sequence[float] | None = None,
 ) -> list[tuple[int, int, float, Tensor, float]]:
-    """Sample by sample, in float64: (exit, label, confidence, probs, how far the nearest decision was from the edge)."""
+    """Sample by sample, in float64: (exit, label, confidence, probs, how far off the nearest decision was)."""
     trunk = in_double(backbone)
     seen: dict[str, Tensor] = {}
     for tap in heads:
