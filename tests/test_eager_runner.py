@@ -99,7 +99,7 @@ def test_a_forward_that_takes_another_way_than_the_dry_run_is_no_silent_answer(r
 
 
 @pytest.fixture(params=[False, True], ids=["checked", "first run"])
-def threaded(request: pytest.FixtureRequest) -> Iterator[EarlyExitNetwork]:
+def threaded(request: pytest.FixtureRequest) -> EarlyExitNetwork:
     """A network whose forwards wait for each other, so that two of them overlap."""
     meeting = threading.Barrier(2)
 
@@ -113,7 +113,7 @@ def threaded(request: pytest.FixtureRequest) -> Iterator[EarlyExitNetwork]:
     if not request.param:
         net.check_taps(images(1))
     net.backbone.block0.register_forward_hook(meet)
-    yield net
+    return net
 
 
 def test_two_threads_run_one_network_at_once(threaded: EarlyExitNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
