@@ -174,9 +174,12 @@ def test_double_precision_is_left_alone_for_a_head_cannot_read_it() -> None:
     assert not report.replaced and "float64" in report.left_alone["head"]
 
 
-def test_part_of_a_longer_chain_is_left_alone() -> None:
+@pytest.mark.parametrize("deep", [False, True])
+def test_part_of_a_longer_chain_is_left_alone(deep: bool) -> None:
     """What comes next in an nn.Sequential takes a tensor, not a HeadOutput."""
-    model = nn.ModuleDict({"mlp": nn.Sequential(nn.Sequential(flat(), linear(120, 8)), nn.ReLU(), linear(8, 5))})
+    part = nn.Sequential(flat(), linear(120, 8))
+    part = nn.Sequential(nn.ReLU(), part) if deep else part
+    model = nn.ModuleDict({"mlp": nn.Sequential(part, nn.ReLU(), linear(8, 5))})
     x = torch.randn(X)
     before = model["mlp"](x)
     assert not fuse_aux_heads(model).replaced
