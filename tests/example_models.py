@@ -1,0 +1,108 @@
+"""Small models and slow, obvious reimplementations that the tests of model/ share."""
+
+import copy
+import re
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+#: For tests that take no ``device``.
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+class SmallNet(nn.Module):
+    """Three convolution blocks and a classifier; a fair sketch of what users have."""
+
+    taps = ("block0", "block1", "block2")
+    widths = (8, 12, 16)
+
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        self.block0 = self._block(3, 8, 1)
+        self.block1 = self._block(8, 12, 2)
+        self.block2 = self._block(12, 16, 2)
+        self.fc = nn.Linear(16, classes)
+
+    @staticmethod
+    def _block(channels: int, width: int, stride: int) -> nn.Sequential:
+        conv = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
+        return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.block2(self.block1(self.block0(x)))
+        return self.fc(x.mean((2, 3)))
+
+
+def plain_head(channels: int, classes: int = 5, scale: float = 20.0) -> nn.Sequential:
+    """An ordinary classifier whose weights are large enough to be sure now and then."""
+    linear = nn.Linear(channels, classes)
+    with torch.no_grad():
+        linear.weight.mul_(scale)
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), linear)
+
+
+def plain_heads(classes: int = 5) -> dict[str, nn.Sequential]:
+    return {tap: plain_head(width, classes) for tap, width in zip(SmallNet.taps, SmallNet.widths, strict=True)}
+
+
+def softmax_of(classifier: nn.Module, x: Tensor) -> Tensor:
+    """The probabilities that a classifier stands for, whether or not it ends in a Softmax."""
+    y = classifier(x)
+    ends_in_softmax = any(isinstance(part, nn.Softmax) for part in classifier.modules())
+    return y if ends_in_softmax else torch.softmax(y, dim=-1)
+
+
+def assert_as_exact(actual: Tensor, same_dtype: Tensor, exact: Tensor) -> None:
+    """The error against float64 is at most twice PyTorch's own in the same dtype (and two ulps of float32)."""
+    assert actual.shape == exact.shape
+    error = (actual.double() - exact).abs().max().item() if exact.numel() else 0.0
+    allowed = 2 * (same_dtype.double() - exact).abs().max().item() if exact.numel() else 0.0
+    assert error <= allowed + 2**-22 * max(1.0, exact.abs().max().item() if exact.numel() else 0.0), (error, allowed)
+
+
+def in_double(module: nn.Module) -> nn.Module:
+    return copy.deepcopy(module).double().eval()
+
+
+def answer_slowly(
+    backbone: nn.Module,
+    heads: dict[str, nn.Module],
+    thresholds: Sequence[float],
+    x: Tensor,
+    temperatures: Sequence[float] | None = None,
+) -> list[tuple[int, int, float, Tensor, float]]:
+    """Sample by sample, in float64: (exit, label, confidence, probs, how far off the nearest decision was)."""
+    trunk = in_double(backbone)
+    seen: dict[str, Tensor] = {}
+    for tap in heads:
+        trunk.get_submodule(tap).register_forward_hook(lambda _m, _i, y, tap=tap: seen.__setitem__(tap, y.clone()))
+    double_heads = {tap: in_double(head) for tap, head in heads.items()}
+    temperatures = temperatures or [1.0] * len(heads)
+    answers = []
+    for i in range(x.shape[0]):
+        with torch.no_grad():
+            final = trunk(x[i : i + 1].double())[0]
+            slack = 1.0
+            for place, tap in enumerate(heads):
+                logits = double_heads[tap](seen[tap])[0]
+                probs = torch.softmax(logits / temperatures[place], 0)
+                confidence = probs.max().item()
+                if thresholds[place] < 1.0:
+                    slack = min(slack, abs(confidence - thresholds[place]))
+                if confidence > thresholds[place] and thresholds[place] < 1.0:
+                    break
+            else:
+                place, probs = len(heads), torch.softmax(final, 0)
+        if len(probs) > 1:
+            top = probs.topk(2).values
+            slack = min(slack, (top[0] - top[1]).item())
+        answers.append((place, int(probs.argmax()), probs.max().item(), probs, slack))
+    return answers
+
+
+def suggested(error: BaseException) -> list[str]:
+    """The names that a refused tap is answered with."""
+    listing = re.search(r"(?:would work|it has):? (.*)$", str(error)).group(1)
+    return [name for name in listing.split(", ") if name not in ("...", "none")]

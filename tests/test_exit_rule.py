@@ -1,0 +1,133 @@
+"""``ExitRule``: numbers on the device, changed in place."""
+
+import copy
+
+import pytest
+import torch
+from auxhead.model import ExitRule, FusedAuxHead
+from torch import nn
+
+
+def address(rule: ExitRule) -> tuple[int, int]:
+    return rule.threshold_tensor.data_ptr(), rule.temperature_tensor.data_ptr()
+
+
+def test_defaults_never_exit() -> None:
+    rule = ExitRule()
+    assert (rule.threshold, rule.temperature, rule.criterion, rule.enabled) == (1.0, 1.0, "max_prob", True)
+    out = FusedAuxHead(1, 1)(torch.ones(3, 1))  # one class: the confidence is exactly 1
+    assert out.confidence.eq(1).all() and not out.exit.any()
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.1, 0.5, 0.999999, 1.0, 0, 1])
+def test_values_reach_the_device(threshold: float, device: torch.device) -> None:
+    rule = ExitRule(threshold, temperature=2.5).to(device)
+    assert rule.threshold == threshold and rule.threshold_tensor.device.type == device.type
+    assert rule.threshold_tensor.shape == rule.temperature_tensor.shape == ()
+    assert rule.threshold_tensor.item() == torch.tensor(float(threshold)).item()
+    assert rule.temperature_tensor.item() == 2.5
+
+
+def test_assigning_writes_the_same_memory(device: torch.device) -> None:
+    rule = ExitRule(0.5).to(device)
+    before = address(rule)
+    rule.threshold = 0.25
+    assert rule.threshold == 0.25 and rule.threshold_tensor.item() == 0.25
+    rule.temperature = 3
+    assert rule.temperature == 3.0 and rule.temperature_tensor.item() == 3.0
+    rule.enabled = False
+    assert rule.threshold == 0.25 and rule.threshold_tensor.item() == 1.0
+    rule.threshold = 0.75  # remembered, but not in force
+    assert rule.threshold == 0.75 and rule.threshold_tensor.item() == 1.0
+    rule.enabled = True
+    assert rule.threshold_tensor.item() == 0.75
+    assert address(rule) == before
+    rule.to(device)
+    rule.float()
+    assert address(rule) == before
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_values_can_be_changed_in_any_mode(mode: type) -> None:
+    rule = ExitRule(0.5)
+    with mode():
+        rule.threshold = 0.25
+    rule.threshold = 0.125
+    assert rule.threshold_tensor.item() == 0.125
+
+
+def test_threshold_zero_lets_every_sample_go_and_disabled_none() -> None:
+    head = FusedAuxHead(4, 300, rule=0.0)
+    x = torch.randn(5, 4)
+    assert head(x).exit.all()
+    head.rule.enabled = False
+    assert not head(x).exit.any()
+    assert not FusedAuxHead(4, 300, rule=ExitRule(0.0, enabled=False))(x).exit.any()
+
+
+def test_the_comparison_is_strict() -> None:
+    head = FusedAuxHead(4, 2, rule=0.5)
+    nn.init.zeros_(head.linear.weight)
+    nn.init.zeros_(head.linear.bias)
+    out = head(torch.randn(3, 4))
+    assert out.confidence.eq(0.5).all() and not out.exit.any()
+    head.rule.threshold = 0.4999999
+    assert head(torch.randn(3, 4)).exit.all()
+
+
+def test_temperature_divides_the_logits() -> None:
+    head = FusedAuxHead(4, 3)
+    x = torch.randn(5, 4)
+    head.rule.temperature = 0.25
+    torch.testing.assert_close(head(x).probs, torch.softmax(head.logits(x) / 0.25, 1))
+
+
+@pytest.mark.parametrize("value", [-1e-6, 1.0001, float("nan"), float("inf"), -float("inf"), "0.5", None])
+def test_bad_thresholds_are_named(value: object) -> None:
+    with pytest.raises((ValueError, TypeError), match="^threshold: got"):
+        ExitRule(value)
+    rule = ExitRule(0.5)
+    with pytest.raises((ValueError, TypeError), match="^threshold: got"):
+        rule.threshold = value
+    assert rule.threshold == 0.5 and rule.threshold_tensor.item() == 0.5
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "1", None])
+def test_bad_temperatures_are_named(value: object) -> None:
+    with pytest.raises((ValueError, TypeError), match="^temperature: got"):
+        ExitRule(temperature=value)
+    rule = ExitRule(temperature=2.0)
+    with pytest.raises((ValueError, TypeError), match="^temperature: got"):
+        rule.temperature = value
+    assert rule.temperature == 2.0 and rule.temperature_tensor.item() == 2.0
+
+
+@pytest.mark.parametrize("value", ["entropies", "", None])
+def test_bad_criteria_are_named(value: object) -> None:
+    with pytest.raises(ValueError, match="^criterion: got .*max_prob"):
+        ExitRule(criterion=value)
+
+
+def test_is_no_part_of_a_state_dict() -> None:
+    assert not ExitRule(0.5).state_dict() and not list(ExitRule(0.5).parameters())
+
+
+def test_copies_are_independent() -> None:
+    rule = ExitRule(0.5, temperature=2.0, enabled=False)
+    other = copy.deepcopy(rule)
+    other.enabled = True
+    other.threshold = 0.25
+    assert rule.threshold == 0.5 and not rule.enabled and rule.threshold_tensor.item() == 1.0
+    assert other.temperature == 2.0 and other.threshold_tensor.item() == 0.25
+
+
+@pytest.mark.parametrize("cast", ["half", "bfloat16", "double"])
+def test_casting_a_model_leaves_the_values_exact(cast: str) -> None:
+    rule = ExitRule(0.9, temperature=1.1)
+    getattr(nn.ModuleList([rule]), cast)()
+    assert rule.threshold_tensor.equal(torch.tensor(0.9)) and rule.temperature_tensor.equal(torch.tensor(1.1))
+
+
+def test_repr_shows_every_value() -> None:
+    shown = repr(ExitRule(0.5, temperature=2.0, enabled=False))
+    assert all(part in shown for part in ("threshold=0.5", "max_prob", "temperature=2.0", "enabled=False"))
