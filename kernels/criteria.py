@@ -15,6 +15,8 @@ def check_criterion(criterion: str) -> None:
 
 def check_temperature(temperature: float) -> None:
     """Raise ``ValueError`` unless ``temperature`` is finite and greater than 0."""
+    if not isinstance(temperature, (int, float)):
+        raise TypeError(f"temperature: got {temperature!r}, wants a number")
     if not (math.isfinite(temperature) and temperature > 0):
         raise ValueError(f"temperature: got {temperature}, wants a finite number greater than 0")
 
@@ -22,5 +24,7 @@ def check_temperature(temperature: float) -> None:
 def check_threshold(criterion: str, threshold: float) -> None:
     """Raise ``ValueError`` unless ``threshold`` lies in the range of ``criterion``."""
     low, high = CRITERIA[criterion]
+    if not isinstance(threshold, (int, float)):
+        raise TypeError(f"threshold: got {threshold!r}, wants a number")
     if not low <= threshold <= high:
         raise ValueError(f"threshold: got {threshold}, wants a number in [{low}, {high}] for criterion {criterion!r}")

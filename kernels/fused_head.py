@@ -70,6 +70,10 @@ def fused_head(
             raise TypeError(f"{name}: got {type(value).__name__}, wants a torch.Tensor")
     if not (bias is None or isinstance(bias, Tensor)):
         raise TypeError(f"bias: got {type(bias).__name__}, wants a torch.Tensor or None")
+    for name, value in (("weight", weight), ("bias", bias), ("temperature", temperature), ("threshold", threshold)):
+        # here, not in the op: a tensor on "meta" would send the whole call to the fake implementation
+        if isinstance(value, Tensor) and value.device != x.device:
+            raise ValueError(f"{name}: got device {value.device}, wants {x.device}, the device of x")
     temperature_tensor, temperature_value = _number("temperature", temperature)
     threshold_tensor, threshold_value = _number("threshold", threshold)
     probs, label, confidence, exits = torch.ops.auxhead.fused_head(

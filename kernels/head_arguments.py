@@ -18,7 +18,7 @@ def check_pool(pool: str, pool_size: int | tuple[int, int]) -> tuple[int, int]:
     """Check the pool arguments of a head and return its pool size as (height, width)."""
     if pool not in POOLS:
         raise ValueError(f"pool: got {pool!r}, wants one of {list(POOLS)}")
-    pair = (pool_size, pool_size) if isinstance(pool_size, int) else tuple(pool_size)
+    pair = tuple(pool_size) if isinstance(pool_size, (tuple, list)) else (pool_size, pool_size)
     if len(pair) != 2 or not all(isinstance(size, int) and size > 0 for size in pair):
         raise ValueError(f"pool_size: got {pool_size!r}, wants a positive int or a pair of them")
     if pool in ("first", "none") and pair != (1, 1):

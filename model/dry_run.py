@@ -1,7 +1,6 @@
 """One run of a backbone that checks its taps before anything depends on them."""
 
 import difflib
-import weakref
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import check_input
+from ..kernels.head_arguments import FLOAT_DTYPES
 
 
 class DryRun(NamedTuple):
@@ -33,7 +33,7 @@ class _Watch:
         self.changed_in_place: set[nn.Module] = set()
         self._batch = batch
         self._tapped = tapped
-        self._alive: list[tuple[weakref.ref[Tensor], int, nn.Module]] = []
+        self._alive: list[tuple[Tensor, int, nn.Module]] = []
 
     def __call__(self, layer: nn.Module, _inputs: Any, output: Any) -> None:
         """The forward hook."""
@@ -42,21 +42,18 @@ class _Watch:
         if layer in self._tapped:
             self.outputs[layer] = output
         if _is_readable(output, self._batch):
-            self._alive.append((weakref.ref(output), output._version, layer))
+            self._alive.append((output, output._version, layer))
         else:
             self.unreadable.add(layer)
 
     def look_for_changes(self) -> None:
         """Compare the version counters of the outputs that are still there with what they were."""
         alive = []
-        for reference, version, layer in self._alive:
-            output = reference()
-            if output is None:
-                continue
+        for output, version, layer in self._alive:
             if output._version != version:
                 self.changed_in_place.add(layer)
             else:
-                alive.append((reference, version, layer))
+                alive.append((output, version, layer))
         self._alive = alive
 
 
@@ -74,14 +71,8 @@ def dry_run(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> 
             Or a backbone whose output is not [N, K].
     """
     layers = dict(backbone.named_modules(remove_duplicate=False))
-    for tap in taps:
-        if tap not in layers or not tap:
-            close = difflib.get_close_matches(tap, layers, n=3)
-            hint = f"; close to it: {', '.join(close)}" if close else ""
-            raise ValueError(f"heads: the backbone has no layer {tap!r}{hint}; it has {_listing(list(layers)[1:])}")
-
     batch = example_input.shape[0]
-    watch = _Watch(batch, {layers[tap] for tap in taps})
+    watch = _Watch(batch, {layers[tap] for tap in taps if tap in layers})
     training = {module: module.training for module in backbone.modules()}
     with ExitStack() as stack:
         for module in training:
@@ -90,7 +81,7 @@ def dry_run(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> 
         backbone.eval()
         stack.enter_context(torch.inference_mode(False))  # tensors of inference mode do not count their versions
         stack.enter_context(torch.no_grad())
-        logits = backbone(example_input)
+        logits = backbone(example_input.clone())  # a normal tensor of ours, which the backbone may change in place
         watch.look_for_changes()
 
     _check_taps(taps, layers, watch)
@@ -105,6 +96,10 @@ def _check_taps(taps: Sequence[str], layers: dict[str, nn.Module], watch: _Watch
     good = [name for name, layer in layers.items() if runs[layer] == 1 and layer not in bad]
     would_work = f"layers that would work: {_listing(good)}"
     for tap in taps:
+        if tap not in layers or not tap:
+            close = difflib.get_close_matches(tap, good, n=3)
+            hint = f"; close to it: {', '.join(close)}" if close else ""
+            raise ValueError(f"heads: the backbone has no layer {tap!r}{hint}; {would_work}")
         layer = layers[tap]
         if runs[layer] != 1:
             times = f"runs {runs[layer]} times" if runs[layer] else "never runs"
@@ -145,7 +140,7 @@ def _restore_modes(training: dict[nn.Module, bool]) -> None:
 def _is_readable(output: Any, batch: int) -> bool:
     return (
         isinstance(output, Tensor)
-        and output.is_floating_point()
+        and output.dtype in FLOAT_DTYPES
         and 2 <= output.ndim <= 4
         and output.shape[0] == batch
         and 0 not in output.shape[1:]
@@ -162,5 +157,8 @@ def _listing(names: Sequence[str], most: int = 40) -> str:
     """The names, the deepest left out first where there are too many to read."""
     names = [name for name in names if name]
     while len(names) > most and (depth := max(name.count(".") for name in names)):
-        names = [name for name in names if name.count(".") < depth]
+        shallower = [name for name in names if name.count(".") < depth]
+        if not shallower:
+            break
+        names = shallower
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "") if names else "none"

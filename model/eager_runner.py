@@ -39,7 +39,7 @@ class EagerRunner:
         """
         self.network.check_taps(x)
         if x.device.type != "cuda":
-            return first_sure(self._answers(x, stop, None))
+            return self._merge(self._answers(x, stop, None))
         caller = torch.cuda.current_stream(x.device)
         streams = stream_pair(x.device)
         streams.trunk.wait_stream(caller)
@@ -50,19 +50,22 @@ class EagerRunner:
         finally:
             caller.wait_stream(streams.trunk)
             caller.wait_stream(streams.side)
-        result = first_sure(answers)
+        result = self._merge(answers)
         if not torch.cuda.is_current_stream_capturing():
             # The answers go back to the allocator now; another caller's run must not write over them before the merge.
             streams.trunk.wait_stream(caller)
             streams.side.wait_stream(caller)
         return result
 
+    def _merge(self, answers: list[HeadOutput]) -> ExitResult:
+        return first_sure(answers, with_probs=all(head.return_probs for head in self.network.heads))
+
     def _answers(self, x: Tensor, stop: bool, streams: StreamPair | None) -> list[HeadOutput]:
         """Run backbone and heads; returns what each exit says, up to the one at which the forward was left."""
         network = self.network
         answers: list[HeadOutput] = []
         held: list[Tensor] = []  # the side stream may still read what the trunk has let go of
-        sure = torch.zeros((), dtype=torch.bool, device=x.device)
+        sure: Tensor | None = None
 
         def on_tap(place: int, features: Tensor) -> None:
             nonlocal sure
@@ -74,7 +77,7 @@ class EagerRunner:
             with beside:
                 answers.append(network.heads[place](features))
                 if stop:
-                    sure = sure | answers[-1].exit
+                    sure = answers[-1].exit if sure is None else sure | answers[-1].exit
                     if bool(sure.all()):
                         raise ForwardLeft
 
@@ -83,4 +86,7 @@ class EagerRunner:
                 logits = network.backbone(x)
         except ForwardLeft:
             return answers
+        finally:
+            if streams is not None:
+                streams.trunk.wait_stream(streams.side)  # before `held` goes back to the trunk's memory
         return [*answers, decide(logits, temperature=1.0, threshold=1.0)]

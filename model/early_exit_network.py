@@ -1,5 +1,6 @@
 """``EarlyExitNetwork``: any backbone, with heads that listen at its layers."""
 
+import threading
 from collections.abc import Mapping
 from copy import deepcopy
 
@@ -12,6 +13,9 @@ from .exit_result import ExitResult
 from .exit_rule import ExitRule, as_exit_rule
 from .fused_aux_head import FusedAuxHead
 from .taps import listening
+
+#: A dry run hooks every layer and switches modes, so that two at a time would see each other.
+_DRY_RUNS = threading.RLock()
 
 
 class EarlyExitNetwork(nn.Module):
@@ -47,6 +51,8 @@ class EarlyExitNetwork(nn.Module):
             TypeError: a head of a type that cannot be fused.
         """
         super().__init__()
+        if not isinstance(heads, Mapping):
+            raise TypeError(f"heads: got {type(heads).__name__}, wants a mapping of taps to heads")
         if not heads:
             raise ValueError("heads: got none, wants at least one")
         self.backbone = backbone
@@ -61,22 +67,35 @@ class EarlyExitNetwork(nn.Module):
     def set_rules(self, rules: ExitRule | float | Mapping[str, ExitRule | float]) -> None:
         """Replace the heads' rules, all of them or by tap; to change a value in place, assign to ``head.rule``'s."""
         by_tap = rules if isinstance(rules, Mapping) else {tap: deepcopy(rules) for tap in self.taps}
-        for tap, rule in by_tap.items():
+        for tap in by_tap:
             if tap not in self.taps:
                 raise ValueError(f"rules: {tap!r} is not a tap, wants one of {list(self.taps)}")
+        for tap, rule in {tap: as_exit_rule(rule) for tap, rule in by_tap.items()}.items():
             head = self.heads[self.taps.index(tap)]
-            head.rule = as_exit_rule(rule).to(head.rule.threshold_tensor.device)
+            head.rule = rule.to(head.rule.threshold_tensor.device)
 
     def check_taps(self, example_input: Tensor) -> None:
         """Check taps and heads by one dry run of the backbone, the first time; see ``__init__`` for what it raises."""
-        if self._checked:
-            return
-        run = dry_run(self.backbone, self.taps, example_input[:1])
+        if not self._checked:
+            with _DRY_RUNS, torch.inference_mode(False):  # lazy parameters made in inference mode could not be trained
+                if not self._checked:
+                    self._check_taps(example_input)
+
+    def _check_taps(self, example_input: Tensor) -> None:
+        example = torch.cat([example_input[:2]] * 2)[:2]  # two samples, to tell a batch from a constant
+        autocasts = torch.is_autocast_enabled(example.device.type)
+        run = dry_run(self.backbone, self.taps, example)
         for tap, head, features in zip(self.taps, self.heads, run.features, strict=True):
             if isinstance(head.linear, nn.LazyLinear):
-                head.to(features.device, features.dtype)
+                head.to(features.device, None if autocasts else features.dtype)
                 with torch.no_grad():
                     head.logits(features)
+            weight = head.linear.weight
+            if weight.device != features.device or (weight.dtype != features.dtype and not autocasts):
+                raise ValueError(
+                    f"heads[{tap!r}]: is {weight.dtype} on {weight.device}, wants {features.dtype} on "
+                    f"{features.device}, as the output of the tap"
+                )
             check_head_fits(tap, features, head.linear.in_features, head.pool, head.pool_size)
             if head.num_classes != run.logits.shape[1]:
                 raise ValueError(

@@ -22,7 +22,7 @@ class ExitResult(NamedTuple):
     """[N] int64: the place of the tap whose head answered, from 0; the number of taps for the classifier."""
 
 
-def first_sure(answers: Sequence[HeadOutput]) -> ExitResult:
+def first_sure(answers: Sequence[HeadOutput], *, with_probs: bool) -> ExitResult:
     """Merge the answers of successive exits: each sample takes the first that is sure, else the last one."""
     sure = torch.stack([answer.exit for answer in answers])  # [exits, N]
     sure[-1] = True
@@ -37,6 +37,6 @@ def first_sure(answers: Sequence[HeadOutput]) -> ExitResult:
     return ExitResult(
         label=chosen([answer.label for answer in answers]),
         confidence=chosen([answer.confidence for answer in answers]),
-        probs=chosen(probs) if len(probs) == len(answers) else None,
+        probs=chosen(probs) if with_probs else None,
         exit_index=exit_index,
     )

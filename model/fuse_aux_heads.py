@@ -47,13 +47,23 @@ def _visit(
     made: dict[nn.Module, FusedAuxHead],
     rule: ExitRule,
     return_probs: bool,
+    followed: bool = False,
 ) -> None:
     """Replace heads among the children of ``parent``; ``made`` keeps a head that occurs twice one head."""
     for name, child in list(parent._modules.items()):
         path = prefix + name
-        if child is None or isinstance(child, FusedAuxHead):
+        if child is None:
+            continue
+        if isinstance(child, FusedAuxHead):
+            if child in made.values():
+                report.replaced[path] = child
             continue
         reason = match_head(child)
+        # in a chain every module but the last one feeds the next
+        feeds = isinstance(parent, nn.Sequential) and (followed or name != next(reversed(parent._modules)))
+        if feeds and not isinstance(reason, str):
+            report.left_alone[path] = "is followed by other layers, which take a tensor"
+            continue
         if not isinstance(reason, str):
             if child not in made:
                 made[child] = FusedAuxHead.from_module(child, rule=deepcopy(rule), return_probs=return_probs)
@@ -61,4 +71,4 @@ def _visit(
             continue
         if isinstance(child, nn.Sequential) and any(isinstance(part, nn.Linear) for part in child):
             report.left_alone[path] = reason
-        _visit(child, path + ".", report, made, rule, return_probs)
+        _visit(child, path + ".", report, made, rule, return_probs, feeds)

@@ -49,7 +49,7 @@ class FusedAuxHead(nn.Module):
         """
         super().__init__()
         for name, value in (("in_features", in_features), ("num_classes", num_classes)):
-            if value is not None and not (isinstance(value, int) and value > 0):
+            if not (isinstance(value, int) and value > 0) and not (name == "in_features" and value is None):
                 raise ValueError(f"{name}: got {value!r}, wants a positive int")
         linear = (
             nn.LazyLinear(num_classes, bias=bias, device=device, dtype=dtype)
@@ -118,10 +118,11 @@ class FusedAuxHead(nn.Module):
     def forward(self, x: Tensor) -> HeadOutput:
         """Answer for a batch in one launch; dropout does not act, in training mode either."""
         linear = self.linear
-        if isinstance(linear, nn.LazyLinear):
-            self.logits(x)
+        if isinstance(x, Tensor) and isinstance(linear, nn.LazyLinear):
+            with torch.inference_mode(False), torch.no_grad():  # parameters made in inference mode could not train
+                self.logits(x.clone())
         weight, bias = linear.weight, linear.bias
-        if torch.is_autocast_enabled(x.device.type):  # as autocast does for the nn.Linear this replaces
+        if _autocasts(x):  # as autocast does for the nn.Linear this replaces
             weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
         return fused_head(
             x,
@@ -151,6 +152,10 @@ class FusedAuxHead(nn.Module):
     def extra_repr(self) -> str:
         """Show what the linear layer below does not."""
         return f"pool={self.pool!r}, pool_size={self.pool_size}, dropout={self.dropout}"
+
+
+def _autocasts(x: Tensor) -> bool:
+    return isinstance(x, Tensor) and x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
 
 
 def _name_linear_as_in_source(head: FusedAuxHead, state_dict: dict[str, Tensor], prefix: str, _metadata: Any) -> None:

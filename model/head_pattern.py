@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from torch import nn
-from torch.nn.utils import parametrize
+
+from ..kernels.head_arguments import FLOAT_DTYPES
 
 KNOWN_MODULES = (
     nn.AdaptiveAvgPool2d,
@@ -37,6 +38,8 @@ def match_head(module: nn.Module) -> HeadPattern | str:
     softmaxed = False
     for path, part in _parts(module):
         where = f"'{path}' ({type(part).__name__})"
+        if "forward" in vars(part):
+            return f"{where} has a forward of its own"
         if _has_hooks(part):
             return f"{where} carries hooks, which a fused head would not call"
         if type(part) is nn.Identity:
@@ -62,8 +65,6 @@ def match_head(module: nn.Module) -> HeadPattern | str:
         elif type(part) is nn.Linear:
             if pooled and not flattened:
                 return f"{where} follows a pool without a Flatten between them"
-            if parametrize.is_parametrized(part):
-                return f"{where} is parametrized"
             linear = (path, part)
         elif type(part) is nn.Softmax:
             if linear is None:
@@ -75,6 +76,8 @@ def match_head(module: nn.Module) -> HeadPattern | str:
             return f"{where} is none of {', '.join(known.__name__ for known in KNOWN_MODULES)}"
     if linear is None:
         return "has no Linear"
+    if linear[1].weight.dtype not in FLOAT_DTYPES:
+        return f"is {linear[1].weight.dtype}, which a fused head does not compute in"
     if _has_hooks(module):
         return "carries hooks, which a fused head would not call"
     return HeadPattern(pool, pool_size, 1.0 - keep, *linear)

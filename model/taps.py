@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,20 +21,27 @@ def listening(backbone: nn.Module, taps: Sequence[str], on_tap: OnTap) -> Iterat
 
     Everything a runner does, it does in ``on_tap``: fork a head to another stream, leave the forward, or cut the
     capture of a graph. Hooks are there only while a runner listens, so that the backbone stays as its owner made it,
-    and two threads may run one backbone.
+    and two threads may run one backbone. A forward that is not left early must run every tap once and in order, as the
+    dry run did, lest an answer be taken for another exit's.
     """
     thread = threading.get_ident()
+    heard = 0
 
     def hook_of(place: int) -> Callable[[nn.Module, Any, Any], None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            nonlocal heard
             if threading.get_ident() == thread:
+                if place != heard:
+                    expected = f"{taps[heard]!r} should" if heard < len(taps) else "no tap should any more"
+                    raise RuntimeError(f"heads: layer {taps[place]!r} ran when {expected}, unlike in the dry run")
+                heard += 1
                 on_tap(place, output)
 
         return hook
 
-    handles = [backbone.get_submodule(tap).register_forward_hook(hook_of(i)) for i, tap in enumerate(taps)]
-    try:
+    with ExitStack() as stack:
+        for place, tap in enumerate(taps):
+            stack.callback(backbone.get_submodule(tap).register_forward_hook(hook_of(place)).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
+        if heard != len(taps):
+            raise RuntimeError(f"heads: layer {taps[heard]!r} did not run, unlike in the dry run")
