@@ -1,14 +1,61 @@
+"""What every test shares: where kernels run, fixed seeds, memory that shows when nobody wrote it."""
+
 import os
 
-import pytest
 import torch
 
-if not torch.cuda.is_available():  # before anything imports auxhead: its kernels then run in Triton's interpreter
+HAS_CUDA = torch.cuda.is_available()
+if not HAS_CUDA:
+    # Read when the kernels are imported: without a GPU the kernels themselves then run, on CPU tensors.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import pytest  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> torch.device:
-    if request.param == "cuda" and not torch.cuda.is_available():
+settings.register_profile(
+    "auxhead",
+    deadline=None,
+    derandomize=True,
+    max_examples=30,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("auxhead")
+
+
+def pytest_configure(config):
+    # Triton's interpreter and NumPy: not ours to fix, and thousands of lines
+    config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+    config.addinivalue_line(
+        "filterwarnings", r"ignore:.* encountered in .*:RuntimeWarning:triton\.runtime\.interpreter"
+    )
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], scope="session")
+def device(request):
+    """Each device in turn: the kernel in Triton's interpreter (the reference where a GPU is present), or compiled."""
+    if request.param == "cuda" and not HAS_CUDA:
         pytest.skip("needs a CUDA device")
-    return torch.device(request.param)
+    return torch.device("cuda", torch.cuda.current_device()) if request.param == "cuda" else torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def poisoned_empty(monkeypatch):
+    """Fill what torch.empty and its kin return with NaN, huge integers and True, so that an unwritten output shows."""
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        original = getattr(owner, name)
+
+        def poisoned(*args, _original=original, **kwargs):
+            return _poison(_original(*args, **kwargs))
+
+        monkeypatch.setattr(owner, name, poisoned)
+
+
+def _poison(tensor):
+    if tensor.is_floating_point():
+        return tensor.fill_(float("nan"))
+    return tensor.fill_(True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max)
