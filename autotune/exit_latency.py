@@ -49,9 +49,7 @@ def exit_latency(
         for x in inputs:
             wanted = in_line(x)
             for name, answer in ((SIDE_STREAM, beside(x)), (STOP, beside(x, stop=True))):
-                if not (
-                    torch.equal(answer.label, wanted.label) and torch.equal(answer.exit_index, wanted.exit_index)
-                ):
+                if not (torch.equal(answer.label, wanted.label) and torch.equal(answer.exit_index, wanted.exit_index)):
                     raise RuntimeError(f"batch {batch}: {name!r} does not answer as {IN_LINE!r} does; nothing is timed")
         for name, timing in time_interleaved(variants, inputs, rounds=rounds).items():
             rows.append(

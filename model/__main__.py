@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -72,7 +73,8 @@ def demo(
         typer.Option(min=8, max=512, help="Images are resized to this, pixels.  [default: 16 for the digits, else 32]"),
     ] = None,
     max_accuracy_drop: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="What leaving early may cost on the validation split, as a fraction.")
+        float,
+        typer.Option(min=0.0, max=1.0, help="What leaving early may cost on the validation split, as a fraction."),
     ] = 0.005,
     seed: Annotated[int, typer.Option(min=0, help="Of splits, parameters and order.")] = 0,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.auto,
@@ -88,6 +90,7 @@ def demo(
             f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes, {size}x{size} pixels; "
             f"ResNet-18 with 8 heads on {where}",
             highlight=False,
+            soft_wrap=True,
         )
         with ProgressLines(console) as watch:
             run = run_demo(
@@ -152,7 +155,7 @@ def infer(
 
 
 class ProgressLines:
-    """A progress bar on a terminal; a line at each tenth of the way elsewhere."""
+    """A progress bar on a terminal; elsewhere a line every ten seconds and one at the end."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -178,16 +181,18 @@ class ProgressLines:
     def __call__(self, name: str, total: int) -> Callable[[int, str], None]:
         """Begin something that takes ``total`` images; returns what to call with each advance."""
         task: TaskID = self._progress.add_task(name, total=total, rate="-", remark="")
-        done = 0
+        done, printed = 0, time.monotonic()
 
         def advance(images: int, remark: str) -> None:
-            nonlocal done
-            before, done = done, done + images
+            nonlocal done, printed
+            done += images
             speed = self._progress.tasks[task].speed
             rate = f"{speed:,.0f}" if speed else "-"
             self._progress.update(task, advance=images, rate=rate, remark=remark)
-            if not self._console.is_terminal and 10 * done // total > 10 * before // total:
-                self._console.print(f"{name}: {done:,} of {total:,} images" + (f", {remark}" if remark else ""))
+            if not self._console.is_terminal and (done == total or time.monotonic() > printed + 10.0):
+                printed = time.monotonic()
+                line = f"{name}: {done:,} of {total:,} images" + (f", {remark}" if remark else "")
+                self._console.print(line, highlight=False, soft_wrap=True)
 
         return advance
 
@@ -228,7 +233,13 @@ def _quoted(path: Path) -> str:
 
 def _print_report(console: Console, report: DemoReport) -> None:
     table = Table(title=f"Test split: {report.images['test']:,} images that neither training nor thresholds have seen")
-    for column in ("exit", "leaves if\nconfidence >", "images that\nleave here", "their\naccuracy", "accuracy if it\nanswered all"):
+    for column in (
+        "exit",
+        "leaves if\nconfidence >",
+        "images that\nleave here",
+        "their\naccuracy",
+        "accuracy if it\nanswered all",
+    ):
         table.add_column(column, justify="left" if column == "exit" else "right")
     for line in report.exits:
         never = line.threshold is not None and line.threshold >= 1.0

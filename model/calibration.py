@@ -6,7 +6,25 @@ import torch
 from torch import Tensor
 
 #: Error rates that the exits may have in common; the search tries each.
-_ERROR_RATES = (0.0, 0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.014, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32)
+_ERROR_RATES = (
+    0.0,
+    0.001,
+    0.002,
+    0.003,
+    0.005,
+    0.007,
+    0.01,
+    0.014,
+    0.02,
+    0.03,
+    0.04,
+    0.06,
+    0.08,
+    0.12,
+    0.16,
+    0.24,
+    0.32,
+)
 
 #: Parts of the validation split for checking thresholds on pictures that did not choose them.
 _FOLDS = 5

@@ -139,9 +139,7 @@ def _read_description(path: Path) -> _Description:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise BadInput(f"--checkpoint: {path} has format {found!r}, wants {FORMAT}; written by another version?")
     if content.get("architecture") != ARCHITECTURE:
-        raise BadInput(
-            f"--checkpoint: {path} has architecture {content.get('architecture')!r}, wants {ARCHITECTURE!r}"
-        )
+        raise BadInput(f"--checkpoint: {path} has architecture {content.get('architecture')!r}, wants {ARCHITECTURE!r}")
     try:
         description = _Description(**content)
         good = (

@@ -27,7 +27,7 @@ def resnet18_small(num_classes: int) -> nn.Module:
 
 
 def small_early_exit_network(num_classes: int) -> EarlyExitNetwork:
-    """Return ``resnet18_small`` with a head (global average pool, linear) behind each of ``BLOCKS``; no head exits yet."""
+    """Return ``resnet18_small`` with a head (average pool, linear) behind each of ``BLOCKS``; no head exits yet."""
     backbone = resnet18_small(num_classes)
     heads = {tap: FusedAuxHead(backbone.get_submodule(tap).bn2.num_features, num_classes) for tap in BLOCKS}
     return EarlyExitNetwork(backbone, heads)
