@@ -46,16 +46,16 @@ class Calibration(NamedTuple):
 def calibrate(confidence: Tensor, correct: Tensor, max_accuracy_drop: float = 0.005) -> Calibration:
     """Choose a ``max_prob`` threshold for each head.
 
-    For a common error rate r, head by head and among the pictures that are still there, take the smallest threshold at
-    which the pictures that leave are right at a rate of at least 1 - r. A handful of pictures that happen to be right
-    proves little, so the rate is a lower bound: with s right of n, p = (s + 1) / (n + 2), less one standard error
-    sqrt(p (1 - p) / (n + 2)). A head that cannot reach the rate gets 1.0.
+    For a common error rate r, each head takes the smallest threshold at which the pictures that are surer than that are
+    right at a rate of at least 1 - r, counted as (right + 1) / (pictures + 2), because a handful of pictures that are
+    right by luck proves little. All pictures count, not only those that earlier heads leave for it: these are few.
+    A head that cannot reach the rate gets 1.0.
 
     Of many r, choose the one under which pictures leave earliest (by the mean place of their exits) while accuracy
     drops by at most ``max_accuracy_drop``: on the split itself, which always holds for what is returned, and by
     cross-validation, each fifth of the pictures judged by thresholds from the others. Without the latter the choice
-    would fit the accidents of a small split, and a test split would lose about twice as much as was asked for.
-    If no r will do, no head exits.
+    would fit the accidents of a small split: on the digits the test split then lost 0.8 points where 0.5 were asked
+    for, and with it 0.4. If no r will do, no head exits.
 
     Args:
         confidence: [E, M] float32, of each head; NaN never exits.
@@ -105,21 +105,18 @@ def exit_places(confidence: Tensor, thresholds: Tensor) -> Tensor:
 
 
 def _thresholds_for(confidence: Tensor, correct: Tensor, error_rate: float) -> Tensor:
-    """The smallest thresholds [E] at which the pictures that leave at each head are surely right often enough."""
+    """The smallest thresholds [E] above which each head is right often enough."""
     thresholds = torch.ones(confidence.shape[0])
-    there = torch.arange(confidence.shape[1])
-    for head, of_all in enumerate(confidence):
-        sure, order = of_all[there].sort(descending=True, stable=True)
-        right = correct[head, there[order]].double().cumsum(0)
-        left = torch.arange(1, len(there) + 1, dtype=torch.float64)
-        p = (right + 1) / (left + 2)
-        enough = p - (p * (1 - p) / (left + 2)).sqrt() >= 1.0 - error_rate
+    pictures = torch.arange(1, confidence.shape[1] + 1, dtype=torch.float64)  # [M], surer than each cut
+    for head, unsorted in enumerate(confidence):
+        sure, order = unsorted.sort(descending=True, stable=True)
+        right = correct[head, order].double().cumsum(0)
+        enough = (right + 1) / (pictures + 2) >= 1.0 - error_rate
         below = torch.cat([sure[1:], sure.new_zeros(1)])  # the first confidence that stays
         cuts = (enough & (sure > below)).nonzero()  # equals leave together
         if len(cuts):
             cut = int(cuts[-1])
-            thresholds[head] = _between(below[cut], sure[cut], last=cut + 1 == len(there))
-            there = there[of_all[there] <= thresholds[head]]
+            thresholds[head] = _between(below[cut], sure[cut], last=cut + 1 == len(sure))
     return thresholds
 
 

@@ -61,7 +61,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
 
     above.bar(places, drawn["share_percent"], color=BLUE, width=0.62)
     for place, share, never in zip(places, drawn["share_percent"], drawn["never"], strict=True):
-        text = "closed" if never else f"{share:.0f} %" if share >= 1 or share == 0 else f"{share:.1f} %"
+        text = "no exit" if never else f"{share:.0f} %" if share >= 1 or share == 0 else f"{share:.1f} %"
         above.annotate(
             text, (place, share), (0, 3), textcoords="offset points", ha="center", color=GREY if never else "black"
         )
@@ -69,7 +69,12 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     above.set_ylim(0, 1.18 * max(drawn["share_percent"]))
 
     below.plot(
-        places, drawn["accuracy_on_all_percent"], "o--", color=GREY, markerfacecolor="white", label="if it answered all"
+        places,
+        drawn["accuracy_on_all_percent"],
+        "o--",
+        color=GREY,
+        markerfacecolor="white",
+        label="exit, if it answered all",
     )
     answering = [place for place in places if drawn["accuracy_percent"][place] is not None]
     below.plot(
@@ -80,8 +85,14 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
         markersize=8,
         label="images that leave here",
     )
+    for place in answering:
+        accuracy = drawn["accuracy_percent"][place]
+        below.annotate(
+            f"{accuracy:.1f}", (place, accuracy), (0, -8), textcoords="offset points", ha="center", va="top",
+            color=ORANGE,
+        )  # fmt: skip
     below.axhline(drawn["full_accuracy_percent"], color="black", linewidth=1, label="full network")
-    below.set_ylabel("accuracy of the exit, %")
+    below.set_ylabel("accuracy, %")
     low = min([*drawn["accuracy_on_all_percent"], *[a for a in drawn["accuracy_percent"] if a is not None]])
     below.set_ylim(max(0.0, low - 0.08 * (100.0 - low)) if low < 100.0 else 99.0, 100.0 + 0.06 * max(1.0, 100.0 - low))
     below.legend(frameon=False, loc="lower right")

@@ -17,8 +17,8 @@ from auxhead.model.data import (
     split_places,
 )
 from auxhead.model.images import normalise, open_image, random_shift, to_pixels, to_rgb
-from PIL import Image
 from pictures import write_cifar10, write_image_folder
+from PIL import Image
 from torchvision.datasets import CIFAR10
 from torchvision.transforms import functional as T
 

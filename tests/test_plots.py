@@ -38,7 +38,7 @@ def test_the_figure_shows_the_numbers_of_the_report(report):
     figure, drawn = plot_exits(report)
     above, below = figure.axes
     assert [bar.get_height() for bar in above.patches] == [0.0, 75.0, 25.0]
-    assert [text.get_text() for text in above.texts] == ["closed", "75 %", "25 %"]
+    assert [text.get_text() for text in above.texts] == ["no exit", "75 %", "25 %"]
     answering = next(line for line in below.lines if line.get_label() == "images that leave here")
     assert list(answering.get_xdata()) == [1, 2] and list(answering.get_ydata()) == [100.0, 80.0]
     assert drawn["accuracy_percent"] == [None, 100.0, 80.0]

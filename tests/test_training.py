@@ -4,7 +4,7 @@ import pytest
 import torch
 from auxhead.model.data import Split
 from auxhead.model.small_resnet import BLOCKS, resnet18_small, small_early_exit_network
-from auxhead.model.training import TrainingPlan, train
+from auxhead.model.training import TrainingPlan, one_cycle, train
 
 
 def test_the_small_resnet_keeps_the_resolution_of_a_small_image():
@@ -67,3 +67,11 @@ def test_training_on_a_gpu():
 def test_few_images_get_more_epochs(images, epochs, expected):
     plan = TrainingPlan.choose(images, 16, epochs)
     assert plan.epochs == expected and 1 <= plan.batch_size <= images
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 7, 8, 100])
+def test_the_learning_rate_rises_to_the_top_and_falls(steps):
+    rates = [one_cycle(step, steps) for step in range(steps + 1)]  # the schedule looks one step ahead
+    top = rates.index(1.0)
+    assert rates[: top + 1] == sorted(rates[: top + 1]) and rates[top:] == sorted(rates[top:], reverse=True)
+    assert all(0.0 < rate <= 1.0 for rate in rates[:-1])
