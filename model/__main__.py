@@ -13,7 +13,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..autotune.exit_latency import exit_latency
 from ..plots.exits import plot_exits
@@ -66,7 +66,7 @@ def demo(
     ] = None,
     out: Annotated[Path, typer.Option(help="Where checkpoint, report and figure go.")] = Path("auxhead-demo"),
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Passes over the training images.  [default: 7, more for few images]")
+        int | None, typer.Option(min=1, help="Passes over the training images.  [default: 10, more for few images]")
     ] = None,
     image_size: Annotated[
         int | None,
@@ -112,7 +112,11 @@ def demo(
         figure, drawn = plot_exits(content)
         save_figure(figure, drawn, out / "exits")
         _print_report(console, report)
-        console.print(f"\nSaved in {out}: model.safetensors, model.json, report.json, exits.png, exits.svg, exits.json")
+        console.print(
+            f"\nSaved in {out}: model.safetensors, model.json, report.json, exits.png, .svg, .json",
+            highlight=False,
+            soft_wrap=True,
+        )
         if examples:
             chosen = " ".join(_quoted(path) for path in examples[:3])
             console.print("Try it on pictures of the test split:")
@@ -132,7 +136,13 @@ def infer(
         pixels = torch.stack([to_pixels(open_image(path), loaded.image_size) for path in images])
         network = loaded.network.to(where)
         exits = [*network.taps, "classifier"]
-        table = Table("file", "answer", "confidence", "answered by", "most likely")
+        table = Table(
+            Column("file", overflow="fold"),
+            "answer",
+            Column("sure", justify="right"),
+            Column(f"exit (of {len(exits)})", no_wrap=True),
+            "most likely",
+        )
         place = 0
         for chunk in pixels.split(256):
             result = network(normalise(chunk.to(where), loaded.mean, loaded.std))
@@ -144,9 +154,9 @@ def infer(
                     str(images[place]),
                     loaded.classes[int(result.label[row])],
                     f"{result.confidence[row].item():.1%}",
-                    f"{exits[exit_index]} (exit {exit_index + 1} of {len(exits)})",
+                    f"{exit_index + 1}: {exits[exit_index]}",
                     ", ".join(
-                        f"{loaded.classes[int(label)]} {value.item():.1%}"
+                        f"{loaded.classes[int(label)]} {value.item():.0%}"
                         for value, label in zip(top.values[row], top.indices[row], strict=True)
                     ),
                 )
@@ -231,6 +241,11 @@ def _quoted(path: Path) -> str:
     return f"'{text}'" if " " in text else text
 
 
+def _difference(points: float) -> str:
+    text = f"{points:+.2f}"
+    return "no difference" if text in ("+0.00", "-0.00") else f"{text} percentage points"
+
+
 def _print_report(console: Console, report: DemoReport) -> None:
     table = Table(title=f"Test split: {report.images['test']:,} images that neither training nor thresholds have seen")
     for column in (
@@ -253,10 +268,11 @@ def _print_report(console: Console, report: DemoReport) -> None:
     console.print(table)
     console.print(
         f"Early exit: {report.accuracy:.2%} accuracy; full network: {report.full_accuracy:.2%} "
-        f"({-report.accuracy_drop_points:+.2f} percentage points).\n"
+        f"({_difference(-report.accuracy_drop_points)}).\n"
         f"{report.left_before_last_block:.1%} of the images left before the last block; on average an image had its "
         f"answer after {report.mean_blocks:.1f} of {report.blocks} blocks (counted, not timed).",
         highlight=False,
+        soft_wrap=True,
     )
     if report.latency is None:
         console.print("Latency was not measured: the demo ran on the CPU, without a CUDA device.", highlight=False)

@@ -29,21 +29,22 @@ def plot_exits(report: Mapping[str, Any]) -> tuple[Figure, dict[str, Any]]:
 def _drawn(report: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that the figure shows; shares and accuracies in percent."""
     exits = report["exits"]
+    early, full = 100 * report["accuracy"], 100 * report["full_accuracy"]
     machine = report["environment"]
     images = report["images"]
     return {
         "title": (
-            f"{100 * report['left_before_last_block']:.0f} % of the images leave before the last block; "
-            f"accuracy {100 * report['accuracy']:.1f} %\n"
-            f"against {100 * report['full_accuracy']:.1f} % for the full network"
+            f"{100 * report['left_before_last_block']:.1f} % of the images leave before the last block;\n"
+            f"accuracy {early:.1f} % against {full:.1f} % for the full network"
         ),
         "exits": [line["name"] for line in exits],
         "never": [line["threshold"] is not None and line["threshold"] >= 1.0 for line in exits],
+        "images": [line["images"] for line in exits],
         "share_percent": [100 * line["share"] for line in exits],
         "accuracy_percent": [None if line["accuracy"] is None else 100 * line["accuracy"] for line in exits],
         "accuracy_on_all_percent": [100 * line["accuracy_on_all"] for line in exits],
-        "full_accuracy_percent": 100 * report["full_accuracy"],
-        "early_exit_accuracy_percent": 100 * report["accuracy"],
+        "full_accuracy_percent": full,
+        "early_exit_accuracy_percent": early,
         "stamp": (
             f"{report['data']}, {report['image_size']}x{report['image_size']} px, ResNet-18 for small images, "
             f"seed {report['seed']}; images: train {images['train']:,}, validation {images['validation']:,}, "
@@ -61,12 +62,13 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
 
     above.bar(places, drawn["share_percent"], color=BLUE, width=0.62)
     for place, share, never in zip(places, drawn["share_percent"], drawn["never"], strict=True):
-        text = "no exit" if never else f"{share:.0f} %" if share >= 1 or share == 0 else f"{share:.1f} %"
+        images = drawn["images"][place]
+        text = "no exit" if never else f"{share:.1f} %\n({images:,})"
         above.annotate(
             text, (place, share), (0, 3), textcoords="offset points", ha="center", color=GREY if never else "black"
         )
-    above.set_ylabel("images that leave\nhere, % of the test split")
-    above.set_ylim(0, 1.18 * max(drawn["share_percent"]))
+    above.set_ylabel("images that leave here,\n% of all (count)")
+    above.set_ylim(0, 1.35 * max(drawn["share_percent"]))
 
     below.plot(
         places,
@@ -87,15 +89,18 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     )
     for place in answering:
         accuracy = drawn["accuracy_percent"][place]
+        above_line = accuracy >= drawn["accuracy_on_all_percent"][place]  # the number must not cover the other point
         below.annotate(
-            f"{accuracy:.1f}", (place, accuracy), (0, -8), textcoords="offset points", ha="center", va="top",
-            color=ORANGE,
+            f"{accuracy:.1f}", (place, accuracy), (0, 7 if above_line else -7), textcoords="offset points",
+            ha="center", va="bottom" if above_line else "top", color=ORANGE,
         )  # fmt: skip
     below.axhline(drawn["full_accuracy_percent"], color="black", linewidth=1, label="full network")
     below.set_ylabel("accuracy, %")
     low = min([*drawn["accuracy_on_all_percent"], *[a for a in drawn["accuracy_percent"] if a is not None]])
-    below.set_ylim(max(0.0, low - 0.08 * (100.0 - low)) if low < 100.0 else 99.0, 100.0 + 0.06 * max(1.0, 100.0 - low))
-    below.legend(frameon=False, loc="lower right")
+    low = min(99.0, low)
+    below.set_ylim(max(-2.0, low - 0.08 * (100.0 - low)), 100.0 + 0.2 * (100.0 - low))
+    below.set_yticks([tick for tick in below.get_yticks() if low - 0.08 * (100.0 - low) <= tick <= 100.0])
+    below.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     below.set_xticks(list(places), drawn["exits"])
     below.set_xlabel("exit, in the order in which the network runs (head behind a block; last, the classifier)")
 

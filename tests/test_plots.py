@@ -18,9 +18,9 @@ REPORT = {
     "seed": 0,
     "images": {"train": 60, "validation": 20, "test": 20},
     "exits": [
-        {"name": "layer1.0", "threshold": 1.0, "share": 0.0, "accuracy": None, "accuracy_on_all": 0.3},
-        {"name": "layer1.1", "threshold": 0.5, "share": 0.75, "accuracy": 1.0, "accuracy_on_all": 0.9},
-        {"name": "classifier", "threshold": None, "share": 0.25, "accuracy": 0.8, "accuracy_on_all": 0.95},
+        {"name": "layer1.0", "threshold": 1.0, "images": 0, "share": 0.0, "accuracy": None, "accuracy_on_all": 0.3},
+        {"name": "layer1.1", "threshold": 0.5, "images": 15, "share": 0.75, "accuracy": 1.0, "accuracy_on_all": 0.9},
+        {"name": "classifier", "threshold": None, "images": 5, "share": 0.25, "accuracy": 0.8, "accuracy_on_all": 0.95},
     ],
     "accuracy": 0.95,
     "full_accuracy": 0.95,
@@ -38,11 +38,11 @@ def test_the_figure_shows_the_numbers_of_the_report(report):
     figure, drawn = plot_exits(report)
     above, below = figure.axes
     assert [bar.get_height() for bar in above.patches] == [0.0, 75.0, 25.0]
-    assert [text.get_text() for text in above.texts] == ["no exit", "75 %", "25 %"]
+    assert [text.get_text() for text in above.texts] == ["no exit", "75.0 %\n(15)", "25.0 %\n(5)"]
     answering = next(line for line in below.lines if line.get_label() == "images that leave here")
     assert list(answering.get_xdata()) == [1, 2] and list(answering.get_ydata()) == [100.0, 80.0]
     assert drawn["accuracy_percent"] == [None, 100.0, 80.0]
-    assert "75 %" in drawn["title"] and "95.0 %" in drawn["title"]
+    assert "75.0 %" in drawn["title"] and "95.0 %" in drawn["title"]
     assert figure.get_suptitle() == drawn["title"]
     assert "train 60" in drawn["stamp"] and "a CPU" in drawn["stamp"]
 
