@@ -1,6 +1,6 @@
 """What a network's heads cost and what leaving early saves, run eagerly: the demo's latency table."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def exit_latency(
         RuntimeError: the variants do not answer alike, sample by sample; nothing is timed then.
     """
     in_line, beside = EagerRunner(network, in_line=True), EagerRunner(network)
-    variants = {
+    variants: dict[str, Callable[[Tensor], object]] = {
         BACKBONE: network.backbone,
         IN_LINE: in_line,
         SIDE_STREAM: beside,

@@ -75,15 +75,7 @@ def save_checkpoint(
         architecture=ARCHITECTURE,
         classes=list(classes),
         taps=list(network.taps),
-        rules={
-            tap: {
-                "threshold": head.rule.threshold,
-                "criterion": head.rule.criterion,
-                "temperature": head.rule.temperature,
-                "enabled": head.rule.enabled,
-            }
-            for tap, head in zip(network.taps, network.heads, strict=True)
-        },
+        rules={tap: _arguments(head.rule) for tap, head in zip(network.taps, network.heads, strict=True)},
         image_size=image_size,
         mean=list(mean),
         std=list(std),
@@ -95,6 +87,12 @@ def save_checkpoint(
     (directory / DESCRIPTION).unlink(missing_ok=True)
     os.replace(unfinished, directory / WEIGHTS)
     write_json(directory / DESCRIPTION, asdict(description))
+
+
+def _arguments(rule: Any) -> dict[str, Any]:
+    """What makes the same :class:`ExitRule` again."""
+    names = ("threshold", "criterion", "temperature", "enabled")
+    return {name: getattr(rule, name) for name in names}
 
 
 def load_checkpoint(directory: Path) -> Checkpoint:
@@ -119,8 +117,9 @@ def load_checkpoint(directory: Path) -> Checkpoint:
         raise BadInput(
             f"--checkpoint: {directory / WEIGHTS} does not hold the parameters that {DESCRIPTION} describes ({what})"
         ) from None
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Checkpoint(
-        network=network.eval().to(memory_format=torch.channels_last),
+        network=network.eval(),
         classes=tuple(description.classes),
         image_size=description.image_size,
         mean=tuple(description.mean),

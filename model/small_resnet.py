@@ -12,6 +12,9 @@ ARCHITECTURE = "resnet18_small"
 #: The eight residual blocks, in the order in which they run.
 BLOCKS = tuple(f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1))
 
+#: Channels of what each block returns.
+WIDTHS = (64, 64, 128, 128, 256, 256, 512, 512)
+
 
 def resnet18_small(num_classes: int) -> nn.Module:
     """Return torchvision's ResNet-18 with the usual stem for small images, freshly initialised.
@@ -29,5 +32,5 @@ def resnet18_small(num_classes: int) -> nn.Module:
 def small_early_exit_network(num_classes: int) -> EarlyExitNetwork:
     """Return ``resnet18_small`` with a head (average pool, linear) behind each of ``BLOCKS``; no head exits yet."""
     backbone = resnet18_small(num_classes)
-    heads = {tap: FusedAuxHead(backbone.get_submodule(tap).bn2.num_features, num_classes) for tap in BLOCKS}
+    heads = {tap: FusedAuxHead(width, num_classes) for tap, width in zip(BLOCKS, WIDTHS, strict=True)}
     return EarlyExitNetwork(backbone, heads)
