@@ -66,7 +66,7 @@ def demo(
     ] = None,
     out: Annotated[Path, typer.Option(help="Where checkpoint, report and figure go.")] = Path("auxhead-demo"),
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Passes over the training images.  [default: 10, more for few images]")
+        int | None, typer.Option(min=1, help="Passes over the training images.  [default: 8, more for few images]")
     ] = None,
     image_size: Annotated[
         int | None,

@@ -54,8 +54,8 @@ def calibrate(confidence: Tensor, correct: Tensor, max_accuracy_drop: float = 0.
     Of many r, choose the one under which pictures leave earliest (by the mean place of their exits) while accuracy
     drops by at most ``max_accuracy_drop``: on the split itself, which always holds for what is returned, and by
     cross-validation, each fifth of the pictures judged by thresholds from the others. Without the latter the choice
-    would fit the accidents of a small split: on the digits the test split then lost 0.8 points where 0.5 were asked
-    for, and with it 0.4. If no r will do, no head exits.
+    would fit the accidents of a small split, and another split would lose more than was asked for. If no r will do, no
+    head exits.
 
     Args:
         confidence: [E, M] float32, of each head; NaN never exits.

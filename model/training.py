@@ -17,7 +17,7 @@ from .images import normalise, random_shift
 class TrainingPlan:
     """How to train: AdamW under a one-cycle schedule."""
 
-    epochs: int = 10
+    epochs: int = 8
     batch_size: int = 64
     learning_rate: float = 2e-3
     """At the top of the cycle."""
@@ -27,10 +27,10 @@ class TrainingPlan:
 
     @classmethod
     def choose(cls, images: int, image_size: int, epochs: int | None = None) -> "TrainingPlan":
-        """Return the plan for so many training images; few images get more epochs, for 160 steps in all."""
+        """Return the plan for so many training images; few images get more epochs, for 120 steps in all."""
         batch_size = min(cls.batch_size, images)
         if epochs is None:
-            epochs = min(100, max(cls.epochs, math.ceil(160 / (images // batch_size))))
+            epochs = min(100, max(cls.epochs, math.ceil(120 / (images // batch_size))))
         return cls(epochs=epochs, batch_size=batch_size, largest_shift=image_size // 16)
 
 
