@@ -1,0 +1,83 @@
+"""A small interleaved timer: variants take turns, so that a drifting clock or a busy host touches them alike."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Spread(NamedTuple):
+    """Median and percentiles of one quantity, in microseconds."""
+
+    median: float
+    p20: float
+    p80: float
+
+
+class Timing(NamedTuple):
+    """What one call of a variant takes."""
+
+    device: Spread
+    """Between two events on the caller's stream, around the call: launches, waiting for them, and the join."""
+    host: Spread
+    """Wall time from the call until its results are there."""
+    calls: int
+    """Timed calls."""
+
+
+def time_interleaved(
+    variants: Mapping[str, Callable[[Tensor], object]],
+    inputs: Sequence[Tensor],
+    *,
+    rounds: int = 100,
+    warm_up: int = 10,
+) -> dict[str, Timing]:
+    """Time variants of one computation against each other on a CUDA device.
+
+    In every round each variant runs once on the same input, from an idle device; the next round takes the next input
+    and begins with the next variant. The L2 cache is left as the call before left it (warm), clocks as found.
+
+    Args:
+        variants: what to time, by name; each must join its streams to the caller's.
+        inputs: all on one CUDA device; every variant gets each.
+        rounds: timed calls of each variant.
+        warm_up: untimed rounds before, for compilation, cuDNN's choice of algorithms and the allocator.
+
+    Raises:
+        ValueError: no variants or inputs, fewer than one round, or inputs that are not on a CUDA device.
+    """
+    if not variants or not inputs or rounds < 1:
+        raise ValueError(f"got {len(variants)} variants, {len(inputs)} inputs and {rounds} rounds, wants at least one")
+    device = inputs[0].device
+    if device.type != "cuda":
+        raise ValueError(f"inputs: on {device}, want a CUDA device")
+    names = list(variants)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    device_us: dict[str, list[float]] = {name: [] for name in names}
+    host_us: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(-warm_up, rounds):
+        first = turn % len(names)
+        x = inputs[turn % len(inputs)]
+        for name in names[first:] + names[:first]:
+            torch.cuda.synchronize(device)
+            began = time.perf_counter()
+            start.record()
+            kept = variants[name](x)
+            end.record()
+            end.synchronize()
+            ended = time.perf_counter()
+            del kept  # freed outside the timed part
+            if turn >= 0:
+                device_us[name].append(start.elapsed_time(end) * 1e3)
+                host_us[name].append((ended - began) * 1e6)
+    return {name: Timing(spread(device_us[name]), spread(host_us[name]), rounds) for name in names}
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return median, 20th and 80th percentile of at least one value."""
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return Spread(statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)])

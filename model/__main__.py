@@ -1,0 +1,293 @@
+"""The command ``auxhead``: demo and infer."""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+
+from ..autotune.exit_latency import exit_latency
+from ..plots.exits import plot_exits
+from ..plots.figure_files import save_figure
+from .bad_input import BadInput
+from .checkpoint import load_checkpoint, write_json
+from .data import load_source
+from .demo import DemoReport, run_demo, save_demo
+from .evaluation import batches
+from .images import normalise, open_image, to_pixels
+
+app = typer.Typer(
+    help="Early-exit heads that cost next to nothing on a GPU.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Device(str, Enum):
+    """Where to run."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Dataset(str, Enum):
+    """Data sets by name."""
+
+    digits = "digits"
+    cifar10 = "cifar10"
+
+
+@app.callback()
+def main() -> None:
+    """Early-exit heads that cost next to nothing on a GPU."""
+
+
+@app.command()
+def demo(
+    data: Annotated[
+        Path | None, typer.Option(help="Your own images: a directory with one folder of images a class.")
+    ] = None,
+    dataset: Annotated[
+        Dataset | None, typer.Option(help="A data set by name; the digits (shipped with scikit-learn) by default.")
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="For --dataset cifar10: the directory that holds cifar-10-batches-py.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where checkpoint, report and figure go.")] = Path("auxhead-demo"),
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the training images.  [default: 8, more for few images]")
+    ] = None,
+    image_size: Annotated[
+        int | None,
+        typer.Option(min=8, max=512, help="Images are resized to this, pixels.  [default: 16 for the digits, else 32]"),
+    ] = None,
+    max_accuracy_drop: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="What leaving early may cost on the validation split, as a fraction."),
+    ] = 0.005,
+    seed: Annotated[int, typer.Option(min=0, help="Of splits, parameters and order.")] = 0,
+    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.auto,
+) -> None:
+    """Train a small ResNet-18 with a head after every block, and see real images leave it early."""
+    console = Console()
+    with one_line_errors():
+        where = _device(device)
+        _check_writable(out)
+        source = load_source(data, dataset.value if dataset else None, root)
+        size = image_size or (16 if data is None and dataset in (None, Dataset.digits) else 32)
+        console.print(
+            f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes, {size}x{size} pixels; "
+            f"ResNet-18 with 8 heads on {where}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        with ProgressLines(console) as watch:
+            run = run_demo(
+                source,
+                image_size=size,
+                device=where,
+                seed=seed,
+                epochs=epochs,
+                max_accuracy_drop=max_accuracy_drop,
+                watch=watch,
+            )
+        report = run.report
+        if where.type == "cuda":
+            images = torch.cat(list(batches(run.splits.test.pixels[:2048], where)))
+            report = dataclasses.replace(report, latency=exit_latency(run.network, images))
+        examples = save_demo(out, run, source)
+        content = dataclasses.asdict(report)
+        write_json(out / "report.json", content)
+        figure, drawn = plot_exits(content)
+        save_figure(figure, drawn, out / "exits")
+        _print_report(console, report)
+        console.print(
+            f"\nSaved in {out}: model.safetensors, model.json, report.json, exits.png, .svg, .json",
+            highlight=False,
+            soft_wrap=True,
+        )
+        if examples:
+            chosen = " ".join(_quoted(path) for path in examples[:3])
+            console.print("Try it on pictures of the test split:")
+            console.print(f"  auxhead infer --checkpoint {_quoted(out)} {chosen}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def infer(
+    images: Annotated[list[Path], typer.Argument(help="Picture files.", show_default=False)],
+    checkpoint: Annotated[Path, typer.Option(help="A directory written by `auxhead demo`.", show_default=False)],
+    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.auto,
+) -> None:
+    """Answer for picture files, and say which exit answered."""
+    with one_line_errors():
+        where = _device(device)
+        loaded = load_checkpoint(checkpoint)
+        pixels = torch.stack([to_pixels(open_image(path), loaded.image_size) for path in images])
+        network = loaded.network.to(where)
+        exits = [*network.taps, "classifier"]
+        table = Table(
+            Column("file", overflow="fold"),
+            "answer",
+            Column("sure", justify="right"),
+            Column(f"exit (of {len(exits)})", no_wrap=True),
+            "most likely",
+        )
+        place = 0
+        for chunk in pixels.split(256):
+            result = network(normalise(chunk.to(where), loaded.mean, loaded.std))
+            assert result.probs is not None
+            top = result.probs.topk(min(3, len(loaded.classes)), dim=1)
+            for row in range(len(chunk)):
+                exit_index = int(result.exit_index[row])
+                table.add_row(
+                    str(images[place]),
+                    loaded.classes[int(result.label[row])],
+                    f"{result.confidence[row].item():.1%}",
+                    f"{exit_index + 1}: {exits[exit_index]}",
+                    ", ".join(
+                        f"{loaded.classes[int(label)]} {value.item():.0%}"
+                        for value, label in zip(top.values[row], top.indices[row], strict=True)
+                    ),
+                )
+                place += 1
+        Console().print(table)
+
+
+class ProgressLines:
+    """A progress bar on a terminal; elsewhere a line every ten seconds and one at the end."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("images, {task.fields[rate]} images/s"),
+            TextColumn("{task.fields[remark]}"),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._console = console
+
+    def __enter__(self) -> "ProgressLines":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, name: str, total: int) -> Callable[[int, str], None]:
+        """Begin something that takes ``total`` images; returns what to call with each advance."""
+        task: TaskID = self._progress.add_task(name, total=total, rate="-", remark="")
+        done, printed = 0, time.monotonic()
+
+        def advance(images: int, remark: str) -> None:
+            nonlocal done, printed
+            done += images
+            speed = self._progress.tasks[task].speed
+            rate = f"{speed:,.0f}" if speed else "-"
+            self._progress.update(task, advance=images, rate=rate, remark=remark)
+            if not self._console.is_terminal and (done == total or time.monotonic() > printed + 10.0):
+                printed = time.monotonic()
+                line = f"{name}: {done:,} of {total:,} images" + (f", {remark}" if remark else "")
+                self._console.print(line, highlight=False, soft_wrap=True)
+
+        return advance
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Print what the user can put right as one line and leave with status 2."""
+    try:
+        yield
+    except BadInput as error:
+        message = str(error)
+    except OSError as error:  # no space, no permission
+        message = f"{error.filename or 'file'}: {error.strerror or error}"
+    else:
+        return
+    print(f"Error: {message}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def _device(wanted: Device) -> torch.device:
+    if wanted is Device.cuda and not torch.cuda.is_available():
+        raise BadInput("--device: got cuda, but torch sees no CUDA device here; wants auto or cpu")
+    use_cuda = wanted is Device.cuda or (wanted is Device.auto and torch.cuda.is_available())
+    return torch.device("cuda", torch.cuda.current_device()) if use_cuda else torch.device("cpu")
+
+
+def _check_writable(out: Path) -> None:
+    """Find out before the training that there is a directory to write to."""
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out: {out} is a file, wants a directory")
+    out.mkdir(parents=True, exist_ok=True)
+
+
+def _quoted(path: Path) -> str:
+    text = str(path)
+    return f"'{text}'" if " " in text else text
+
+
+def _difference(points: float) -> str:
+    text = f"{points:+.2f}"
+    return "no difference" if text in ("+0.00", "-0.00") else f"{text} percentage points"
+
+
+def _print_report(console: Console, report: DemoReport) -> None:
+    table = Table(title=f"Test split: {report.images['test']:,} images that neither training nor thresholds have seen")
+    for column in (
+        "exit",
+        "leaves if\nconfidence >",
+        "images that\nleave here",
+        "their\naccuracy",
+        "accuracy if it\nanswered all",
+    ):
+        table.add_column(column, justify="left" if column == "exit" else "right")
+    for line in report.exits:
+        never = line.threshold is not None and line.threshold >= 1.0
+        table.add_row(
+            line.name,
+            "the rest" if line.threshold is None else "never" if never else f"{line.threshold:.3f}",
+            f"{line.images:,} ({line.share:.1%})",
+            "-" if line.accuracy is None else f"{line.accuracy:.1%}",
+            f"{line.accuracy_on_all:.1%}",
+        )
+    console.print(table)
+    console.print(
+        f"Early exit: {report.accuracy:.2%} accuracy; full network: {report.full_accuracy:.2%} "
+        f"({_difference(-report.accuracy_drop_points)}).\n"
+        f"{report.left_before_last_block:.1%} of the images left before the last block; on average an image had its "
+        f"answer after {report.mean_blocks:.1f} of {report.blocks} blocks (counted, not timed).",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if report.latency is None:
+        console.print("Latency was not measured: the demo ran on the CPU, without a CUDA device.", highlight=False)
+        return
+    table = Table(title=f"Latency, eager float32 on {report.environment['device']}, median (20th to 80th percentile)")
+    for column in ("batch", "variant", "device, us", "host to answer, us"):
+        table.add_column(column, justify="left" if column == "variant" else "right")
+    for row in report.latency:
+        times = [
+            f"{row[kind]['median']:,.0f} ({row[kind]['p20']:,.0f} to {row[kind]['p80']:,.0f})"
+            for kind in ("device_us", "host_us")
+        ]
+        table.add_row(str(row["batch"]), row["variant"], *times)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    app()

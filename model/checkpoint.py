@@ -1,0 +1,165 @@
+"""A trained network on disk: ``model.safetensors`` with the parameters, ``model.json`` with everything else."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from .bad_input import BadInput
+from .early_exit_network import EarlyExitNetwork
+from .exit_rule import ExitRule
+from .images import MEAN, STD
+from .small_resnet import ARCHITECTURE, BLOCKS, small_early_exit_network
+
+WEIGHTS = "model.safetensors"
+DESCRIPTION = "model.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A network with what is needed to feed it and to read its answers."""
+
+    network: EarlyExitNetwork
+    """In eval mode on the CPU, its rules set."""
+    classes: tuple[str, ...]
+    image_size: int
+    """Height and width of the input in pixels."""
+    mean: tuple[float, ...]
+    """Of each channel, on a scale of 0 to 1; see :func:`auxhead.model.images.normalise`."""
+    std: tuple[float, ...]
+    accuracy: Mapping[str, float]
+    """Facts for people, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class _Description:
+    """The content of ``model.json``."""
+
+    format: int
+    architecture: str
+    classes: list[str]
+    taps: list[str]
+    rules: dict[str, dict[str, Any]]
+    """By tap, the arguments of :class:`ExitRule`."""
+    image_size: int
+    mean: list[float]
+    std: list[float]
+    accuracy: dict[str, float]
+
+
+def save_checkpoint(
+    directory: Path,
+    network: EarlyExitNetwork,
+    *,
+    classes: tuple[str, ...],
+    image_size: int,
+    mean: tuple[float, ...] = MEAN,
+    std: tuple[float, ...] = STD,
+    accuracy: Mapping[str, float] | None = None,
+) -> None:
+    """Write a ``resnet18_small`` with its heads and rules.
+
+    The description goes first when an older checkpoint is written over and comes last, so that where there is one, it
+    belongs to the parameters beside it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    description = _Description(
+        format=FORMAT,
+        architecture=ARCHITECTURE,
+        classes=list(classes),
+        taps=list(network.taps),
+        rules={tap: _arguments(head.rule) for tap, head in zip(network.taps, network.heads, strict=True)},
+        image_size=image_size,
+        mean=list(mean),
+        std=list(std),
+        accuracy=dict(accuracy or {}),
+    )
+    tensors = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
+    unfinished = directory / f".{WEIGHTS}.{os.getpid()}"
+    save_file(tensors, unfinished)
+    (directory / DESCRIPTION).unlink(missing_ok=True)
+    os.replace(unfinished, directory / WEIGHTS)
+    write_json(directory / DESCRIPTION, asdict(description))
+
+
+def _arguments(rule: Any) -> dict[str, Any]:
+    """What makes the same :class:`ExitRule` again."""
+    names = ("threshold", "criterion", "temperature", "enabled")
+    return {name: getattr(rule, name) for name in names}
+
+
+def load_checkpoint(directory: Path) -> Checkpoint:
+    """Read what :func:`save_checkpoint` wrote.
+
+    Raises:
+        BadInput: files that are missing, damaged, or of another format or architecture.
+    """
+    for name in (DESCRIPTION, WEIGHTS):
+        if not (directory / name).is_file():
+            raise BadInput(f"--checkpoint: {directory} has no {name}, wants a directory written by `auxhead demo`")
+    description = _read_description(directory / DESCRIPTION)
+    try:
+        network = small_early_exit_network(len(description.classes))
+        network.set_rules({tap: ExitRule(**rule) for tap, rule in description.rules.items()})
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"--checkpoint: {directory / DESCRIPTION} has a rule that cannot be used: {error}") from None
+    try:
+        network.load_state_dict(load_file(directory / WEIGHTS))
+    except (SafetensorError, RuntimeError) as error:
+        what = " ".join(str(error).split())[:200]
+        raise BadInput(
+            f"--checkpoint: {directory / WEIGHTS} does not hold the parameters that {DESCRIPTION} describes ({what})"
+        ) from None
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Checkpoint(
+        network=network.eval(),
+        classes=tuple(description.classes),
+        image_size=description.image_size,
+        mean=tuple(description.mean),
+        std=tuple(description.std),
+        accuracy=description.accuracy,
+    )
+
+
+def _read_description(path: Path) -> _Description:
+    """Read and check ``model.json``."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"--checkpoint: {path} is not JSON ({error})") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else type(content).__name__
+        raise BadInput(f"--checkpoint: {path} has format {found!r}, wants {FORMAT}; written by another version?")
+    if content.get("architecture") != ARCHITECTURE:
+        raise BadInput(f"--checkpoint: {path} has architecture {content.get('architecture')!r}, wants {ARCHITECTURE!r}")
+    try:
+        description = _Description(**content)
+        good = (
+            description.taps == list(BLOCKS) == list(description.rules)
+            and all(isinstance(name, str) for name in description.classes)
+            and len(description.classes) > 0
+            and isinstance(description.image_size, int)
+            and description.image_size > 0
+            and all(isinstance(value, (int, float)) for value in [*description.mean, *description.std])
+            and len(description.mean) == len(description.std) == 3
+            and min(description.std) > 0
+        )
+    except TypeError:  # keys missing, or too many, or a value of another kind
+        good = False
+    if not good:
+        raise BadInput(f"--checkpoint: {path} lacks some of what format {FORMAT} has, or has it in another form")
+    return description
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file, or leave the one that is there as it is."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(unfinished, path)

@@ -1,0 +1,73 @@
+"""From picture files to the network's input: one path for training, evaluation and ``auxhead infer``."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from .bad_input import BadInput
+
+#: Mean and standard deviation of each channel, on a scale of 0 to 1, that the demo normalises with: pixels then lie in
+#: [-1, 1], and batch normalisation does the rest.
+MEAN = (0.5, 0.5, 0.5)
+STD = (0.5, 0.5, 0.5)
+
+
+def open_image(path: str | Path) -> Image.Image:
+    """Read a picture file and return it as RGB, upright, on white where it is transparent.
+
+    Raises:
+        BadInput: the file is missing or is not a picture that can be read to its end.
+    """
+    try:
+        with Image.open(path) as file:
+            return to_rgb(ImageOps.exif_transpose(file))
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file, wants an image") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BadInput(f"{path}: cannot be read as an image ({' '.join(str(error).split())})") from None
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Return a picture of any mode as RGB with 8 bits a channel."""
+    if image.mode.startswith(("I", "F")):  # 16 or 32 bits: Pillow's own conversion would clip at 255
+        values = np.asarray(image, dtype=np.float64)
+        full_scale = 65535.0 if values.max(initial=0.0) > 255.0 else 255.0
+        image = Image.fromarray((values / full_scale * 255.0).clip(0, 255).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
+
+
+def to_pixels(image: Image.Image, size: int) -> Tensor:
+    """Return an RGB picture, resized to size x size whatever its shape, as uint8 [3, size, size]."""
+    resized = image.resize((size, size), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(resized)).permute(2, 0, 1).contiguous()
+
+
+def normalise(pixels: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Tensor:
+    """Turn pixels (uint8 [N, 3, H, W]) into the network's input (float32, the same shape)."""
+    middle = torch.tensor(mean, device=pixels.device).view(3, 1, 1)
+    spread = torch.tensor(std, device=pixels.device).view(3, 1, 1)
+    return (pixels.float() / 255.0 - middle) / spread
+
+
+def random_shift(pixels: Tensor, most: int, generator: torch.Generator) -> Tensor:
+    """Shift each picture of [N, 3, H, W] by up to ``most`` pixels either way; what comes in from outside is black.
+
+    The same as torchvision's ``RandomCrop((H, W), padding=most)`` on each picture, for a batch at once. Draws from
+    ``generator`` on the CPU, so that a seed means the same on every device.
+    """
+    if most == 0:
+        return pixels
+    batch, _, height, width = pixels.shape
+    padded = F.pad(pixels, (most, most, most, most))
+    start = torch.randint(0, 2 * most + 1, (2, batch), generator=generator).to(pixels.device)
+    rows = start[0, :, None, None] + torch.arange(height, device=pixels.device)[:, None]  # [N, H, 1]
+    columns = start[1, :, None, None] + torch.arange(width, device=pixels.device)  # [N, 1, W]
+    sample = torch.arange(batch, device=pixels.device)[:, None, None]
+    return padded[sample, :, rows, columns].permute(0, 3, 1, 2)  # indexing leaves [N, H, W, 3]
