@@ -255,7 +255,8 @@ def launch_fused_head(
             partial, arrival_counters(x.device).take(groups),
             samples, channels, height, width, classes,
             view.grid_h, view.grid_w, view.window_h, view.window_w, splits,
-            POOL_MAX=pool_max, ONE_WINDOW=view.positions == config.block_p == 1, HAS_BIAS=bias is not None, WRITE_PROBS=return_probs,
+            POOL_MAX=pool_max, ONE_WINDOW=view.positions == config.block_p == 1,
+            HAS_BIAS=bias is not None, WRITE_PROBS=return_probs,
             TEMPERATURE_TENSOR=isinstance(temperature, Tensor), THRESHOLD_TENSOR=isinstance(threshold, Tensor),
             ONE_BLOCK=classes <= config.block_j,
             # the interpreter multiplies bfloat16 wrongly
