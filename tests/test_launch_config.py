@@ -83,7 +83,7 @@ HEADS = {
     "one window": ((2, 19, 4, 3), "avg", 1),
     "one window of a padded map": ((3, 6, 4, 3), "max", 1),
     "3x2 windows": ((2, 3, 7, 5), "avg", (3, 2)),
-    "3x2 maxima of a group": ((17, 2, 5, 3), "max", (3, 2)),
+    "3x2 maxima of a group": ((17, 1, 5, 3), "max", (3, 2)),
     "flattened": ((2, 3, 3, 4), "none", 1),
 }
 
