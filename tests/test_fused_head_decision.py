@@ -23,7 +23,7 @@ def batch_of(row, samples, device):
     return torch.tensor([row], device=device).repeat(samples, 1)
 
 
-@pytest.mark.parametrize("temperature", [0.1, 0.5, 1, 1.7, 10.0, 1000.0])
+@pytest.mark.parametrize("temperature", [0.1, 1, 1.7, 1000.0])
 @pytest.mark.parametrize("samples", [3, 17])
 def test_temperature_and_threshold_as_numbers_and_tensors(samples, temperature, device):
     """Numbers, 0-dim tensors and tensors of one element give the same answer, bit for bit."""

@@ -24,8 +24,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("requires_grad", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("return_probs", [True, False], ids=["probs", "no_probs"])
-@pytest.mark.parametrize("head", ["map", "vectors"])
+@pytest.mark.parametrize("head, return_probs", [("map", True), ("map", False), ("vectors", True)])
 def test_opcheck(head, return_probs, requires_grad, device):
     shape, pooling = HEADS[head]
     x, weight, bias = (tensor.requires_grad_(requires_grad) for tensor in make_head(shape, 5, device=device, **pooling))
