@@ -25,6 +25,7 @@ settings.load_profile("auxhead")
 def pytest_configure(config):
     # Triton's interpreter and NumPy: not ours to fix, and thousands of lines
     config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+    config.addinivalue_line("filterwarnings", "ignore:invalid value encountered in reduce:RuntimeWarning")
     config.addinivalue_line(
         "filterwarnings", r"ignore:.* encountered in .*:RuntimeWarning:triton\.runtime\.interpreter"
     )

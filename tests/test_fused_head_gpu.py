@@ -68,14 +68,23 @@ def test_one_kernel_for_a_map(pooling, layout, dtype, classes, tmp_path):
     assert names == ["fused_head_kernel"]
 
 
-@pytest.mark.parametrize("kind", ["floats", "tensors"])
 @pytest.mark.parametrize("classes", [1, 10, 1000, 32000])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("shape", [(1, 512, 7, 7), (32, 512, 7, 7), (16, 50, 192), (33, 100)], ids=readable)
-def test_one_kernel_for_any_batch_and_rank(shape, dtype, classes, kind, tmp_path):
+def test_one_kernel_for_any_batch_and_rank(shape, dtype, classes, tmp_path):
     x, weight, bias = make_head(shape, classes, dtype=dtype, device="cuda")
-    check_head(x, weight, bias, **rules(kind))
-    options = rules(kind)
+    options = rules("tensors")
+    check_head(x, weight, bias, **options)
+    assert work_on_the_gpu(lambda: fused_head(x, weight, bias, **options), tmp_path) == ["fused_head_kernel"]
+
+
+@pytest.mark.parametrize("classes", [10, 1000])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("samples", [1, 32])
+def test_one_kernel_under_rules_of_numbers(samples, dtype, classes, tmp_path):
+    x, weight, bias = make_head((samples, 512, 7, 7), classes, dtype=dtype, device="cuda")
+    options = rules("floats")
+    check_head(x, weight, bias, **options)
     assert work_on_the_gpu(lambda: fused_head(x, weight, bias, **options), tmp_path) == ["fused_head_kernel"]
 
 

@@ -24,8 +24,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("requires_grad", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("return_probs", [True, False], ids=["probs", "no_probs"])
-@pytest.mark.parametrize("head", ["map", "vectors"])
+@pytest.mark.parametrize("head, return_probs", [("map", True), ("map", False), ("vectors", True)])
 def test_opcheck(head, return_probs, requires_grad, device):
     shape, pooling = HEADS[head]
     x, weight, bias = (tensor.requires_grad_(requires_grad) for tensor in make_head(shape, 5, device=device, **pooling))
@@ -194,6 +193,16 @@ def test_the_reference_lets_no_broken_sample_exit(value, monkeypatch):
     out = fused_head(x, weight, bias, threshold=0.0)
     assert_output_form(out, 3, 7, x.device)
     assert out.exit.tolist() == [True, False, True] and out.confidence[1].isnan()
+
+
+@pytest.mark.parametrize("rule_shape", [(), (1,), (1, 1)], ids=["0-dim", "1", "1x1"])
+def test_the_reference_takes_rules_of_any_shape(rule_shape, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("auxhead.kernels.fused_head"), "kernel", None)
+    head = make_head((3, 4, 5, 5), 7)
+    temperature, threshold = torch.full(rule_shape, 1.5), torch.full(rule_shape, 0.25)
+    out = fused_head(*head, temperature=temperature, threshold=threshold)
+    assert_output_form(out, 3, 7, head[0].device)
+    assert_same_bits(out, fused_head(*head, temperature=1.5, threshold=0.25))
 
 
 def test_runs_triton_says_what_happens(device, monkeypatch):
