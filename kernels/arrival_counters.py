@@ -44,7 +44,7 @@ class ArrivalCounters:
     def _take_for_good(self, count: int) -> Tensor:
         if self._reserve.numel() < count:  # right, but the graph gets a node that clears them
             return self._zeros(count)
-        counters, self._reserve = self._reserve[:count], self._reserve[count:]
+        counters, self._reserve = self._reserve[:count], self._reserve[-(-count // 4) * 4 :]  # aligned to 16 bytes
         return counters
 
     def _zeros(self, count: int) -> Tensor:

@@ -1,6 +1,8 @@
 """Exit criteria: what "sure" means, and which thresholds make sense for it."""
 
-import math
+import torch
+
+_SMALLEST, _LARGEST = torch.finfo(torch.float32).smallest_normal, torch.finfo(torch.float32).max
 
 #: For each criterion the closed range its threshold may take. A sample exits when its confidence is strictly greater
 #: than the threshold, so that 1.0 never exits under ``max_prob`` and 0.0 always does.
@@ -17,8 +19,8 @@ def check_temperature(temperature: float) -> None:
     """Raise ``ValueError`` unless ``temperature`` is finite and greater than 0."""
     if not isinstance(temperature, (int, float)):
         raise TypeError(f"temperature: got {temperature!r}, wants a number")
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise ValueError(f"temperature: got {temperature}, wants a finite number greater than 0")
+    if not _SMALLEST <= temperature <= _LARGEST:
+        raise ValueError(f"temperature: got {temperature}, wants a finite float32 greater than 0")
 
 
 def check_threshold(criterion: str, threshold: float) -> None:

@@ -11,6 +11,9 @@ results repeat bit for bit, and does the softmax and the check. Prefixes: ``pid_
 dimension, ``mask_`` what of it exists, ``acc_`` float32 accumulator.
 """
 
+from collections.abc import Hashable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -28,7 +31,8 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 @triton.jit
 def window_bounds(off, SIZE, GRID):
     """Window ``off`` of GRID over SIZE elements, as torch.nn.AdaptiveAvgPool2d cuts it: [start, end)."""
-    return off * SIZE // GRID, ((off + 1) * SIZE + GRID - 1) // GRID
+    scaled = off.to(tl.int64) * SIZE
+    return (scaled // GRID).to(tl.int32), ((scaled + SIZE + GRID - 1) // GRID).to(tl.int32)
 
 
 @triton.jit
@@ -175,26 +179,26 @@ def fused_head_kernel(
         return
     tl.store(arrived + pid_group, 0)
 
-    # decide: one pass for the largest logit, its class and the sum of exponentials, a second one for the probabilities
+    # decide: one pass for the largest logit, its class and the sum of exponentials, a second one for the probabilities;
+    # the class is that of the largest logit before the temperature, whose division may make equals of them
     heat = tl.zeros((BLOCK_N,), tl.float32) + (tl.load(temperature) if TEMPERATURE_TENSOR else temperature)
     limit = tl.load(threshold) if THRESHOLD_TENSOR else threshold
     top = tl.full((BLOCK_N,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_N,), tl.float32)
+    top_logit = top
     best = tl.zeros((BLOCK_N,), tl.int32)
     exps = tl.zeros((BLOCK_N, BLOCK_J), tl.float32)
     for start_k in range(0, K, BLOCK_J):
         off_j = start_k + tl.arange(0, BLOCK_J)
         logits = logits_block(partial, bias, stride_bk, off_n, mask_n, off_j, N, K, SPLITS, HAS_BIAS, BLOCK_S)
-        scaled = tl.where((off_j < K)[None, :], tl.div_rn(logits, heat[:, None]), float("-inf"))
+        logits = tl.where((off_j < K)[None, :], logits, float("-inf"))
+        scaled = tl.div_rn(logits, heat[:, None])
         # NaN ranks as the largest, so that the label is always a class; its exponential makes the total NaN
-        block_top, block_best = tl.max(
-            tl.where(scaled != scaled, float("inf"), scaled),
-            axis=1,
-            return_indices=True,
-            return_indices_tie_break_left=True,
-        )
-        best = tl.where(block_top > top, start_k + block_best, best)
-        new_top = tl.maximum(top, block_top)
+        ranked = tl.where(logits != logits, float("inf"), logits)
+        block_top, block_best = tl.max(ranked, axis=1, return_indices=True, return_indices_tie_break_left=True)
+        best = tl.where(block_top > top_logit, start_k + block_best, best)
+        top_logit = tl.maximum(top_logit, block_top)
+        new_top = tl.div_rn(top_logit, heat)
         exps = shifted_exp(scaled, new_top)
         total = total * tl.exp(top - tl.where(new_top == float("-inf"), 0.0, new_top)) + tl.sum(exps, axis=1)
         top = new_top
@@ -218,6 +222,9 @@ def fused_head_kernel(
 
 
 _DOT_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+_compiled: dict[tuple[Hashable, ...], Any] = {}
 
 
 def launch_fused_head(
@@ -246,7 +253,7 @@ def launch_fused_head(
     exits = x.new_empty(samples, dtype=torch.bool)
     partial = x.new_empty(splits, samples, classes, dtype=torch.float32)
     with torch.cuda.device_of(x):
-        fused_head_kernel[(groups * splits,)](
+        arguments = (
             x, *view.strides,
             weight, *weight.stride(),
             bias, 0 if bias is None else bias.stride(0),
@@ -255,15 +262,22 @@ def launch_fused_head(
             partial, arrival_counters(x.device).take(groups),
             samples, channels, height, width, classes,
             view.grid_h, view.grid_w, view.window_h, view.window_w, splits,
-            POOL_MAX=pool_max, ONE_WINDOW=view.positions == config.block_p == 1,
-            HAS_BIAS=bias is not None, WRITE_PROBS=return_probs,
-            TEMPERATURE_TENSOR=isinstance(temperature, Tensor), THRESHOLD_TENSOR=isinstance(threshold, Tensor),
-            ONE_BLOCK=classes <= config.block_j,
-            # the interpreter multiplies bfloat16 wrongly
-            DOT_DTYPE=tl.float32 if INTERPRETED else _DOT_DTYPES[x.dtype],
-            WINDOW_PARTS=config.window_parts,
-            BLOCK_N=config.block_n, BLOCK_C=config.block_c, BLOCK_P=config.block_p, BLOCK_A=config.block_a,
-            BLOCK_K=config.block_k, BLOCK_S=config.block_s, BLOCK_J=config.block_j,
-            num_warps=config.num_warps,
+            pool_max, view.positions == config.block_p == 1, bias is not None, return_probs,
+            isinstance(temperature, Tensor), isinstance(threshold, Tensor),
+            classes <= config.block_j,
+            tl.float32 if INTERPRETED else _DOT_DTYPES[x.dtype],  # the interpreter multiplies bfloat16 wrongly
+            config.window_parts,
+            config.block_n, config.block_c, config.block_p, config.block_a,
+            config.block_k, config.block_s, config.block_j,
         )  # fmt: skip
+        # All that Triton would look at to choose a compiled kernel, which is half of what its launch costs the host.
+        pointers = tuple(t is None or t.data_ptr() % 16 for t in (x, weight, bias))
+        rules = tuple(t.data_ptr() % 16 if isinstance(t, Tensor) else None for t in (temperature, threshold))
+        strides = (weight.stride(), bias is None or bias.stride(0))
+        key = (x.device, x.dtype, view, classes, strides, pointers, rules, pool_max, return_probs, config)
+        compiled = _compiled.get(key)
+        if compiled is not None:
+            compiled[(groups * splits, 1, 1)](*arguments)
+        else:
+            _compiled[key] = fused_head_kernel[(groups * splits,)](*arguments, num_warps=config.num_warps)
     return HeadOutput(probs if return_probs else None, label, confidence, exits)

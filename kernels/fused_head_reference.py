@@ -29,11 +29,15 @@ def probabilities(logits: Tensor, temperature: Tensor | float) -> Tensor:
 
 def decide(logits: Tensor, temperature: Tensor | float, threshold: Tensor | float) -> HeadOutput:
     """Turn logits [N, K] into a :class:`HeadOutput` under the criterion ``max_prob``."""
-    probs = probabilities(logits, temperature)
+    probs = probabilities(logits, _scalar(temperature))
     # A NaN ranks as the largest logit, as it does for torch.argmax, so that a label is always a class index.
     label = logits.masked_fill(logits.isnan(), torch.inf).argmax(dim=-1)
     confidence = probs.amax(dim=-1)
-    return HeadOutput(probs, label, confidence, confidence > threshold)
+    return HeadOutput(probs, label, confidence, confidence > _scalar(threshold))
+
+
+def _scalar(number: Tensor | float) -> Tensor | float:
+    return number.reshape(()) if isinstance(number, Tensor) else number
 
 
 def fused_head_reference(

@@ -120,10 +120,10 @@ def test_features_outlive_a_run_of_another_thread(monkeypatch: pytest.MonkeyPatc
     wanted, shapes = in_line(net, x), tap_shapes(net, x)
     merge = eager_runner.first_sure
 
-    def meanwhile(*arguments: object) -> ExitResult:
+    def meanwhile(*arguments: object, **options: object) -> ExitResult:
         with torch.cuda.stream(stream_pair(device()).trunk):
             spoil(shapes)
-        return merge(*arguments)
+        return merge(*arguments, **options)
 
     monkeypatch.setattr(eager_runner, "first_sure", meanwhile)
     for _ in range(20):
