@@ -7,13 +7,16 @@ import torch
 from torch import Tensor
 
 from ..model import EagerRunner, EarlyExitNetwork
-from .timing import time_interleaved
+from .timing import captured, time_interleaved
 
 #: What is compared, in the order of the table.
-BACKBONE = "backbone alone, no heads"
+BACKBONE = "no heads"
 IN_LINE = "heads in line"
 SIDE_STREAM = "heads on the side stream"
-STOP = "side stream, stop once all are sure"
+STOP = "stop once all are sure"
+#: How: launch by launch from Python, or replayed from a CUDA graph, which the host cannot leave half-way.
+EAGER = "eager"
+GRAPH = "CUDA graph"
 
 
 @torch.inference_mode()
@@ -29,7 +32,8 @@ def exit_latency(
         rounds: timed calls of each variant.
 
     Returns:
-        For each batch size and variant: batch, variant, calls, and device_us and host_us with median, p20 and p80.
+        For each batch size, mode and variant: batch, mode, variant, calls, and device_us and host_us with median, p20
+        and p80.
 
     Raises:
         RuntimeError: the variants do not answer alike, sample by sample; nothing is timed then.
@@ -41,24 +45,27 @@ def exit_latency(
         SIDE_STREAM: beside,
         STOP: lambda x: beside(x, stop=True),
     }
-    rows = []
+    rows: list[dict[str, Any]] = []
     for batch in batch_sizes:
-        inputs = list(images[: len(images) // batch * batch].split(batch))[:32]
-        if not inputs:
+        if len(images) < batch:
             continue
+        inputs = list(images[: len(images) // batch * batch].split(batch))[:32]
         for x in inputs:
             wanted = in_line(x)
             for name, answer in ((SIDE_STREAM, beside(x)), (STOP, beside(x, stop=True))):
                 if not (torch.equal(answer.label, wanted.label) and torch.equal(answer.exit_index, wanted.exit_index)):
                     raise RuntimeError(f"batch {batch}: {name!r} does not answer as {IN_LINE!r} does; nothing is timed")
-        for name, timing in time_interleaved(variants, inputs, rounds=rounds).items():
-            rows.append(
-                {
-                    "batch": batch,
-                    "variant": name,
-                    "calls": timing.calls,
-                    "device_us": timing.device._asdict(),
-                    "host_us": timing.host._asdict(),
-                }
-            )
+        graphs = {name: captured(variants[name], inputs[0]) for name in (BACKBONE, IN_LINE, SIDE_STREAM)}
+        for mode, compared in ((EAGER, variants), (GRAPH, graphs)):
+            for name, timing in time_interleaved(compared, inputs, rounds=rounds).items():
+                rows.append(
+                    {
+                        "batch": batch,
+                        "mode": mode,
+                        "variant": name,
+                        "calls": timing.calls,
+                        "device_us": timing.device._asdict(),
+                        "host_us": timing.host._asdict(),
+                    }
+                )
     return rows

@@ -23,6 +23,7 @@ class ArrivalCounters:
         self._device = device
         self._by_stream: dict[int, Tensor] = {}
         self._reserve = torch.empty(0, dtype=torch.int32)
+        self._given_away: list[Tensor] = []  # graphs hold addresses, not references
         self._lock = threading.Lock()
 
     def take(self, count: int) -> Tensor:
@@ -36,6 +37,7 @@ class ArrivalCounters:
                 counters = self._zeros(max(count, _SHARED))
                 self._by_stream[stream] = counters
             if self._device.type == "cuda" and self._reserve.numel() < _RESERVE // 2:
+                self._given_away.append(self._reserve)
                 self._reserve = self._zeros(_RESERVE)
                 # A capture reads the reserve from whatever stream its graph is replayed on.
                 torch.cuda.current_stream(self._device).synchronize()

@@ -278,14 +278,14 @@ def _print_report(console: Console, report: DemoReport) -> None:
         console.print("Latency was not measured: the demo ran on the CPU, without a CUDA device.", highlight=False)
         return
     table = Table(title=f"Latency, eager float32 on {report.environment['device']}, median (20th to 80th percentile)")
-    for column in ("batch", "variant", "device, us", "host to answer, us"):
-        table.add_column(column, justify="left" if column == "variant" else "right")
+    for column in ("batch", "run as", "heads", "device, us", "host to answer, us"):
+        table.add_column(column, justify="left" if column in ("run as", "heads") else "right")
     for row in report.latency:
         times = [
-            f"{row[kind]['median']:,.0f} ({row[kind]['p20']:,.0f} to {row[kind]['p80']:,.0f})"
+            f"{row[kind]['median']:,.0f}\n({row[kind]['p20']:,.0f}-{row[kind]['p80']:,.0f})"
             for kind in ("device_us", "host_us")
         ]
-        table.add_row(str(row["batch"]), row["variant"], *times)
+        table.add_row(str(row["batch"]), row["mode"], row["variant"], *times)
     console.print(table)
 
 

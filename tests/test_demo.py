@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from auxhead.autotune.exit_latency import BACKBONE, IN_LINE, SIDE_STREAM, STOP, exit_latency
+from auxhead.autotune.exit_latency import BACKBONE, EAGER, GRAPH, IN_LINE, SIDE_STREAM, STOP, exit_latency
 from auxhead.autotune.timing import spread, time_interleaved
 from auxhead.model import EagerRunner
 from auxhead.model.__main__ import app
@@ -166,8 +166,10 @@ def test_latency_on_a_gpu(done):
     network = load_checkpoint(done[1]).network.cuda()
     images = next(batches(decode(load_folder(done[0]), 16), torch.device("cuda")))
     rows = exit_latency(network, images, (1, 16, 10_000), rounds=5)
-    assert [(row["batch"], row["variant"]) for row in rows] == [
-        (batch, variant) for batch in (1, 16) for variant in (BACKBONE, IN_LINE, SIDE_STREAM, STOP)
+    variants = [(EAGER, name) for name in (BACKBONE, IN_LINE, SIDE_STREAM, STOP)]
+    variants += [(GRAPH, name) for name in (BACKBONE, IN_LINE, SIDE_STREAM)]
+    assert [(row["batch"], (row["mode"], row["variant"])) for row in rows] == [
+        (batch, variant) for batch in (1, 16) for variant in variants
     ]
     for row in rows:
         for kind in ("device_us", "host_us"):
