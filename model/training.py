@@ -17,11 +17,11 @@ from .images import normalise, random_shift
 class TrainingPlan:
     """How to train: AdamW under a one-cycle schedule."""
 
-    epochs: int = 8
-    batch_size: int = 64
-    learning_rate: float = 2e-3
+    epochs: int = 10
+    batch_size: int = 32
+    learning_rate: float = 1e-3
     """At the top of the cycle."""
-    weight_decay: float = 0.01
+    weight_decay: float = 0.05
     largest_shift: int = 1
     """Pixels by which a picture is shifted at most, either way, anew in every epoch."""
 

@@ -62,7 +62,7 @@ def test_training_on_a_gpu():
 
 @pytest.mark.parametrize(
     ("images", "epochs", "expected"),
-    [(1078, None, 8), (100_000, None, 8), (200, None, 40), (2, None, 100), (1078, 3, 3)],
+    [(1078, None, 10), (100_000, None, 10), (200, None, 20), (2, None, 100), (1078, 3, 3)],
 )
 def test_few_images_get_more_epochs(images, epochs, expected):
     plan = TrainingPlan.choose(images, 16, epochs)
