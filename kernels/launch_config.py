@@ -56,9 +56,7 @@ class LaunchConfig:
         columns = window_h * window_w
         features = channels * positions
         few_classes = classes <= 128
-        # A group of 16 samples reads the weight once instead of 16 times, but its last program has 16 times as much to
-        # add up: it pays for large batches of small maps and of vectors.
-        grouped = classes >= 16 and ((samples >= 64 and columns <= 4) or (samples >= 512 and columns <= 64))
+        grouped = _grouping_pays(samples, columns, classes)
         if grouped:
             block_n, block_f, block_j, num_warps = 16, 128 if element_size == 2 else 64, 256, 8
             block_k, most_parts = 128, 1
@@ -87,6 +85,15 @@ class LaunchConfig:
         config = cls(block_n, block_c, block_p, block_a, block_k, 1, block_j, window_parts, num_warps)
         splits = config.programs(samples, channels, positions)[1]
         return replace(config, block_s=min(next_power_of_2(splits), max(8192 // (block_n * block_j), 1), 64))
+
+
+def _grouping_pays(samples: int, columns: int, classes: int) -> bool:
+    """Whether to multiply 16 samples at a time, with ``columns`` elements in the largest window.
+
+    A group reads the weight once instead of 16 times, but its last program has 16 times as much to add up: it pays for
+    large batches of small maps and of vectors.
+    """
+    return classes >= 16 and ((samples >= 64 and columns <= 4) or (samples >= 512 and columns <= 64))
 
 
 def next_power_of_2(n: int) -> int:

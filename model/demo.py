@@ -243,6 +243,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "torchvision", "triton", "auxhead")},
         "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
     }
 
 

@@ -1,6 +1,7 @@
 """What every test shares: where kernels run, fixed seeds, memory that shows when nobody wrote it."""
 
 import os
+import sys
 
 import torch
 
@@ -37,6 +38,26 @@ def device(request):
     if request.param == "cuda" and not HAS_CUDA:
         pytest.skip("needs a CUDA device")
     return torch.device("cuda", torch.cuda.current_device()) if request.param == "cuda" else torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def without_interpreter():
+    """On the CPU let the reference answer, as it does for users: a whole data set is too much for the interpreter."""
+    module = sys.modules["auxhead.kernels.fused_head"]
+    runs_triton = module.runs_triton
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "runs_triton", lambda x: x.is_cuda and runs_triton(x))
+        yield
+
+
+@pytest.fixture
+def groups_from_16(monkeypatch):
+    """Multiply by groups of samples wherever there are 16: batches for which that pays are large to interpret."""
+    module = sys.modules["auxhead.kernels.launch_config"]
+    monkeypatch.setattr(module, "_grouping_pays", lambda samples, columns, classes: samples >= 16)
+    module.LaunchConfig.choose.cache_clear()
+    yield
+    module.LaunchConfig.choose.cache_clear()
 
 
 @pytest.fixture(autouse=True)

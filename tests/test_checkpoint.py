@@ -10,6 +10,8 @@ from auxhead.model.checkpoint import load_checkpoint, save_checkpoint
 from auxhead.model.small_resnet import BLOCKS, small_early_exit_network
 from torch import nn
 
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
 
 @pytest.fixture(scope="module")
 def network():

@@ -17,13 +17,15 @@ from pictures import write_cifar10, write_image_folder
 from torchvision.datasets import CIFAR10
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
 
 def auxhead(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def done(without_interpreter, tmp_path_factory):
     """A folder of pictures, what the demo wrote, and what it printed."""
     folder = write_image_folder(tmp_path_factory.mktemp("data") / "my stripes", per_class=40)
     out = tmp_path_factory.mktemp("out") / "deep" / "demo"

@@ -8,11 +8,11 @@ from head_cases import DTYPES, assert_same_bits, check_head, make_head, readable
 
 HEADS = {
     "map": ((2, 40, 5, 7), 10, {}),
-    "map of a group": ((17, 130, 2, 2), 10, {}),
+    "map of a group": ((64, 20, 2, 2), 16, {}),
     "grid": ((2, 3, 5, 7), 10, {"pool_size": 3}),
     "flattened": ((3, 10, 4, 5), 17, {"pool": "none"}),
     "many classes": ((1, 70), 1030, {}),
-    "tokens": ((16, 3, 150), 7, {"pool": "max"}),
+    "tokens": ((3, 3, 50), 7, {"pool": "max"}),
 }
 
 
@@ -54,7 +54,7 @@ def test_many_sizes_in_turn(device):
             assert_same_bits(answer, fused_head(*head, threshold=0.5, **pooling))
 
 
-@pytest.mark.parametrize("shape", [(1, 3), (5, 200), (40, 300), (3, 8, 5, 5)], ids=readable)
+@pytest.mark.parametrize("shape", [(1, 3), (5, 200), (7, 60), (3, 8, 5, 5)], ids=readable)
 def test_counters_are_zero_after_a_launch(shape, device):
     head = make_head(shape, 10, device=device)
     if not runs_triton(head[0]):

@@ -6,6 +6,8 @@ from auxhead.model.data import Split
 from auxhead.model.small_resnet import BLOCKS, resnet18_small, small_early_exit_network
 from auxhead.model.training import TrainingPlan, one_cycle, train
 
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
 
 def test_the_small_resnet_keeps_the_resolution_of_a_small_image():
     network = resnet18_small(7).eval()
