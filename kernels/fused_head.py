@@ -65,9 +65,9 @@ def fused_head(
             it wants. Nothing is launched.
         TypeError: the same for a dtype or type.
     """
-    for name, value in (("x", x), ("weight", weight)):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name}: got {type(value).__name__}, wants a torch.Tensor")
+    for name, tensor in (("x", x), ("weight", weight)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: got {type(tensor).__name__}, wants a torch.Tensor")
     if not (bias is None or isinstance(bias, Tensor)):
         raise TypeError(f"bias: got {type(bias).__name__}, wants a torch.Tensor or None")
     for name, value in (("weight", weight), ("bias", bias), ("temperature", temperature), ("threshold", threshold)):
@@ -182,11 +182,14 @@ def _backward(
     ctx: Any, grad_probs: Tensor | None, _label: None, grad_confidence: Tensor | None, _exits: None
 ) -> tuple[Tensor | None, ...]:
     """Recompute the head in PyTorch and differentiate that."""
+    inputs: list[Any]
     *inputs, temperature_tensor = ctx.saved_tensors
     temperature, pool, pool_size, return_probs = ctx.options
     needed = ctx.needs_input_grad[:3]
     with torch.enable_grad():
-        leaves = [t if t is None else t.detach().requires_grad_(need) for t, need in zip(inputs, needed, strict=True)]
+        leaves: list[Any] = [
+            t if t is None else t.detach().requires_grad_(need) for t, need in zip(inputs, needed, strict=True)
+        ]
         output = fused_head_reference(
             *leaves,
             pool=pool,

@@ -1,6 +1,7 @@
 """What a head may be asked: checks whose errors name the argument, what it got and what it wants."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ POOLS = POOLS_BY_RANK[2]
 _LAYOUTS = "[N, C, H, W] (a map), [N, T, D] (tokens) or [N, D] (pooled vectors)"
 
 
-def check_pool(pool: str, pool_size: int | tuple[int, int]) -> tuple[int, int]:
+def check_pool(pool: str, pool_size: int | Sequence[int]) -> tuple[int, int]:
     """Check the pool arguments of a head and return its pool size as (height, width)."""
     if pool not in POOLS:
         raise ValueError(f"pool: got {pool!r}, wants one of {list(POOLS)}")

@@ -64,6 +64,10 @@ class EarlyExitNetwork(nn.Module):
         if example_input is not None:
             self.check_taps(example_input)
 
+    @property
+    def _fused_heads(self) -> list[FusedAuxHead]:
+        return [head for head in self.heads if isinstance(head, FusedAuxHead)]
+
     def set_rules(self, rules: ExitRule | float | Mapping[str, ExitRule | float]) -> None:
         """Replace the heads' rules, all of them or by tap; to change a value in place, assign to ``head.rule``'s."""
         by_tap = rules if isinstance(rules, Mapping) else {tap: deepcopy(rules) for tap in self.taps}
@@ -71,7 +75,7 @@ class EarlyExitNetwork(nn.Module):
             if tap not in self.taps:
                 raise ValueError(f"rules: {tap!r} is not a tap, wants one of {list(self.taps)}")
         for tap, rule in {tap: as_exit_rule(rule) for tap, rule in by_tap.items()}.items():
-            head = self.heads[self.taps.index(tap)]
+            head = self._fused_heads[self.taps.index(tap)]
             head.rule = rule.to(head.rule.threshold_tensor.device)
 
     def check_taps(self, example_input: Tensor) -> None:
@@ -85,7 +89,7 @@ class EarlyExitNetwork(nn.Module):
         example = torch.cat([example_input[:2]] * 2)[:2]  # two samples, to tell a batch from a constant
         autocasts = torch.is_autocast_enabled(example.device.type)
         run = dry_run(self.backbone, self.taps, example)
-        for tap, head, features in zip(self.taps, self.heads, run.features, strict=True):
+        for tap, head, features in zip(self.taps, self._fused_heads, run.features, strict=True):
             if isinstance(head.linear, nn.LazyLinear):
                 head.to(features.device, None if autocasts else features.dtype)
                 with torch.no_grad():
@@ -116,7 +120,8 @@ class EarlyExitNetwork(nn.Module):
         """Return the logits [N, K] of every head and, last, of the classifier; differentiable, for training."""
         self.check_taps(x)
         logits: list[Tensor] = []
-        with listening(self.backbone, self.taps, lambda place, y: logits.append(self.heads[place].logits(y))):
+        heads = self._fused_heads
+        with listening(self.backbone, self.taps, lambda place, y: logits.append(heads[place].logits(y))):
             final = self.backbone(x)
         return [*logits, final]
 

@@ -121,7 +121,8 @@ class FusedAuxHead(nn.Module):
         if isinstance(x, Tensor) and isinstance(linear, nn.LazyLinear):
             with torch.inference_mode(False), torch.no_grad():  # parameters made in inference mode could not train
                 self.logits(x.clone())
-        weight, bias = linear.weight, linear.bias
+        weight: Tensor = linear.weight
+        bias: Tensor | None = linear.bias
         if _autocasts(x):  # as autocast does for the nn.Linear this replaces
             weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
         return fused_head(

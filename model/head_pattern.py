@@ -1,6 +1,6 @@
 """Which ``nn.Sequential`` classifiers a fused head can stand in for."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -51,7 +51,7 @@ def match_head(module: nn.Module) -> HeadPattern | str:
                 return f"{where} is not the first of pool, Flatten and Dropout"
             if type(part) is nn.AdaptiveMaxPool2d and part.return_indices:
                 return f"{where} returns indices too"
-            size = part.output_size
+            size: Any = part.output_size
             pair = (size, size) if isinstance(size, int) else tuple(size)
             if None in pair:
                 return f"{where} takes a size of its grid from the input"

@@ -1,7 +1,7 @@
 """What every test shares: where kernels run, fixed seeds, memory that shows when nobody wrote it."""
 
+import importlib
 import os
-import sys
 
 import torch
 
@@ -43,7 +43,7 @@ def device(request):
 @pytest.fixture(scope="module")
 def without_interpreter():
     """On the CPU let the reference answer, as it does for users: a whole data set is too much for the interpreter."""
-    module = sys.modules["auxhead.kernels.fused_head"]
+    module = importlib.import_module("auxhead.kernels.fused_head")
     runs_triton = module.runs_triton
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "runs_triton", lambda x: x.is_cuda and runs_triton(x))
@@ -53,7 +53,7 @@ def without_interpreter():
 @pytest.fixture
 def groups_from_16(monkeypatch):
     """Multiply by groups of samples wherever there are 16: batches for which that pays are large to interpret."""
-    module = sys.modules["auxhead.kernels.launch_config"]
+    module = importlib.import_module("auxhead.kernels.launch_config")
     monkeypatch.setattr(module, "_grouping_pays", lambda samples, columns, classes: samples >= 16)
     module.LaunchConfig.choose.cache_clear()
     yield
