@@ -9,6 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+#: Fresh graphs of whatever is timed in one.
+CAPTURES = 5
+
 
 class Spread(NamedTuple):
     """Median and percentiles of one quantity, in microseconds."""
@@ -77,20 +80,19 @@ def time_interleaved(
     return {name: Timing(spread(device_us[name]), spread(host_us[name]), rounds) for name in names}
 
 
-def captured(function: Callable[[Tensor], object], example: Tensor, *, captures: int = 5) -> Callable[[Tensor], object]:
+def captured(function: Callable[[Tensor], object], example: Tensor) -> Callable[[Tensor], object]:
     """Capture ``function`` into CUDA graphs and return a callable that copies its input and replays one.
 
-    Two captures of the same work differ by a few percent, so that several are made and take turns.
+    Two captures of the same work differ by a few percent, so that ``CAPTURES`` are made and take turns.
 
     Args:
         function: joins its streams to the caller's, and has run on such an input before.
         example: an input; later ones have its shape.
-        captures: graphs to make.
     """
     static = example.clone()
     graphs = []
     stream = torch.cuda.Stream(example.device, priority=-1)
-    for _ in range(captures):
+    for _ in range(CAPTURES):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             result = function(static)

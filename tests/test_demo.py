@@ -1,5 +1,6 @@
 """The demo end to end, on small pictures, through the commands that users type."""
 
+import importlib
 import json
 
 import pytest
@@ -160,6 +161,18 @@ def test_cuda_without_a_device():
 def test_spread():
     assert spread([5.0]) == (5.0, 5.0, 5.0)
     assert spread(range(100, -1, -1)) == (50, 20, 80)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_nothing_is_timed_that_answers_wrongly(done, monkeypatch):
+    """Above all no graph: here one that goes on answering for the picture it was captured with."""
+    network = load_checkpoint(done[1]).network.cuda()
+    images = next(batches(decode(load_folder(done[0]), 16), torch.device("cuda")))
+    module = importlib.import_module("auxhead.autotune.exit_latency")
+    monkeypatch.setattr(module, "captured", lambda function, example: lambda x: function(example))
+    with pytest.raises(RuntimeError, match="CUDA graph does not answer as it should; not timed"):
+        exit_latency(network, images, (16,), rounds=5)
 
 
 @pytest.mark.gpu
