@@ -1,6 +1,7 @@
 """The Triton kernels of auxhead, their plain PyTorch references and their launch configurations."""
 
 from .criteria import CRITERIA, check_criterion, check_temperature, check_threshold
+from .exit_launch import ExitBuffers, ExitHead, ExitLaunch
 from .fused_head import fused_head, runs_triton
 from .fused_head_reference import decide, fused_head_reference, pooled_features
 from .head_arguments import POOLS, check_input, check_pool
@@ -10,6 +11,9 @@ from .launch_config import LaunchConfig
 __all__ = [
     "CRITERIA",
     "POOLS",
+    "ExitBuffers",
+    "ExitHead",
+    "ExitLaunch",
     "HeadOutput",
     "LaunchConfig",
     "check_criterion",

@@ -2,42 +2,65 @@
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from .head_view import HeadView
 
 
+class Programs(NamedTuple):
+    """What a configuration makes of one head."""
+
+    splits: int
+    """Programs that pool one sample."""
+    total: int
+    """Programs of the launch."""
+    counters: int
+    """Arrival counters of the launch, int32."""
+
+
 @dataclass(frozen=True)
 class LaunchConfig:
-    """How the work of one fused head is cut into programs.
+    """How the work of one fused head is cut into programs; see ``head_stages`` for the two ways.
 
-    A program pools ``block_c * block_p`` features of ``block_n`` samples, or a part of their windows, and multiplies
-    them with their columns of the weight, all classes; the last program of its samples adds up what the others left
-    and decides. Every block is a power of two.
+    A program pools ``block_c * block_p`` features of a sample, or a part of their windows. Split (``block_n`` is 1), it
+    multiplies them with their columns of the weight, all classes; tiled, other programs multiply the features of
+    ``block_n`` samples with ``block_k`` rows of the weight. Every block is a power of two.
     """
 
     block_n: int
-    """Samples a program: 1 (multiply and add), or 16 or more (tensor cores)."""
+    """Samples multiplied together: 1 (split), or 16 or more (tiled, on tensor cores)."""
     block_c: int
-    """Channels a program."""
+    """Channels a pooling program."""
     block_p: int
-    """Pooled positions of a channel a program."""
+    """Pooled positions of a channel a pooling program."""
     block_a: int
     """Elements of a window's row read in one step."""
+    block_f: int
+    """Tiled: features of the product in one step; split: 1."""
     block_k: int
-    """Classes of the product in one step."""
+    """Split: classes of the product in one step; tiled: classes of a tile."""
     block_s: int
     """Partial sums read in one step by the last program."""
     block_j: int
     """Classes in one step of the last program's softmax."""
     window_parts: int
-    """Programs that share the columns of a window; more than 1 only for an average, which adds up."""
+    """Programs that share the columns of a window; more than 1 only split, for an average, which adds up."""
     num_warps: int
 
-    def programs(self, samples: int, channels: int, positions: int) -> tuple[int, int]:
-        """Return (groups of samples, splits of the features); the launch has groups * splits programs."""
-        groups = -(-samples // self.block_n)
-        blocks = -(-channels // self.block_c) * -(-positions // self.block_p)
-        return groups, blocks * self.window_parts
+    @property
+    def tiled(self) -> bool:
+        """Whether samples are multiplied in groups."""
+        return self.block_n > 1
+
+    def programs(self, view: HeadView, classes: int) -> Programs:
+        """Count programs and counters for an input and its classes."""
+        samples, channels = view.shape[:2]
+        splits = -(-channels // self.block_c) * -(-view.positions // self.block_p) * self.window_parts
+        if self.tiled:
+            groups = -(-samples // self.block_n)
+            tiles = groups * -(-classes // self.block_k)
+            return Programs(splits, samples * splits + tiles + samples, 3 * groups + 1)
+        return Programs(splits, samples * splits, samples)
 
     @classmethod
     @lru_cache(maxsize=4096)
@@ -56,45 +79,39 @@ class LaunchConfig:
         columns = window_h * window_w
         features = channels * positions
         few_classes = classes <= 128
-        grouped = _grouping_pays(samples, columns, classes)
-        if grouped:
-            block_n, block_f, block_j, num_warps = 16, 128 if element_size == 2 else 64, 256, 8
-            block_k, most_parts = 128, 1
-        else:
-            block_n, block_f, block_j, num_warps = 1, 16, 1024, 4 if few_classes and columns <= 256 else 8
-            while block_f < 64 and columns <= 1024 and samples * features >= 256 * block_f:
-                block_f *= 2
-            while block_f < 512 and features >= 512 * block_f:
-                block_f *= 2
-            block_k, most_parts = max(16384 // block_f, 16), 64
+        tiled = _tiling_pays(samples, classes)
+        block_f, num_warps = 16, 4 if few_classes and columns <= 256 else 8
+        while block_f < (256 if tiled else 64) and columns <= 1024 and samples * features >= 256 * block_f:
+            block_f *= 2
+        while block_f < 512 and features >= 512 * block_f:
+            block_f *= 2
         block_p = min(next_power_of_2(positions), block_f)
-        block_c = block_f // block_p if grouped else min(block_f // block_p, next_power_of_2(channels))
-        block_a = min(next_power_of_2(window_w), max(8192 // (block_n * block_c * block_p), 1))
-        block_k = min(max(next_power_of_2(classes), 16), block_k)
-        block_j = min(next_power_of_2(classes), block_j)
+        block_c = min(block_f // block_p, next_power_of_2(channels))
+        block_a = min(next_power_of_2(window_w), max(8192 // (block_c * block_p), 1))
+        block_j = min(next_power_of_2(classes), 1024)
+        if tiled:
+            block_k = min(max(next_power_of_2(classes), 16), 64)
+            step_f = 128 if element_size == 2 else 32
+            return cls(16, block_c, block_p, block_a, step_f, block_k, 1, block_j, 1, num_warps)
+        block_k = min(max(next_power_of_2(classes), 16), max(16384 // block_f, 16))
         # Programs enough to read a large map through many SMs at once, each with more than one step.
         window_parts = 1
-        programs = -(-channels // block_c) * -(-positions // block_p) * -(-samples // block_n)
+        programs = -(-channels // block_c) * -(-positions // block_p) * samples
         while (
             not pool_max
             and programs * window_parts < (128 if few_classes else 64)
             and window_w >= 2 * window_parts * block_a
-            and window_parts < most_parts
+            and window_parts < 64
         ):
             window_parts *= 2
-        config = cls(block_n, block_c, block_p, block_a, block_k, 1, block_j, window_parts, num_warps)
-        splits = config.programs(samples, channels, positions)[1]
-        return replace(config, block_s=min(next_power_of_2(splits), max(8192 // (block_n * block_j), 1), 64))
+        config = cls(1, block_c, block_p, block_a, 1, block_k, 1, block_j, window_parts, num_warps)
+        splits = config.programs(view, classes).splits
+        return replace(config, block_s=min(next_power_of_2(splits), max(8192 // block_j, 1), 64))
 
 
-def _grouping_pays(samples: int, columns: int, classes: int) -> bool:
-    """Whether to multiply 16 samples at a time, with ``columns`` elements in the largest window.
-
-    A group reads the weight once instead of 16 times, but its last program has 16 times as much to add up: on an H200
-    it lost on maps of 7x7 to 56x56 at batch 32 and 128 with 1,000 classes. That it wins beyond these is reasoned, not
-    measured.
-    """
-    return classes >= 16 and ((samples >= 64 and columns <= 4) or (samples >= 512 and columns <= 64))
+def _tiling_pays(samples: int, classes: int) -> bool:
+    """Whether to multiply 16 samples at a time: each then reads the weight once instead of 16 times, but waits."""
+    return samples >= 16 and classes >= 128
 
 
 def next_power_of_2(n: int) -> int:

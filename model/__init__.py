@@ -7,6 +7,11 @@ from .exit_result import ExitResult
 from .exit_rule import ExitRule
 from .fuse_aux_heads import FuseReport, fuse_aux_heads
 from .fused_aux_head import FusedAuxHead
+from .gated_runner import GatedRunner
+from .make_runner import make_runner
+from .overlapped_runner import OverlappedRunner
+from .polled_runner import PolledRunner
+from .trunk import Trunk, make_trunk
 
 __all__ = [
     "EagerRunner",
@@ -15,6 +20,12 @@ __all__ = [
     "ExitRule",
     "FuseReport",
     "FusedAuxHead",
+    "GatedRunner",
     "HeadOutput",
+    "OverlappedRunner",
+    "PolledRunner",
+    "Trunk",
     "fuse_aux_heads",
+    "make_runner",
+    "make_trunk",
 ]

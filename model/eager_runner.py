@@ -10,6 +10,7 @@ from ..kernels import HeadOutput, decide
 from .exit_result import ExitResult, first_sure
 from .streams import StreamPair, stream_pair
 from .taps import ForwardLeft, listening
+from .trunk import Trunk
 
 if TYPE_CHECKING:
     from .early_exit_network import EarlyExitNetwork
@@ -23,10 +24,17 @@ class EagerRunner:
     everything runs in line.
     """
 
-    def __init__(self, network: "EarlyExitNetwork", *, in_line: bool = False) -> None:
-        """Run ``network``; ``in_line`` keeps the heads on the stream of the backbone, for comparison."""
+    def __init__(self, network: "EarlyExitNetwork", *, in_line: bool = False, trunk: Trunk | None = None) -> None:
+        """Run a network.
+
+        Args:
+            network: to run.
+            in_line: keep the heads on the stream of the backbone, for comparison.
+            trunk: from :func:`make_trunk`, to run instead of the network's backbone.
+        """
         self.network = network
         self.in_line = in_line
+        self._trunk = trunk
 
     @torch.no_grad()
     def __call__(self, x: Tensor, *, stop: bool = False) -> ExitResult:
@@ -38,6 +46,8 @@ class EagerRunner:
                 decision, which is what an ``if confidence > t`` costs.
         """
         self.network.check_taps(x)
+        if self._trunk is not None:
+            x = x.contiguous(memory_format=self._trunk.memory_format)
         if x.device.type != "cuda":
             return self._merge(self._answers(x, stop, None))
         caller = torch.cuda.current_stream(x.device)
@@ -81,12 +91,15 @@ class EagerRunner:
                     if bool(sure.all()):
                         raise ForwardLeft
 
+        backbone, classifier = network.backbone, None
+        if self._trunk is not None:
+            backbone, classifier = self._trunk.module, self._trunk.classifier
         try:
-            with listening(network.backbone, network.taps, on_tap):
-                logits = network.backbone(x)
+            with listening(backbone, network.taps, on_tap):
+                final = backbone(x)
         except ForwardLeft:
             return answers
         finally:
             if streams is not None:
                 streams.trunk.wait_stream(streams.side)  # before `held` goes back to the trunk's memory
-        return [*answers, decide(logits, temperature=1.0, threshold=1.0)]
+        return [*answers, decide(final, temperature=1.0, threshold=1.0) if classifier is None else classifier(final)]

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Mapping
-from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
@@ -65,18 +64,21 @@ class EarlyExitNetwork(nn.Module):
             self.check_taps(example_input)
 
     @property
-    def _fused_heads(self) -> list[FusedAuxHead]:
+    def fused_heads(self) -> list[FusedAuxHead]:
+        """The heads, in the order of the taps."""
         return [head for head in self.heads if isinstance(head, FusedAuxHead)]
 
     def set_rules(self, rules: ExitRule | float | Mapping[str, ExitRule | float]) -> None:
-        """Replace the heads' rules, all of them or by tap; to change a value in place, assign to ``head.rule``'s."""
-        by_tap = rules if isinstance(rules, Mapping) else {tap: deepcopy(rules) for tap in self.taps}
+        """Give the heads other rules, all of them or by tap.
+
+        The values are written into the rules that the heads have, in place, so that captured graphs follow them.
+        """
+        by_tap = rules if isinstance(rules, Mapping) else dict.fromkeys(self.taps, rules)
         for tap in by_tap:
             if tap not in self.taps:
                 raise ValueError(f"rules: {tap!r} is not a tap, wants one of {list(self.taps)}")
         for tap, rule in {tap: as_exit_rule(rule) for tap, rule in by_tap.items()}.items():
-            head = self._fused_heads[self.taps.index(tap)]
-            head.rule = rule.to(head.rule.threshold_tensor.device)
+            self.fused_heads[self.taps.index(tap)].rule.assign(rule)
 
     def check_taps(self, example_input: Tensor) -> None:
         """Check taps and heads by one dry run of the backbone, the first time; see ``__init__`` for what it raises."""
@@ -89,7 +91,7 @@ class EarlyExitNetwork(nn.Module):
         example = torch.cat([example_input[:2]] * 2)[:2]  # two samples, to tell a batch from a constant
         autocasts = torch.is_autocast_enabled(example.device.type)
         run = dry_run(self.backbone, self.taps, example)
-        for tap, head, features in zip(self.taps, self._fused_heads, run.features, strict=True):
+        for tap, head, features in zip(self.taps, self.fused_heads, run.features, strict=True):
             if isinstance(head.linear, nn.LazyLinear):
                 head.to(features.device, None if autocasts else features.dtype)
                 with torch.no_grad():
@@ -120,7 +122,7 @@ class EarlyExitNetwork(nn.Module):
         """Return the logits [N, K] of every head and, last, of the classifier; differentiable, for training."""
         self.check_taps(x)
         logits: list[Tensor] = []
-        heads = self._fused_heads
+        heads = self.fused_heads
         with listening(self.backbone, self.taps, lambda place, y: logits.append(heads[place].logits(y))):
             final = self.backbone(x)
         return [*logits, final]

@@ -80,6 +80,12 @@ class ExitRule(nn.Module):
         self._enabled = bool(value)
         self._write()
 
+    def assign(self, other: "ExitRule") -> None:
+        """Take over all values of another rule; updates the device."""
+        self.criterion, self._enabled = other.criterion, other.enabled
+        self._temperature, self._threshold = other.temperature, other.threshold
+        self._write()
+
     def _write(self) -> None:
         if not hasattr(self, "_threshold"):  # half made
             return

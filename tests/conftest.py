@@ -51,10 +51,10 @@ def without_interpreter():
 
 
 @pytest.fixture
-def groups_from_16(monkeypatch):
+def tiles_from_16(monkeypatch):
     """Multiply by groups of samples wherever there are 16: batches for which that pays are large to interpret."""
     module = importlib.import_module("auxhead.kernels.launch_config")
-    monkeypatch.setattr(module, "_grouping_pays", lambda samples, columns, classes: samples >= 16)
+    monkeypatch.setattr(module, "_tiling_pays", lambda samples, classes: samples >= 16)
     module.LaunchConfig.choose.cache_clear()
     yield
     module.LaunchConfig.choose.cache_clear()

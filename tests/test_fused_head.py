@@ -7,7 +7,7 @@ from head_cases import DTYPES, check_head, feature_count, make_head, readable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytestmark = pytest.mark.usefixtures("poisoned_empty", "groups_from_16")
+pytestmark = pytest.mark.usefixtures("poisoned_empty", "tiles_from_16")
 
 MAPS = [(1, 1, 1, 1), (3, 5, 7, 9), (2, 7, 13, 11), (17, 33, 5, 3), (33, 3, 4, 6)]
 POOL_SIZES = [1, 2, 3, 5, 7, (2, 3), (4, 1)]

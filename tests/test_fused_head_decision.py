@@ -7,7 +7,7 @@ import torch
 from auxhead.kernels import fused_head
 from head_cases import assert_output_form, assert_same_bits, bits, check_head, make_head, make_input, make_linear
 
-pytestmark = pytest.mark.usefixtures("poisoned_empty", "groups_from_16")
+pytestmark = pytest.mark.usefixtures("poisoned_empty", "tiles_from_16")
 
 NAN, INF = float("nan"), float("inf")
 BATCHES = [1, 3, 17, 33]  # the last two are multiplied in groups of samples

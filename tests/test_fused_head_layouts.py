@@ -5,7 +5,7 @@ import torch
 from auxhead.kernels import fused_head
 from head_cases import DTYPES, assert_same_bits, check_head, feature_count, make_input, make_linear, readable
 
-pytestmark = pytest.mark.usefixtures("poisoned_empty", "groups_from_16")
+pytestmark = pytest.mark.usefixtures("poisoned_empty", "tiles_from_16")
 
 # each makes a view of shape (n, c, h, w) in memory that holds more, or less, or in another order
 MAP_LAYOUTS = {

@@ -1,0 +1,161 @@
+"""Heads that answer for a network: one launch serves one or several exits and merges what they say.
+
+Exits are places in a row: the heads, and last the network's own classifier. A launch covers successive places. Each of
+its heads writes what it says about every sample; whichever program is the last one of a sample then gives it the
+answer of the first place that is sure, unless an earlier launch has answered already. The very last program knows
+how many samples stay open, and can tell the host (a number in pinned memory) or the graph (a conditional node).
+"""
+
+import triton
+import triton.language as tl
+from triton.language import core
+
+from .head_stages import decide, head_program
+
+
+@core.extern
+def set_condition(handle, value, _semantic=None):
+    """Set the value of a conditional node of the running CUDA graph (cudaGraphSetConditional, device runtime)."""
+    symbols = {(core.dtype("int64"), core.dtype("int32")): ("cudaGraphSetConditional", core.dtype("int32"))}
+    return core.extern_elementwise("", "", [handle, value], symbols, is_pure=False, _semantic=_semantic)
+
+
+@triton.jit
+def merge(
+    probs, label, confidence, exits,  # [PLACES, N, K], [PLACES, N]
+    answer_probs, answer_label, answer_confidence, answer_exit,  # [N, K], [N]
+    valid, off_n, mask_n, N, K,
+    PLACE: tl.constexpr, HEADS: tl.constexpr, LAST: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """Answer for the open ones of some samples from places PLACE to PLACE + HEADS; returns how many stay open."""
+    if PLACE == 0:
+        is_open = mask_n & (off_n < tl.load(valid))  # what pads the batch is never open
+    else:
+        is_open = tl.load(answer_exit + off_n, mask=mask_n, other=0, cache_modifier=".cg") < 0
+    chosen = tl.full((off_n.shape[0],), -1, tl.int32)
+    for i in tl.static_range(HEADS):
+        if LAST and i == HEADS - 1:
+            sure = mask_n
+        else:  # .cg: other SMs wrote them
+            sure = tl.load(exits + (PLACE + i) * N + off_n, mask=mask_n, other=0, cache_modifier=".cg") != 0
+        chosen = tl.where((chosen < 0) & sure, PLACE + i, chosen)
+    answers = is_open & (chosen >= 0)
+    source = tl.maximum(chosen, 0) * N + off_n
+    tl.store(answer_label + off_n, tl.load(label + source, mask=answers, cache_modifier=".cg"), mask=answers)
+    tl.store(answer_confidence + off_n, tl.load(confidence + source, mask=answers, cache_modifier=".cg"), mask=answers)
+    if PLACE == 0:
+        tl.store(answer_exit + off_n, tl.where(is_open, chosen, 0).to(tl.int64), mask=mask_n)
+    else:
+        tl.store(answer_exit + off_n, chosen.to(tl.int64), mask=answers)
+    if answer_probs is not None:
+        for start_k in range(0, K, BLOCK_J):
+            off_j = start_k + tl.arange(0, BLOCK_J)
+            mask = answers[:, None] & (off_j < K)[None, :]
+            row = tl.load(probs + source.to(tl.int64)[:, None] * K + off_j[None, :], mask=mask, cache_modifier=".cg")
+            tl.store(answer_probs + off_n.to(tl.int64)[:, None] * K + off_j[None, :], row, mask=mask)
+    return tl.sum((is_open & (chosen < 0)).to(tl.int64), axis=0)
+
+
+@triton.jit
+def place_program(
+    pid, start, head, probs, label, confidence, exits, N, K,
+    CONFIGS: tl.constexpr, HEAD: tl.constexpr, PLACE: tl.constexpr,
+    DOT_FLOAT32: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """Do the work of a program if it belongs to this place, whose programs begin with ``start``.
+
+    Returns whether it decided about a sample, which, and where the next place begins.
+    """
+    pid_n = 0
+    decided = False
+    label += PLACE * N
+    confidence += PLACE * N
+    exits += PLACE * N
+    if probs is not None:
+        probs += tl.cast(PLACE, tl.int64) * N * K
+    if CONFIGS[HEAD] is None:  # the classifier's logits are there
+        logits, stride_ln, stride_lk = head
+        end = start + N
+        if (pid >= start) & (pid < end):
+            pid_n = pid - start
+            decided = True
+            off_n = pid_n + tl.arange(0, 1)
+            decide(
+                logits, 0, stride_ln, stride_lk, None, 0, 1.0, 1.0, probs, label, confidence, exits,
+                off_n, off_n < N, K, 1, False, False, 1, BLOCK_J, BLOCK_J >= K,
+            )  # fmt: skip
+    else:
+        (
+            x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf, bias, stride_bk,
+            temperature, threshold, features, partial, arrived,
+            C, H, W, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS, programs,
+        ) = head  # fmt: skip
+        end = start + programs
+        if (pid >= start) & (pid < end):
+            decided, pid_n = head_program(
+                pid - start, x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf,
+                bias, stride_bk, temperature, threshold, probs, label, confidence, exits, features, partial, arrived,
+                N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
+                CONFIGS[HEAD][0], CONFIGS[HEAD][1], DOT_FLOAT32, True, True,
+                CONFIGS[HEAD][2], CONFIGS[HEAD][3], CONFIGS[HEAD][4], CONFIGS[HEAD][5], CONFIGS[HEAD][6],
+                CONFIGS[HEAD][7], CONFIGS[HEAD][8], CONFIGS[HEAD][9], CONFIGS[HEAD][10], CONFIGS[HEAD][11],
+            )  # fmt: skip
+    return decided, pid_n, end
+
+
+@triton.jit
+def exit_kernel(
+    heads,  # of each place: sizes and tensors for head_program, and its number of programs; or logits [N, K]
+    probs, label, confidence, exits,  # what each place says: [PLACES, N, K] or None, [PLACES, N]
+    answer_probs, answer_label, answer_confidence, answer_exit,  # the network's answer: [N, K] or None, [N]
+    valid,  # [1] int32: the samples of the batch that do not pad it
+    joined,  # [N] int32, 0 before and after
+    tally,  # [1] int64, 0 before and after
+    open_samples,  # [1] int32 in pinned memory, or None
+    condition,  # [1] int64: handle of a conditional node, or None
+    N, K,
+    CONFIGS: tl.constexpr,
+    PLACE: tl.constexpr, LAST: tl.constexpr,
+    DOT_FLOAT32: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """See the module's docstring; ExitLaunch has sized everything."""
+    HEADS: tl.constexpr = len(CONFIGS)
+    pid = tl.program_id(0)
+    pid_n = 0
+    merges = False
+    start = 0
+    for i in tl.static_range(HEADS):
+        decided, sample, start = place_program(
+            pid, start, heads[i], probs, label, confidence, exits, N, K,
+            CONFIGS, i, PLACE + i, DOT_FLOAT32, BLOCK_J,
+        )  # fmt: skip
+        if decided:
+            pid_n = sample
+        merges |= decided
+
+    if merges:
+        tl.debug_barrier()
+        if HEADS > 1:
+            merges = tl.atomic_add(joined + pid_n, 1, sem="acq_rel", scope="gpu") == HEADS - 1
+    if merges:
+        if HEADS > 1:
+            tl.store(joined + pid_n, 0)
+        off_n = pid_n + tl.arange(0, 1)
+        still_open = merge(
+            probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
+            valid, off_n, off_n < N, N, K, PLACE, HEADS, LAST, BLOCK_J,
+        )  # fmt: skip
+        if open_samples is not None or condition is not None:
+            # one number counts merged samples (above) and open ones (below), so that the last program knows both
+            tl.debug_barrier()
+            before = tl.atomic_add(tally, still_open + (1 << 32), sem="acq_rel", scope="gpu")
+            if (before >> 32) == N - 1:
+                tl.store(tally, tl.zeros((), tl.int64))
+                total = ((before & 0xFFFFFFFF) + still_open).to(tl.int32)
+                if open_samples is not None:
+                    tl.debug_barrier()
+                    tl.atomic_xchg(open_samples, total, sem="release", scope="sys")
+                if condition is not None:
+                    handle = tl.load(condition)
+                    if handle != 0:  # it is 0 until the graph with the node exists
+                        set_condition(handle, (total > 0).to(tl.int32))

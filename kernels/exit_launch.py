@@ -1,0 +1,200 @@
+"""What a captured network answers with: its buffers, and the launches that fill them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .head_view import HeadView, head_view
+from .launch_config import LaunchConfig, Programs, next_power_of_2
+
+
+class ExitHead(NamedTuple):
+    """A head as its kernel reads it; the tensors are read anew in every launch, so that they may change in place."""
+
+    weight: Tensor
+    """[K, features]."""
+    bias: Tensor | None
+    """[K]."""
+    temperature: Tensor
+    """[1] float32."""
+    threshold: Tensor
+    """[1] float32."""
+    pool: str
+    pool_size: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ExitBuffers:
+    """What every exit says about a batch, and the answer merged from it, at fixed addresses.
+
+    Exits have places: the heads from 0, and last the classifier. N is the captured batch size, K the classes.
+    """
+
+    label: Tensor
+    """[places, N] int64."""
+    confidence: Tensor
+    """[places, N] float32."""
+    exits: Tensor
+    """[places, N] bool: whether the exit is sure."""
+    probs: Tensor | None
+    """[places, N, K] float32, or None if they are not wanted."""
+    packed_answer: Tensor
+    """The answer as bytes, to be copied in one go; see ``answer``."""
+    valid: Tensor
+    """[1] int32: the first samples of the batch, which do not pad it."""
+
+    @classmethod
+    def allocate(
+        cls, places: int, samples: int, classes: int, *, with_probs: bool, device: torch.device
+    ) -> "ExitBuffers":
+        """Make buffers for a network with ``places`` exits, classifier included."""
+        return cls(
+            label=torch.zeros(places, samples, dtype=torch.int64, device=device),
+            confidence=torch.zeros(places, samples, device=device),
+            exits=torch.zeros(places, samples, dtype=torch.bool, device=device),
+            probs=torch.zeros(places, samples, classes, device=device) if with_probs else None,
+            packed_answer=torch.zeros(
+                samples * (8 + 8 + 4 + (4 * classes if with_probs else 0)), dtype=torch.uint8, device=device
+            ),
+            valid=torch.full((1,), samples, dtype=torch.int32, device=device),
+        )
+
+    def answer(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """View ``packed_answer`` or a copy of it: label [N] int64, exit [N] int64, confidence [N], probs [N, K]."""
+        samples = self.label.shape[1]
+        label, exit_index, confidence, probs = packed.split(
+            [8 * samples, 8 * samples, 4 * samples, packed.numel() - 20 * samples]
+        )
+        return (
+            label.view(torch.int64),
+            exit_index.view(torch.int64),
+            confidence.view(torch.float32),
+            None if self.probs is None else probs.view(torch.float32).view(samples, -1),
+        )
+
+
+class ExitLaunch:
+    """One launch for successive places of a network."""
+
+    def __init__(
+        self,
+        buffers: ExitBuffers,
+        place: int,
+        heads: Sequence[ExitHead | None],
+        *,
+        open_samples: Tensor | None = None,
+        condition: Tensor | None = None,
+    ) -> None:
+        """Serve ``heads``, the first of which is at ``place``.
+
+        Args:
+            buffers: of the network.
+            place: of the first head.
+            heads: None is a classifier whose logits are given instead of features; it is the network's last place.
+            open_samples: [1] int32 in pinned memory, to which the launch writes how many samples stay open.
+            condition: [1] int64, handle of a conditional node, whose value becomes whether samples stay open.
+        """
+        places, samples = buffers.label.shape
+        self._buffers = buffers
+        self._place = place
+        self._heads = heads
+        self._open_samples = open_samples
+        self._condition = condition
+        self._last = place + len(heads) == places
+        if None in heads and not (self._last and heads.index(None) == len(heads) - 1):
+            raise ValueError(f"heads: got {heads}, wants None for no other than the network's last place")
+        device = buffers.label.device
+        self._joined = torch.zeros(samples, dtype=torch.int32, device=device)
+        self._tally = torch.zeros(1, dtype=torch.int64, device=device)
+        self._workspaces: dict[int, _Workspace] = {}
+
+    def __call__(self, inputs: Sequence[Tensor]) -> None:
+        """Launch on the current stream.
+
+        The first launch allocates workspace and compiles; it must not be captured. Later ones do neither.
+
+        Args:
+            inputs: of each head what its tap returned, as ``fused_head`` reads it; for None logits [N, K].
+        """
+        from . import exit_kernel, head_stages
+
+        buffers = self._buffers
+        samples = buffers.label.shape[1]
+        classes = (
+            next(head.weight.shape[0] for head in self._heads if head) if any(self._heads) else inputs[-1].shape[1]
+        )
+        arguments: list[tuple[Any, ...]] = []
+        constants: list[tuple[Any, ...] | None] = []
+        total, num_warps = 0, 4
+        for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True)):
+            if head is None:
+                arguments.append((x, *x.stride()))
+                constants.append(None)
+                total += samples
+                continue
+            space = self._workspace(i, head, x)
+            view, config, programs = space.view, space.config, space.programs
+            arguments.append(
+                (
+                    x, *view.strides, head.weight, *head.weight.stride(),
+                    head.bias, 0 if head.bias is None else head.bias.stride(0), head.temperature, head.threshold,
+                    space.features, space.partial, space.arrived,
+                    *view.shape[1:], view.grid_h, view.grid_w, view.window_h, view.window_w,
+                    programs.splits, programs.total,
+                )
+            )  # fmt: skip
+            constants.append(
+                (
+                    head.pool == "max", view.positions == config.block_p == 1,
+                    config.block_n, config.block_c, config.block_p, config.block_a, config.block_f,
+                    config.block_k, config.block_s, config.block_j, classes <= config.block_j, config.window_parts,
+                )
+            )  # fmt: skip
+            total += programs.total
+            num_warps = max(num_warps, config.num_warps)
+        answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(buffers.packed_answer)
+        with torch.cuda.device_of(buffers.label):
+            exit_kernel.exit_kernel[(total,)](
+                tuple(arguments),
+                buffers.probs, buffers.label, buffers.confidence, buffers.exits,
+                answer_probs, answer_label, answer_confidence, answer_exit,
+                buffers.valid, self._joined, self._tally, self._open_samples, self._condition,
+                samples, classes,
+                CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last,
+                DOT_FLOAT32=head_stages.INTERPRETED, BLOCK_J=min(next_power_of_2(classes), 1024), num_warps=num_warps,
+            )  # fmt: skip
+
+    def _workspace(self, place: int, head: ExitHead, x: Tensor) -> "_Workspace":
+        view = head_view(x.shape, x.stride(), head.pool, head.pool_size)
+        space = self._workspaces.get(place)
+        if space is None or space.view != view:
+            space = self._workspaces[place] = _Workspace.allocate(view, head, x)
+        return space
+
+
+class _Workspace(NamedTuple):
+    """What the programs of one head leave for each other."""
+
+    view: HeadView
+    config: LaunchConfig
+    programs: Programs
+    features: Tensor | None
+    partial: Tensor
+    arrived: Tensor
+
+    @classmethod
+    def allocate(cls, view: HeadView, head: ExitHead, x: Tensor) -> "_Workspace":
+        samples, classes = view.shape[0], head.weight.shape[0]
+        config = LaunchConfig.choose(view, classes, pool_max=head.pool == "max", element_size=x.element_size())
+        programs = config.programs(view, classes)
+        return cls(
+            view,
+            config,
+            programs,
+            x.new_empty(samples, head.weight.shape[1], dtype=torch.float32) if config.tiled else None,
+            x.new_empty(1 if config.tiled else programs.splits, samples, classes, dtype=torch.float32),
+            torch.zeros(programs.counters, dtype=torch.int32, device=x.device),
+        )

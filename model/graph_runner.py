@@ -1,0 +1,223 @@
+"""What the runners that replay CUDA graphs share: batch sizes, static buffers, checks, and the way in and out."""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..kernels import ExitBuffers, ExitHead, ExitLaunch
+from .capture import CAPTURES, Graph
+from .exit_result import ExitResult
+from .trunk import make_trunk
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from .early_exit_network import EarlyExitNetwork
+    from .fused_aux_head import FusedAuxHead
+
+
+class CapturedBatch:
+    """A network captured for one batch size."""
+
+    def __init__(
+        self, x: Tensor, buffers: ExitBuffers, launches: Sequence[ExitLaunch], graphs: Sequence[Graph]
+    ) -> None:
+        """Answer for ``x``, a static batch, in ``buffers``; the graphs use the memory of ``launches``."""
+        self.x = x
+        self.buffers = buffers
+        self.graphs = graphs
+        self._launches = launches
+        self._valid = len(x)
+
+    def fill(self, x: Tensor) -> None:
+        """Copy in a batch on the current stream; it may be smaller than the captured one."""
+        n = len(x)
+        (self.x if n == len(self.x) else self.x[:n]).copy_(x, non_blocking=True)
+        if self._valid != n:
+            self._valid = n
+            self.buffers.valid.fill_(n)
+
+    def empty_answer(self) -> tuple[Tensor, ExitResult]:
+        """Allocate the memory of an answer: what ``packed_answer`` is copied to, and the result that views it."""
+        packed = torch.empty_like(self.buffers.packed_answer)
+        label, exit_index, confidence, probs = self.buffers.answer(packed)
+        n = self._valid
+        if n < len(self.x):
+            label, exit_index, confidence = label[:n], exit_index[:n], confidence[:n]
+            probs = None if probs is None else probs[:n]
+        return packed, ExitResult(label, confidence, probs, exit_index)
+
+
+class GraphRunner(ABC):
+    """Runs an :class:`EarlyExitNetwork` from CUDA graphs captured for a few batch sizes.
+
+    Thresholds, temperatures and whether an exit is enabled may change at any time; parameters may change in place,
+    followed by ``refresh``. A batch is padded to the next captured size, one above the largest is split. One request at
+    a time: a call while another thread's is under way raises.
+    """
+
+    def __init__(
+        self,
+        network: "EarlyExitNetwork",
+        example_input: Tensor,
+        *,
+        batch_sizes: Sequence[int] = (1,),
+        trunk: str = "as_is",
+    ) -> None:
+        """Capture ``network``.
+
+        Args:
+            network: in eval mode, on a CUDA device.
+            example_input: a batch of any size on that device; requests have its dtype and the shape of its samples.
+            batch_sizes: to capture.
+            trunk: how the backbone is run, see :func:`make_trunk`.
+
+        Raises:
+            ValueError: an argument that does not fit.
+            RuntimeError: the backbone cannot be captured; the message names the layer.
+        """
+        sizes = sorted(set(batch_sizes))
+        if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
+            raise ValueError(f"batch_sizes: got {list(batch_sizes)}, wants positive ints")
+        if not (isinstance(example_input, Tensor) and example_input.ndim > 0 and len(example_input)):
+            raise ValueError("example_input: wants a tensor [N, ...] of at least one sample")
+        if example_input.device.type != "cuda":
+            raise ValueError(f"example_input: on {example_input.device}, wants a CUDA device; elsewhere use 'eager'")
+        if any(module.training for module in network.modules()):
+            raise ValueError("network: in training mode, wants network.eval()")
+        network.check_taps(example_input)
+        self.network = network
+        self._busy = threading.Lock()
+        self._shape, self._dtype, self._device = example_input.shape[1:], example_input.dtype, example_input.device
+        self._heads = [_exit_head(head) for head in network.fused_heads]
+        self._with_probs = all(head.return_probs for head in network.fused_heads)
+        # Looked up without nn.Module's attribute access, which would cost each request some microseconds a head.
+        self._captured_objects = [
+            (tap, *source)
+            for tap, head in zip(network.taps, network.fused_heads, strict=True)
+            for source in (
+                (head._modules, "rule", head.rule),
+                (head.rule._buffers, "threshold_tensor", head.rule.threshold_tensor),
+                (head._modules, "linear", head.linear),
+                (head.linear._parameters, "weight", head.linear.weight),
+            )
+        ]
+        self._captured: dict[int, CapturedBatch] = {}
+        with CAPTURES, torch.cuda.device(self._device), torch.no_grad():
+            self._trunk = make_trunk(network.backbone, network.taps, example_input, trunk)
+            self._places: list[ExitHead | None] = [
+                *self._heads,
+                None if self._trunk.classifier is None else _exit_head(self._trunk.classifier),
+            ]
+            self._pool = torch.cuda.MemPool()
+            for size in reversed(sizes):
+                repeats = -(-size // len(example_input))
+                x = torch.cat([example_input] * repeats)[:size].contiguous(memory_format=self._trunk.memory_format)
+                self._captured[size] = self._capture(x, self._new_buffers(size))
+        self._last_stream = torch.cuda.current_stream(self._device)
+        self._done = torch.cuda.Event()
+
+    def _new_buffers(self, size: int) -> ExitBuffers:
+        classes = self.network.fused_heads[0].num_classes
+        return ExitBuffers.allocate(len(self._places), size, classes, with_probs=self._with_probs, device=self._device)
+
+    @abstractmethod
+    def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
+        """Capture the network for the batch ``x``, which becomes the static input."""
+
+    def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
+        """Answer for at most as many samples as were captured; ``caller`` is the current stream."""
+        captured.fill(x)
+        captured.graphs[0].launch(caller)
+        packed, answer = captured.empty_answer()
+        packed.copy_(captured.buffers.packed_answer)
+        return answer
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> ExitResult:
+        """Answer for a batch [N, ...] on the CPU or on the network's device.
+
+        The result is on the network's device, and ready for the caller's current stream.
+
+        Raises:
+            ValueError, TypeError: a shape, device or dtype other than that of the example input; nothing is launched.
+            RuntimeError: the runner is closed, or in another thread's call.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError("this runner is in another thread's call; give each thread a runner of its own")
+        try:
+            self._check(x)
+            with torch.cuda.device(self._device):
+                caller = torch.cuda.current_stream(self._device)
+                if caller != self._last_stream:
+                    caller.wait_event(self._done)  # the last request may still use the buffers
+                largest = max(self._captured)
+                results = [
+                    self._answer(self._captured[min(s for s in self._captured if s >= len(part))], part, caller)
+                    for part in (x.split(largest) if len(x) > largest else (x,))
+                ]
+                self._last_stream = caller
+                self._done.record(caller)
+            return results[0] if len(results) == 1 else _joined(results)
+        finally:
+            self._busy.release()
+
+    def _check(self, x: Tensor) -> None:
+        if not self._captured:
+            raise RuntimeError("this runner is closed")
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x: got {type(x).__name__}, wants a torch.Tensor")
+        if x.ndim == 0 or x.shape[1:] != self._shape or not len(x):
+            raise ValueError(f"x: got shape {list(x.shape)}, wants [N, {', '.join(map(str, self._shape))}] and N >= 1")
+        if x.dtype != self._dtype:
+            raise TypeError(f"x: got {x.dtype}, wants {self._dtype}, the dtype of the example input")
+        if x.device.type != "cpu" and x.device != self._device:
+            raise ValueError(f"x: got device {x.device}, wants {self._device} or the CPU")
+        for tap, attributes, name, captured in self._captured_objects:
+            if attributes[name] is not captured:
+                raise RuntimeError(
+                    f"heads[{tap!r}]: its {name} was replaced by another object since the capture; assign to the "
+                    "rule's attributes and copy into parameters, or make a new runner"
+                )
+
+    def refresh(self) -> None:
+        """Take over parameters of the backbone that were changed in place, where the trunk holds copies of them."""
+        self._trunk.refresh()
+
+    def close(self) -> None:
+        """Wait for what is under way and free graphs and memory; a later call raises. Closing twice is fine."""
+        with self._busy:
+            if self._captured:
+                torch.cuda.synchronize(self._device)
+                self._captured.clear()
+                del self._pool
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _exit_head(head: "FusedAuxHead") -> ExitHead:
+    rule = head.rule
+    return ExitHead(
+        head.linear.weight, head.linear.bias, rule.temperature_tensor, rule.threshold_tensor, head.pool, head.pool_size
+    )
+
+
+def _joined(results: Sequence[ExitResult]) -> ExitResult:
+    probs = [result.probs for result in results if result.probs is not None]
+    return ExitResult(
+        label=torch.cat([result.label for result in results]),
+        confidence=torch.cat([result.confidence for result in results]),
+        probs=torch.cat(probs) if probs else None,
+        exit_index=torch.cat([result.exit_index for result in results]),
+    )

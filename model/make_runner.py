@@ -1,0 +1,56 @@
+"""One way to every runner."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from .eager_runner import EagerRunner
+from .gated_runner import GatedRunner
+from .graph_runner import GraphRunner
+from .overlapped_runner import OverlappedRunner
+from .polled_runner import PolledRunner
+from .trunk import make_trunk
+
+if TYPE_CHECKING:
+    from .early_exit_network import EarlyExitNetwork
+
+#: How a runner leaves a network early; see the runners for what each does.
+EXITS = ("eager", "overlapped", "polled", "gated")
+
+
+def make_runner(
+    network: "EarlyExitNetwork",
+    example_input: Tensor,
+    *,
+    exits: str = "overlapped",
+    batch_sizes: Sequence[int] = (1,),
+    trunk: str = "as_is",
+    lag: int = 0,
+) -> EagerRunner | GraphRunner:
+    """Make a runner for a network.
+
+    Args:
+        network: in eval mode.
+        example_input: a batch [N, ...] of any size, on the network's device.
+        exits: "eager" (no graph, any device), "overlapped" (one graph, every head computed), "polled" (a graph a
+            segment, the host stops launching) or "gated" (one graph with conditional nodes, no host).
+        batch_sizes: to capture.
+        trunk: how the backbone is run, see :func:`make_trunk`.
+        lag: for "gated", segments between a head and what it decides about, 0 or 1.
+
+    Raises:
+        ValueError: an argument that does not fit.
+        RuntimeError: the backbone cannot be captured in a CUDA graph; the message names the layer.
+    """
+    if exits not in EXITS:
+        raise ValueError(f"exits: got {exits!r}, wants one of {list(EXITS)}")
+    if lag and exits != "gated":
+        raise ValueError(f"lag: got {lag!r} with exits={exits!r}, wants 0: only 'gated' has a lag")
+    if exits == "eager":
+        return EagerRunner(network, trunk=make_trunk(network.backbone, network.taps, example_input, trunk))
+    if exits == "overlapped":
+        return OverlappedRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
+    if exits == "polled":
+        return PolledRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
+    return GatedRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk, lag=lag)

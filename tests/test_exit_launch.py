@@ -1,0 +1,129 @@
+"""``ExitLaunch``: several heads in one launch, merged per sample with what earlier launches have answered."""
+
+import pytest
+import torch
+from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput, decide, fused_head
+
+CLASSES = {"few": 10, "many": 130, "several softmax steps": 1500}
+
+
+def make_heads(samples, classes, device, dtype=torch.float32):
+    """Heads of three pools and layouts, with what their taps return; thresholds let about half of the samples go."""
+    inputs = [
+        torch.randn(samples, 8, 6, 6, device=device, dtype=dtype),
+        torch.randn(samples, 12, 5, 5, device=device, dtype=dtype).to(memory_format=torch.channels_last),
+        torch.randn(samples, 7, 16, device=device, dtype=dtype),
+    ]
+    heads = []
+    for x, pool, size in zip(inputs, ("avg", "max", "first"), (2, 1, 1), strict=True):
+        width = x.shape[1] * size * size if x.ndim == 4 else x.shape[2]
+        weight, bias = torch.randn(classes, width, device=device, dtype=dtype), torch.randn(classes, device=device)
+        head = ExitHead(
+            weight,
+            bias.to(dtype),
+            torch.full((), 1.5, device=device),
+            torch.ones((), device=device),
+            pool,
+            (size, size),
+        )
+        ordered = spoken(head, x).confidence.sort().values
+        head.threshold.copy_(ordered[(samples - 1) // 2 : (samples + 3) // 2].mean() - (samples == 1) * 1e-3)
+        heads.append(head)
+    return heads, inputs
+
+
+def spoken(head: ExitHead, x: torch.Tensor) -> HeadOutput:
+    return fused_head(
+        x, head.weight, head.bias, pool=head.pool, pool_size=head.pool_size,
+        temperature=head.temperature, threshold=head.threshold,
+    )  # fmt: skip
+
+
+def expected_exits(outputs: list[HeadOutput], valid: int) -> list[int]:
+    """The first sure place of each valid sample, else the last, one by one."""
+    return [
+        next((place for place, output in enumerate(outputs) if output.exit[n]), len(outputs) - 1) for n in range(valid)
+    ]
+
+
+#: How three heads and a classifier share launches: the last place of each.
+SHARES = {
+    "a launch each": (0, 1, 2, 3),
+    "two and two": (1, 3),
+    "three, then the classifier": (2, 3),
+    "one launch for all": (3,),
+}
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("classes", CLASSES)
+@pytest.mark.parametrize("samples, valid", [(1, 1), (5, 5), (5, 2), (18, 17), (33, 16)])
+@pytest.mark.parametrize("logits_given", [True, False])
+def test_merged_answers(device, share, classes, samples, valid, logits_given):
+    if device.type == "cpu" and (samples > 5 or classes == "several softmax steps") and share != "two and two":
+        pytest.skip("too slow in the interpreter")
+    if device.type == "cpu" and samples > 18:
+        pytest.skip("too slow in the interpreter")
+    classes = CLASSES[classes]
+    heads, inputs = make_heads(samples, classes, device)
+    if logits_given:
+        last, final = None, torch.randn(samples, classes, device=device)
+        final_output = decide(final, 1.0, 1.0)
+    else:
+        last = ExitHead(
+            torch.randn(classes, 9, device=device), None, torch.ones((), device=device), torch.ones((), device=device),
+            "avg", (1, 1),
+        )  # fmt: skip
+        final = torch.randn(samples, 9, 3, 3, device=device)
+        final_output = spoken(last, final)
+    outputs = [*(spoken(head, x) for head, x in zip(heads, inputs, strict=True)), final_output]
+    buffers = ExitBuffers.allocate(4, samples, classes, with_probs=True, device=device)
+    buffers.valid.fill_(valid)
+    places, xs = [*heads, last], [*inputs, final]
+    launches, start = [], 0
+    for end in SHARES[share]:
+        launches.append((ExitLaunch(buffers, start, places[start : end + 1]), xs[start : end + 1]))
+        start = end + 1
+    wanted = expected_exits(outputs, valid)
+    for _ in range(2):  # counters are as they were
+        buffers.packed_answer.fill_(255)
+        for launch, some in launches:
+            launch(some)
+        label, exit_index, confidence, probs = buffers.answer(buffers.packed_answer)
+        assert exit_index[:valid].tolist() == wanted
+        for n, place in enumerate(wanted):
+            assert label[n] == outputs[place].label[n]
+            torch.testing.assert_close(confidence[n], outputs[place].confidence[n])
+            torch.testing.assert_close(probs[n], outputs[place].probs[n])
+        for place, output in enumerate(outputs):  # what each exit says is there, too
+            torch.testing.assert_close(buffers.probs[place], output.probs)
+            assert torch.equal(buffers.label[place], output.label)
+    assert len(set(wanted)) > 1 or valid < 5
+
+
+@pytest.mark.parametrize("samples, valid", [(1, 1), (6, 6), (6, 3), (20, 19)])
+def test_open_samples_are_published(device, samples, valid):
+    heads, inputs = make_heads(samples, 20, device)
+    published = torch.full((3,), -1, dtype=torch.int32)
+    if device.type == "cuda":
+        published = published.pin_memory()
+    buffers = ExitBuffers.allocate(4, samples, 20, with_probs=False, device=device)
+    buffers.valid.fill_(valid)
+    launches = [
+        ExitLaunch(buffers, place, [head], open_samples=published[place : place + 1])
+        for place, head in enumerate(heads)
+    ]
+    exits = torch.stack([spoken(head, x).exit for head, x in zip(heads, inputs, strict=True)]).cpu()
+    for _ in range(2):
+        published.fill_(-1)
+        for launch, x in zip(launches, inputs, strict=True):
+            launch([x])
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        assert published.tolist() == [valid - int(exits[: place + 1, :valid].any(0).sum()) for place in range(3)]
+
+
+def test_only_the_last_place_takes_logits(device):
+    buffers = ExitBuffers.allocate(3, 2, 4, with_probs=True, device=device)
+    with pytest.raises(ValueError, match="last place"):
+        ExitLaunch(buffers, 0, [None])
