@@ -5,10 +5,9 @@ import importlib
 import pytest
 import torch
 import torch.nn.functional as F
+from auxhead.kernels import max_pool2d
 from hypothesis import given
 from hypothesis import strategies as st
-
-from auxhead.kernels import max_pool2d
 
 LAST = torch.channels_last
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
