@@ -85,6 +85,8 @@ class BackboneRewriter:
             self._alone = runs_on_one_tensor(self._root, self._example)
         for name, child in list(module.named_children()):
             child_path = f"{path}.{name}" if path else name
+            if isinstance(child, torch.jit.ScriptModule):
+                continue
             if child not in self._alone:  # a list of layers, say, which the module may index
                 self._rewrite_children(child, child_path)
             elif next(child.children(), None) is not None:

@@ -125,7 +125,9 @@ def runs_on_one_tensor(backbone: nn.Module, x: Tensor) -> set[nn.Module]:
         alone = len(args) == 1 and isinstance(args[0], Tensor) and not kwargs
         called[module] = alone and called.get(module, True)
 
-    hooks = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in backbone.modules()]
+    # TorchScript takes no hooks; nor could its layers be rewritten.
+    modules = [module for module in backbone.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    hooks = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in modules]
     try:
         backbone(x)
     finally:

@@ -67,8 +67,11 @@ def make_trunk(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, 
 
     Raises:
         ValueError: a kind or a tap that there is not.
+        TypeError: an example that is not a tensor.
         RuntimeError: a tap that does not run once and in its place.
     """
+    if not isinstance(example_input, Tensor):
+        raise TypeError(f"example_input: got {type(example_input).__name__}, wants a torch.Tensor")
     if kind not in TRUNKS:
         raise ValueError(f"kind: got {kind!r}, wants one of {', '.join(map(repr, TRUNKS))}")
     layers = dict(backbone.named_modules(remove_duplicate=False))
