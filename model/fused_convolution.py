@@ -9,6 +9,11 @@ from torch import Tensor, nn
 COARSE_TOLERANCE = 2**-5
 
 
+def has_cudnn(x: Tensor) -> bool:
+    """Whether a convolution of ``x`` may go to cuDNN."""
+    return x.device.type == "cuda" and torch.backends.cudnn.enabled
+
+
 class FusedConvolution(nn.Module):
     """``conv -> batch norm -> (+ z) -> ReLU`` with the batch norm folded into the weights.
 
@@ -106,20 +111,20 @@ class FusedConvolution(nn.Module):
         self.fused = False
         if not self.relu:
             return None
-        if x.device.type != "cuda" or not torch.backends.cudnn.enabled:
+        if not has_cudnn(x):
             return "cuDNN's fused convolutions need cuDNN and a CUDA device"
         if isinstance(self.padding, str):
             return f"padding={self.padding!r} is not a number"
         if 1 < self.groups == x.shape[1]:
             return "depthwise convolutions are faster unfused"
-        plain = self(x, z)
+        plain = self.forward(x, z)  # not __call__: this may be running in a hook of it
         if z is not None and (z.shape != plain.shape or z.dtype != plain.dtype):
             return f"the summand {list(z.shape)} of {z.dtype} is not like the output {list(plain.shape)}"
         self.fused = True
         try:
             # Memory that is freed here is what the output lies in next: cuDNN's sum has it as a summand with factor 0.
             torch.full_like(plain, float("nan"))
-            error = (self(x, z).float() - plain.float()).abs().max().item() if plain.numel() else 0.0
+            error = (self.forward(x, z).float() - plain.float()).abs().max().item() if plain.numel() else 0.0
         except RuntimeError as refused:
             self.fused = False
             return f"cuDNN: {str(refused).splitlines()[0]}"

@@ -13,7 +13,7 @@ from auxhead.model.fused_aux_head import FusedAuxHead
 from auxhead.model.fused_convolution import FusedConvolution
 from auxhead.model.taps import ForwardLeft, listening
 from auxhead.model.trunk import TRUNKS, make_trunk
-from example_models import SmallNet, needs_gpu
+from example_models import SmallNet
 from torch import Tensor, nn
 
 LAST = torch.channels_last
@@ -48,7 +48,8 @@ def trunk_outputs(trunk, taps, x) -> list[Tensor]:
     return outputs(trunk.module, taps, x.contiguous(memory_format=trunk.memory_format), trunk.classifier)
 
 
-def assert_same(trunk, backbone, taps, x, roundings: float = 64) -> None:
+def assert_same(trunk, backbone, taps, x) -> None:
+    roundings = 512 if x.is_cuda else 64  # cuDNN may choose algorithms that round more often
     exact = outputs(copy.deepcopy(backbone).double(), taps, x.double())
     for mine, truth in zip(trunk_outputs(trunk, taps, x), exact, strict=True):
         assert mine.shape == truth.shape and mine.dtype == x.dtype
@@ -457,6 +458,83 @@ def test_what_needs_no_folding_is_shared() -> None:
     assert_same(trunk, backbone, [], x)
 
 
+# cuDNN's fused convolutions, played by plain ones
+
+
+def convolve_relu(x, weight, bias, stride, padding, dilation, groups):
+    return F.relu(F.conv2d(x, weight, bias, stride, padding, dilation, groups))
+
+
+def convolve_add_relu(x, weight, z, alpha, bias, stride, padding, dilation, groups):
+    assert z.shape[1] == weight.shape[0]
+    return F.relu(F.conv2d(x, weight, bias, stride, padding, dilation, groups) + alpha * z)
+
+
+def refuses(*_arguments):
+    raise RuntimeError("CUDNN_STATUS_NOT_SUPPORTED\nand more")
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    """Let convolutions on the CPU believe in cuDNN, whose operators the test gives."""
+
+    def play(relu, add_relu):
+        monkeypatch.setattr("auxhead.model.fused_convolution.has_cudnn", lambda x: True)
+        monkeypatch.setattr(torch, "cudnn_convolution_relu", relu)
+        monkeypatch.setattr(torch, "cudnn_convolution_add_relu", add_relu)
+
+    return play
+
+
+def test_cudnn_s_operators_get_the_right_arguments(cudnn) -> None:
+    cudnn(convolve_relu, convolve_add_relu)
+    backbone = torchvision_model("resnet18")
+    x = torch.randn(2, 3, 32, 32)
+    trunk = made(backbone, ["layer2.0"], x)
+    assert [conv.fused for conv in convolutions(trunk)] == [conv.relu for conv in convolutions(trunk)]
+    assert trunk.notes[1:] == ("Convolutions that run with their ReLU as one launch of cuDNN: 17.",)
+    assert_same(trunk, backbone, ["layer2.0"], x)
+
+
+@pytest.mark.parametrize(
+    "add_relu, why",
+    [(refuses, "cuDNN: CUDNN_STATUS_NOT_SUPPORTED"),
+     (lambda *a: convolve_add_relu(*a) + 1e3, "cuDNN's fused convolution is off by 1e+03"),
+     (lambda *a: convolve_add_relu(*a) * float("nan"), "cuDNN's fused convolution is off by nan")],
+    ids=["refuses", "is wrong", "gives NaN"],
+)  # fmt: skip
+def test_what_cudnn_does_not_do_right_runs_plain(cudnn, add_relu, why) -> None:
+    cudnn(convolve_relu, add_relu)
+    backbone = torchvision_model("resnet18")
+    x = torch.randn(2, 3, 32, 32)
+    trunk = made(backbone, [], x)
+    assert sum(conv.fused for conv in convolutions(trunk)) == 9
+    assert trunk.notes[2] == f"Convolutions whose ReLU runs by itself: 8, since {why}."
+    assert_same(trunk, backbone, [], x)
+
+
+def test_convolutions_that_cudnn_is_not_asked_for(cudnn) -> None:
+    cudnn(convolve_relu, convolve_add_relu)
+    for join, why in ((broadcast, "the summand [2, 4, 1, 1] of"), (lambda net, x: F.relu(net.wide(x)), "depthwise"),
+                      (lambda net, x: F.relu(net.same(x)), "padding='same'")):  # fmt: skip
+        layers = dict(wide=nn.Conv2d(4, 4, 3, groups=4), same=nn.Conv2d(4, 4, 3, padding="same"))
+        backbone = with_odd_norms(Net(join, **layers))
+        x = torch.randn(2, 4, 6, 6)
+        trunk = made(backbone, [], x)
+        assert not any(conv.fused for conv in convolutions(trunk)) and why in trunk.notes[1]
+        assert_same(trunk, backbone, [], x)
+
+
+def test_cudnn_s_operators_take_these_arguments() -> None:
+    """As far as that shows without a GPU: they are refused for their device, not for what they are."""
+    trunk = made(torchvision_model("resnet18"), [], x := torch.randn(1, 3, 32, 32))
+    for name, inputs in (("conv1_fused", 1), ("layer1_0_conv2_fused", 2)):
+        conv = trunk.module.get_submodule(name)
+        conv.fused = True
+        with pytest.raises(NotImplementedError, match="cudnn_convolution_.*CPU"):
+            conv(*[x if inputs == 1 else torch.randn(1, 64, 8, 8)] * inputs)
+
+
 # What cannot be traced or folded
 
 
@@ -734,42 +812,60 @@ def test_a_compiler_that_fails_leaves_the_backbone_as_it_is(monkeypatch) -> None
 # On a GPU
 
 
+def replayed(f):
+    """A graph of f(), and what it writes to."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = f()
+    return graph, y
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("name", ["resnet18", "resnet50", "mobilenet_v3_small", "googlenet"])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, LAST], ids=["nchw", "channels_last"])
-@pytest.mark.usefixtures("on_gpu")
-class TestOnGpu:
-    pytestmark = needs_gpu
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "mobilenet_v3_small", "googlenet"])
+@torch.no_grad()
+def test_dtypes_layouts_and_replays(name, memory_format, dtype) -> None:
+    taps = ["layer1", "layer4.1"] if "resnet" in name else []
+    backbone = torchvision_model(name).to("cuda", dtype).to(memory_format=memory_format)
+    x = torch.randn(4, 3, 64, 64, device="cuda", dtype=dtype).contiguous(memory_format=memory_format)
+    trunk = made(backbone, taps, x)
+    exact = outputs(copy.deepcopy(backbone).double(), taps, x.double())
 
-    @pytest.fixture
-    def on_gpu(self):
-        return None
+    def error(found):
+        pairs = zip(found, exact, strict=True)
+        return max(((y.double() - truth).abs().max() / truth.abs().max()).item() for y, truth in pairs)
 
-    def test_dtypes_and_replays(self, name, dtype, memory_format) -> None:
-        taps = {"resnet18": ["layer1", "layer4.1"], "resnet50": ["layer1", "layer4.1"]}.get(name, [])
-        backbone = torchvision_model(name).to("cuda", dtype).to(memory_format=memory_format)
-        x = torch.randn(4, 3, 64, 64, device="cuda", dtype=dtype).contiguous(memory_format=memory_format)
-        trunk = made(backbone, taps, x)
-        own = max(self.errors(outputs(backbone, taps, x), backbone, taps, x))
-        assert (
-            max(self.errors(trunk_outputs(trunk, taps, x), backbone, taps, x)) <= 3 * own + 4 * torch.finfo(dtype).eps
-        )
-        if dtype == torch.float16:
-            groups_of_one = [conv for conv in convolutions(trunk) if conv.relu and conv.groups == 1]
-            assert groups_of_one and all(conv.fused for conv in groups_of_one), trunk.notes
-        static = x.contiguous(memory_format=trunk.memory_format)
-        graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(graph):
-            y = trunk.module(static)
-        with torch.no_grad():
-            for _ in range(2):
-                graph.replay()
-                assert torch.equal(y, trunk.module(static))
-                with_odd_norms(backbone)
-                trunk.refresh()
-                static.copy_(torch.randn_like(static))
+    allowed = 3 * error(outputs(backbone, taps, x)) + 16 * torch.finfo(dtype).eps
+    assert error(trunk_outputs(trunk, taps, x)) <= allowed
+    if dtype == torch.float16:
+        with_relu = [conv for conv in convolutions(trunk) if conv.relu and conv.groups == 1]
+        assert with_relu and all(conv.fused for conv in with_relu), trunk.notes
 
-    @staticmethod
-    def errors(found, backbone, taps, x):
-        exact = outputs(copy.deepcopy(backbone).double(), taps, x.double())
-        return [((y.double() - z).abs().max() / z.abs().max()).item() for y, z in zip(found, exact, strict=True)]
+    static = x.contiguous(memory_format=trunk.memory_format)
+    graph, y = replayed(lambda: trunk.module(static))
+    for _ in range(3):
+        graph.replay()
+        assert torch.equal(y, trunk.module(static))
+        with_odd_norms(backbone)  # and the graph sees what they are now
+        trunk.refresh()
+        static.normal_()
+
+
+@needs_compiler
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@torch.no_grad()
+def test_a_compiled_trunk_can_be_captured() -> None:
+    backbone = with_odd_norms(SmallNet()).to("cuda", torch.float16).to(memory_format=LAST)
+    static = torch.randn(4, 3, 32, 32, device="cuda", dtype=torch.float16).contiguous(memory_format=LAST)
+    trunk = made(backbone, SmallNet.taps, static, "inductor")
+    seen = []
+    with listening(trunk.module, SmallNet.taps, lambda place, _y: seen.append(place)):
+        graph, y = replayed(lambda: trunk.module(static))
+    assert seen == [0, 1, 2]
+    for _ in range(2):
+        graph.replay()
+        assert torch.equal(y, trunk.module(static))
+        static.normal_()
