@@ -226,6 +226,11 @@ def other_in_place_sum(net, x):
     return F.relu(z)
 
 
+def in_place_sum_in_a_summand_used_again(net, x):
+    z = x * 1.5
+    return F.relu(z.add_(net.first(x))) + z
+
+
 def sum_behind_a_change_of_x(net, x):
     x = x * 1.0
     y = net.first(x)
@@ -292,6 +297,7 @@ JOINS = [
     (lambda net, x: net.relu(net.norm_a(net.relu(x))), 0, 0),
     (in_place_sum, 1, 1),
     (other_in_place_sum, 0, 0),
+    (in_place_sum_in_a_summand_used_again, 0, 0),
     (sum_behind_a_change_of_x, 0, 0),
     (two_users, 0, 0),
     (sum_with_two_users, 0, 0),
