@@ -7,6 +7,7 @@ from .fused_head_reference import decide, fused_head_reference, pooled_features
 from .head_arguments import POOLS, check_input, check_pool
 from .head_output import HeadOutput
 from .launch_config import LaunchConfig
+from .max_pool import max_pool2d
 
 __all__ = [
     "CRITERIA",
@@ -24,6 +25,7 @@ __all__ = [
     "decide",
     "fused_head",
     "fused_head_reference",
+    "max_pool2d",
     "pooled_features",
     "runs_triton",
 ]

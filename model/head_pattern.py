@@ -40,7 +40,7 @@ def match_head(module: nn.Module) -> HeadPattern | str:
         where = f"'{path}' ({type(part).__name__})"
         if "forward" in vars(part):
             return f"{where} has a forward of its own"
-        if _has_hooks(part):
+        if has_hooks(part):
             return f"{where} carries hooks, which a fused head would not call"
         if type(part) is nn.Identity:
             continue
@@ -78,7 +78,7 @@ def match_head(module: nn.Module) -> HeadPattern | str:
         return "has no Linear"
     if linear[1].weight.dtype not in FLOAT_DTYPES:
         return f"is {linear[1].weight.dtype}, which a fused head does not compute in"
-    if _has_hooks(module):
+    if has_hooks(module):
         return "carries hooks, which a fused head would not call"
     return HeadPattern(pool, pool_size, 1.0 - keep, *linear)
 
@@ -89,12 +89,13 @@ def _parts(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
     for name, child in module._modules.items():  # named_children() would skip a module that occurs twice
         if child is None:
             continue
-        nested = type(child) is nn.Sequential and not _has_hooks(child)
+        nested = type(child) is nn.Sequential and not has_hooks(child)
         parts += _parts(child, f"{prefix}{name}.") if nested else [(prefix + name, child)]
     return parts
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module carries hooks of its own, which whatever stands in for it would not call."""
     return any(
         getattr(module, name)
         for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -1,0 +1,76 @@
+"""``max_pool2d``: max-pooling that is fast for channels_last maps, and PyTorch's own for all others."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .fused_head import runs_triton
+from .head_arguments import FLOAT_DTYPES
+
+try:
+    from . import max_pool_kernel as kernel
+except ImportError:  # no Triton for this platform
+    kernel = None  # type: ignore[assignment]
+
+#: The kernel writes out the reads of a window one by one; larger windows are rare and no longer bound by memory.
+LARGEST_WINDOW = 49
+#: Positions and programs are counted in int32.
+MOST_POSITIONS = 2**31 - 2**11
+
+
+def max_pool2d(
+    x: Tensor,
+    kernel_size: int | tuple[int, int],
+    stride: int | tuple[int, int] | None = None,
+    padding: int | tuple[int, int] = 0,
+) -> Tensor:
+    """Pool as ``torch.nn.functional.max_pool2d`` does, bit for bit; NaN wins over every number.
+
+    The Triton kernel runs where :func:`runs_triton` says so, if x is a dense channels_last map of float32, float16 or
+    bfloat16 and a window has at most 49 elements. All else goes to PyTorch, as does an x whose gradient is wanted.
+
+    Args:
+        x: [N, C, H, W] or whatever else PyTorch takes.
+        kernel_size: of the window, k or (k_h, k_w).
+        stride: between windows; None is the kernel size.
+        padding: of x with -inf on either side, at most half the kernel size.
+
+    Returns:
+        Tensor: [N, C, H_out, W_out] in the dtype of x, channels_last if x is.
+
+    Raises:
+        RuntimeError: PyTorch's own, for arguments that it refuses.
+    """
+    kernel_pair = _pair(kernel_size)
+    stride_pair = kernel_pair if stride is None else _pair(stride)
+    padding_pair = _pair(padding)
+    if kernel is not None and _takes(x, kernel_pair, stride_pair, padding_pair):
+        out_h, out_w = (
+            (size + 2 * pad - window) // step + 1
+            for size, pad, window, step in zip(x.shape[2:], padding_pair, kernel_pair, stride_pair, strict=True)
+        )
+        if out_h > 0 and out_w > 0 and x.shape[0] * max(x.shape[2] * x.shape[3], out_h * out_w) <= MOST_POSITIONS:
+            return kernel.launch_max_pool(x, kernel_pair, stride_pair, padding_pair, (out_h, out_w))
+    return F.max_pool2d(x, kernel_size, stride, padding)
+
+
+def _takes(x: Tensor, kernel_size: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]) -> bool:
+    """Whether the kernel can pool this; what PyTorch would refuse, it is left to refuse."""
+    return (
+        runs_triton(x)
+        and x.ndim == 4
+        and x.dtype in FLOAT_DTYPES
+        and x.numel() > 0
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and not (x.requires_grad and torch.is_grad_enabled())
+        and len(kernel_size) == len(stride) == len(padding) == 2
+        and min(kernel_size) > 0
+        and kernel_size[0] * kernel_size[1] <= LARGEST_WINDOW
+        and min(stride) > 0
+        and all(0 <= pad <= window // 2 for pad, window in zip(padding, kernel_size, strict=True))
+    )
+
+
+def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
+    """(v, v) for a number; a sequence, of whatever length, as it is."""
+    return (value, value) if isinstance(value, int) else tuple(value)

@@ -1,0 +1,75 @@
+"""Max-pooling of channels_last maps as one Triton launch.
+
+    out[n, c, i, j] = max of x[n, c, i * stride_h - padding_h + a, j * stride_w - padding_w + b] over a and b
+
+A program takes a block of output positions (of all samples in one row) times a block of channels, which lie next to
+each other in memory: every read of the window is a row of whole cache lines. Prefixes: ``pid_`` program, ``off_`` index
+along a dimension, ``mask_`` what of it exists, ``acc_`` accumulator.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+#: Outputs of a program: 8 for each of 128 threads, so that a thread reads 16 bytes of float16 at a time.
+BLOCK_ELEMENTS = 1024
+#: Channels of a program, at most: 128 bytes of float16 are a cache line.
+MOST_CHANNELS = 64
+
+
+@triton.jit
+def max_pool_kernel(
+    x,  # [N, C, H, W], dense in the order N, H, W, C
+    out,  # [N, C, OUT_H, OUT_W], dense in the order N, OUT_H, OUT_W, C
+    POSITIONS, C, H, W, OUT_H, OUT_W,
+    WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    PADDING_H: tl.constexpr, PADDING_W: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """See the module's docstring; the launcher below has sized everything."""
+    channel_blocks = tl.cdiv(C, BLOCK_C)
+    pid_c = tl.program_id(0) % channel_blocks
+    pid_p = tl.program_id(0) // channel_blocks
+    off_c = pid_c * BLOCK_C + tl.arange(0, BLOCK_C)
+    off_p = pid_p * BLOCK_P + tl.arange(0, BLOCK_P)
+    mask_c = off_c < C
+    mask_p = off_p < POSITIONS
+    start_h = off_p // OUT_W % OUT_H * STRIDE_H - PADDING_H
+    start_w = off_p % OUT_W * STRIDE_W - PADDING_W
+    row = off_p // OUT_W // OUT_H * H  # of the sample's first line among the lines of all samples
+    acc = tl.full((BLOCK_P, BLOCK_C), float("-inf"), tl.float32)
+    for a in tl.static_range(WINDOW_H):
+        for b in tl.static_range(WINDOW_W):
+            off_h = start_h + a
+            off_w = start_w + b
+            inside = mask_p & (off_h >= 0) & (off_h < H) & (off_w >= 0) & (off_w < W)
+            offset = ((row + off_h).to(tl.int64) * W + off_w) * C
+            pointer = x + offset[:, None] + off_c[None, :]
+            value = tl.load(pointer, mask=inside[:, None] & mask_c[None, :], other=float("-inf")).to(tl.float32)
+            # In PyTorch's order and words: of equal zeros the first one stays, and so does NaN, which tl.maximum drops.
+            acc = tl.where((value > acc) | (value != value), value, acc)
+    pointer = out + off_p.to(tl.int64)[:, None] * C + off_c[None, :]
+    tl.store(pointer, acc.to(out.dtype.element_ty), mask=mask_p[:, None] & mask_c[None, :])
+
+
+def launch_max_pool(
+    x: Tensor,
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    out_size: tuple[int, int],
+) -> Tensor:
+    """Run the kernel once on a dense channels_last map that was checked; there is at least one output."""
+    samples, channels, height, width = x.shape
+    positions = samples * out_size[0] * out_size[1]
+    out = torch.empty((samples, channels, *out_size), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    block_c = min(triton.next_power_of_2(channels), MOST_CHANNELS)
+    block_p = BLOCK_ELEMENTS // block_c
+    programs = triton.cdiv(positions, block_p) * triton.cdiv(channels, block_c)
+    with torch.cuda.device_of(x):
+        max_pool_kernel[(programs,)](
+            x, out, positions, channels, height, width, *out_size, *kernel_size, *stride, *padding,
+            BLOCK_P=block_p, BLOCK_C=block_c, num_warps=4,
+        )  # fmt: skip
+    return out

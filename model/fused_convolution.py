@@ -1,0 +1,152 @@
+"""``FusedConvolution``: a convolution and what follows it, as few launches as cuDNN has for them."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+#: cuDNN's fused convolution has to agree with the plain one this well, relative to the largest output; the trunk as a
+#: whole is checked much more strictly.
+COARSE_TOLERANCE = 2**-5
+
+
+def has_cudnn(x: Tensor) -> bool:
+    """Whether a convolution of ``x`` may go to cuDNN."""
+    return x.device.type == "cuda" and torch.backends.cudnn.enabled
+
+
+class FusedConvolution(nn.Module):
+    """``conv -> batch norm -> (+ z) -> ReLU`` with the batch norm folded into the weights.
+
+    Where cuDNN's fused convolution takes it (:meth:`choose`), sum, bias and ReLU cost no launch of their own; elsewhere
+    it is a plain convolution with what is left of the others behind it. Where nothing changes the weight, it is the
+    source's own parameter; otherwise weight and bias are copies, which :meth:`refresh` brings up to date.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None = None) -> None:
+        """Fold ``norm``, whose running statistics are used, into ``conv``; neither is changed."""
+        super().__init__()
+        self.relu = False
+        self.fused = False
+        # In a tuple, lest the sources become submodules: they are the user's.
+        self._sources = (conv, norm)
+        self._bias_giver: tuple[FusedConvolution, ...] = ()
+        self.gives_bias = False
+        self.stride, self.dilation, self.groups = conv.stride, conv.dilation, conv.groups
+        self.padding = conv.padding
+        weight, bias = self._folded_weight(), self._folded_bias()
+        if weight is conv.weight:
+            self.weight = conv.weight
+        else:
+            self.register_buffer("weight", weight, persistent=False)
+        if bias is None or bias is conv.bias:
+            self.bias = conv.bias
+        else:
+            self.register_buffer("bias", bias, persistent=False)
+
+    @property
+    def folds_norm(self) -> bool:
+        """Whether a batch norm is in the weights."""
+        return self._sources[1] is not None
+
+    def take_bias_of(self, other: "FusedConvolution") -> None:
+        """Add the bias of ``other``, whose output is this one's summand, here, where it costs no launch."""
+        if other.bias is None:
+            return
+        self._bias_giver = (other,)
+        other.gives_bias = True
+        bias = self._folded_bias()
+        del self.bias
+        self.register_buffer("bias", bias, persistent=False)
+
+    def _scale(self) -> Tensor | None:
+        """[C_out], what the batch norm multiplies by, at least in float32; None without one."""
+        norm = self._sources[1]
+        if norm is None or norm.running_var is None:
+            return None
+        variance = norm.running_var.to(torch.promote_types(norm.running_var.dtype, torch.float32))
+        scale = torch.rsqrt(variance + norm.eps)
+        return scale if norm.weight is None else scale * norm.weight
+
+    @torch.no_grad()
+    def _folded_weight(self) -> Tensor:
+        weight = self._sources[0].weight
+        scale = self._scale()
+        folded = weight if scale is None else (weight * scale[:, None, None, None]).to(weight.dtype)
+        return folded.contiguous(memory_format=torch.channels_last)
+
+    def _exact_bias(self) -> Tensor | None:
+        """Before it is rounded to the dtype of the weight; without that of another convolution."""
+        conv, norm = self._sources
+        scale = self._scale()
+        if norm is None or norm.running_mean is None or scale is None:
+            return conv.bias
+        bias = -norm.running_mean if conv.bias is None else conv.bias - norm.running_mean.to(scale.dtype)
+        return bias * scale if norm.bias is None else bias * scale + norm.bias
+
+    @torch.no_grad()
+    def _folded_bias(self) -> Tensor | None:
+        bias = self._exact_bias()
+        for giver in self._bias_giver:
+            given = giver._exact_bias()
+            if bias is None or given is None:
+                bias = given if bias is None else bias
+            else:
+                bias = bias.to(torch.promote_types(bias.dtype, torch.float32)) + given
+        return None if bias is None else bias.to(self._sources[0].weight.dtype)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Fold again, in place, from what the sources hold now."""
+        with torch.inference_mode(False):
+            for mine, now in ((self.weight, self._folded_weight()), (self.bias, self._folded_bias())):
+                if mine is not None and now is not None and now is not mine:
+                    mine.copy_(now)
+
+    @torch.no_grad()
+    def choose(self, x: Tensor, z: Tensor | None = None) -> str | None:
+        """Use cuDNN's fused convolution if it takes this input and agrees with the plain one; else return why not."""
+        self.fused = False
+        if not self.relu:
+            return None
+        if not has_cudnn(x):
+            return "cuDNN's fused convolutions need cuDNN and a CUDA device"
+        if isinstance(self.padding, str):
+            return f"padding={self.padding!r} is not a number"
+        if 1 < self.groups == x.shape[1]:
+            return "depthwise convolutions are faster unfused"
+        plain = self.forward(x, z)  # not __call__: this may be running in a hook of it
+        if z is not None and (z.shape != plain.shape or z.dtype != plain.dtype):
+            return f"the summand {list(z.shape)} of {z.dtype} is not like the output {list(plain.shape)}"
+        self.fused = True
+        try:
+            # Memory that is freed here is what the output lies in next: cuDNN's sum has it as a summand with factor 0.
+            torch.full_like(plain, float("nan"))
+            error = (self.forward(x, z).float() - plain.float()).abs().max().item() if plain.numel() else 0.0
+        except RuntimeError as refused:
+            self.fused = False
+            return f"cuDNN: {str(refused).splitlines()[0]}"
+        self.fused = error <= COARSE_TOLERANCE * plain.float().abs().max().item() if plain.numel() else False
+        return None if self.fused else f"cuDNN's fused convolution is off by {error:.3g}"
+
+    def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+        """Convolve x [N, C, H, W]; add z, of the output's shape, if there is one; apply the ReLU if there is one."""
+        bias = None if self.gives_bias else self.bias
+        if self.fused and not isinstance(self.padding, str):
+            if z is None:
+                return torch.cudnn_convolution_relu(
+                    x, self.weight, bias, self.stride, self.padding, self.dilation, self.groups
+                )
+            return torch.cudnn_convolution_add_relu(
+                x, self.weight, z, 1.0, bias, self.stride, self.padding, self.dilation, self.groups
+            )
+        y = F.conv2d(x, self.weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        if z is not None:
+            y = y + z
+        return F.relu(y) if self.relu else y
+
+    def extra_repr(self) -> str:
+        """Show what is in it."""
+        return f"norm={self.folds_norm}, relu={self.relu}, fused={self.fused}, stride={self.stride}"
