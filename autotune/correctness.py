@@ -30,10 +30,17 @@ class Truth(NamedTuple):
     """What the eager network says about a batch of N, and how sure that is."""
 
     answer: Answer
-    near: Tensor
-    """[N] bool: within rounding of a threshold on the way, or of another class at the exit."""
+    near_threshold: Tensor
+    """[N] bool: within rounding of a threshold on the way, so that it may leave at another exit."""
+    possible: Tensor
+    """[N, K] bool: the classes within rounding of the label's logit at the exit, the label among them."""
     slack: Tensor
     """[N]: by how much the confidence may be off."""
+
+    @property
+    def near(self) -> Tensor:
+        """[N] bool: whether rounding may change the answer."""
+        return self.near_threshold | (self.possible.sum(1) > 1)
 
 
 class Rounding(NamedTuple):
@@ -83,7 +90,8 @@ def eager_truth(logits: Sequence[Tensor], heads: Sequence[FusedAuxHead], roundin
         rounding: of the network.
     """
     samples, device = len(logits[0]), logits[0].device
-    open_, near = (torch.full((samples,), value, device=device) for value in (True, False))
+    open_, near_threshold = (torch.full((samples,), value, device=device) for value in (True, False))
+    possible = torch.zeros_like(logits[0], dtype=torch.bool)
     label, exit_index = (torch.zeros(samples, dtype=torch.int64, device=device) for _ in range(2))
     confidence, slack = (torch.zeros(samples, dtype=torch.float64, device=device) for _ in range(2))
     for place, at_exit in enumerate(logits):
@@ -94,16 +102,15 @@ def eager_truth(logits: Sequence[Tensor], heads: Sequence[FusedAuxHead], roundin
             threshold = float(rule.threshold_tensor.item())
             leaves &= sure > threshold
             if 0.0 < threshold < 1.0:  # beyond the ends of the range nothing can be rounded
-                near |= open_ & ((sure - threshold).abs() <= ROUNDINGS * rounding.confidence[place])
-        if at_exit.shape[1] > 1:
-            first, second = at_exit.double().topk(2, dim=1).values.unbind(1)
-            near |= leaves & (first - second <= ROUNDINGS * rounding.logit[place])
+                near_threshold |= open_ & ((sure - threshold).abs() <= ROUNDINGS * rounding.confidence[place])
+        below_first = at_exit.double().amax(1, keepdim=True) - at_exit.double()  # [N, K]
+        possible |= leaves[:, None] & (below_first <= ROUNDINGS * rounding.logit[place])
         label = torch.where(leaves, at_exit.argmax(1), label)
         exit_index = torch.where(leaves, place, exit_index)
         confidence = torch.where(leaves, sure, confidence)
         slack = torch.where(leaves, ROUNDINGS * rounding.confidence[place], slack)
         open_ &= ~leaves
-    return Truth(Answer(label, confidence, exit_index), near, slack)
+    return Truth(Answer(label, confidence, exit_index), near_threshold, possible, slack)
 
 
 class Comparison:
@@ -122,14 +129,18 @@ class Comparison:
         wanted = truth.answer
         if found.label.shape != wanted.label.shape:
             raise ValueError(f"answers for {tuple(found.label.shape)} samples, wants {tuple(wanted.label.shape)}")
-        differs = (found.label != wanted.label) | (found.exit_index != wanted.exit_index)
+        elsewhere = found.exit_index != wanted.exit_index
+        differs = elsewhere | (found.label != wanted.label)
+        classes = truth.possible.shape[1]
+        tied = truth.possible.gather(1, found.label.clamp(0, classes - 1)[:, None])[:, 0]
+        excused = differs & torch.where(elsewhere, truth.near_threshold, tied)
         off = ~((found.confidence.double() - wanted.confidence).abs() <= truth.slack)  # a NaN is off, too
         self._samples += len(differs)
-        counts = (differs, differs & truth.near, truth.near, off & ~differs)
+        counts = (differs, excused, truth.near, off & ~elsewhere)
         self._counted.append(torch.stack([mask.sum() for mask in counts]))
 
     def counts(self) -> dict[str, int]:
-        """Return samples, differing, differing_near, near, and confidence_off: right but too sure or not enough."""
+        """Return the counts that :class:`~auxhead.autotune.record.Record` holds; confidences only of right exits."""
         total = torch.stack(self._counted).sum(0).tolist() if self._counted else [0, 0, 0, 0]
         names = ("differing", "differing_near", "near", "confidence_off")
         return {"samples": self._samples, **dict(zip(names, total, strict=True))}

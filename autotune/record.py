@@ -51,8 +51,9 @@ class Record:
     """Baselines of the same run: role ("bare" or "truncated"), variant, host_us and device_us (medians), host_ratio and
     device_ratio (this variant's over the baseline's)."""
     correctness: dict[str, Any] | None = None
-    """samples compared with the eager truth; differing: those with another label or exit; differing_near: of those, how
-    many lie within rounding of a threshold or of another class; near: how many samples lie there at all."""
+    """samples compared with the eager truth; differing: those with another label or exit; differing_near: how many of
+    those rounding explains, the confidence being that close to a threshold or the two classes to each other; near: how
+    many samples lie that close at all; confidence_off: those that are too sure or not enough."""
     notes: list[str] = field(default_factory=list)
     error: str | None = None
     """Why there are no numbers; None where there are."""
