@@ -208,13 +208,20 @@ class _CellBench:
             raise DeviceLost(f"{variant.name}: {error}; the CUDA context is lost ({_one_line(lost)})") from lost
 
     def _compare(self, unit: Unit, variant: Variant) -> dict[str, int]:
-        """Compare every capture with the eager truth on the same trunk, for all inputs."""
+        """Compare every capture with the eager truth on the same trunk, for all inputs.
+
+        Where no sample leaves early nothing shows what the heads say. A variant that is measured there alone is also
+        compared with two inputs for an exit at each tap.
+        """
         pattern = unit.pattern if variant.exits_early else NEVER
+        of_heads = self.subject.network.taps if variant.exits_early and not variant.exits else ()
         comparison = Comparison()
-        for place, x in enumerate(self.subject.inputs):
-            truth = self._truth(variant.trunk, pattern, place)
-            for capture in self._built[variant.name]:
-                comparison.add(capture.answer(capture.call(x)), truth)
+        for exits in (pattern, *of_heads):
+            for place, x in enumerate(self.subject.inputs if exits == pattern else self.subject.inputs[:2]):
+                truth = self._truth(variant.trunk, exits, place)
+                with self.subject.exits(exits if variant.exits_early else unit.pattern):
+                    for capture in self._built[variant.name]:
+                        comparison.add(capture.answer(capture.call(x)), truth)
         return comparison.counts()
 
     def _truth(self, trunk: str, pattern: str, place: int) -> Truth:

@@ -157,15 +157,19 @@ class Compiled:
 
     def __init__(self, network: EarlyExitNetwork, heads: Sequence[NaiveHead], mode: str) -> None:
         """Compile at the first call; without ``heads`` the bare backbone."""
-        module = _HeadsInForward(network, heads)
+        # Not _HeadsInForward without heads: what is compiled for one is reused for the other, as hooks are not guarded.
+        module = _HeadsInForward(network, heads) if heads else copy.deepcopy(network.backbone)
         self._compiled = torch.compile(module, mode=mode, dynamic=False)
+        self._heads = len(heads)
         self._last_exit = len(network.taps)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Said:
         """Answer for a batch like the first; what the heads say is valid until the next call."""
         torch.compiler.cudagraph_mark_step_begin()
-        heads, logits = self._compiled(x)
+        heads, logits = self._compiled(x) if self._heads else ([], self._compiled(x))
+        if len(heads) != self._heads:  # samples that leave at the classifier would not show it
+            raise RuntimeError(f"torch.compile left out heads: {len(heads)} of {self._heads} said something")
         return Said(heads, logits.clone(), self._last_exit)
 
 

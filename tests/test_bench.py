@@ -12,7 +12,7 @@ from auxhead.autotune.__main__ import app
 from auxhead.autotune.bench import DeviceLost, Plan, chosen_variants, paired_with, run_cell, units_of, unsettled
 from auxhead.autotune.cells import Cell, chosen_cells, core_matrix, resnet_cell
 from auxhead.autotune.correctness import Answer, Comparison, Rounding, Truth, eager_truth, measure_rounding, verdict
-from auxhead.autotune.peers import HeadSaid, Said, merged
+from auxhead.autotune.peers import Compiled, HeadSaid, NaiveHead, Said, Trunk, in_line, merged
 from auxhead.autotune.record import append_record, read_records
 from auxhead.autotune.subject import build_subject, subject_of
 from auxhead.autotune.tables import COLUMNS, as_markdown, bench_tables
@@ -178,6 +178,19 @@ def test_one_wrong_capture_of_five_is_found(subject, plan, monkeypatch):
     assert [one.variant for one in records] == ["graph-bare@as_is"] and records[0].error is not None
 
 
+def test_wrong_heads_are_found_though_no_sample_leaves_early(subject, plan, monkeypatch):
+    class Wrong(NaiveHead):
+        def forward(self, x):
+            said = super().forward(x)
+            return said._replace(label=(said.label + 1) % 5)
+
+    monkeypatch.setattr(variants, "NaiveHead", Wrong)
+    only = changed(plan, wanted=("graph-naive@as_is", "graph-fused@as_is"), exits=lambda patterns: ["never"])
+    errors = {one.variant: one.error for one in run(subject, only)}
+    assert errors["graph-fused@as_is"] is None and errors["graph-bare@as_is"] is None
+    assert errors["graph-naive@as_is"].startswith("answers differ from the eager network's: 120 of 200 samples")
+
+
 def test_what_raises_while_it_is_timed_fails_alone(subject, plan, monkeypatch):
     timed = bench.time_captures
 
@@ -281,6 +294,7 @@ def test_truth_says_what_lies_within_rounding():
     truth = eager_truth([logits, last], [head], Rounding([1e-3, 1e-3], [1e-3, 1e-3]))
     assert truth.answer.label.tolist() == [0, 1, 1, 1] and truth.answer.exit_index.tolist()[0::2] == [0, 1]
     assert truth.near.tolist() == [False, True, True, False]
+    assert truth.possible.tolist() == [[True, False], [False, True], [True, True], [False, True]]
     never = FusedAuxHead(4, 2, rule=1.0)  # a confidence close to 1.0 is not near a threshold that nothing exceeds
     sure = torch.tensor([[50.0, 0.0]])
     assert not eager_truth([sure, sure], [never], Rounding([1e-3] * 2, [1e-3] * 2)).near.any()
@@ -288,7 +302,9 @@ def test_truth_says_what_lies_within_rounding():
 
 def test_comparison():
     right = Answer(torch.tensor([1, 2, 3, 0]), torch.full((4,), 0.5).double(), torch.tensor([0, 0, 1, 1]))
-    truth = Truth(right, torch.tensor([False, True, True, False]), torch.full((4,), 0.01))
+    possible = torch.eye(4, dtype=torch.bool)[right.label]
+    possible[1, 0] = True  # the second sample's label may be 0 as well, the third may leave elsewhere
+    truth = Truth(right, torch.tensor([False, False, True, False]), possible, torch.full((4,), 0.01))
 
     def counts(**changes):
         comparison = Comparison()
@@ -300,6 +316,8 @@ def test_comparison():
     assert fine == {"samples": 8, "differing": 2, "differing_near": 2, "near": 4, "confidence_off": 0}
     assert verdict(fine) is None
     assert verdict(counts(label=torch.tensor([0, 2, 3, 0]))).startswith("answers differ")
+    assert "1 of 8" in verdict(counts(label=torch.tensor([1, 3, 3, 0])))
+    assert "1 of 8" in verdict(counts(label=torch.tensor([1, 2, 3, 4])))
     assert "1 of 8" in verdict(counts(exit_index=torch.tensor([0, 0, 1, 0])))
     for wrong in (0.52, float("nan")):
         off = counts(confidence=torch.tensor([0.5, 0.5, 0.5, wrong]).double())
@@ -316,6 +334,35 @@ def test_merging_takes_the_first_sure_head():
     ]
     answer = merged(Said(heads, torch.tensor([[9.0, 0.0]] * 3), 2))
     assert answer.label.tolist() == [1, 2, 0] and answer.exit_index.tolist() == [0, 1, 2]
+
+
+def test_compiled_heads_answer_as_hooked_ones(subject, monkeypatch):
+    compiler = torch.compile
+
+    def without_inductor(module, *, mode, dynamic):
+        assert mode == "reduce-overhead" and dynamic is False
+        return compiler(module, backend="aot_eager", fullgraph=True, dynamic=False)
+
+    monkeypatch.setattr(torch, "compile", without_inductor)
+    network, heads = subject.network, [NaiveHead(head) for head in subject.heads]
+    bare, compiled = (Compiled(network, some, "reduce-overhead") for some in ([], heads))
+    for x in subject.inputs:
+        assert not bare(x).heads
+        said = compiled(x)
+        with torch.no_grad():
+            wanted = in_line(Trunk(network.backbone, None), network.taps, heads, x)
+        assert len(said.heads) == 3 and torch.allclose(said.last, wanted.last, atol=1e-5, rtol=0.0)
+        assert torch.equal(merged(said).label, merged(wanted).label)
+        assert torch.allclose(bare(x).last, wanted.last, atol=1e-5, rtol=0.0)
+    for module in network.backbone.modules():
+        assert not module._forward_hooks  # those that are compiled in are a copy's
+
+
+def test_compiled_heads_must_not_get_lost(subject, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda module, **_: lambda x: ([], module.backbone(x)))
+    compiled = Compiled(subject.network, [NaiveHead(head) for head in subject.heads], "reduce-overhead")
+    with pytest.raises(RuntimeError, match="left out heads: 0 of 3"):
+        compiled(subject.example)
 
 
 def test_ratios_are_to_the_same_trunk_of_the_same_run():
