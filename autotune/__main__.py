@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..model.bad_input import BadInput
-from .bench import ROUNDS, DeviceLost, Plan, run_cell, unsettled
+from .bench import DeviceLost, run_cell
 from .cells import STAGES, Cell, chosen_cells
 from .environment import environment
+from .plan import ROUNDS, Plan, unsettled
 from .record import BadRecord, Record, read_records
 from .subject import Subject, build_subject, is_factory, load_subject
 from .tables import as_markdown, as_rich, bench_tables
@@ -124,7 +125,7 @@ def bench(
         _print_tables(console, [record for record in found if _identity(record.cell) in chosen])
         console.print(f"Records: {where}", highlight=False, soft_wrap=True)
         if failed:
-            raise BadInput(f"{len(failed)} cells could not be measured, the first: {failed[0]}")
+            raise BadInput(f"{len(failed)} of {len(left)} cells could not be measured, the first: {failed[0]}")
 
 
 @app.command()

@@ -3,34 +3,21 @@
 import datetime
 import gc
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from .cells import NEVER, OWN, Cell
+from .cells import NEVER
 from .correctness import Comparison, Rounding, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
 from .environment import clocks
-from .record import Record, append_record, is_settled, read_records
+from .plan import Plan, Unit
+from .record import Record, append_record
 from .subject import Subject
 from .timing import VariantFailed, spread, time_captures
-from .variants import (
-    AS_IS,
-    Capture,
-    Factories,
-    Variant,
-    Workshop,
-    bare_name,
-    catalogue,
-    project_factories,
-    truncated_name,
-)
+from .variants import AS_IS, Capture, Variant, Workshop, bare_name, truncated_name
 
-#: Timed rounds of each variant, unless asked otherwise: ten of each fresh capture.
-ROUNDS = 50
 #: Back-to-back calls last about this long, microseconds, within the bounds below.
 BLOCK_US = 2000.0
 REPEATS = (3, 20)
@@ -38,67 +25,6 @@ REPEATS = (3, 20)
 
 class DeviceLost(RuntimeError):
     """The CUDA context takes no more work, so that nothing else can be measured by this process."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to measure and where to keep it."""
-
-    out: Path
-    environment: dict[str, Any]
-    rounds: int = ROUNDS
-    wanted: tuple[str, ...] = ()
-    """Globs of variant names; none: all that are measured by default."""
-    fresh: bool = False
-    """Measure what is already there again."""
-    exits: Callable[[Sequence[str]], Sequence[str]] = lambda patterns: patterns
-    """Which of a cell's exit patterns to measure."""
-    factories: Callable[[], Factories] = project_factories
-    say: Callable[[str, bool], None] = lambda line, keep: None
-    """Told what is being done, and whether that is worth keeping."""
-
-
-@dataclass
-class Unit:
-    """One exit pattern of one cell: what is measured in one interleaved run, and what a killed process loses."""
-
-    cell: Cell
-    pattern: str
-    variants: list[Variant]
-
-
-def chosen_variants(cell: Cell, pattern: str, wanted: Sequence[str]) -> list[Variant]:
-    """Return the variants asked for that run in that pattern, with the baselines of their ratios."""
-    known = [variant for variant in catalogue(cell) if variant.runs(pattern)]
-    asked = [
-        variant
-        for variant in known
-        if (any(fnmatchcase(variant.name, glob) for glob in wanted) if wanted else variant.by_default)
-    ]
-    trunks = {variant.trunk for variant in asked}
-    baselines = {name(trunk) for trunk in trunks for name in (bare_name, truncated_name)}
-    return [variant for variant in known if variant in asked or variant.name in baselines] if asked else []
-
-
-def units_of(cell: Cell, plan: Plan, records: Iterable[Record]) -> list[Unit]:
-    """Return what of a cell is still to be measured.
-
-    All chosen variants of a pattern are measured together as long as one is missing, for its ratios are to variants of
-    the same run; what failed before and would fail again is left out.
-    """
-    settled = {record.key: record for record in records if is_settled(record, plan.environment, plan.rounds)}
-    patterns = [NEVER, *cell.taps, *([OWN] if cell.placement == "own" else [])]
-    units = []
-    for pattern in plan.exits(patterns):
-        chosen = chosen_variants(cell, pattern, plan.wanted)
-        if not plan.fresh:
-            found = {variant.name: settled.get(_key(cell, pattern, variant.name)) for variant in chosen}
-            if all(found.values()):
-                continue
-            chosen = [variant for variant in chosen if not ((record := found[variant.name]) and record.error)]
-        if chosen:
-            units.append(Unit(cell, pattern, chosen))
-    return units
 
 
 def run_cell(subject: Subject, units: Sequence[Unit], plan: Plan, done: Callable[[], None] = lambda: None) -> None:
@@ -138,6 +64,7 @@ class _CellBench:
     _built: dict[str, list[Capture]] = field(default_factory=dict)
     _failed: dict[str, str] = field(default_factory=dict)
     _logits: dict[str, list[list[torch.Tensor]]] = field(default_factory=dict)
+    _truths: dict[tuple[str, str, int], Truth] = field(default_factory=dict)
     _lost: bool = False
     """Nothing can be freed any more."""
 
@@ -167,6 +94,7 @@ class _CellBench:
         for name in list(self._built):
             self._drop(name)
         self._logits.clear()
+        self._truths.clear()
         if not self._lost:
             _free()
 
@@ -233,8 +161,11 @@ class _CellBench:
             self._logits[trunk] = [
                 logits_of_exits(made.module, taps, heads, x, classifier) for x in self.subject.inputs
             ]
-        with self.subject.exits(pattern):
-            return eager_truth(self._logits[trunk][place], self.subject.heads, self.rounding)
+        key = (trunk, pattern, place)
+        if key not in self._truths:
+            with self.subject.exits(pattern):
+                self._truths[key] = eager_truth(self._logits[trunk][place], self.subject.heads, self.rounding)
+        return self._truths[key]
 
     def _time(self, unit: Unit, checked: dict[str, _Checked], run: str) -> None:
         """Time what answers rightly and append its records; what raises meanwhile fails, and the rest begins again."""
@@ -330,25 +261,10 @@ def paired_with(variant: Variant, times: dict[str, tuple[dict[str, Any], dict[st
     return pairs
 
 
-def unsettled(cells: Sequence[Cell], plan: Plan) -> list[tuple[Cell, list[Unit]]]:
-    """Return what is left to do, cell by cell.
-
-    Raises:
-        BadRecord: ``plan.out`` cannot be read.
-    """
-    records = read_records(plan.out) if plan.out.exists() else []
-    left = [(cell, units_of(cell, plan, records)) for cell in cells]
-    return [(cell, units) for cell, units in left if units]
-
-
 def _summary(by_capture: list[list[float]]) -> dict[str, Any]:
     """Summarise timed calls: over all of them, and the median of each capture that has any."""
     overall = spread([value for values in by_capture for value in values])
     return {**overall._asdict(), "captures": [spread(values).median for values in by_capture if values]}
-
-
-def _key(cell: Cell, pattern: str, variant: str) -> tuple[str, str, str]:
-    return Record("bench", cell.as_json(), pattern, variant, "", "", {}, {}).key
 
 
 def _one_line(error: BaseException) -> str:

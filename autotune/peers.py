@@ -56,6 +56,8 @@ class Trunk(NamedTuple):
 
     module: nn.Module
     classifier: FusedAuxHead | None
+    memory_format: torch.memory_format = torch.preserve_format
+    """Of the inputs; preserve_format leaves them as they are."""
     notes: tuple[str, ...] = ()
 
     def last(self, y: Tensor) -> Tensor | HeadOutput:
@@ -138,9 +140,14 @@ class Graph:
     The clone is what the runners pay for as well: an answer that the next call does not write over.
     """
 
-    def __init__(self, function: Callable[[Tensor], Said], example: Tensor) -> None:
-        """Capture ``function``, which has run on such an input before."""
-        self._input = example.clone()
+    def __init__(
+        self,
+        function: Callable[[Tensor], Said],
+        example: Tensor,
+        memory_format: torch.memory_format = torch.preserve_format,
+    ) -> None:
+        """Capture ``function``, which has run on such an input before, for inputs copied into ``memory_format``."""
+        self._input = example.clone(memory_format=memory_format)
         self._graph = torch.cuda.CUDAGraph()
         with torch.no_grad(), torch.cuda.graph(self._graph, stream=stream_pair(example.device).trunk):
             self._said = function(self._input)

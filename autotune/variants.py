@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..model import ExitResult
+from ..model.streams import stream_pair
 from .cells import NEVER, OWN, Cell
 from .correctness import Answer
 from .peers import Compiled, Graph, NaiveHead, Said, Trunk, bare, forked, in_line, merged, truncated, with_item
@@ -66,7 +67,9 @@ class Workshop:
                 self.trunks[kind] = Trunk(network.backbone, None)
             else:
                 made = self.factories().make_trunk(network.backbone, network.taps, self.subject.example, kind)
-                self.trunks[kind] = Trunk(made.module, made.classifier, tuple(made.notes))
+                self.trunks[kind] = Trunk(
+                    made.module, made.classifier, made.memory_format or torch.preserve_format, tuple(made.notes)
+                )
         return self.trunks[kind]
 
     @cached_property
@@ -179,7 +182,7 @@ def _eager(peer: Callable[..., Said], heads: str | None) -> Build:
 
 def _graph(peer: Callable[..., Said], heads: str | None, trunk: str) -> Build:
     def build(workshop: Workshop, _pattern: str) -> Capture:
-        return _in_graph(_function(peer, heads, trunk, workshop), workshop)
+        return _in_graph(_function(peer, heads, trunk, workshop), trunk, workshop)
 
     return build
 
@@ -187,18 +190,19 @@ def _graph(peer: Callable[..., Said], heads: str | None, trunk: str) -> Build:
 def _truncated(trunk: str, workshop: Workshop, pattern: str) -> Capture:
     network = workshop.subject.network
     stop_at = network.taps.index(pattern)
-    return _in_graph(partial(truncated, workshop.trunk(trunk), network.taps, workshop.subject.heads, stop_at), workshop)
+    function = partial(truncated, workshop.trunk(trunk), network.taps, workshop.subject.heads, stop_at)
+    return _in_graph(function, trunk, workshop)
 
 
-def _in_graph(function: Callable[[Tensor], Said], workshop: Workshop) -> Capture:
-    example = workshop.subject.example
-    stream = torch.cuda.Stream(example.device)
+def _in_graph(function: Callable[[Tensor], Said], trunk: str, workshop: Workshop) -> Capture:
+    example, memory_format = workshop.subject.example, workshop.trunk(trunk).memory_format
+    stream = stream_pair(example.device).trunk
     stream.wait_stream(torch.cuda.current_stream(example.device))
     with torch.no_grad(), torch.cuda.stream(stream):  # compilation and cuDNN's choices must not happen in the capture
         for _ in range(2):
-            function(example)
+            function(example.clone(memory_format=memory_format))
     torch.cuda.synchronize(example.device)
-    return Capture(Graph(function, example), merged)
+    return Capture(Graph(function, example, memory_format), merged)
 
 
 def _compiled(heads: str | None, mode: str, workshop: Workshop, _pattern: str) -> Capture:

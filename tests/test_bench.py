@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.autotune.__main__ import app
-from auxhead.autotune.bench import DeviceLost, Plan, chosen_variants, paired_with, run_cell, units_of, unsettled
+from auxhead.autotune.bench import DeviceLost, paired_with, run_cell
 from auxhead.autotune.cells import Cell, chosen_cells, core_matrix, resnet_cell
 from auxhead.autotune.correctness import Answer, Comparison, Rounding, Truth, eager_truth, measure_rounding, verdict
 from auxhead.autotune.peers import Compiled, HeadSaid, NaiveHead, Said, Trunk, in_line, merged
+from auxhead.autotune.plan import Plan, chosen_variants, units_of, unsettled
 from auxhead.autotune.record import append_record, read_records
 from auxhead.autotune.subject import build_subject, subject_of
 from auxhead.autotune.tables import COLUMNS, as_markdown, bench_tables
@@ -81,7 +82,7 @@ def plan(tmp_path, monkeypatch):
         }
 
     monkeypatch.setattr(bench, "time_captures", time_captures)
-    monkeypatch.setattr(variants, "_in_graph", lambda function, workshop: Capture(function, merged))
+    monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, workshop: Capture(function, merged))
     monkeypatch.setattr(Runner, "open", 0)
     monkeypatch.setattr(Runner, "shift", 0)
     return Plan(tmp_path / "records.jsonl", ENVIRONMENT, 5, WANTED, factories=lambda: Factories(make_runner, None))
@@ -167,7 +168,7 @@ def test_a_wrong_variant_is_recorded_and_not_timed(subject, plan, monkeypatch):
 def test_one_wrong_capture_of_five_is_found(subject, plan, monkeypatch):
     made = []
 
-    def stale(function, workshop):
+    def stale(function, trunk, workshop):
         made.append(function)
         if len(made) == 3:  # goes on answering for the input it was captured with
             return Capture(lambda x: function(workshop.subject.example), merged)
@@ -417,6 +418,46 @@ def tune(*arguments):
 def assert_one_line_error(result, message):
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("Error: ") and message in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_the_command(subject, plan, monkeypatch, tmp_path):
+    command = importlib.import_module("auxhead.autotune.__main__")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200 (fake)")
+    monkeypatch.setattr(command, "load_subject", lambda model: subject)
+    arguments = (
+        "bench",
+        "--model",
+        "tests:small",
+        "--rounds",
+        5,
+        "--variant",
+        "eager-*",
+        "--variant",
+        "graph-fused@as_is",
+    )
+    first = tune(*arguments)
+    assert first.exit_code == 0, first.output
+    assert "1 of 5: tests:small float32" in first.stdout and "5 of 5, about 0 min left:" in first.stdout
+    assert "Records: autotune-records/bench-nvidia-h200-fake.jsonl" in first.stdout
+    records = read_records(tmp_path / "autotune-records" / "bench-nvidia-h200-fake.jsonl")
+    assert {one.variant for one in records if one.exits == "never"} == {
+        "eager-bare@as_is", "eager-naive@as_is", "eager-naive-item@as_is", "graph-bare@as_is", "graph-fused@as_is",
+    }  # fmt: skip
+    second = tune(*arguments)
+    assert second.exit_code == 0 and " of 5" not in second.stdout and "Records: " in second.stdout
+
+    def no_memory(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried")
+
+    monkeypatch.setattr(command, "run_cell", no_memory)
+    failed = tune(*arguments, "--fresh")
+    assert (
+        failed.exit_code == 2
+        and "1 of 1 cells could not be measured" in failed.stderr
+        and "out of memory" in failed.stderr
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
