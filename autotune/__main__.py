@@ -23,7 +23,7 @@ from .environment import environment
 from .plan import ROUNDS, Plan, unsettled
 from .record import BadRecord, Record, read_records
 from .subject import Subject, build_subject, is_factory, load_subject
-from .tables import as_markdown, as_rich, bench_tables
+from .tables import WIDTH, as_markdown, as_rich, bench_tables
 from .variants import RUNNERS, TRUNKS, catalogue
 
 app = typer.Typer(
@@ -90,7 +90,7 @@ def bench(
 
     Every option that chooses may be given several times. A run that was stopped goes on where it was.
     """
-    console = Console()
+    console = _console()
     with one_line_errors():
         device = _device()
         own, cells = _what(model or [], dtype or [], batch or [], classes or [], placement or [], quick)
@@ -139,7 +139,7 @@ def table(
         if markdown:
             print("\n".join(as_markdown(one) for one in bench_tables(found)))
         else:
-            _print_tables(Console(), found)
+            _print_tables(_console(), found)
 
 
 #: What takes seconds to build.
@@ -253,9 +253,17 @@ def _check_variants(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
             raise BadInput(f"--variant: got {glob}, wants names or globs of: {', '.join(names)}")
 
 
+def _console() -> Console:
+    """Return the terminal as wide as it is; a file or pipe, which has no width, gets room for whole tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, WIDTH))
+
+
 def _print_tables(console: Console, records: Sequence[Record]) -> None:
     for one in bench_tables(records):
         console.print(as_rich(one))
+        for remark in one.remarks:
+            console.print(remark, highlight=False, markup=False, soft_wrap=True)
 
 
 def _identity(cell: dict[str, Any]) -> str:

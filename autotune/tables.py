@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from rich import box
 from rich.table import Table
 
 from .record import Record, latest
@@ -16,9 +17,11 @@ COLUMNS = (
     "device, us",
     "host / bare",
     "device / bare",
-    "host over truncated, us",
-    "device over truncated, us",
+    "host over floor, us",
+    "device over floor, us",
 )
+#: What the tables need on a terminal.
+WIDTH = 132
 #: How many of them are text.
 _TEXT_COLUMNS = 2
 
@@ -37,7 +40,7 @@ def bench_tables(records: Iterable[Record]) -> list[BenchTable]:
     """Return one table for each cell and environment, of the last measurement of each variant.
 
     Ratios stand only where the bare trunk of the same option was measured in the same run, and so does the difference
-    to the truncated network.
+    to the floor of an exit, the truncated network.
     """
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in latest(record for record in records if record.kind == "bench"):
@@ -87,15 +90,12 @@ def _remarks(record: Record) -> list[str]:
 
 
 def as_rich(table: BenchTable) -> Table:
-    """Return the table for a terminal, a section for each exit pattern."""
-    drawn = Table(title=table.title, title_justify="left", caption="\n".join(table.remarks), caption_justify="left")
+    """Return the table for a terminal of ``WIDTH`` columns, a section for each exit pattern."""
+    drawn = Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for place, name in enumerate(COLUMNS):
-        # whole words on two lines: eight columns have to fit
-        drawn.add_column(
-            name.replace(", ", ",\n").replace(" / ", " /\n"),
-            justify="left" if place < _TEXT_COLUMNS else "right",
-            overflow="fold",
-        )
+        heading = name.replace(" / ", "\n/ ").replace(" over ", "\nover ")
+        text = place < _TEXT_COLUMNS
+        drawn.add_column(heading, justify="left" if text else "right", no_wrap=text)
     for place, row in enumerate(table.rows):
         follows = place + 1 < len(table.rows) and table.rows[place + 1][0] != row[0]
         drawn.add_row(*row, end_section=follows)
