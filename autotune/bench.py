@@ -171,9 +171,9 @@ class _CellBench:
         """Time what answers rightly and append its records; what raises meanwhile fails, and the rest begins again."""
         while checked:
             calls = {name: [capture.call for capture in one.captures] for name, one in checked.items()}
-            repeat = self._repeat(checked)
             warm_up = max(len(captures) for captures in calls.values())
             try:
+                repeat = self._repeat(checked)
                 samples = time_captures(
                     calls, self.subject.inputs, rounds=self.plan.rounds, warm_up=warm_up, repeat=repeat
                 )
@@ -214,8 +214,8 @@ class _CellBench:
             "repeat": repeat,
             "captures": variant.captures,
             "inputs": len(self.subject.inputs),
-            "order": "interleaved, rotating",
-            "l2": "warm",
+            "order": "interleaved, shuffled every round",
+            "l2": "warm, by the variant itself",
             "clocks": "as found",
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
         }

@@ -1,6 +1,7 @@
 """A small interleaved timer: variants take turns, so that a drifting clock or a busy host touches them alike."""
 
 import itertools
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -109,8 +110,9 @@ def time_captures(
 
     In every round each variant is called with the same input: once from an idle device for the host time, then
     ``repeat`` times back to back between two events for the device time, after one more call that keeps the device busy
-    while the first of them is launched. The next round takes the next input and the next capture of each variant and
-    begins with the next variant. The L2 cache is left as the call before left it (warm), clocks as found.
+    while the first of them is launched. An untimed call goes before, so that the L2 cache is as the variant itself
+    leaves it (warm), whichever variant was there before. The next round takes the next input and the next capture of
+    each variant, in another order. Clocks are as found.
 
     Args:
         variants: by name, the captures of each; they join their streams to the caller's.
@@ -126,13 +128,14 @@ def time_captures(
     device = inputs[0].device
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     samples = {name: Samples([[] for _ in calls], [[] for _ in calls]) for name, calls in variants.items()}
+    order = random.Random(0)
     for turn in range(-warm_up, rounds):
-        first = turn % len(names)
         x = inputs[turn % len(inputs)]
-        for name in names[first:] + names[:first]:
+        for name in order.sample(names, len(names)):
             capture = turn % len(variants[name])
             call = variants[name][capture]
             try:
+                call(x)
                 torch.cuda.synchronize(device)
                 began = time.perf_counter()
                 kept = call(x)
