@@ -1,6 +1,7 @@
 """A small interleaved timer: variants take turns, so that a drifting clock or a busy host touches them alike."""
 
 import itertools
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +79,82 @@ def time_interleaved(
                 device_us[name].append(start.elapsed_time(end) * 1e3)
                 host_us[name].append((ended - began) * 1e6)
     return {name: Timing(spread(device_us[name]), spread(host_us[name]), rounds) for name in names}
+
+
+class VariantFailed(RuntimeError):
+    """A variant raised while it was timed; the error itself is the cause."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class Samples(NamedTuple):
+    """Timed calls of one variant in microseconds, capture by capture."""
+
+    device: list[list[float]]
+    """What one call takes on the device when calls follow back to back."""
+    host: list[list[float]]
+    """Wall time of one call, from an idle device until the caller's stream has the answer."""
+
+
+def time_captures(
+    variants: Mapping[str, Sequence[Callable[[Tensor], object]]],
+    inputs: Sequence[Tensor],
+    *,
+    rounds: int,
+    warm_up: int,
+    repeat: int,
+) -> dict[str, Samples]:
+    """Time variants against each other on a CUDA device, each of them in several fresh captures that take turns.
+
+    In every round each variant is called with the same input: once from an idle device for the host time, then
+    ``repeat`` times back to back between two events for the device time, after one more call that keeps the device busy
+    while the first of them is launched. An untimed call goes before, so that the L2 cache is as the variant itself
+    leaves it (warm), whichever variant was there before. The next round takes the next input and the next capture of
+    each variant, in another order. Clocks are as found.
+
+    Args:
+        variants: by name, the captures of each; they join their streams to the caller's.
+        inputs: all on one CUDA device.
+        rounds: of each variant, over all its captures.
+        warm_up: untimed rounds before.
+        repeat: calls between the two events.
+
+    Raises:
+        VariantFailed: a call raised.
+    """
+    names = list(variants)
+    device = inputs[0].device
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    samples = {name: Samples([[] for _ in calls], [[] for _ in calls]) for name, calls in variants.items()}
+    order = random.Random(0)
+    for turn in range(-warm_up, rounds):
+        x = inputs[turn % len(inputs)]
+        for name in order.sample(names, len(names)):
+            capture = turn % len(variants[name])
+            call = variants[name][capture]
+            try:
+                call(x)
+                torch.cuda.synchronize(device)
+                began = time.perf_counter()
+                kept = call(x)
+                end.record()
+                end.synchronize()
+                host = time.perf_counter() - began
+                del kept  # freed outside the timed part
+                call(x)
+                start.record()
+                for _ in range(repeat):
+                    call(x)
+                end.record()
+                end.synchronize()
+            except Exception as error:
+                raise VariantFailed(name) from error
+            if turn >= 0:
+                samples[name].host[capture].append(host * 1e6)
+                samples[name].device[capture].append(start.elapsed_time(end) * 1e3 / repeat)
+    return samples
 
 
 def captured(function: Callable[[Tensor], object], example: Tensor) -> Callable[[Tensor], object]:

@@ -1,0 +1,274 @@
+"""The command ``auxhead-tune``: bench and table."""
+
+import fnmatch
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from ..model.bad_input import BadInput
+from .bench import DeviceLost, run_cell
+from .cells import STAGES, Cell, chosen_cells
+from .environment import environment
+from .plan import ROUNDS, Plan, unsettled
+from .record import BadRecord, Record, read_records
+from .subject import Subject, build_subject, is_factory, load_subject
+from .tables import WIDTH, as_markdown, as_rich, bench_tables
+from .variants import RUNNERS, TRUNKS, catalogue
+
+app = typer.Typer(
+    help="Benchmarks on your GPU, kept as records.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+#: Rounds of ``--quick``.
+QUICK_ROUNDS = 20
+
+
+class Dtype(str, Enum):
+    """Data types by name."""
+
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
+
+class Placement(str, Enum):
+    """Where heads are."""
+
+    blocks = "blocks"
+    stages = "stages"
+
+
+@app.callback()
+def main() -> None:
+    """Benchmarks on your GPU, kept as records."""
+
+
+@app.command()
+def bench(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="resnet18, resnet50, or your own: package.module:function, which takes nothing and returns "
+            "(EarlyExitNetwork in eval mode, example batch), both on the GPU.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[list[Dtype] | None, typer.Option(help="Of weights and inputs.", show_default=False)] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Images a call.", show_default=False)] = None,
+    classes: Annotated[list[int] | None, typer.Option(min=1, help="Of every exit.", show_default=False)] = None,
+    placement: Annotated[
+        list[Placement] | None, typer.Option(help="A head after every block or stage.", show_default=False)
+    ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help="Names or globs, such as 'polled@*'; baselines come along.", show_default=False),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Two small cells, no torch.compile, few rounds.")] = False,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help=f"Timed rounds.  [default: {ROUNDS}; with --quick {QUICK_ROUNDS}]")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Records are appended here.  [default: autotune-records/bench-DEVICE.jsonl]")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is already there.")] = False,
+) -> None:
+    """Measure this project's runners against the bare network, naive heads, plain graphs and torch.compile.
+
+    Every option that chooses may be given several times. A run that was stopped goes on where it was.
+    """
+    console = _console()
+    with one_line_errors():
+        device = _device()
+        own, cells = _what(model or [], dtype or [], batch or [], classes or [], placement or [], quick)
+        wanted = tuple(variant or (_QUICK_VARIANTS if quick else ()))
+        _check_variants(wanted, cells)
+        gpu = torch.cuda.get_device_name(device)
+        where = out or Path("autotune-records") / f"bench-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.jsonl"
+        progress = _Progress(console)
+        plan = Plan(
+            out=where,
+            environment=environment(device),
+            rounds=rounds or (QUICK_ROUNDS if quick else ROUNDS),
+            wanted=wanted,
+            fresh=fresh,
+            exits=(lambda patterns: patterns[:2]) if quick else (lambda patterns: patterns),
+            say=progress.say,
+        )
+        left = unsettled(cells, plan)
+        progress.total = sum(len(units) for _, units in left)
+        failed = []
+        with progress:
+            for cell, units in left:
+                try:
+                    run_cell(own or build_subject(cell, device), units, plan, progress.unit_done)
+                except DeviceLost as error:
+                    raise BadInput(f"{error}; it is recorded: the same command goes on with the rest") from None
+                except (RuntimeError, ValueError) as error:  # no memory for the network itself, say
+                    failed.append(f"{cell}: {' '.join(str(error).split())}")
+                    progress.say(f"FAILED {failed[-1]}", True)
+        chosen = {_identity(cell.as_json()) for cell in cells}
+        found = read_records(where) if where.exists() else []
+        _print_tables(console, [record for record in found if _identity(record.cell) in chosen])
+        console.print(f"Records: {where}", highlight=False, soft_wrap=True)
+        if failed:
+            raise BadInput(f"{len(failed)} of {len(left)} cells could not be measured, the first: {failed[0]}")
+
+
+@app.command()
+def table(
+    records: Annotated[Path, typer.Argument(help="A .jsonl file of `auxhead-tune bench`.", show_default=False)],
+    markdown: Annotated[bool, typer.Option("--markdown", help="For a README.")] = False,
+) -> None:
+    """Print the tables of records again."""
+    with one_line_errors():
+        found = read_records(records)
+        if markdown:
+            print("\n".join(as_markdown(one) for one in bench_tables(found)))
+        else:
+            _print_tables(_console(), found)
+
+
+#: What takes seconds to build.
+_QUICK_VARIANTS = (
+    "eager*",
+    "graph-*@as_is",
+    "graph-*@cudnn",
+    *(f"{runner}@{trunk}" for runner in RUNNERS for trunk in TRUNKS),
+)
+
+
+class _Progress:
+    """How far the run is, what is being done, and about how long the rest takes.
+
+    One line that changes on a terminal; elsewhere a line for each exit pattern of a cell. What is to be kept is printed
+    in either case.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.total = 0
+        self._console = console
+        self._status = console.status("") if console.is_terminal else None
+        self._done = 0
+        self._printed = -1
+        self._began = time.monotonic()
+
+    def __enter__(self) -> "_Progress":
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def say(self, what: str, keep: bool) -> None:
+        """Show what begins."""
+        taken = time.monotonic() - self._began
+        left = f", about {taken / self._done * (self.total - self._done) / 60:.0f} min left" if self._done else ""
+        line = f"{self._done + 1} of {self.total}{left}: {what}"
+        if self._status is not None:
+            self._status.update(escape(line))
+        if keep or (self._status is None and self._printed != self._done):
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._printed = self._done
+
+    def unit_done(self) -> None:
+        """Count one exit pattern of one cell."""
+        self._done += 1
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Print what the user can put right as one line and leave with status 2."""
+    try:
+        yield
+    except (BadInput, BadRecord) as error:
+        message = str(error)
+    except OSError as error:  # no space, no permission
+        message = f"{error.filename or 'file'}: {error.strerror or error}"
+    else:
+        return
+    print(f"Error: {message}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        raise BadInput("bench: torch sees no CUDA device here, wants one; `auxhead-tune table` needs none")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _what(
+    models: Sequence[str],
+    dtypes: Sequence[Dtype],
+    batches: Sequence[int],
+    classes: Sequence[int],
+    placements: Sequence[Placement],
+    quick: bool,
+) -> tuple[Subject | None, list[Cell]]:
+    """Return the user's own network, if it is one, and the cells to measure."""
+    for name in models:
+        if not is_factory(name) and name not in STAGES:
+            raise BadInput(f"--model: got {name}, wants one of {', '.join(STAGES)} or package.module:function")
+    if any(is_factory(name) for name in models):
+        if quick:
+            raise BadInput("--quick: chooses cells of the core matrix, wants no network of your own beside it")
+        if len(models) > 1:
+            raise BadInput(f"--model: got {len(models)} of them, wants a factory alone")
+        for option, values in (("dtype", dtypes), ("batch", batches), ("classes", classes), ("placement", placements)):
+            if values:
+                raise BadInput(f"--{option}: is that of the network which {models[0]} returns, wants no value here")
+        sys.path.insert(0, "")  # as `python -m` does: the user's module lies where the command is run
+        own = load_subject(models[0])
+        return own, [own.cell]
+    return None, chosen_cells(
+        quick=quick,
+        models=models,
+        dtypes=[dtype.value for dtype in dtypes],
+        batches=batches,
+        classes=classes,
+        placements=[placement.value for placement in placements],
+    )
+
+
+def _check_variants(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
+    """Refuse a glob that no variant has, which would measure nothing of what was meant."""
+    names = list(dict.fromkeys(variant.name for cell in cells for variant in catalogue(cell)))
+    for glob in wanted:
+        if not fnmatch.filter(names, glob):
+            raise BadInput(f"--variant: got {glob}, wants names or globs of: {', '.join(names)}")
+
+
+def _console() -> Console:
+    """Return the terminal as wide as it is; a file or pipe, which has no width, gets room for whole tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, WIDTH))
+
+
+def _print_tables(console: Console, records: Sequence[Record]) -> None:
+    for one in bench_tables(records):
+        console.print(as_rich(one))
+        for remark in one.remarks:
+            console.print(remark, highlight=False, markup=False, soft_wrap=True)
+
+
+def _identity(cell: dict[str, Any]) -> str:
+    return json.dumps(cell, sort_keys=True)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,113 @@
+"""What the benchmark measures: networks by data type, batch, classes and placement of their heads."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: Blocks of each of the four stages of torchvision's ResNets.
+STAGES = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
+DTYPES = ("float16", "bfloat16", "float32")
+PLACEMENTS = ("blocks", "stages")
+
+#: The exit pattern in which every sample goes through to the classifier.
+NEVER = "never"
+#: The exit pattern of the thresholds that a user's model came with.
+OWN = "own"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One network and batch; all variants of it are measured together."""
+
+    model: str
+    """"resnet18", "resnet50", or where a user's factory is: "package.module:function"."""
+    dtype: str
+    batch: int
+    classes: int
+    placement: str
+    """"blocks": a head after every residual block. "stages": after layer1, layer2, layer3 and layer4. "own": where the
+    user's model has them."""
+    taps: tuple[str, ...]
+    input: tuple[int, ...] = (3, 224, 224)
+    """The shape of one sample."""
+
+    def __str__(self) -> str:
+        shape = "x".join(str(size) for size in self.input)
+        return (
+            f"{self.model} {self.dtype}, batch {self.batch}, {self.classes} classes, "
+            f"{len(self.taps)} heads ({self.placement}), input {shape}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the cell as records hold it."""
+        return {**dataclasses.asdict(self), "taps": list(self.taps), "input": list(self.input)}
+
+
+def resnet_cell(model: str, dtype: str, batch: int, classes: int, placement: str) -> Cell:
+    """Return the cell of one of torchvision's ResNets at 224x224."""
+    taps = tuple(
+        name
+        for stage, blocks in enumerate(STAGES[model], start=1)
+        for name in (
+            [f"layer{stage}.{block}" for block in range(blocks)] if placement == "blocks" else [f"layer{stage}"]
+        )
+    )
+    return Cell(model, dtype, batch, classes, placement, taps)
+
+
+def core_matrix() -> list[Cell]:
+    """Return the matrix that the README's numbers come from: at batch 1 and 32 in more dtypes and with ResNet-50."""
+    sizes = [("resnet18", "float16", batch) for batch in (1, 8, 32, 128)]
+    sizes += [
+        (model, dtype, batch)
+        for model, dtype in (("resnet50", "float16"), ("resnet18", "bfloat16"))
+        for batch in (1, 32)
+    ]
+    return [
+        resnet_cell(model, dtype, batch, classes, placement)
+        for model, dtype, batch in sizes
+        for classes in (10, 1000)
+        for placement in PLACEMENTS
+    ]
+
+
+def quick_matrix() -> list[Cell]:
+    """Return two cells that show in minutes whether everything runs."""
+    return [resnet_cell("resnet18", "float16", batch, 10, "stages") for batch in (1, 8)]
+
+
+def chosen_cells(
+    *,
+    quick: bool,
+    models: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    batches: Sequence[int] = (),
+    classes: Sequence[int] = (),
+    placements: Sequence[str] = (),
+) -> list[Cell]:
+    """Return the cells of the matrix that fit what was asked for; nothing asked for fits all.
+
+    A value that no cell left has takes the place of every cell's own: ``--model resnet50 --batch 8`` is measured though
+    the core matrix holds ResNet-50 at batch 1 and 32 only.
+    """
+    matrix = quick_matrix() if quick else core_matrix()
+    asked = {"model": models, "dtype": dtypes, "batch": batches, "classes": classes, "placement": placements}
+    for name, values in asked.items():
+        wanted = []
+        for value in values:
+            fitting = [cell for cell in matrix if getattr(cell, name) == value]
+            wanted += fitting or [_with(cell, name, value) for cell in matrix]
+        matrix = list(dict.fromkeys(wanted)) if values else matrix
+    return matrix
+
+
+def _with(cell: Cell, name: str, value: Any) -> Cell:
+    sizes: dict[str, Any] = {
+        "model": cell.model,
+        "dtype": cell.dtype,
+        "batch": cell.batch,
+        "classes": cell.classes,
+        "placement": cell.placement,
+    }
+    return resnet_cell(**{**sizes, name: value})

@@ -1,0 +1,90 @@
+"""What a run of the benchmark measures: chosen variants and exit patterns, less what is in the records already."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from .cells import NEVER, OWN, Cell
+from .record import Record, is_settled, read_records
+from .variants import Factories, Variant, bare_name, catalogue, project_factories, truncated_name
+
+#: Timed rounds of each variant, unless asked otherwise: ten of each fresh capture.
+ROUNDS = 50
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure and where to keep it."""
+
+    out: Path
+    environment: dict[str, Any]
+    rounds: int = ROUNDS
+    wanted: tuple[str, ...] = ()
+    """Globs of variant names; none: all that are measured by default."""
+    fresh: bool = False
+    """Measure what is already there again."""
+    exits: Callable[[Sequence[str]], Sequence[str]] = lambda patterns: patterns
+    """Which of a cell's exit patterns to measure."""
+    factories: Callable[[], Factories] = project_factories
+    say: Callable[[str, bool], None] = lambda line, keep: None
+    """Told what is being done, and whether that is worth keeping."""
+
+
+@dataclass
+class Unit:
+    """One exit pattern of one cell: what is measured in one interleaved run, and what a killed process loses."""
+
+    cell: Cell
+    pattern: str
+    variants: list[Variant]
+
+
+def chosen_variants(cell: Cell, pattern: str, wanted: Sequence[str]) -> list[Variant]:
+    """Return the variants asked for that run in that pattern, with the baselines of their ratios."""
+    known = [variant for variant in catalogue(cell) if variant.runs(pattern)]
+    asked = [
+        variant
+        for variant in known
+        if (any(fnmatchcase(variant.name, glob) for glob in wanted) if wanted else variant.by_default)
+    ]
+    trunks = {variant.trunk for variant in asked}
+    baselines = {name(trunk) for trunk in trunks for name in (bare_name, truncated_name)}
+    return [variant for variant in known if variant in asked or variant.name in baselines] if asked else []
+
+
+def units_of(cell: Cell, plan: Plan, records: Iterable[Record]) -> list[Unit]:
+    """Return what of a cell is still to be measured.
+
+    All chosen variants of a pattern are measured together as long as one is missing, for its ratios are to variants of
+    the same run; what failed before and would fail again is left out.
+    """
+    settled = {record.key: record for record in records if is_settled(record, plan.environment, plan.rounds)}
+    patterns = [NEVER, *cell.taps, *([OWN] if cell.placement == "own" else [])]
+    units = []
+    for pattern in plan.exits(patterns):
+        chosen = chosen_variants(cell, pattern, plan.wanted)
+        if not plan.fresh:
+            found = {variant.name: settled.get(_key(cell, pattern, variant.name)) for variant in chosen}
+            if all(found.values()):
+                continue
+            chosen = [variant for variant in chosen if not ((record := found[variant.name]) and record.error)]
+        if chosen:
+            units.append(Unit(cell, pattern, chosen))
+    return units
+
+
+def unsettled(cells: Sequence[Cell], plan: Plan) -> list[tuple[Cell, list[Unit]]]:
+    """Return what is left to do, cell by cell.
+
+    Raises:
+        BadRecord: ``plan.out`` cannot be read.
+    """
+    records = read_records(plan.out) if plan.out.exists() else []
+    left = [(cell, units_of(cell, plan, records)) for cell in cells]
+    return [(cell, units) for cell, units in left if units]
+
+
+def _key(cell: Cell, pattern: str, variant: str) -> tuple[str, str, str]:
+    return Record("bench", cell.as_json(), pattern, variant, "", "", {}, {}).key

@@ -1,0 +1,168 @@
+"""The record of one measurement, and the JSON lines it is kept in: append-only, a line is complete or absent.
+
+Nothing here imports torch, so that figures and tables are made from records anywhere.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+#: Of every line; readers refuse others.
+SCHEMA = "auxhead record 1"
+
+#: What of an environment makes numbers comparable: a run skips what is already measured under equal ones.
+ENVIRONMENT_KEY = ("gpu", "driver", "torch", "triton", "cudnn", "cuda")
+
+
+class BadRecord(ValueError):
+    """A file of records that cannot be read or written: names file and line, in one line."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One variant measured, or failed, in one cell."""
+
+    kind: str
+    """What measured it: "bench"."""
+    cell: dict[str, Any]
+    """model, dtype, batch, classes, placement (of the heads), taps (their names), input (the shape of one sample)."""
+    exits: str
+    """Where the samples leave: "never", the name of a tap, or "own" for the thresholds that a model came with."""
+    variant: str
+    run: str
+    """Records of one run were measured interleaved, so that ratios between them are meaningful."""
+    utc: str
+    """When it was appended, ISO 8601."""
+    environment: dict[str, Any]
+    """gpu, driver, torch, triton, cudnn, cuda, python, auxhead, commit (its end "-dirty" says that files differed; None
+    outside a checkout) and clocks: the GPU's, as found right after the measurement."""
+    protocol: dict[str, Any]
+    """rounds, warm_up, repeat, captures, order, l2 and whatever else says how the numbers came about."""
+    host_us: dict[str, Any] | None = None
+    """Microseconds from the call, on an idle device, until the caller's stream has the answer: median, p20, p80 over
+    the rounds, and captures: the median of each fresh capture."""
+    device_us: dict[str, Any] | None = None
+    """The same of the time one call takes on the device when calls follow back to back."""
+    paired: list[dict[str, Any]] = field(default_factory=list)
+    """Baselines of the same run: role ("bare" or "truncated"), variant, host_us and device_us (medians), host_ratio and
+    device_ratio (this variant's over the baseline's)."""
+    correctness: dict[str, Any] | None = None
+    """samples compared with the eager truth; differing: those with another label or exit; differing_near: how many of
+    those rounding explains, the confidence being that close to a threshold or the two classes to each other; near: how
+    many samples lie that close at all; confidence_off: those that are too sure or not enough."""
+    notes: list[str] = field(default_factory=list)
+    error: str | None = None
+    """Why there are no numbers; None where there are."""
+    schema: str = SCHEMA
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What was measured: equal for two measurements of one thing."""
+        return (json.dumps(self.cell, sort_keys=True), self.exits, self.variant)
+
+    @property
+    def environment_key(self) -> tuple[Any, ...]:
+        """What the numbers depend on besides the code."""
+        return tuple(self.environment.get(name) for name in ENVIRONMENT_KEY)
+
+
+def append_record(path: Path, record: Record) -> None:
+    """Append one line, whole and on disk when this returns; several processes may append to one file.
+
+    A line that a killed process left incomplete is removed first.
+
+    Raises:
+        BadRecord: the record does not fit into JSON (NaN, say); nothing is written.
+        OSError: no space or no permission; what was written of the line is taken back.
+    """
+    import fcntl  # readers do without it, on any platform
+
+    try:
+        line = (json.dumps(dataclasses.asdict(record), allow_nan=False) + "\n").encode()
+    except (TypeError, ValueError) as error:
+        raise BadRecord(f"{path}: {record.variant}: not a record ({error})") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)  # nobody is in the middle of a line: an incomplete one is a dead process's
+        end = _end_of_last_line(file)
+        if end != os.fstat(file).st_size:
+            os.ftruncate(file, end)
+        if os.write(file, line) != len(line):
+            os.ftruncate(file, end)
+            raise OSError(None, "no space for a whole line", str(path))
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _end_of_last_line(file: int) -> int:
+    """Return the offset behind the last newline."""
+    end = os.fstat(file).st_size
+    while end:
+        start = max(0, end - 65536)
+        newline = os.pread(file, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def read_records(path: Path) -> list[Record]:
+    """Read all complete lines; an incomplete last one, which a killed process left, is ignored.
+
+    Raises:
+        BadRecord: no such file, or a complete line that is not a record of this schema.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise BadRecord(f"{path}: no such file, wants records of `auxhead-tune bench`") from None
+    except OSError as error:
+        raise BadRecord(f"{path}: cannot be read ({error.strerror})") from None
+    names = {entry.name for entry in dataclasses.fields(Record)}
+    records = []
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            values = json.loads(line)
+        except ValueError as error:
+            raise BadRecord(f"{path}, line {number}: is not JSON ({error})") from None
+        schema = values.get("schema") if isinstance(values, dict) else None
+        if schema != SCHEMA:
+            raise BadRecord(f"{path}, line {number}: got schema {schema!r}, wants {SCHEMA!r}")
+        try:
+            records.append(Record(**{name: value for name, value in values.items() if name in names}))
+        except TypeError as error:
+            raise BadRecord(f"{path}, line {number}: {error}") from None
+    return records
+
+
+def latest(records: Iterable[Record]) -> list[Record]:
+    """Return the last record of each thing measured in each environment, in order of first appearance.
+
+    A failure does not take the place of an earlier measurement.
+    """
+    chosen: dict[tuple[Any, ...], Record] = {}
+    for record in records:
+        key = (record.key, record.environment_key)
+        if record.error is None or key not in chosen or chosen[key].error is not None:
+            chosen[key] = record
+    return list(chosen.values())
+
+
+def is_settled(record: Record, environment: Mapping[str, Any], rounds: int) -> bool:
+    """Whether a run in ``environment`` may take ``record`` for done.
+
+    A measurement is, with as many rounds or more, whatever the commit. A failure is while the commit is the same and
+    nothing was changed by hand, since it would fail again.
+    """
+    if record.environment_key != tuple(environment.get(name) for name in ENVIRONMENT_KEY):
+        return False
+    if record.error is None:
+        return int(record.protocol["rounds"]) >= rounds
+    commit = environment.get("commit")
+    return commit is not None and not commit.endswith("-dirty") and record.environment.get("commit") == commit

@@ -1,0 +1,186 @@
+"""What a cell's variants run: the network with its random weights, or a user's own, and random inputs."""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor
+
+from ..kernels import CRITERIA
+from ..model import EarlyExitNetwork, FusedAuxHead
+from ..model.bad_input import BadInput
+from .cells import NEVER, OWN, Cell
+
+SEED = 0
+#: Spread of the logits over samples: wide enough that labels and confidences tell one input from another.
+LOGIT_SPREAD = 3.0
+#: What the last batch-norm of a residual block multiplies by.
+RESIDUAL_SCALE = 0.2
+#: Samples that the statistics of random weights are set with.
+SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network in eval mode and inputs for it, all on one device."""
+
+    cell: Cell
+    network: EarlyExitNetwork
+    inputs: tuple[Tensor, ...]
+    """Different batches of one shape, dtype and layout."""
+
+    @property
+    def example(self) -> Tensor:
+        """The first input."""
+        return self.inputs[0]
+
+    @property
+    def heads(self) -> list[FusedAuxHead]:
+        """The heads, in the order of the taps."""
+        return [head for head in self.network.heads if isinstance(head, FusedAuxHead)]
+
+    @property
+    def patterns(self) -> list[str]:
+        """The exit patterns that are measured."""
+        return [NEVER, *self.network.taps, *([OWN] if self.cell.placement == "own" else [])]
+
+    @contextmanager
+    def exits(self, pattern: str) -> Iterator[None]:
+        """While open, samples leave as ``pattern`` says: thresholds are written in place, so nothing is recaptured."""
+        if pattern == OWN:
+            yield
+            return
+        rules = [head.rule for head in self.heads]
+        before = [(rule.threshold, rule.enabled) for rule in rules]
+        try:
+            for tap, rule in zip(self.network.taps, rules, strict=True):
+                low, high = CRITERIA[rule.criterion]  # every confidence exceeds the low end, none the high one
+                rule.threshold, rule.enabled = (low if tap == pattern else high), True
+            yield
+        finally:
+            for rule, (threshold, enabled) in zip(rules, before, strict=True):
+                rule.threshold, rule.enabled = threshold, enabled
+
+
+def build_subject(cell: Cell, device: torch.device) -> Subject:
+    """Make the network of a cell with random weights, the same ones every time.
+
+    Weights alone are not enough to tell right answers from wrong ones: a fresh ResNet answers almost the same for every
+    input, so that a graph which goes on answering for another input would pass. So batch-norm takes the statistics of
+    random pictures, and every exit's logits are shifted and scaled to mean 0 and a spread of 3 over them. Blocks add
+    little to what they are given, as in trained networks: a fresh ResNet-50 in bfloat16 is off by 2.5 of these 3, and
+    by 0.3 so.
+    """
+    dtype = getattr(torch, cell.dtype)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+        torch.manual_seed(SEED)
+        backbone = getattr(torchvision.models, cell.model)(weights=None, num_classes=cell.classes).to(device)
+        for block in backbone.modules():
+            last = getattr(block, "bn3", None) or getattr(block, "bn2", None)
+            if last is not None:
+                last.weight.fill_(RESIDUAL_SCALE)
+        pictures = random_pictures(SAMPLES, cell.input, device)
+        norms = [layer for layer in backbone.modules() if isinstance(layer, torch.nn.BatchNorm2d)]
+        for norm in norms:
+            norm.momentum = None  # the mean over all batches seen
+        backbone.train()(pictures)
+        for norm in norms:
+            norm.momentum = 0.1
+        heads = {tap: FusedAuxHead(None, cell.classes, device=device) for tap in cell.taps}
+        network = EarlyExitNetwork(backbone.eval(), heads, example_input=pictures[:2]).eval()
+        linears = [*(head.linear for head in heads.values()), backbone.fc]
+        for linear, logits in zip(linears, network.logits(pictures), strict=True):
+            scale = LOGIT_SPREAD / logits.std(dim=0).mean()
+            linear.weight.mul_(scale)
+            linear.bias.sub_(logits.mean(dim=0)).mul_(scale)
+        network = network.to(dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        inputs = [
+            random_pictures(cell.batch, cell.input, device).to(dtype=dtype, memory_format=torch.channels_last)
+            for _ in range(_inputs_for(cell.batch))
+        ]
+    return Subject(cell, network, tuple(inputs))
+
+
+def random_pictures(samples: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return [N, C, H, W] float32: clouds, each of a colour and contrast of its own that outlast the pooling."""
+    colour = 2.0 * torch.randn(samples, shape[0], 1, 1, device=device)
+    contrast = 2.0 * torch.rand(samples, 1, 1, 1, device=device)
+    clouds = torch.randn(samples, shape[0], 4, 4, device=device)
+    return colour + contrast * F.interpolate(clouds, size=shape[1:], mode="bilinear")
+
+
+def _inputs_for(batch: int) -> int:
+    """At least two inputs, so that an answer for the one before shows, and some 16 samples."""
+    return max(2, 16 // batch)
+
+
+def is_factory(model: str) -> bool:
+    """Whether ``--model`` names a user's factory."""
+    return ":" in model
+
+
+def load_subject(model: str) -> Subject:
+    """Call a user's factory: ``package.module:function``, which takes nothing and returns network and example input.
+
+    Raises:
+        BadInput: there is no such function, it fails, or returns something else than an :class:`EarlyExitNetwork` in
+            eval mode and a batch, both on one CUDA device.
+    """
+    module_name, _, name = model.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadInput(f"--model: {model}: {error}; wants package.module:function") from None
+    try:
+        made = factory()
+    except Exception as error:  # the user's own code
+        raise BadInput(f"--model: {model} failed with {type(error).__name__}: {error}") from error
+    wants = "wants (network, example_input): an EarlyExitNetwork in eval mode and a batch [N, ...], on one CUDA device"
+    if not (isinstance(made, tuple) and len(made) == 2):
+        raise BadInput(f"--model: {model} returned {_name(made)}; {wants}")
+    network, example = made
+    if not isinstance(network, EarlyExitNetwork) or not isinstance(example, Tensor) or not example.ndim:
+        raise BadInput(f"--model: {model} returned ({_name(network)}, {_name(example)}); {wants}")
+    elsewhere = {str(tensor.device) for tensor in (*network.parameters(), *network.buffers(), example)}
+    if example.device.type != "cuda" or len(elsewhere) > 1:
+        raise BadInput(f"--model: {model} returned tensors on {', '.join(sorted(elsewhere))}; {wants}")
+    if any(part.training for part in network.modules()):
+        raise BadInput(f"--model: {model} returned a network in training mode; {wants}")
+    try:
+        network.check_taps(example)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise BadInput(f"--model: {model} returned a network that does not run on its example: {error}") from error
+    return subject_of(model, network, example)
+
+
+def subject_of(model: str, network: EarlyExitNetwork, example: Tensor) -> Subject:
+    """Return the subject of a user's network; inputs are random ones like the example."""
+    cell = Cell(
+        model=model,
+        dtype=str(example.dtype).removeprefix("torch."),
+        batch=len(example),
+        classes=next(head.num_classes for head in network.heads if isinstance(head, FusedAuxHead)),
+        placement="own",
+        taps=network.taps,
+        input=tuple(example.shape[1:]),
+    )
+    with torch.random.fork_rng(devices=[example.device] if example.is_cuda else []):
+        torch.manual_seed(SEED)
+        others = [_like(example) for _ in range(_inputs_for(cell.batch) - 1)]
+    return Subject(cell, network, (example, *others))
+
+
+def _like(example: Tensor) -> Tensor:
+    if not example.is_floating_point():  # tokens: the same ones in another order
+        shuffled = example.flatten()[torch.randperm(example.numel(), device=example.device)]
+        return shuffled.view(example.shape)
+    mean, spread = example.float().mean(), example.float().std()
+    return (torch.randn_like(example, dtype=torch.float32) * spread + mean).to(example.dtype)
+
+
+def _name(value: object) -> str:
+    return type(value).__name__

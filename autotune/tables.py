@@ -1,0 +1,115 @@
+"""Tables of benchmark records, for the terminal and for Markdown; made without torch, anywhere."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.table import Table
+
+from .record import Record, latest
+
+#: Of every table.
+COLUMNS = (
+    "exits",
+    "variant",
+    "host to answer, us",
+    "device, us",
+    "host / bare",
+    "device / bare",
+    "host over floor, us",
+    "device over floor, us",
+)
+#: What the tables need on a terminal.
+WIDTH = 132
+#: How many of them are text.
+_TEXT_COLUMNS = 2
+
+
+class BenchTable(NamedTuple):
+    """All exit patterns of one cell in one environment."""
+
+    title: str
+    rows: list[tuple[str, ...]]
+    """A row a variant, a cell a column."""
+    remarks: list[str]
+    """Failures, and answers that differ within rounding."""
+
+
+def bench_tables(records: Iterable[Record]) -> list[BenchTable]:
+    """Return one table for each cell and environment, of the last measurement of each variant.
+
+    Ratios stand only where the bare trunk of the same option was measured in the same run, and so does the difference
+    to the floor of an exit, the truncated network.
+    """
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for record in latest(record for record in records if record.kind == "bench"):
+        group = (json.dumps(record.cell, sort_keys=True), record.environment_key)
+        groups.setdefault(group, []).append(record)
+    return [_table(group) for group in groups.values()]
+
+
+def _table(records: Sequence[Record]) -> BenchTable:
+    cell, environment = records[0].cell, records[0].environment
+    shape = "x".join(str(size) for size in cell["input"])
+    title = (
+        f"{cell['model']} {cell['dtype']}, batch {cell['batch']}, {cell['classes']} classes, {len(cell['taps'])} heads "
+        f"({cell['placement']}), {shape}; {environment.get('gpu')}, torch {environment.get('torch')}; "
+        "median (20th to 80th percentile)"
+    )
+    order = {pattern: place for place, pattern in enumerate(["never", *cell["taps"], "own"])}
+    ordered = sorted(records, key=lambda record: order.get(record.exits, len(order)))
+    return BenchTable(title, [_row(record) for record in ordered], [line for one in ordered for line in _remarks(one)])
+
+
+def _row(record: Record) -> tuple[str, ...]:
+    pairs = {pair["role"]: pair for pair in record.paired}
+    if record.error is not None or record.host_us is None or record.device_us is None:
+        return (record.exits, record.variant, "failed", *["-"] * (len(COLUMNS) - 3))
+    times = (record.host_us, record.device_us)
+    ratios = [f"{pairs['bare'][f'{kind}_ratio']:.3f}" if "bare" in pairs else "-" for kind in ("host", "device")]
+    over = [
+        f"{taken['median'] - pairs['truncated'][f'{kind}_us']:+.1f}" if "truncated" in pairs else "-"
+        for kind, taken in zip(("host", "device"), times, strict=True)
+    ]
+    return (record.exits, record.variant, *(_spread(taken) for taken in times), *ratios, *over)
+
+
+def _spread(taken: dict[str, Any]) -> str:
+    return f"{taken['median']:,.1f} ({taken['p20']:,.1f}-{taken['p80']:,.1f})"
+
+
+def _remarks(record: Record) -> list[str]:
+    what = f"{record.variant}, exits {record.exits}"
+    if record.error is not None:
+        return [f"{what}: {record.error}"]
+    counts = record.correctness or {}
+    if counts.get("differing"):
+        return [f"{what}: {counts['differing']} of {counts['samples']} answers differ, all within rounding"]
+    return []
+
+
+def as_rich(table: BenchTable) -> Table:
+    """Return the table for a terminal of ``WIDTH`` columns, a section for each exit pattern."""
+    drawn = Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(COLUMNS):
+        heading = name.replace(" / ", "\n/ ").replace(" over ", "\nover ")
+        text = place < _TEXT_COLUMNS
+        drawn.add_column(heading, justify="left" if text else "right", no_wrap=text)
+    for place, row in enumerate(table.rows):
+        follows = place + 1 < len(table.rows) and table.rows[place + 1][0] != row[0]
+        drawn.add_row(*row, end_section=follows)
+    return drawn
+
+
+def as_markdown(table: BenchTable) -> str:
+    """Return the table in Markdown, its title in bold above and its remarks below."""
+    lines = [f"**{table.title}**", "", _line(COLUMNS), _line(["---"] * _TEXT_COLUMNS + ["---:"] * (len(COLUMNS) - 2))]
+    lines += [_line(row) for row in table.rows]
+    if table.remarks:
+        lines += ["", *(f"- {remark}" for remark in table.remarks)]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

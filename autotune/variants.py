@@ -1,0 +1,225 @@
+"""The variants that the benchmark compares in a cell: how each is built, and what it is measured against."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..model import ExitResult
+from ..model.streams import stream_pair
+from .cells import NEVER, OWN, Cell
+from .correctness import Answer
+from .peers import Compiled, Graph, NaiveHead, Said, Trunk, bare, forked, in_line, merged, truncated, with_item
+from .subject import Subject
+from .timing import CAPTURES
+
+#: The trunk as the user wrote it.
+AS_IS = "as_is"
+#: Trunks that are measured unless ``--variant`` names others.
+TRUNKS = (AS_IS, "cudnn")
+#: Trunks that ``--variant`` may name.
+MORE_TRUNKS = ("inductor",)
+#: Batch sizes at which max-autotune is compiled, which takes minutes.
+MAX_AUTOTUNE_BATCHES = (1, 32)
+
+
+@dataclass(frozen=True)
+class Factories:
+    """Where runners and trunks come from; tests put others in."""
+
+    make_runner: Callable[..., Any]
+    make_trunk: Callable[..., Any]
+
+
+def project_factories() -> Factories:
+    """Return this project's own."""
+    from ..model import make_runner  # type: ignore[attr-defined]
+    from ..model.trunk import make_trunk  # type: ignore[import-not-found]
+
+    return Factories(make_runner, make_trunk)
+
+
+class Capture(NamedTuple):
+    """Something that answers, captured once."""
+
+    call: Callable[[Tensor], Any]
+    answer: Callable[[Any], Answer]
+    """Turns what ``call`` returns into what is compared."""
+    close: Callable[[], None] = lambda: None
+
+
+@dataclass
+class Workshop:
+    """What the variants of one cell share while they are built."""
+
+    subject: Subject
+    factories: Callable[[], Factories] = project_factories
+    trunks: dict[str, Trunk] = field(default_factory=dict)
+
+    def trunk(self, kind: str) -> Trunk:
+        """Return the trunk of that kind, made once."""
+        if kind not in self.trunks:
+            network = self.subject.network
+            if kind == AS_IS:
+                self.trunks[kind] = Trunk(network.backbone, None)
+            else:
+                made = self.factories().make_trunk(network.backbone, network.taps, self.subject.example, kind)
+                self.trunks[kind] = Trunk(
+                    made.module, made.classifier, made.memory_format or torch.preserve_format, tuple(made.notes)
+                )
+        return self.trunks[kind]
+
+    @cached_property
+    def naive_heads(self) -> list[NaiveHead]:
+        """Heads of many launches with the weights of the network's."""
+        return [NaiveHead(head).eval() for head in self.subject.heads]
+
+
+#: Builds one fresh capture of a variant for an exit pattern.
+Build = Callable[[Workshop, str], Capture]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run a cell."""
+
+    name: str
+    """What it is, "@", its trunk."""
+    build: Build
+    trunk: str = AS_IS
+    captures: int = CAPTURES
+    never: bool = True
+    """Measured where no sample exits early."""
+    exits: bool = False
+    """Measured where samples do."""
+    exits_early: bool = True
+    """False: knows nothing of heads and is compared with the classifier's answer whatever the exits."""
+    per_pattern: bool = False
+    """Built anew for every exit pattern, since it depends on it."""
+    by_default: bool = True
+    note: str | None = None
+
+    def runs(self, pattern: str) -> bool:
+        """Whether it is measured for that exit pattern."""
+        if pattern == NEVER:
+            return self.never
+        return self.exits and not (self.per_pattern and pattern == OWN)  # there is no one tap to build it for
+
+
+def bare_name(trunk: str) -> str:
+    """Return the name of the baseline of every ratio: the bare trunk of that kind in one graph."""
+    return f"graph-bare@{trunk}"
+
+
+def truncated_name(trunk: str) -> str:
+    """Return the name of the floor of an exit: a graph of the trunk up to the tap, and its head."""
+    return f"truncated@{trunk}"
+
+
+def catalogue(cell: Cell) -> list[Variant]:
+    """Return every variant of a cell, in the order of the tables."""
+    variants = [
+        Variant("eager-bare@as_is", _eager(bare, None), captures=1, exits_early=False),
+        Variant("eager-naive@as_is", _eager(in_line, "naive"), captures=1),
+        Variant("eager-naive-item@as_is", _eager(with_item, "naive"), captures=1, exits=True),
+    ]
+    for mode in ("reduce-overhead", "max-autotune"):
+        if mode == "reduce-overhead" or cell.batch in MAX_AUTOTUNE_BATCHES:
+            variants += [
+                Variant(
+                    f"compile-{heads or 'bare'}-{mode}@as_is",
+                    partial(_compiled, heads, mode),
+                    captures=1,
+                    exits_early=heads is not None,
+                    note="compiled once",
+                )
+                for heads in (None, "naive")
+            ]
+    for trunk in (*TRUNKS, *MORE_TRUNKS):
+        add = partial(Variant, trunk=trunk, by_default=trunk in TRUNKS)
+        variants += [
+            add(bare_name(trunk), _graph(bare, None, trunk), exits=True, exits_early=False),
+            add(f"graph-naive@{trunk}", _graph(in_line, "naive", trunk)),
+            add(f"graph-naive-forked@{trunk}", _graph(forked, "naive", trunk)),
+            add(f"graph-fused@{trunk}", _graph(in_line, "fused", trunk)),
+            add(truncated_name(trunk), partial(_truncated, trunk), never=False, exits=True, per_pattern=True),
+        ]
+        variants += [
+            add(f"{name}@{trunk}", partial(_runner, trunk, options), exits=True) for name, options in RUNNERS.items()
+        ]
+    variants.append(Variant("eager@as_is", partial(_runner, AS_IS, {"exits": "eager"}), captures=1, exits=True))
+    return variants
+
+
+#: The options of each runner, by the name of its variants.
+RUNNERS: dict[str, dict[str, Any]] = {
+    "overlapped": {"exits": "overlapped"},
+    "polled": {"exits": "polled"},
+    "gated": {"exits": "gated", "lag": 0},
+    "gated-lag1": {"exits": "gated", "lag": 1},
+}
+
+
+def _function(peer: Callable[..., Said], heads: str | None, trunk: str, workshop: Workshop) -> Callable[[Tensor], Said]:
+    """Return what a peer does with one batch."""
+    taps = workshop.subject.network.taps
+    if heads is None:
+        return partial(peer, workshop.trunk(trunk), taps)
+    return partial(
+        peer, workshop.trunk(trunk), taps, workshop.naive_heads if heads == "naive" else workshop.subject.heads
+    )
+
+
+def _eager(peer: Callable[..., Said], heads: str | None) -> Build:
+    def build(workshop: Workshop, _pattern: str) -> Capture:
+        return Capture(torch.no_grad()(_function(peer, heads, AS_IS, workshop)), merged)
+
+    return build
+
+
+def _graph(peer: Callable[..., Said], heads: str | None, trunk: str) -> Build:
+    def build(workshop: Workshop, _pattern: str) -> Capture:
+        return _in_graph(_function(peer, heads, trunk, workshop), trunk, workshop)
+
+    return build
+
+
+def _truncated(trunk: str, workshop: Workshop, pattern: str) -> Capture:
+    network = workshop.subject.network
+    stop_at = network.taps.index(pattern)
+    function = partial(truncated, workshop.trunk(trunk), network.taps, workshop.subject.heads, stop_at)
+    return _in_graph(function, trunk, workshop)
+
+
+def _in_graph(function: Callable[[Tensor], Said], trunk: str, workshop: Workshop) -> Capture:
+    example, memory_format = workshop.subject.example, workshop.trunk(trunk).memory_format
+    stream = stream_pair(example.device).trunk
+    stream.wait_stream(torch.cuda.current_stream(example.device))
+    with torch.no_grad(), torch.cuda.stream(stream):  # compilation and cuDNN's choices must not happen in the capture
+        for _ in range(2):
+            function(example.clone(memory_format=memory_format))
+    torch.cuda.synchronize(example.device)
+    return Capture(Graph(function, example, memory_format), merged)
+
+
+def _compiled(heads: str | None, mode: str, workshop: Workshop, _pattern: str) -> Capture:
+    subject = workshop.subject
+    call = Compiled(subject.network, [] if heads is None else workshop.naive_heads, mode)
+    for _ in range(3):  # compiles, then warms up, then records its graph
+        call(subject.example)
+    return Capture(call, merged)
+
+
+def _runner(trunk: str, options: dict[str, Any], workshop: Workshop, _pattern: str) -> Capture:
+    subject = workshop.subject
+    runner = workshop.factories().make_runner(
+        subject.network, subject.example, batch_sizes=(subject.cell.batch,), trunk=trunk, **options
+    )
+    return Capture(runner, _answer_of_result, runner.close)
+
+
+def _answer_of_result(result: ExitResult) -> Answer:
+    return Answer(result.label, result.confidence.double(), result.exit_index)

@@ -1,0 +1,124 @@
+"""The benchmark on a GPU: real graphs, real time, torch.compile, and a user's own network through the command."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from auxhead.autotune.__main__ import app
+from auxhead.autotune.cells import Cell
+from auxhead.autotune.correctness import Comparison, eager_truth, logits_of_exits, measure_rounding, verdict
+from auxhead.autotune.environment import clocks, environment
+from auxhead.autotune.peers import Graph, NaiveHead, Trunk, bare, forked, in_line, merged, truncated
+from auxhead.autotune.record import read_records
+from auxhead.autotune.subject import build_subject
+from auxhead.autotune.timing import VariantFailed, time_captures
+from example_models import needs_gpu
+from typer.testing import CliRunner
+
+pytestmark = needs_gpu
+
+FACTORY = """
+import torch
+from auxhead.model import EarlyExitNetwork
+from example_models import SmallNet, plain_heads
+
+def small():
+    torch.manual_seed(0)
+    example = torch.randn(4, 3, 16, 16, device="cuda")
+    return EarlyExitNetwork(SmallNet().cuda(), plain_heads(), 0.9, example_input=None).cuda().eval(), example
+"""
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def test_a_network_of_ones_own_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "factory_of_tests.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    options = ["--model", "factory_of_tests:small", "--rounds", "2", "--out", "records.jsonl"]
+    for glob in ("eager-*", "graph-*@as_is", "compile-*-reduce-overhead@as_is"):
+        options += ["--variant", glob]
+    result = CliRunner().invoke(app, ["bench", *options])
+    assert result.exit_code == 0, result.output
+    records = read_records(tmp_path / "records.jsonl")
+    assert [(one.variant, one.error) for one in records if one.error] == []
+    never = {one.variant.split("@")[0] for one in records if one.exits == "never"}
+    compiled = {f"compile-{heads}-reduce-overhead" for heads in ("bare", "naive")}
+    graphs = {f"graph-{name}" for name in ("bare", "naive", "naive-forked", "fused")}
+    assert never == {"eager-bare", "eager-naive", "eager-naive-item", *compiled, *graphs}
+    assert {one.exits for one in records} == {"never", "block0", "block1", "block2", "own"}
+    for one in records:
+        assert one.host_us is not None and one.device_us is not None
+        for taken in (one.host_us, one.device_us):
+            assert 0 < taken["p20"] <= taken["median"] <= taken["p80"] and taken["captures"]
+        assert one.correctness is not None and one.correctness["samples"] >= 16
+        assert one.environment["gpu"] == torch.cuda.get_device_name() and one.paired[0]["role"] == "bare"
+    again = CliRunner().invoke(app, ["bench", *options])
+    assert again.exit_code == 0 and read_records(tmp_path / "records.jsonl") == records
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("peer", [bare, in_line, forked, truncated])
+def test_graphs_answer_as_the_eager_network(dtype: str, peer: object, device: torch.device) -> None:
+    taps = ("layer1", "layer2", "layer3", "layer4")
+    subject = build_subject(Cell("resnet18", dtype, 8, 10, "stages", taps, (3, 64, 64)), device)
+    trunk, heads = Trunk(subject.network.backbone, None), [NaiveHead(head) for head in subject.heads]
+    function = {
+        bare: partial(bare, trunk, taps),
+        in_line: partial(in_line, trunk, taps, heads),
+        forked: partial(forked, trunk, taps, heads),
+        truncated: partial(truncated, trunk, taps, subject.heads, 1),
+    }[peer]
+    with torch.no_grad():
+        function(subject.example)
+    graph = Graph(function, subject.example)
+    rounding = measure_rounding(subject.network, subject.inputs)
+    right, stale = Comparison(), Comparison()
+    pattern = "layer2" if peer is truncated else "never"
+    with subject.exits(pattern):
+        for x in subject.inputs:
+            logits = logits_of_exits(trunk.module, taps, [head.logits for head in subject.heads], x)
+            truth = eager_truth(logits, subject.heads, rounding)
+            right.add(merged(graph(x)), truth)
+            stale.add(merged(graph(subject.example)), truth)
+    assert verdict(right.counts()) is None, right.counts()
+    assert verdict(stale.counts()) is not None  # an answer for another input is told from rounding
+
+
+def test_time_captures(device: torch.device) -> None:
+    inputs = [torch.zeros(1, device=device), torch.ones(1, device=device)]
+    called: list[tuple[str, float]] = []
+
+    def sleeper(name: str, cycles: int):  # noqa: ANN202
+        def call(x: torch.Tensor) -> None:
+            called.append((name, x.data_ptr()))
+            torch.cuda._sleep(cycles)
+
+        return call
+
+    variants = {"short": [sleeper("a", 20_000), sleeper("b", 20_000)], "long": [sleeper("c", 2_000_000)]}
+    samples = time_captures(variants, inputs, rounds=5, warm_up=2, repeat=4)
+    assert [len(values) for values in samples["short"].device] == [3, 2] and len(samples["long"].host[0]) == 5
+    assert len(called) == 2 * 7 * (1 + 1 + 1 + 4)
+    assert min(samples["long"].device[0]) > 10 * max(samples["short"].device[0])
+    assert min(samples["long"].host[0]) > min(samples["long"].device[0]) * 0.9
+
+    def failing(x: torch.Tensor) -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(VariantFailed, match="bad") as failure:
+        time_captures({"bad": [failing]}, inputs, rounds=1, warm_up=0, repeat=1)
+    assert isinstance(failure.value.__cause__, RuntimeError)
+
+
+def test_environment(device: torch.device) -> None:
+    found = environment(device)
+    assert found["gpu"] == torch.cuda.get_device_name(device) and found["driver"].count(".") >= 1
+    assert found["torch"] == torch.__version__
+    running = clocks(device)
+    assert running is None or running["sm_mhz"] > 100

@@ -1,0 +1,136 @@
+"""Records on disk: whole lines or none, whoever writes and whenever it is killed."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+from auxhead.autotune.record import BadRecord, Record, append_record, is_settled, latest, read_records
+
+ENVIRONMENT = {"gpu": "H200", "driver": "580", "torch": "2.11", "triton": "3.6", "cudnn": 91900, "cuda": "13.0"}
+
+
+def record(variant="graph-bare@as_is", **changed):
+    made = Record(
+        kind="bench",
+        cell={"model": "resnet18", "batch": 1, "taps": ["layer1"]},
+        exits="never",
+        variant=variant,
+        run="r",
+        utc="2026-01-01T00:00:00+00:00",
+        environment={**ENVIRONMENT, "commit": "abc", "clocks": None},
+        protocol={"rounds": 50},
+        host_us={"median": 2.0, "p20": 1.0, "p80": 3.0, "captures": [2.0]},
+        device_us={"median": 1.0, "p20": 1.0, "p80": 1.0, "captures": [1.0]},
+    )
+    return dataclasses.replace(made, **changed)
+
+
+def test_round_trip(tmp_path):
+    path = tmp_path / "new" / "records.jsonl"
+    written = [record(), record("polled@cudnn", error="OutOfMemoryError: é\n2", host_us=None, device_us=None)]
+    for one in written:
+        append_record(path, one)
+    assert read_records(path) == written
+    assert path.read_bytes().count(b"\n") == 2
+
+
+@pytest.mark.parametrize("kept", [1, 60, -1], ids=["one byte", "60 bytes", "all but the newline"])
+def test_a_torn_last_line_is_ignored_and_then_removed(tmp_path, kept):
+    path = tmp_path / "records.jsonl"
+    append_record(path, record("a"))
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:kept])
+    assert [one.variant for one in read_records(path)] == ["a"]
+    append_record(path, record("b"))
+    assert [one.variant for one in read_records(path)] == ["a", "b"]
+    assert len(path.read_bytes()) == 2 * len(whole)
+
+
+def test_a_torn_line_longer_than_a_block_and_alone(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b"x" * 200_000)
+    assert read_records(path) == []
+    append_record(path, record())
+    assert read_records(path) == [record()]
+
+
+def test_two_processes_append_to_one_file(tmp_path):
+    path = tmp_path / "records.jsonl"
+    append_record(path, record("first"))
+    code = f"""
+import sys
+from pathlib import Path
+from auxhead.autotune.record import append_record, read_records
+path = Path({str(path)!r})
+one = read_records(path)[0]
+import dataclasses
+for turn in range(50):
+    append_record(path, dataclasses.replace(one, variant=f"{{sys.argv[1]}}-{{turn}}", notes=["x" * 5000]))
+"""
+    writers = [subprocess.Popen([sys.executable, "-c", code, name]) for name in "ab"]
+    assert [writer.wait(timeout=120) for writer in writers] == [0, 0]
+    variants = [one.variant for one in read_records(path)]
+    assert sorted(variants) == sorted(["first", *(f"{name}-{turn}" for name in "ab" for turn in range(50))])
+    assert [name for name in variants if name[0] == "a"] == [f"a-{turn}" for turn in range(50)]
+
+
+def test_what_is_no_record(tmp_path):
+    path = tmp_path / "records.jsonl"
+    with pytest.raises(BadRecord, match="no such file"):
+        read_records(path)
+    with pytest.raises(BadRecord, match="cannot be read"):
+        read_records(tmp_path)
+    good = json.dumps(dataclasses.asdict(record()))
+    for bad, message in (
+        ("nonsense", "line 2: is not JSON"),
+        ("[]", "line 2: got schema None, wants 'auxhead record 1'"),
+        (good.replace("record 1", "record 9"), "line 2: got schema 'auxhead record 9'"),
+        ('{"schema": "auxhead record 1"}', "line 2: .*missing"),
+    ):
+        path.write_text(f"{good}\n{bad}\n{good}\n")
+        with pytest.raises(BadRecord, match=message):
+            read_records(path)
+
+
+def test_a_field_of_a_later_version_is_left_out(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps({**dataclasses.asdict(record()), "new": 1}) + "\n")
+    assert read_records(path) == [record()]
+
+
+def test_nothing_is_written_of_a_number_that_is_none(tmp_path):
+    path = tmp_path / "records.jsonl"
+    with pytest.raises(BadRecord, match="not a record"):
+        append_record(path, record(host_us={"median": float("nan")}))
+    assert not path.exists()
+
+
+def test_latest_prefers_a_measurement_to_a_later_failure():
+    old, new, failed = record(run="1"), record(run="2"), record(run="3", error="x")
+    other = record(environment={**ENVIRONMENT, "gpu": "H100"})
+    assert latest([old, other, new, failed]) == [new, other]
+    assert latest([failed, new]) == [new]
+    assert latest([record(run="0", error="x"), failed]) == [failed]
+
+
+def test_settled():
+    now = {**ENVIRONMENT, "commit": "def"}
+    assert is_settled(record(), now, 50)  # whatever the commit
+    assert not is_settled(record(), now, 51)
+    assert not is_settled(record(), {**now, "driver": "590"}, 50)
+    failed = record(error="x")
+    assert is_settled(failed, {**ENVIRONMENT, "commit": "abc"}, 50)
+    assert not is_settled(failed, now, 50)
+    for commit in (None, "abc-dirty"):
+        again = record(error="x", environment={**ENVIRONMENT, "commit": commit})
+        assert not is_settled(again, {**ENVIRONMENT, "commit": commit}, 50)
+
+
+def test_reading_and_tables_need_no_torch():
+    code = (
+        "import sys, auxhead.autotune.record, auxhead.autotune.tables, auxhead.autotune.cells;"
+        "assert 'torch' not in sys.modules and 'triton' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
