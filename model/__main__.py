@@ -1,4 +1,4 @@
-"""The command ``auxhead``: demo and infer."""
+"""The command ``auxhead``: demo, infer and profile."""
 
 import dataclasses
 import sys
@@ -19,11 +19,14 @@ from ..autotune.exit_latency import exit_latency
 from ..plots.exits import plot_exits
 from ..plots.figure_files import save_figure
 from .bad_input import BadInput
+from .before_and_after import compare, demo_model, repeated
 from .checkpoint import load_checkpoint, write_json
 from .data import load_source
 from .demo import DemoReport, run_demo, save_demo
 from .evaluation import batches
 from .images import normalise, open_image, to_pixels
+from .profile_report import print_comparison
+from .user_model import load_factory
 
 app = typer.Typer(
     help="Early-exit heads that cost next to nothing on a GPU.",
@@ -46,6 +49,22 @@ class Dataset(str, Enum):
 
     digits = "digits"
     cifar10 = "cifar10"
+
+
+class Exits(str, Enum):
+    """Runners that a profile can show as "after"."""
+
+    overlapped = "overlapped"
+    polled = "polled"
+    gated = "gated"
+
+
+class Trunk(str, Enum):
+    """What a runner may make of the trunk."""
+
+    as_is = "as_is"
+    cudnn = "cudnn"
+    inductor = "inductor"
 
 
 @app.callback()
@@ -162,6 +181,64 @@ def infer(
                 )
                 place += 1
         Console().print(table)
+
+
+@app.command()
+def profile(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Your model: package.module:factory, a function that returns (EarlyExitNetwork, a batch)."),
+    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Or a directory written by `auxhead demo`.")] = None,
+    exits: Annotated[
+        Exits,
+        typer.Option(help="The runner: overlapped computes every head, polled and gated skip what nobody needs."),
+    ] = Exits.overlapped,
+    trunk: Annotated[
+        Trunk, typer.Option(help="The trunk as it is, on cuDNN's fused convolutions, or through Inductor.")
+    ] = Trunk.as_is,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples a request.  [default: the factory's batch; 1 for a checkpoint]")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=2, help="Requests that are counted and timed.")] = 20,
+    out: Annotated[Path, typer.Option(help="Where the Chrome traces go.")] = Path("auxhead-profile"),
+) -> None:
+    """Show what a request costs on a GPU, naive early exit before and a runner after.
+
+    Launches, CUDA API calls, host and device time; status 1 if the runner is not in a steady state.
+    """
+    console = Console()
+    with one_line_errors():
+        if (model is None) == (checkpoint is None):
+            got = "neither" if model is None else "both"
+            raise BadInput(f"--model, --checkpoint: got {got}, wants exactly one of the two")
+        if not torch.cuda.is_available():
+            raise BadInput("profile: torch sees no CUDA device here; launches and CUDA API calls need one")
+        _check_writable(out)
+        if checkpoint is not None:
+            subject, made_of = demo_model(checkpoint, batch or 1)
+        else:
+            subject, made_of = load_factory(str(model))(), "the factory's batch"
+        device = torch.device("cuda", torch.cuda.current_device())
+        x = subject.example_input.to(device)
+        x = x if batch in (None, len(x)) else repeated(x, batch)
+        network = subject.network.to(device).eval()
+        console.print(
+            f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}; batches of {len(x)}, {made_of}\n"
+            "before: eager PyTorch, plain heads in line, .item() after each, left once all samples are sure\n"
+            f"after: {exits.value}, trunk {trunk.value}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        found = compare(network, x, exits=exits.value, trunk=trunk.value, requests=requests, out=out)
+        print_comparison(console, found)
+        console.print(
+            f"\nSaved in {out}: before.json, after.json (Chrome traces, for ui.perfetto.dev or chrome://tracing)",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if found.problems:
+        raise typer.Exit(1)
 
 
 class ProgressLines:

@@ -1,0 +1,246 @@
+"""``auxhead profile``: bad options, and the whole way with runners that need no GPU."""
+
+import json
+import sys
+from io import StringIO
+from types import SimpleNamespace
+
+import pytest
+import torch
+from auxhead.model import EagerRunner, EarlyExitNetwork, before_and_after
+from auxhead.model.__main__ import app
+from auxhead.model.bad_input import BadInput
+from auxhead.model.before_and_after import compare, demo_model, repeated
+from auxhead.model.checkpoint import save_checkpoint
+from auxhead.model.profile_report import print_comparison
+from auxhead.model.profiling import read_trace
+from auxhead.model.small_resnet import small_early_exit_network
+from example_models import SmallNet, needs_gpu, plain_heads
+from example_traces import request, runtime, trace_of, two_unequal_requests
+from PIL import Image
+from rich.console import Console
+from typer.testing import CliRunner
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+
+def auxhead(*arguments):
+    return CliRunner(env={"COLUMNS": "120"}).invoke(app, [str(argument) for argument in arguments])
+
+
+class FakeRunner(EagerRunner):
+    """Answers eagerly, whatever kind was wanted, and remembers that it was closed."""
+
+    made: list = []
+
+    def __init__(self, network, arguments):
+        super().__init__(network)
+        self.arguments, self.closed = arguments, False
+        self.made.append(self)
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def runners(monkeypatch):
+    """Fakes in place of ``make_runner``; returns those made."""
+
+    def make_runner(network, example_input, *, exits, batch_sizes, trunk):
+        return FakeRunner(network, (exits, batch_sizes, trunk))
+
+    monkeypatch.setattr(FakeRunner, "made", [])
+    monkeypatch.setitem(sys.modules, "auxhead.model.make_runner", SimpleNamespace(make_runner=make_runner))
+    return FakeRunner.made
+
+
+@pytest.fixture
+def network():
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), rules=0.6).eval()
+    network.check_taps(torch.zeros(1, 3, 16, 16))
+    return network
+
+
+def test_before_and_after_on_the_cpu(tmp_path, runners, network):
+    x = torch.randn(4, 3, 16, 16)
+    found = compare(network, x, exits="polled", trunk="cudnn", requests=3, out=tmp_path)
+    assert [runner.arguments for runner in runners] == [
+        ("polled", (4,), "cudnn"),
+        ("eager", (4,), "as_is"),
+        ("eager", (4,), "cudnn"),
+    ]
+    assert all(runner.closed for runner in runners)
+    assert {name: alike.alike for name, alike in found.agreements.items()} == {"before": 4, "after": 4}
+    assert list(found.samples_by_exit) == [*SmallNet.taps, "classifier"]
+    exits = network(x).exit_index
+    assert list(found.samples_by_exit.values()) == [int((exits == place).sum()) for place in range(4)]
+    for name in ("before", "after"):
+        assert len(found.times[name].answer_us) == found.profiles[name].requests == 3
+        events = json.loads((tmp_path / f"{name}.json").read_text())["traceEvents"]
+        assert any(event.get("name") == "aten::conv2d" for event in events)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["after.json", "before.json"]
+
+
+def test_nothing_is_timed_that_answers_wrongly(tmp_path, runners, network, monkeypatch):
+    monkeypatch.setattr(before_and_after, "NaiveForward", lambda network: lambda x: EagerRunner(network)(x.flip(0)))
+    x = torch.cat([torch.randn(1, 3, 16, 16), torch.zeros(1, 3, 16, 16)])
+    with pytest.raises(RuntimeError, match="before: [12] of 2 samples have another label or exit .*; not timed"):
+        compare(network, x, exits="gated", trunk="as_is", requests=3, out=tmp_path)
+    assert runners[0].closed and not list(tmp_path.iterdir())
+
+
+def test_a_network_that_cannot_run_is_bad_input(tmp_path, network, monkeypatch):
+    def make_runner(*_, **__):
+        raise ValueError("trunk: 'cudnn' does not apply\nto float64")
+
+    monkeypatch.setitem(sys.modules, "auxhead.model.make_runner", SimpleNamespace(make_runner=make_runner))
+    with pytest.raises(BadInput, match="profile: trunk: 'cudnn' does not apply to float64"):
+        compare(network, torch.zeros(1, 3, 16, 16), exits="gated", trunk="cudnn", requests=3, out=tmp_path)
+
+
+def printed(comparison):
+    console = Console(width=80, file=StringIO())
+    print_comparison(console, comparison)
+    return console.file.getvalue()
+
+
+def cells_of(text, name):
+    (row,) = (line for line in text.splitlines() if line.startswith(f"│ {name} "))
+    return [cell.strip() for cell in row.strip("│").split("│")][1:]
+
+
+def test_the_tables_say_what_was_found(tmp_path, runners, network):
+    found = compare(network, torch.randn(2, 3, 16, 16), exits="polled", trunk="as_is", requests=2, out=tmp_path)
+    found.profiles["before"] = read_trace(two_unequal_requests())
+    steady = trace_of(
+        *(event for at in (0.0, 50.0) for event in (request(at, 9.0), runtime("cudaGraphLaunch", at, 6.0)))
+    )
+    found.profiles["after"] = read_trace(steady)
+    found.times["before"] = found.times["before"].__class__((1000.0, 1000.0), (1234.0, 1234.0))
+    text = printed(found)
+    assert cells_of(text, "host, until the answer is there")[:2] == ["us", "1,234"]
+    assert cells_of(text, "host, until the call returns")[:2] == ["us", "1,000"]
+    assert "(1,234-1,234)" in text and "(1,000-1,000)" in text
+    assert cells_of(text, "device, sum of kernel times") == ["us", "25.0", "0.0"]
+    assert cells_of(text, "device, busy (union of kernels)") == ["us", "20.5", "0.0"]
+    assert cells_of(text, "launches by the host") == ["calls", "3.50", "1"]
+    assert cells_of(text, "  CUDA graphs among them") == ["calls", "1", "1"]
+    assert cells_of(text, "kernels that ran") == ["kernels", "2.50", "0"]
+    assert cells_of(text, "copies that ran") == ["copies", "0.50", "0"]
+    assert cells_of(text, "memsets that ran") == ["memsets", "0.50", "0"]
+    assert cells_of(text, "allocations, 2 requests") == ["calls", "1", "0"]
+    assert cells_of(text, "waits, 2 requests") == ["calls", "1", "0"]
+    assert cells_of(text, "cudaMalloc") == ["0.50", "15.0", "-", "-"]
+    assert cells_of(text, "cudaGraphLaunch") == ["1", "12.0", "1", "6.0"]
+    assert cells_of(text, "all") == ["5", "53.5", "1", "6.0"]
+    assert "eager runner, before: 2 of 2 samples." in text
+    assert "After is in a steady state" in text and not found.problems
+    found.profiles["after"] = found.profiles["before"]
+    text = printed(found)
+    assert "After is not in a steady state:" in text and "cudaMalloc allocates or frees: got 1 calls" in text
+    assert len(found.problems) == 3
+
+
+@pytest.mark.parametrize("pictures", [0, 3])
+def test_a_checkpoint_comes_with_what_the_demo_left(tmp_path, pictures):
+    save_checkpoint(tmp_path, small_early_exit_network(4), classes=tuple("abcd"), image_size=16)
+    (tmp_path / "examples").mkdir()
+    for number in range(pictures):
+        Image.new("L", (16, 16), 255 * number // 2).save(tmp_path / "examples" / f"{number}.png")
+    (network, x), made_of = demo_model(tmp_path, 5)
+    assert x.shape == (5, 3, 16, 16) and network(x).label.shape == (5,)
+    if pictures:
+        assert x[:, 0, 0, 0].tolist() == pytest.approx([-1, 0, 1, -1, 0], abs=0.01) and "examples" in made_of
+    else:
+        assert len(x.unique()) > 5 and made_of == "random numbers"
+
+
+@pytest.mark.parametrize("batch", [1, 3, 7])
+def test_a_batch_of_any_size_from_one(batch):
+    x = torch.randn(3, 4, 5, 5).to(memory_format=torch.channels_last)
+    y = repeated(x, batch)
+    assert all(torch.equal(y[row], x[row % 3]) for row in range(batch)) and len(y) == batch
+    assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--model, --checkpoint: got neither, wants exactly one of the two"),
+        (["--model", "a:b", "--checkpoint", "x"], "--model, --checkpoint: got both, wants exactly one of the two"),
+        (["--model", "a"], "--model: got 'a', wants package.module:factory"),
+        (["--model", "nowhere:b"], "--model: no module 'nowhere' in "),
+        (["--checkpoint", "nowhere"], "--checkpoint: nowhere has no model.json"),
+        (["--model", "a:b", "--out", "file"], "--out: file is a file, wants a directory"),
+    ],
+    ids=["neither", "both", "spec", "module", "checkpoint", "out"],
+)
+def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    (tmp_path / "file").write_text("")
+    result = auxhead("profile", *arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("Error: ") and message in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--requests", "1"], ["--batch", "0"], ["--exits", "eager"], ["--trunk", "x"]])
+def test_options_out_of_range(arguments):
+    result = auxhead("profile", "--model", "a:b", *arguments)
+    assert result.exit_code == 2 and f"Invalid value for '{arguments[0]}'" in result.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_cuda_device(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = auxhead("profile", "--model", "a:b")
+    assert result.exit_code == 2 and result.stdout == "" and not list(tmp_path.iterdir())
+    assert result.stderr == ("Error: profile: torch sees no CUDA device here; launches and CUDA API calls need one\n")
+
+
+@pytest.fixture
+def users_model(tmp_path, monkeypatch):
+    """A factory in the current directory; returns how it is named."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "a_users_model", raising=False)
+    (tmp_path / "a_users_model.py").write_text(
+        "import torch\n"
+        "from auxhead.model import EarlyExitNetwork\n"
+        "from example_models import SmallNet, plain_heads\n"
+        "def factory():\n"
+        "    return EarlyExitNetwork(SmallNet(), plain_heads(), rules=0.999), torch.randn(2, 3, 16, 16)\n"
+    )
+    return "a_users_model:factory"
+
+
+@pytest.mark.parametrize(
+    ("problems", "status"), [([], 0), (["cudaMalloc allocates."], 1)], ids=["steady", "not steady"]
+)
+def test_the_command_with_the_cpu_for_a_device(users_model, monkeypatch, runners, problems, status):
+    cuda = SimpleNamespace(is_available=lambda: True, current_device=lambda: 0, get_device_name=lambda _: "some GPU")
+    pretended = SimpleNamespace(cuda=cuda, device=lambda *_: torch.device("cpu"), __version__="9.9")
+    monkeypatch.setattr("auxhead.model.__main__.torch", pretended)
+    monkeypatch.setattr(before_and_after, "steady_state_problems", lambda profile: problems)
+    result = auxhead("profile", "--model", users_model, "--exits", "gated", "--requests", 2)
+    assert result.exit_code == status, result.output
+    assert runners[0].arguments == ("gated", (2,), "as_is") and not runners[0].network.training
+    assert result.output.startswith("some GPU, torch 9.9; batches of 2, the factory's batch\n")
+    assert "after: gated, trunk as_is" in result.output and "Saved in auxhead-profile:" in result.output
+    assert all(problem in result.output for problem in problems)
+
+
+class TestOnAGpu:
+    pytestmark = needs_gpu
+
+    def test_the_command(self, tmp_path, users_model, runners):
+        result = auxhead("profile", "--model", users_model, "--batch", 3, "--requests", 4, "--out", "deep/er")
+        assert result.exit_code == 0, result.output
+        traces = sorted((tmp_path / "deep" / "er").iterdir())
+        assert [path.name for path in traces] == ["after.json", "before.json"]
+        after, before = (read_trace(json.loads(path.read_text())) for path in traces)
+        assert before.requests == after.requests == 4
+        assert before.synchronisations >= 4 and after.synchronisations == after.allocations == 0
+        assert "batches of 3, the factory's batch" in result.output and "After is in a steady state" in result.output
+        assert cells_of(result.output, "waits, 4 requests")[1:] == [f"{before.synchronisations}", "0"]
