@@ -36,8 +36,8 @@ class Factories:
 
 def project_factories() -> Factories:
     """Return this project's own."""
-    from ..model import make_runner  # type: ignore[attr-defined]
-    from ..model.trunk import make_trunk  # type: ignore[import-not-found]
+    from ..model import make_runner
+    from ..model.trunk import make_trunk
 
     return Factories(make_runner, make_trunk)
 

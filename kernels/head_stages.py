@@ -14,8 +14,8 @@ Two ways lead to the logits, and the configuration chooses:
     Nothing waits for a program that has not started, because the tickets before its own have been drawn.
 
 Either way one program then decides about a sample: softmax, class, confidence, exit. Sums are float32 and their order
-is fixed, so that results repeat bit for bit. Prefixes: ``pid_`` program, ``off_`` index along a dimension, ``mask_`` what
-of it exists, ``acc_`` float32 accumulator.
+is fixed, so that results repeat bit for bit. Prefixes: ``pid_`` program, ``off_`` index along a dimension, ``mask_``
+what of it exists, ``acc_`` float32 accumulator.
 """
 
 import triton

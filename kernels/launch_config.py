@@ -111,7 +111,7 @@ class LaunchConfig:
 
 def _tiling_pays(samples: int, classes: int) -> bool:
     """Whether to multiply 16 samples at a time: each then reads the weight once instead of 16 times, but waits."""
-    return samples >= 16 and classes >= 128
+    return samples >= 64 and classes >= 128
 
 
 def next_power_of_2(n: int) -> int:

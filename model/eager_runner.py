@@ -67,6 +67,9 @@ class EagerRunner:
             streams.side.wait_stream(caller)
         return result
 
+    def close(self) -> None:
+        """Nothing is held; for the sake of code that takes any runner."""
+
     def _merge(self, answers: list[HeadOutput]) -> ExitResult:
         return first_sure(answers, with_probs=all(head.return_probs for head in self.network.heads))
 
