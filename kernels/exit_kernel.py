@@ -24,29 +24,33 @@ def set_condition(handle, value, _semantic=None):
 def merge(
     probs, label, confidence, exits,  # [PLACES, N, K], [PLACES, N]
     answer_probs, answer_label, answer_confidence, answer_exit,  # [N, K], [N]
-    valid, off_n, mask_n, N, K,
+    is_open, off_n, mask_n, N, K,
     PLACE: tl.constexpr, HEADS: tl.constexpr, LAST: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    """Answer for the open ones of some samples from places PLACE to PLACE + HEADS; returns how many stay open."""
-    if PLACE == 0:
-        is_open = mask_n & (off_n < tl.load(valid))  # what pads the batch is never open
-    else:
-        is_open = tl.load(answer_exit + off_n, mask=mask_n, other=0, cache_modifier=".cg") < 0
+    """Answer for the samples that are open from places PLACE to PLACE + HEADS; returns how many stay open."""
     chosen = tl.full((off_n.shape[0],), -1, tl.int32)
-    for i in tl.static_range(HEADS):
+    chosen_label = tl.zeros((off_n.shape[0],), tl.int64)
+    chosen_confidence = tl.zeros((off_n.shape[0],), tl.float32)
+    for i in tl.static_range(HEADS):  # all are read at once, whichever is chosen; .cg: other SMs wrote them
+        source = (PLACE + i) * N + off_n
+        place_label = tl.load(label + source, mask=mask_n, other=0, cache_modifier=".cg")
+        place_confidence = tl.load(confidence + source, mask=mask_n, other=0, cache_modifier=".cg")
         if LAST and i == HEADS - 1:
             sure = mask_n
-        else:  # .cg: other SMs wrote them
-            sure = tl.load(exits + (PLACE + i) * N + off_n, mask=mask_n, other=0, cache_modifier=".cg") != 0
-        chosen = tl.where((chosen < 0) & sure, PLACE + i, chosen)
+        else:
+            sure = tl.load(exits + source, mask=mask_n, other=0, cache_modifier=".cg") != 0
+        first = (chosen < 0) & sure
+        chosen = tl.where(first, PLACE + i, chosen)
+        chosen_label = tl.where(first, place_label, chosen_label)
+        chosen_confidence = tl.where(first, place_confidence, chosen_confidence)
     answers = is_open & (chosen >= 0)
-    source = tl.maximum(chosen, 0) * N + off_n
-    tl.store(answer_label + off_n, tl.load(label + source, mask=answers, cache_modifier=".cg"), mask=answers)
-    tl.store(answer_confidence + off_n, tl.load(confidence + source, mask=answers, cache_modifier=".cg"), mask=answers)
+    tl.store(answer_label + off_n, chosen_label, mask=answers)
+    tl.store(answer_confidence + off_n, chosen_confidence, mask=answers)
     if PLACE == 0:
         tl.store(answer_exit + off_n, tl.where(is_open, chosen, 0).to(tl.int64), mask=mask_n)
     else:
         tl.store(answer_exit + off_n, chosen.to(tl.int64), mask=answers)
+    source = tl.maximum(chosen, 0) * N + off_n
     if answer_probs is not None:
         for start_k in range(0, K, BLOCK_J):
             off_j = start_k + tl.arange(0, BLOCK_J)
@@ -82,7 +86,7 @@ def place_program(
             off_n = pid_n + tl.arange(0, 1)
             decide(
                 logits, 0, stride_ln, stride_lk, None, 0, 1.0, 1.0, probs, label, confidence, exits,
-                off_n, off_n < N, K, 1, False, False, 1, BLOCK_J, BLOCK_J >= K,
+                off_n, off_n < N, K, 1, 1, BLOCK_J, BLOCK_J >= K,
             )  # fmt: skip
     else:
         (
@@ -133,17 +137,24 @@ def exit_kernel(
             pid_n = sample
         merges |= decided
 
+    off_n = pid_n + tl.arange(0, 1)
+    mask_n = off_n < N
+    is_open = mask_n
     if merges:
+        # read before waiting for the other heads
+        if PLACE == 0:
+            is_open = off_n < tl.load(valid)  # what pads the batch is never open
+        else:
+            is_open = tl.load(answer_exit + off_n, mask=mask_n, other=0) < 0
         tl.debug_barrier()
         if HEADS > 1:
             merges = tl.atomic_add(joined + pid_n, 1, sem="acq_rel", scope="gpu") == HEADS - 1
     if merges:
         if HEADS > 1:
             tl.store(joined + pid_n, 0)
-        off_n = pid_n + tl.arange(0, 1)
         still_open = merge(
             probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
-            valid, off_n, off_n < N, N, K, PLACE, HEADS, LAST, BLOCK_J,
+            is_open, off_n, mask_n, N, K, PLACE, HEADS, LAST, BLOCK_J,
         )  # fmt: skip
         if open_samples is not None or condition is not None:
             # one number counts merged samples (above) and open ones (below), so that the last program knows both

@@ -194,7 +194,9 @@ class _Workspace(NamedTuple):
             view,
             config,
             programs,
-            x.new_empty(samples, head.weight.shape[1], dtype=torch.float32) if config.tiled else None,
+            x.new_empty(config.window_parts, samples, head.weight.shape[1], dtype=torch.float32)
+            if config.tiled
+            else None,
             x.new_empty(1 if config.tiled else programs.splits, samples, classes, dtype=torch.float32),
             torch.zeros(programs.counters, dtype=torch.int32, device=x.device),
         )

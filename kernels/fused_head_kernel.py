@@ -67,7 +67,7 @@ def launch_fused_head(
     label = x.new_empty(samples, dtype=torch.int64)
     confidence = x.new_empty(samples, dtype=torch.float32)
     exits = x.new_empty(samples, dtype=torch.bool)
-    features = x.new_empty(samples, width_of_weight, dtype=torch.float32) if config.tiled else None
+    features = x.new_empty(config.window_parts, samples, width_of_weight, dtype=torch.float32) if config.tiled else None
     partial = x.new_empty(1 if config.tiled else programs.splits, samples, classes, dtype=torch.float32)
     with torch.cuda.device_of(x):
         arguments = (

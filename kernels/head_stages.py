@@ -114,11 +114,10 @@ def shifted_exp(scaled, top):
 def decide(
     partial, stride_ps, stride_pn, stride_pk,  # [SPLITS, N, K]
     bias, stride_bk,  # [K], or None
-    temperature, threshold,  # float32: numbers, or pointers to one
+    temperature, threshold,  # float32
     probs,  # [N, K] float32, contiguous, or None
     label, confidence, exits,  # [N] int64, float32, bool, contiguous
     off_n, mask_n, K, SPLITS,
-    TEMPERATURE_TENSOR: tl.constexpr, THRESHOLD_TENSOR: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr, ONE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Decide about samples [BLOCK_N]: softmax, class, confidence, exit.
@@ -126,8 +125,7 @@ def decide(
     One pass for the largest logit, its class and the sum of exponentials, a second one for the probabilities. The class
     is that of the largest logit before the temperature, whose division may make equals of them.
     """
-    heat = tl.zeros((off_n.shape[0],), tl.float32) + (tl.load(temperature) if TEMPERATURE_TENSOR else temperature)
-    limit = tl.load(threshold) if THRESHOLD_TENSOR else threshold
+    heat = tl.zeros((off_n.shape[0],), tl.float32) + temperature
     top = tl.full((off_n.shape[0],), float("-inf"), tl.float32)
     total = tl.zeros((off_n.shape[0],), tl.float32)
     top_logit = top
@@ -155,7 +153,7 @@ def decide(
     sure = tl.where(top == float("-inf"), float("nan"), tl.div_rn(1.0, total))
     tl.store(label + off_n, best.to(tl.int64), mask=mask_n)
     tl.store(confidence + off_n, sure, mask=mask_n)
-    tl.store(exits + off_n, (sure > limit) & (heat > 0), mask=mask_n)
+    tl.store(exits + off_n, (sure > threshold) & (heat > 0), mask=mask_n)
     if probs is not None:
         if not ONE_BLOCK:
             tl.debug_barrier()
@@ -182,9 +180,9 @@ def head_program(
     x, stride_xn, stride_xc, stride_xh, stride_xw,  # [N, C, H, W]
     weight, stride_wk, stride_wf,  # [K, C * GRID_H * GRID_W]
     bias, stride_bk,  # [K], or None
-    temperature, threshold,
+    temperature, threshold,  # float32: numbers, or pointers to one
     probs, label, confidence, exits,  # see decide
-    features,  # [N, C * GRID_H * GRID_W] float32 if tiled, else None
+    features,  # [WINDOW_PARTS, N, C * GRID_H * GRID_W] float32 if tiled, else None
     partial,  # [SPLITS (1 if tiled), N, K] float32
     arrived,  # counters, 0 before and after: [N], or if tiled [groups] of each of three stages and [1] for the tickets
     N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
@@ -203,6 +201,9 @@ def head_program(
     F = C * POSITIONS
     pools = True
     decides = False
+    # read before anything waits
+    heat = tl.load(temperature) if TEMPERATURE_TENSOR else temperature
+    limit = tl.load(threshold) if THRESHOLD_TENSOR else threshold
     if TILED:
         groups = tl.cdiv(N, BLOCK_N)
         tiles = tl.cdiv(K, BLOCK_K)
@@ -241,7 +242,7 @@ def head_program(
         )  # fmt: skip
         if TILED:
             feature = off_c.to(tl.int64) * POSITIONS + off_p
-            tl.store(features + tl.cast(pid_n, tl.int64) * F + feature, pooled, mask=mask_f)
+            tl.store(features + (tl.cast(pid_part, tl.int64) * N + pid_n) * F + feature, pooled, mask=mask_f)
             # a barrier puts every thread's stores before the one thread's arrival, here and below
             tl.debug_barrier()
             tl.atomic_add(pooled_programs + pid_n // BLOCK_N, 1, sem="release", scope="gpu")
@@ -281,10 +282,11 @@ def head_program(
             for start_f in range(0, F, BLOCK_F):
                 off_f = start_f + tl.arange(0, BLOCK_F)
                 mask_f = off_f < F
-                left = tl.load(
-                    features + off_n.to(tl.int64)[:, None] * F + off_f[None, :],
-                    mask=mask_n[:, None] & mask_f[None, :], other=0.0, cache_modifier=".cg",
-                )  # fmt: skip
+                left = tl.zeros((BLOCK_N, BLOCK_F), tl.float32)
+                for part in range(0, WINDOW_PARTS):
+                    row = (tl.cast(part, tl.int64) * N + off_n) * F
+                    pointer = features + row[:, None] + off_f[None, :]
+                    left += tl.load(pointer, mask=mask_n[:, None] & mask_f[None, :], other=0.0, cache_modifier=".cg")
                 right = tl.load(
                     weight + (off_k.to(tl.int64) * stride_wk)[:, None] + (off_f.to(tl.int64) * stride_wf)[None, :],
                     mask=mask_k[:, None] & mask_f[None, :], other=0.0,
@@ -300,8 +302,8 @@ def head_program(
     if decides:
         off_n = pid_n + tl.arange(0, 1)
         decide(
-            partial, tl.cast(N, tl.int64) * K, K, 1, bias, stride_bk, temperature, threshold,
+            partial, tl.cast(N, tl.int64) * K, K, 1, bias, stride_bk, heat, limit,
             probs, label, confidence, exits, off_n, off_n < N, K, 1 if TILED else SPLITS,
-            TEMPERATURE_TENSOR, THRESHOLD_TENSOR, BLOCK_S, BLOCK_J, ONE_BLOCK,
+            BLOCK_S, BLOCK_J, ONE_BLOCK,
         )  # fmt: skip
     return decides, pid_n

@@ -44,7 +44,7 @@ class LaunchConfig:
     block_j: int
     """Classes in one step of the last program's softmax."""
     window_parts: int
-    """Programs that share the columns of a window; more than 1 only split, for an average, which adds up."""
+    """Programs that share the columns of a window; more than 1 only for an average, which adds up."""
     num_warps: int
 
     @property
@@ -80,8 +80,15 @@ class LaunchConfig:
         features = channels * positions
         few_classes = classes <= 128
         tiled = _tiling_pays(samples, classes)
-        block_f, num_warps = 16, 4 if few_classes and columns <= 256 else 8
-        while block_f < (256 if tiled else 64) and columns <= 1024 and samples * features >= 256 * block_f:
+        # Wide blocks of channels read whole lines of memory, but leave fewer programs; where a program multiplies all
+        # classes too, narrow ones spread the weight.
+        only_pools = few_classes or tiled
+        block_f, num_warps = 16, 4 if only_pools and columns <= 256 else 8
+        while (
+            block_f < 64
+            and (only_pools or columns <= 1024)
+            and samples * features >= (64 if only_pools else 256) * block_f
+        ):
             block_f *= 2
         while block_f < 512 and features >= 512 * block_f:
             block_f *= 2
@@ -89,21 +96,22 @@ class LaunchConfig:
         block_c = min(block_f // block_p, next_power_of_2(channels))
         block_a = min(next_power_of_2(window_w), max(8192 // (block_c * block_p), 1))
         block_j = min(next_power_of_2(classes), 1024)
-        if tiled:
-            block_k = min(max(next_power_of_2(classes), 16), 64)
-            step_f = 128 if element_size == 2 else 32
-            return cls(16, block_c, block_p, block_a, step_f, block_k, 1, block_j, 1, num_warps)
-        block_k = min(max(next_power_of_2(classes), 16), max(16384 // block_f, 16))
         # Programs enough to read a large map through many SMs at once, each with more than one step.
         window_parts = 1
         programs = -(-channels // block_c) * -(-positions // block_p) * samples
+        enough = 64 if not only_pools else 128 if samples < 16 else 256 if samples < 64 else 512
         while (
             not pool_max
-            and programs * window_parts < (128 if few_classes else 64)
+            and programs * window_parts < enough
             and window_w >= 2 * window_parts * block_a
             and window_parts < 64
         ):
             window_parts *= 2
+        if tiled:
+            block_k = min(max(next_power_of_2(classes), 16), 64)
+            step_f = 128 if element_size == 2 else 32
+            return cls(16, block_c, block_p, block_a, step_f, block_k, 1, block_j, window_parts, num_warps)
+        block_k = min(max(next_power_of_2(classes), 16), max(16384 // block_f, 16))
         config = cls(1, block_c, block_p, block_a, 1, block_k, 1, block_j, window_parts, num_warps)
         splits = config.programs(view, classes).splits
         return replace(config, block_s=min(next_power_of_2(splits), max(8192 // block_j, 1), 64))

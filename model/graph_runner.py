@@ -1,5 +1,6 @@
 """What the runners that replay CUDA graphs share: batch sizes, static buffers, checks, and the way in and out."""
 
+import statistics
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ..kernels import ExitBuffers, ExitHead, ExitLaunch
-from .capture import CAPTURES, Graph
+from .capture import CAPTURES, Capture, Graph, capture_stream, warm_up
 from .exit_result import ExitResult
+from .taps import listening
 from .trunk import make_trunk
 
 if TYPE_CHECKING:
@@ -129,6 +131,37 @@ class GraphRunner(ABC):
     @abstractmethod
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         """Capture the network for the batch ``x``, which becomes the static input."""
+
+    def _segment_times(self, x: Tensor) -> list[float]:
+        """Measure what each segment of the trunk takes for the batch ``x``, without heads, in microseconds."""
+        stream = capture_stream(self._device, 0, side=False)
+        held: list[Tensor] = []
+
+        def forward(capture: Capture | None) -> None:
+            def on_tap(_place: int, features: Tensor) -> None:
+                held.append(features)
+                if capture is not None:
+                    capture.cut()
+
+            with listening(self._trunk.module, self.network.taps, on_tap):
+                self._trunk.module(x)
+
+        warm_up(lambda: forward(None), stream)
+        capture = Capture(self._device, self._pool)
+        with capture.capturing(self._trunk.module, stream):
+            forward(capture)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        times: list[list[float]] = [[] for _ in capture.graphs]
+        for _ in range(5):
+            for graph, found in zip(capture.graphs, times, strict=True):
+                graph.launch(stream)
+                start.record(stream)
+                for _ in range(4):
+                    graph.launch(stream)
+                end.record(stream)
+                end.synchronize()
+                found.append(start.elapsed_time(end) * 1e3 / 4)
+        return [statistics.median(found) for found in times]
 
     def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
         """Answer for at most as many samples as were captured; ``caller`` is the current stream."""

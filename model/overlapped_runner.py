@@ -10,20 +10,21 @@ from .capture import Capture, capture_stream, warm_up
 from .graph_runner import CapturedBatch, GraphRunner
 from .taps import listening
 
+#: A launch beside the trunk starts while at least this share of the trunk's time is left to hide it.
+_SHARE_TO_HIDE_BEHIND = 0.15
+
 
 class OverlappedRunner(GraphRunner):
     """Computes every head, beside the trunk: one graph a batch size, no work skipped.
 
-    Heads share launches, because every fork of the graph delays the trunk: the heads of the last launch run with the
-    classifier at the end of the trunk, the others on a low-priority stream beside the blocks that follow them.
+    Heads share launches, because every fork of the graph delays the trunk. Those whose taps come late, with too little
+    of the trunk left to hide behind, run with the classifier in one launch at the end of the trunk; the others on a
+    low-priority stream beside it. The times of the segments, measured before the capture, tell which is which.
     """
-
-    #: Places whose tap ends a launch beside the trunk; set before capture by tests and measurements.
-    forks: Sequence[int] | None = None
 
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         trunk, side = (capture_stream(self._device, 0, side=side) for side in (False, True))
-        ends = list(self._forks(len(x)))  # the last place of each launch
+        ends = _forks(self._segment_times(x), len(x))  # the last place of each launch beside the trunk
         starts = [0, *(end + 1 for end in ends)]
         launches = [
             ExitLaunch(buffers, start, self._places[start : end + 1])
@@ -53,7 +54,15 @@ class OverlappedRunner(GraphRunner):
             forward()
         return CapturedBatch(x, buffers, launches, capture.graphs)
 
-    def _forks(self, size: int) -> Sequence[int]:
-        if self.forks is not None:
-            return self.forks
-        return range(len(self._heads))
+
+def _forks(segment_us: Sequence[float], samples: int) -> list[int]:
+    """Choose the taps at which heads leave the trunk: all heads since the one before share a launch.
+
+    One fork is best for small batches, where each costs the trunk about a microsecond, and for large ones, where heads
+    compete with the trunk for memory; in between, heads that start early find idle multiprocessors (ResNet-18, H200).
+    """
+    left = [sum(segment_us[place + 1 :]) for place in range(len(segment_us) - 1)]
+    late_enough = [place for place, us in enumerate(left) if us >= _SHARE_TO_HIDE_BEHIND * sum(segment_us)]
+    if not late_enough:
+        return []
+    return list(range(late_enough[-1] % 2, late_enough[-1] + 1, 2)) if 16 <= samples < 64 else late_enough[-1:]
