@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import ExitBuffers, ExitLaunch
-from .capture import Capture, Graph, capture_stream, warm_up
+from .capture import Capture, Graph, warm_up
 from .graph_runner import CapturedBatch, GraphRunner
 from .taps import listening
 
@@ -67,9 +67,7 @@ class GatedRunner(GraphRunner):
             for place, head in enumerate(self._heads)
         ]
         last_launch = ExitLaunch(buffers, heads, self._places[-1:])
-        levels = [
-            [capture_stream(self._device, level, side=side) for side in (False, True)] for level in range(heads + 1)
-        ]
+        levels = self._capture_streams.levels(gates + 1)
 
         def forward(capture: Capture | None) -> None:
             held: list[Tensor] = []

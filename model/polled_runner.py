@@ -1,13 +1,14 @@
 """The polled runner: one CUDA graph a segment, and a host that stops launching when all samples are answered."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..kernels import ExitBuffers, ExitLaunch
-from .capture import Capture, Graph, capture_stream, warm_up
+from .capture import Capture, Graph, warm_up
 from .exit_result import ExitResult
 from .graph_runner import CapturedBatch, GraphRunner
 from .taps import listening
@@ -55,7 +56,7 @@ class PolledRunner(GraphRunner):
         self._event = torch.cuda.Event()
 
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        trunk, side = (capture_stream(self._device, 0, side=side) for side in (False, True))
+        trunk, side = self._capture_streams.levels(1)[0]
         open_samples = torch.full((len(self._heads),), _UNKNOWN, dtype=torch.int32).pin_memory()
         launches = [
             ExitLaunch(buffers, place, [head], open_samples=open_samples[place : place + 1])
@@ -89,6 +90,14 @@ class PolledRunner(GraphRunner):
 
     def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
         assert isinstance(captured, _Segments)
+        try:
+            return self._answer_polling(captured, x, caller)
+        except BaseException:  # an interrupt, say: heads that still run would write into the next request's numbers
+            with suppress(RuntimeError):  # which would hide what has gone wrong
+                self._stream.synchronize()
+            raise
+
+    def _answer_polling(self, captured: _Segments, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
         stream = self._stream
         self._event.record(caller)
         stream.wait_event(self._event)
@@ -112,6 +121,10 @@ class PolledRunner(GraphRunner):
             caller.wait_event(self._event)
         packed.copy_(captured.buffers.packed_answer)
         return answer
+
+    def _wait(self) -> None:
+        super()._wait()
+        self._stream.synchronize()  # a segment that nobody needed may still run
 
     def _poll(self, captured: _Segments, place: int) -> int:
         """Wait until a head has written how many samples stay open, and return it."""
