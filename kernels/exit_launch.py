@@ -53,9 +53,9 @@ class ExitBuffers:
         """Make buffers for a network with ``places`` exits, classifier included."""
         return cls(
             label=torch.zeros(places, samples, dtype=torch.int64, device=device),
-            confidence=torch.zeros(places, samples, device=device),
+            confidence=torch.zeros(places, samples, dtype=torch.float32, device=device),
             exits=torch.zeros(places, samples, dtype=torch.bool, device=device),
-            probs=torch.zeros(places, samples, classes, device=device) if with_probs else None,
+            probs=torch.zeros(places, samples, classes, dtype=torch.float32, device=device) if with_probs else None,
             packed_answer=torch.zeros(
                 samples * (8 + 8 + 4 + (4 * classes if with_probs else 0)), dtype=torch.uint8, device=device
             ),

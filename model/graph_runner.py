@@ -178,8 +178,7 @@ class GraphRunner(ABC):
             RuntimeError: the runner is closed, or in another thread's call; or the current stream is being captured; or
                 a head's tensors are no longer those that were captured. Nothing is launched.
         """
-        if not self._busy.acquire(blocking=False):
-            raise RuntimeError("this runner is in another thread's call; give each thread a runner of its own")
+        self._enter()
         try:
             self._check(x)
             with torch.cuda.device(self._device):
@@ -200,9 +199,14 @@ class GraphRunner(ABC):
         finally:
             self._busy.release()
 
-    def _check(self, x: Tensor) -> None:
+    def _enter(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError("this runner is in another thread's call; give each thread a runner of its own")
         if not self._captured:
+            self._busy.release()
             raise RuntimeError("this runner is closed")
+
+    def _check(self, x: Tensor) -> None:
         if not isinstance(x, Tensor):
             raise TypeError(f"x: got {type(x).__name__}, wants a torch.Tensor")
         if x.ndim == 0 or x.shape[1:] != self._shape or not len(x):
@@ -229,10 +233,15 @@ class GraphRunner(ABC):
 
         Raises:
             RuntimeError: a parameter or buffer of the network is no longer the one that was captured, but lies in other
-                memory; or the runner is closed.
+                memory; or the runner is closed, or in another thread's call.
         """
-        if not self._captured:
-            raise RuntimeError("this runner is closed")
+        self._enter()
+        try:
+            self._refresh()
+        finally:
+            self._busy.release()
+
+    def _refresh(self) -> None:
         now = dict((*self.network.named_parameters(), *self.network.named_buffers()))
         for name, tensor, captured in self._memory:
             if now.get(name) is not tensor or tensor.data_ptr() != captured.data_ptr():
@@ -266,7 +275,7 @@ class GraphRunner(ABC):
         if getattr(self, "_captured", None):
             try:
                 self.close()
-            except RuntimeError:  # the device is lost, or the process ends
+            except Exception:  # the device is lost, or the process ends
                 pass
 
     def __enter__(self) -> "Self":

@@ -57,7 +57,7 @@ class PolledRunner(GraphRunner):
 
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         trunk, side = self._capture_streams.levels(1)[0]
-        open_samples = torch.full((len(self._heads),), _UNKNOWN, dtype=torch.int32).pin_memory()
+        open_samples = torch.full((len(self._heads),), _UNKNOWN, dtype=torch.int32, device="cpu").pin_memory()
         launches = [
             ExitLaunch(buffers, place, [head], open_samples=open_samples[place : place + 1])
             for place, head in enumerate(self._heads)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from auxhead.kernels import ExitBuffers
 from auxhead.model import (
     EagerRunner,
     EarlyExitNetwork,
@@ -159,3 +160,16 @@ def test_a_head_without_probabilities_leaves_them_out() -> None:
     heads["block1"].return_probs = False
     net = EarlyExitNetwork(SmallNet(), heads, 0.3, example_input=images(1)).eval()
     assert make_runner(net, images(1), exits="eager")(images(2)).probs is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_answers_are_float32_whatever_the_default_dtype(dtype: torch.dtype) -> None:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        buffers = ExitBuffers.allocate(2, 3, 4, with_probs=True, device=torch.device("cpu"))
+    finally:
+        torch.set_default_dtype(default)
+    assert buffers.confidence.dtype == buffers.probs.dtype == torch.float32
+    label, exit_index, confidence, probs = buffers.answer(buffers.packed_answer)
+    assert [t.dtype for t in (label, exit_index, confidence, probs)] == [torch.int64] * 2 + [torch.float32] * 2

@@ -539,6 +539,21 @@ def test_autocast_is_refused_at_capture_and_changes_no_call(way: str) -> None:
     assert_identical(runner(x), wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_default_dtype_and_device_do_not_matter(way: str, dtype: torch.dtype) -> None:
+    net = network()
+    (x,) = clear_batches(net, [5])
+    wanted, default = net(x), torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("cuda"):
+            found = made(net, way, example=x)(x)
+    finally:
+        torch.set_default_dtype(default)
+    assert found.confidence.dtype == found.probs.dtype == torch.float32
+    assert_same(found, wanted)
+
+
 def test_a_capture_of_the_caller_is_refused_and_goes_on(way: str) -> None:
     net = network()
     runner, (x,) = made(net, way), clear_batches(net, [5])
@@ -695,6 +710,8 @@ def test_a_second_thread_is_refused_and_the_lock_is_free_afterwards(way: str, mo
         assert inside.wait(timeout=60)
         with pytest.raises(RuntimeError, match="in another thread's call"):
             runner(x)
+        with pytest.raises(RuntimeError, match="in another thread's call"):
+            runner.refresh()
         go_on.set()
         thread.join()
     assert isinstance(found[0], ExitResult), found
