@@ -115,7 +115,8 @@ def exit_kernel(
     valid,  # [1] int32: the samples of the batch that do not pad it
     joined,  # [N] int32, 0 before and after
     tally,  # [1] int64, 0 before and after
-    open_samples,  # [1] int32 in pinned memory, or None
+    open_samples,  # [1] int64 in pinned memory, or None
+    requests,  # [1] int64: requests so far
     condition,  # [1] int64: handle of a conditional node, or None
     N, K,
     CONFIGS: tl.constexpr,
@@ -162,10 +163,14 @@ def exit_kernel(
             before = tl.atomic_add(tally, still_open + (1 << 32), sem="acq_rel", scope="gpu")
             if (before >> 32) == N - 1:
                 tl.store(tally, tl.zeros((), tl.int64))
-                total = ((before & 0xFFFFFFFF) + still_open).to(tl.int32)
+                total = (before & 0xFFFFFFFF) + still_open
                 if open_samples is not None:
+                    request = tl.load(requests)
+                    if PLACE == 0:
+                        request += 1
+                        tl.store(requests, request)
                     tl.debug_barrier()
-                    tl.atomic_xchg(open_samples, total, sem="release", scope="sys")
+                    tl.atomic_xchg(open_samples, (request << 32) + total, sem="release", scope="sys")
                 if condition is not None:
                     handle = tl.load(condition)
                     if handle != 0:  # it is 0 until the graph with the node exists

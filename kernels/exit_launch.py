@@ -45,6 +45,8 @@ class ExitBuffers:
     """The answer as bytes, to be copied in one go; see ``answer``."""
     valid: Tensor
     """[1] int32: the first samples of the batch, which do not pad it."""
+    requests: Tensor
+    """[1] int64: requests so far, counted by a launch of place 0 that tells the host how many samples stay open."""
 
     @classmethod
     def allocate(
@@ -53,13 +55,14 @@ class ExitBuffers:
         """Make buffers for a network with ``places`` exits, classifier included."""
         return cls(
             label=torch.zeros(places, samples, dtype=torch.int64, device=device),
-            confidence=torch.zeros(places, samples, device=device),
+            confidence=torch.zeros(places, samples, dtype=torch.float32, device=device),
             exits=torch.zeros(places, samples, dtype=torch.bool, device=device),
-            probs=torch.zeros(places, samples, classes, device=device) if with_probs else None,
+            probs=torch.zeros(places, samples, classes, dtype=torch.float32, device=device) if with_probs else None,
             packed_answer=torch.zeros(
                 samples * (8 + 8 + 4 + (4 * classes if with_probs else 0)), dtype=torch.uint8, device=device
             ),
             valid=torch.full((1,), samples, dtype=torch.int32, device=device),
+            requests=torch.zeros(1, dtype=torch.int64, device=device),
         )
 
     def answer(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -94,7 +97,8 @@ class ExitLaunch:
             buffers: of the network.
             place: of the first head.
             heads: None is a classifier whose logits are given instead of features; it is the network's last place.
-            open_samples: [1] int32 in pinned memory, to which the launch writes how many samples stay open.
+            open_samples: [1] int64 in pinned memory, to which the launch writes how many samples stay open, plus the
+                number of the request times 2 ** 32, so that what an earlier request left is told from it.
             condition: [1] int64, handle of a conditional node, whose value becomes whether samples stay open.
         """
         places, samples = buffers.label.shape
@@ -161,7 +165,8 @@ class ExitLaunch:
                 tuple(arguments),
                 buffers.probs, buffers.label, buffers.confidence, buffers.exits,
                 answer_probs, answer_label, answer_confidence, answer_exit,
-                buffers.valid, self._joined, self._tally, self._open_samples, self._condition,
+                buffers.valid, self._joined, self._tally,
+                self._open_samples, buffers.requests, self._condition,
                 samples, classes,
                 CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last,
                 DOT_FLOAT32=head_stages.INTERPRETED, BLOCK_J=min(next_power_of_2(classes), 1024), num_warps=num_warps,

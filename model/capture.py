@@ -5,14 +5,16 @@ for further work when a capture fails. So graphs are captured through CUDA's own
 own (torch.cuda.MemPool). See the CUDA programming guide, "CUDA Graphs" and "Conditional Graph Nodes".
 """
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
+
+from .streams import StreamPair
 
 try:
     from cuda.bindings import runtime
@@ -27,13 +29,42 @@ _WARM_UP_FORWARDS = 3
 _USE_NODE_PRIORITY = 8  # cudaGraphInstantiateFlagUseNodePriority
 
 
-@cache
-def capture_stream(device: torch.device, level: int, *, side: bool) -> torch.cuda.Stream:
-    """Return a stream that only captures use: a trunk (priority -1) or a side (0) one, a pair for each nesting level.
+#: Pairs that no runner has now. They are kept: cuBLAS keeps its workspace of a stream for good.
+_free_pairs: dict[torch.device, list[StreamPair]] = {}
 
-    A kernel keeps the priority of the stream that it was captured on.
+
+class CaptureStreams:
+    """Streams that one runner's captures have to themselves for as long as its graphs live.
+
+    A graph keeps the address of the workspace that cuBLAS has for the stream of the capture, so that two graphs which
+    may run at the same time must come from different streams. torch's own streams would not do: after 32 of a priority
+    it hands out the first again. A kernel keeps the priority of the stream that it was captured on.
     """
-    return torch.cuda.Stream(device, priority=0 if side else -1)
+
+    def __init__(self, device: torch.device) -> None:
+        """Take streams of ``device``, which is current, as they are asked for."""
+        self._device = device
+        self._pairs: list[StreamPair] = []
+
+    def levels(self, count: int) -> list[StreamPair]:
+        """Return the first ``count`` pairs, one for each nesting level; the same ones every time."""
+        free = _free_pairs.setdefault(self._device, [])
+        while len(self._pairs) < count:
+            try:
+                self._pairs.append(free.pop(0))
+            except IndexError:
+                self._pairs.append(StreamPair(_new_stream(self._device, -1), _new_stream(self._device, 0)))
+        return self._pairs[:count]
+
+    def give_back(self) -> None:
+        """Let other runners have the streams; nothing captured on them may run any more."""
+        pairs, self._pairs = self._pairs, []
+        _free_pairs.setdefault(self._device, [])[:0] = pairs  # in front: the next runner finds their workspaces
+
+
+def _new_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
+    stream = _checked(runtime.cudaStreamCreateWithPriority(runtime.cudaStreamNonBlocking, priority))
+    return torch.cuda.ExternalStream(int(stream), device)
 
 
 class Graph:
@@ -46,7 +77,9 @@ class Graph:
 
     def launch(self, stream: torch.cuda.Stream) -> None:
         """Launch on ``stream``; does not wait."""
-        _checked(runtime.cudaGraphLaunch(self._executable, stream.cuda_stream))
+        returned = runtime.cudaGraphLaunch(self._executable, stream.cuda_stream)
+        if returned[0]:
+            _checked(returned)
 
     def __del__(self) -> None:
         if hasattr(self, "_executable"):
@@ -76,6 +109,8 @@ class Capture:
             RuntimeError: something that cannot be captured; the message names the layer of ``backbone`` that ran.
         """
         before = torch.cuda.current_stream(self._device)
+        collects = gc.isenabled()
+        gc.disable()  # what it finds may wait for the device, or free memory, which would break the capture
         try:
             with torch.cuda.use_mem_pool(self._pool), _naming_layers(backbone):
                 self._begin(stream)
@@ -89,6 +124,8 @@ class Capture:
                 runtime.cudaGetLastError()  # it was reported by the operation that failed
             self._streams.clear()
             torch.cuda.set_stream(before)
+            if collects:
+                gc.enable()
 
     def cut(self) -> None:
         """End the graph here; what follows goes into the next one, which is launched after it."""
@@ -160,6 +197,8 @@ def _naming_layers(backbone: nn.Module) -> Iterator[None]:
     hooks += [module.register_forward_hook(leave) for module in names]
     try:
         yield
+    except torch.OutOfMemoryError:  # says what is wrong, and no layer is to blame
+        raise
     except Exception as error:
         where = f"layer {running[-1]!r}" if running and running[-1] else "the backbone, outside its layers,"
         raise RuntimeError(

@@ -7,12 +7,16 @@ import torch
 from torch import Tensor
 
 from ..kernels import ExitBuffers, ExitLaunch
-from .capture import Capture, Graph, capture_stream, warm_up
+from .capture import Capture, Graph, warm_up
 from .graph_runner import CapturedBatch, GraphRunner
 from .taps import listening
 
 if TYPE_CHECKING:
     from .early_exit_network import EarlyExitNetwork
+
+
+#: A gate skips at least this much of the trunk, in microseconds: each costs about 10 even if it stays open (H200).
+_LEAST_GATED_US = 20.0
 
 
 class _Gated(CapturedBatch):
@@ -31,8 +35,9 @@ class _Gated(CapturedBatch):
 class GatedRunner(GraphRunner):
     """Stops the network on the GPU alone; the host launches one graph and need not wait.
 
-    With ``lag`` 0 head k decides whether segment k + 1 runs, which waits for it. With ``lag`` 1 head k runs beside
-    segment k + 1 and decides whether segment k + 2 runs: the head is hidden, and an exit runs one segment more.
+    There is a gate at every tap that is followed by enough of the trunk; other heads share the launch of the next gate.
+    With ``lag`` 0 the trunk after a gate waits for its heads. With ``lag`` 1 the heads run beside the trunk and decide
+    about the gate after theirs: they are hidden, and an exit runs one segment more.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class GatedRunner(GraphRunner):
             example_input: see :class:`GraphRunner`.
             batch_sizes: see :class:`GraphRunner`.
             trunk: see :class:`GraphRunner`.
-            lag: 0 or 1, segments between a head and what it decides about.
+            lag: 0 or 1, gates between a head and what it decides about.
         """
         if lag not in (0, 1):
             raise ValueError(f"lag: got {lag!r}, wants 0 or 1")
@@ -59,57 +64,64 @@ class GatedRunner(GraphRunner):
         super().__init__(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
 
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        heads = len(self._heads)
-        conditions = torch.zeros(heads, dtype=torch.int64, device=self._device)
-        gates = heads if self.lag == 0 else heads - 1
+        stops = self._stops(x, _LEAST_GATED_US)
+        starts = [0, *(stop + 1 for stop in stops)]
+        gates = len(stops) - self.lag
+        conditions = torch.zeros(len(stops), dtype=torch.int64, device=self._device)
         launches = [
-            ExitLaunch(buffers, place, [head], condition=conditions[place : place + 1] if place < gates else None)
-            for place, head in enumerate(self._heads)
+            ExitLaunch(
+                buffers,
+                start,
+                self._places[start : stop + 1],
+                condition=conditions[gate : gate + 1] if gate < gates else None,
+            )
+            for gate, (start, stop) in enumerate(zip(starts, stops, strict=False))
         ]
-        last_launch = ExitLaunch(buffers, heads, self._places[-1:])
-        levels = [
-            [capture_stream(self._device, level, side=side) for side in (False, True)] for level in range(heads + 1)
-        ]
+        last_launch = ExitLaunch(buffers, starts[-1], self._places[starts[-1] :])
+        levels = self._capture_streams.levels(max(gates, 0) + 1)
 
         def forward(capture: Capture | None) -> None:
             held: list[Tensor] = []
             level = 0
 
-            def run_if_open_after(place: int) -> None:
-                """Put the rest of the forward into the body of a node that the head at ``place`` opens."""
-                nonlocal level
-                if capture is not None:
-                    level += 1
-                    capture.open_body(place, levels[level][0])
-
-            def on_tap(place: int, features: Tensor) -> None:
-                held.append(features)
-                if self.lag == 0:
-                    launches[place]([features])
-                    run_if_open_after(place)
-                    return
-                if place > 0:
-                    join()
-                    run_if_open_after(place - 1)
-                trunk, side = levels[level]
-                side.wait_stream(trunk)
-                with torch.cuda.stream(side):
-                    launches[place]([features])
-
             def join() -> None:
                 trunk, side = levels[level]
                 trunk.wait_stream(side)
 
+            def run_if_open_after(gate: int) -> None:
+                """Put the rest of the forward into the body of a node that the launch of a gate opens."""
+                nonlocal level
+                if capture is not None:
+                    level += 1
+                    capture.open_body(gate, levels[level].trunk)
+
+            def on_tap(place: int, features: Tensor) -> None:
+                held.append(features)
+                if place not in stops:
+                    return
+                gate = stops.index(place)
+                if self.lag == 0:
+                    launches[gate](held[starts[gate] :])
+                    run_if_open_after(gate)
+                    return
+                if gate > 0:
+                    join()
+                    run_if_open_after(gate - 1)
+                trunk, side = levels[level]
+                side.wait_stream(trunk)
+                with torch.cuda.stream(side):
+                    launches[gate](held[starts[gate] :])
+
             with listening(self._trunk.module, self.network.taps, on_tap):
                 final = self._trunk.module(x)
-            if self.lag == 1:
+            if self.lag == 1 and stops:
                 join()
-            last_launch([final])
+            last_launch([*held[starts[-1] :], final])
 
-        warm_up(lambda: forward(None), levels[0][0])
+        warm_up(lambda: forward(None), levels[0].trunk)
         capture = Capture(self._device, self._pool)
-        with capture.capturing(self._trunk.module, levels[0][0]):
+        with capture.capturing(self._trunk.module, levels[0].trunk):
             forward(capture)
-        for place, handle in capture.handles.items():
-            conditions[place] = handle
+        for gate, handle in capture.handles.items():
+            conditions[gate] = handle
         return _Gated(x, buffers, [*launches, last_launch], capture.graphs, conditions)

@@ -3,15 +3,16 @@
 import statistics
 import threading
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..kernels import ExitBuffers, ExitHead, ExitLaunch
-from .capture import CAPTURES, Capture, Graph, capture_stream, warm_up
+from .capture import CAPTURES, Capture, CaptureStreams, Graph, warm_up
 from .exit_result import ExitResult
 from .taps import listening
 from .trunk import make_trunk
@@ -60,7 +61,8 @@ class GraphRunner(ABC):
 
     Thresholds, temperatures and whether an exit is enabled may change at any time; parameters may change in place,
     followed by ``refresh``. A batch is padded to the next captured size, one above the largest is split. One request at
-    a time: a call while another thread's is under way raises.
+    a time: a call while another thread's is under way raises. What was captured is what runs: neither ``autocast`` nor
+    hooks or modes of the network change a call.
     """
 
     def __init__(
@@ -74,25 +76,30 @@ class GraphRunner(ABC):
         """Capture ``network``.
 
         Args:
-            network: in eval mode, on a CUDA device.
+            network: in eval mode, on a CUDA device. To run it in half precision cast it; it cannot be captured under
+                autocast, which frees the weights that it has cast.
             example_input: a batch of any size on that device; requests have its dtype and the shape of its samples.
             batch_sizes: to capture.
             trunk: how the backbone is run, see :func:`make_trunk`.
 
         Raises:
-            ValueError: an argument that does not fit.
-            RuntimeError: the backbone cannot be captured; the message names the layer.
+            ValueError, TypeError: an argument that does not fit.
+            RuntimeError: the backbone cannot be captured, and the message names the layer; or autocast is on, or the
+                current stream is being captured.
         """
-        sizes = sorted(set(batch_sizes))
-        if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
-            raise ValueError(f"batch_sizes: got {list(batch_sizes)}, wants positive ints")
+        self._sizes = _checked_sizes(batch_sizes)
         if not (isinstance(example_input, Tensor) and example_input.ndim > 0 and len(example_input)):
             raise ValueError("example_input: wants a tensor [N, ...] of at least one sample")
         if example_input.device.type != "cuda":
             raise ValueError(f"example_input: on {example_input.device}, wants a CUDA device; elsewhere use 'eager'")
         if any(module.training for module in network.modules()):
             raise ValueError("network: in training mode, wants network.eval()")
+        _check_device(network.backbone, example_input.device)
+        if torch.is_autocast_enabled("cuda"):
+            raise RuntimeError("a runner cannot capture under autocast; leave it and cast the network, or use 'eager'")
+        _refuse_outer_capture()
         network.check_taps(example_input)
+        _check_device(network, example_input.device)
         self.network = network
         self._busy = threading.Lock()
         self._shape, self._dtype, self._device = example_input.shape[1:], example_input.dtype, example_input.device
@@ -107,22 +114,44 @@ class GraphRunner(ABC):
                 (head.rule._buffers, "threshold_tensor", head.rule.threshold_tensor),
                 (head._modules, "linear", head.linear),
                 (head.linear._parameters, "weight", head.linear.weight),
+                (head.linear._parameters, "bias", head.linear.bias),
             )
         ]
+        self._weights = [
+            (tap, head.weight, head.weight.data_ptr()) for tap, head in zip(network.taps, self._heads, strict=True)
+        ]
         self._captured: dict[int, CapturedBatch] = {}
-        with CAPTURES, torch.cuda.device(self._device), torch.no_grad():
+        with (
+            CAPTURES,
+            torch.cuda.device(self._device),
+            torch.inference_mode(False),  # inference tensors could not be written to outside of it
+            torch.no_grad(),
+        ):
+            self._last_stream = torch.cuda.current_stream(self._device)
+            self._done = torch.cuda.Event()
+            self._capture_streams = CaptureStreams(self._device)
             self._trunk = make_trunk(network.backbone, network.taps, example_input, trunk)
+            # The graphs read this memory even if the network is given other memory, by to() or load_state_dict().
+            self._memory = [
+                (name, tensor, tensor.detach())
+                for name, tensor in (*network.named_parameters(), *network.named_buffers())
+            ]
             self._places: list[ExitHead | None] = [
                 *self._heads,
                 None if self._trunk.classifier is None else _exit_head(self._trunk.classifier),
             ]
             self._pool = torch.cuda.MemPool()
-            for size in reversed(sizes):
-                repeats = -(-size // len(example_input))
-                x = torch.cat([example_input] * repeats)[:size].contiguous(memory_format=self._trunk.memory_format)
-                self._captured[size] = self._capture(x, self._new_buffers(size))
-        self._last_stream = torch.cuda.current_stream(self._device)
-        self._done = torch.cuda.Event()
+            try:
+                for size in reversed(self._sizes):
+                    repeats = -(-size // len(example_input))
+                    x = torch.cat([example_input[:size]] * repeats)[:size]
+                    x = x.contiguous(memory_format=self._trunk.memory_format)
+                    self._captured[size] = self._capture(x, self._new_buffers(size))
+            except BaseException:
+                self._captured.clear()
+                self._capture_streams.give_back()
+                raise
+            self._done.record(self._last_stream)
 
     def _new_buffers(self, size: int) -> ExitBuffers:
         classes = self.network.fused_heads[0].num_classes
@@ -134,7 +163,7 @@ class GraphRunner(ABC):
 
     def _segment_times(self, x: Tensor) -> list[float]:
         """Measure what each segment of the trunk takes for the batch ``x``, without heads, in microseconds."""
-        stream = capture_stream(self._device, 0, side=False)
+        stream = self._capture_streams.levels(1)[0].trunk
         held: list[Tensor] = []
 
         def forward(capture: Capture | None) -> None:
@@ -163,6 +192,17 @@ class GraphRunner(ABC):
                 found.append(start.elapsed_time(end) * 1e3 / 4)
         return [statistics.median(found) for found in times]
 
+    def _stops(self, x: Tensor, least_us: float) -> list[int]:
+        """Choose the taps at which to stop: as many as can be, with at least ``least_us`` of the trunk after each."""
+        stops: list[int] = []
+        left = 0.0
+        for place, us in reversed(list(enumerate(self._segment_times(x)[1:]))):
+            left += us
+            if left >= least_us:
+                stops.insert(0, place)
+                left = 0.0
+        return stops
+
     def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
         """Answer for at most as many samples as were captured; ``caller`` is the current stream."""
         captured.fill(x)
@@ -171,38 +211,53 @@ class GraphRunner(ABC):
         packed.copy_(captured.buffers.packed_answer)
         return answer
 
-    @torch.no_grad()
     def __call__(self, x: Tensor) -> ExitResult:
         """Answer for a batch [N, ...] on the CPU or on the network's device.
 
-        The result is on the network's device, and ready for the caller's current stream.
+        The result is on the network's device, and ready for the caller's current stream. A batch in pinned memory is
+        read when that stream gets there: do not write to it before the result is there.
 
         Raises:
             ValueError, TypeError: a shape, device or dtype other than that of the example input; nothing is launched.
-            RuntimeError: the runner is closed, or in another thread's call.
+            RuntimeError: the runner is closed, or in another thread's call; or the current stream is being captured; or
+                a head's tensors are no longer those that were captured. Nothing is launched.
         """
-        if not self._busy.acquire(blocking=False):
-            raise RuntimeError("this runner is in another thread's call; give each thread a runner of its own")
+        self._enter()
         try:
             self._check(x)
-            with torch.cuda.device(self._device):
-                caller = torch.cuda.current_stream(self._device)
-                if caller != self._last_stream:
-                    caller.wait_event(self._done)  # the last request may still use the buffers
-                largest = max(self._captured)
-                results = [
-                    self._answer(self._captured[min(s for s in self._captured if s >= len(part))], part, caller)
-                    for part in (x.split(largest) if len(x) > largest else (x,))
-                ]
-                self._last_stream = caller
-                self._done.record(caller)
-            return results[0] if len(results) == 1 else _joined(results)
+            if torch.cuda.current_device() != self._device.index:
+                with torch.cuda.device(self._device):
+                    return self._run(x)
+            return self._run(x)
         finally:
             self._busy.release()
 
-    def _check(self, x: Tensor) -> None:
+    def _run(self, x: Tensor) -> ExitResult:
+        _refuse_outer_capture()
+        caller = torch.cuda.current_stream(self._device)
+        if caller.cuda_stream != self._last_stream.cuda_stream:
+            caller.wait_event(self._done)  # the last request may still use the buffers
+        if x.requires_grad:
+            x = x.detach()
+        largest = self._sizes[-1]
+        try:
+            results = [
+                self._answer(self._captured[self._sizes[bisect_left(self._sizes, len(part))]], part, caller)
+                for part in (x.split(largest) if len(x) > largest else (x,))
+            ]
+        finally:  # after an error, too: what has been launched uses the buffers
+            self._last_stream = caller
+            self._done.record(caller)
+        return results[0] if len(results) == 1 else _joined(results)
+
+    def _enter(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError("this runner is in another thread's call; give each thread a runner of its own")
         if not self._captured:
+            self._busy.release()
             raise RuntimeError("this runner is closed")
+
+    def _check(self, x: Tensor) -> None:
         if not isinstance(x, Tensor):
             raise TypeError(f"x: got {type(x).__name__}, wants a torch.Tensor")
         if x.ndim == 0 or x.shape[1:] != self._shape or not len(x):
@@ -217,18 +272,62 @@ class GraphRunner(ABC):
                     f"heads[{tap!r}]: its {name} was replaced by another object since the capture; assign to the "
                     "rule's attributes and copy into parameters, or make a new runner"
                 )
+        for tap, weight, address in self._weights:
+            if weight.data_ptr() != address:
+                raise RuntimeError(
+                    f"heads[{tap!r}]: its weight was given other memory since the capture, by to() or an assignment to "
+                    "its data; copy into parameters, or make a new runner"
+                )
 
     def refresh(self) -> None:
-        """Take over parameters of the backbone that were changed in place, where the trunk holds copies of them."""
-        self._trunk.refresh()
+        """Take over parameters of the backbone that were changed in place, where the trunk holds copies of them.
+
+        Raises:
+            RuntimeError: a parameter or buffer of the network is no longer the one that was captured, but lies in other
+                memory; or the runner is closed, or in another thread's call.
+        """
+        self._enter()
+        try:
+            self._refresh()
+        finally:
+            self._busy.release()
+
+    def _refresh(self) -> None:
+        now = dict((*self.network.named_parameters(), *self.network.named_buffers()))
+        for name, tensor, captured in self._memory:
+            if now.get(name) is not tensor or tensor.data_ptr() != captured.data_ptr():
+                raise RuntimeError(
+                    f"network: {name} was given other memory since the capture; copy into it, or make a new runner"
+                )
+        with torch.cuda.device(self._device):
+            caller = torch.cuda.current_stream(self._device)
+            if caller != self._last_stream:
+                caller.wait_event(self._done)  # the last request may still read the copies
+            self._trunk.refresh()
+            self._last_stream = caller
+            self._done.record(caller)
 
     def close(self) -> None:
         """Wait for what is under way and free graphs and memory; a later call raises. Closing twice is fine."""
         with self._busy:
             if self._captured:
-                torch.cuda.synchronize(self._device)
+                self._wait()
                 self._captured.clear()
-                del self._pool
+                self._memory.clear()
+                self._places.clear()
+                del self._pool, self._trunk
+                self._capture_streams.give_back()
+
+    def _wait(self) -> None:
+        """Wait for what is under way, and for nothing else: a wait for the device would break another's capture."""
+        self._done.synchronize()
+
+    def __del__(self) -> None:  # memory that graphs under way write must not be handed out again
+        if getattr(self, "_captured", None):
+            try:
+                self.close()
+            except Exception:  # the device is lost, or the process ends
+                pass
 
     def __enter__(self) -> "Self":
         return self
@@ -237,6 +336,30 @@ class GraphRunner(ABC):
         self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _checked_sizes(batch_sizes: Sequence[int]) -> list[int]:
+    try:
+        sizes = list(batch_sizes)
+    except TypeError:
+        raise TypeError(f"batch_sizes: got {batch_sizes!r}, wants a sequence of positive ints") from None
+    if not sizes or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
+        raise ValueError(f"batch_sizes: got {sizes}, wants positive ints")
+    return sorted(set(sizes))
+
+
+def _check_device(network: nn.Module, device: torch.device) -> None:
+    for name, parameter in network.named_parameters():
+        if parameter.device != device:
+            raise ValueError(f"network: {name} is on {parameter.device}, wants {device} as the example input")
+
+
+def _refuse_outer_capture() -> None:
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "the current stream is being captured, and a runner replays graphs of its own: call it outside of the "
+            "capture, or capture a call of the network"
+        )
 
 
 def _exit_head(head: "FusedAuxHead") -> ExitHead:

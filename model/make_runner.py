@@ -1,26 +1,23 @@
 """One way to every runner."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from .eager_runner import EagerRunner
+from .early_exit_network import EarlyExitNetwork
 from .gated_runner import GatedRunner
 from .graph_runner import GraphRunner
 from .overlapped_runner import OverlappedRunner
 from .polled_runner import PolledRunner
 from .trunk import make_trunk
 
-if TYPE_CHECKING:
-    from .early_exit_network import EarlyExitNetwork
-
 #: How a runner leaves a network early; see the runners for what each does.
 EXITS = ("eager", "overlapped", "polled", "gated")
 
 
 def make_runner(
-    network: "EarlyExitNetwork",
+    network: EarlyExitNetwork,
     example_input: Tensor,
     *,
     exits: str = "overlapped",
@@ -40,11 +37,14 @@ def make_runner(
         lag: for "gated", segments between a head and what it decides about, 0 or 1.
 
     Raises:
-        ValueError: an argument that does not fit.
-        RuntimeError: the backbone cannot be captured in a CUDA graph; the message names the layer.
+        ValueError, TypeError: an argument that does not fit.
+        RuntimeError: the backbone cannot be captured in a CUDA graph, and the message names the layer; or autocast is
+            on, or the current stream is being captured, where only "eager" can be made.
     """
     if exits not in EXITS:
         raise ValueError(f"exits: got {exits!r}, wants one of {list(EXITS)}")
+    if not isinstance(network, EarlyExitNetwork):
+        raise TypeError(f"network: got {type(network).__name__}, wants an EarlyExitNetwork")
     if lag and exits != "gated":
         raise ValueError(f"lag: got {lag!r} with exits={exits!r}, wants 0: only 'gated' has a lag")
     if exits == "eager":

@@ -1,13 +1,14 @@
 """The polled runner: one CUDA graph a segment, and a host that stops launching when all samples are answered."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..kernels import ExitBuffers, ExitLaunch
-from .capture import Capture, Graph, capture_stream, warm_up
+from .capture import Capture, Graph, warm_up
 from .exit_result import ExitResult
 from .graph_runner import CapturedBatch, GraphRunner
 from .taps import listening
@@ -15,8 +16,9 @@ from .taps import listening
 if TYPE_CHECKING:
     from .early_exit_network import EarlyExitNetwork
 
-#: What the host writes before a request where the heads write how many samples stay open.
-_UNKNOWN = -1
+#: A graph holds at least this much of the trunk, in microseconds: in that time its first head runs, the host sees what
+#: it wrote and launches the next graph, so that the trunk does not wait (H200: 8 for a head, 8 for the host, 6 to start).
+_LEAST_SEGMENT_US = 25.0
 
 
 class _Segments(CapturedBatch):
@@ -26,19 +28,26 @@ class _Segments(CapturedBatch):
         buffers: ExitBuffers,
         launches: Sequence[ExitLaunch],
         graphs: Sequence[Graph],
+        stops: Sequence[int],
         open_samples: Tensor,
     ) -> None:
         super().__init__(x, buffers, launches, graphs)
+        self.stops = stops
         self._open_samples = open_samples
         self.open_samples: Any = open_samples.numpy()  # the same memory, faster to read
+        self.count_requests()
+
+    def count_requests(self) -> None:
+        """Take over from the device how many requests there were."""
+        self.request = int(self.buffers.requests)
 
 
 class PolledRunner(GraphRunner):
     """Stops the network by not launching the rest of it.
 
-    Graph k holds segment k of the trunk and, beside it, head k - 1. The last program of a head writes how many samples
-    stay open to pinned memory, where the host sees it without a call to CUDA while the segment still runs. Once none is
-    open the answer is returned, and the GPU finishes at most one segment of work that nobody needs.
+    The trunk is cut into graphs of some length at its taps; heads run beside it. The last program of a head writes how
+    many samples stay open to pinned memory, where the host sees it without a call to CUDA. Once none is open the answer
+    is returned, and the GPU finishes what was launched: at most the graph of the tap and the next one.
     """
 
     def __init__(
@@ -55,8 +64,9 @@ class PolledRunner(GraphRunner):
         self._event = torch.cuda.Event()
 
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        trunk, side = (capture_stream(self._device, 0, side=side) for side in (False, True))
-        open_samples = torch.full((len(self._heads),), _UNKNOWN, dtype=torch.int32).pin_memory()
+        trunk, side = self._capture_streams.levels(1)[0]
+        stops = self._stops(x, _LEAST_SEGMENT_US)
+        open_samples = torch.zeros(len(self._heads), dtype=torch.int64, device="cpu").pin_memory()
         launches = [
             ExitLaunch(buffers, place, [head], open_samples=open_samples[place : place + 1])
             for place, head in enumerate(self._heads)
@@ -65,14 +75,18 @@ class PolledRunner(GraphRunner):
 
         def forward(capture: Capture | None) -> None:
             held: list[Tensor] = []
+            forked = False
 
             def on_tap(place: int, features: Tensor) -> None:
+                nonlocal forked
                 held.append(features)
-                if place > 0:
-                    trunk.wait_stream(side)  # the head before
-                if capture is not None:
-                    capture.cut()
+                if place in stops:
+                    if forked:
+                        trunk.wait_stream(side)
+                    if capture is not None:
+                        capture.cut()
                 side.wait_stream(trunk)
+                forked = True
                 with torch.cuda.stream(side):
                     launches[place]([features])
 
@@ -85,41 +99,56 @@ class PolledRunner(GraphRunner):
         capture = Capture(self._device, self._pool)
         with capture.capturing(self._trunk.module, trunk):
             forward(capture)
-        return _Segments(x, buffers, [*launches, last_launch], capture.graphs, open_samples)
+        return _Segments(x, buffers, [*launches, last_launch], capture.graphs, stops, open_samples)
 
     def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
         assert isinstance(captured, _Segments)
+        try:
+            return self._answer_polling(captured, x, caller)
+        except BaseException:  # an interrupt, say, before or after the request was counted on the device
+            with suppress(RuntimeError):  # which would hide what has gone wrong
+                self._stream.synchronize()
+                captured.count_requests()
+            raise
+
+    def _answer_polling(self, captured: _Segments, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
         stream = self._stream
         self._event.record(caller)
         stream.wait_event(self._event)
-        captured.open_samples[:] = _UNKNOWN
         torch.cuda.set_stream(stream)
         try:
             captured.fill(x)
         finally:
             torch.cuda.set_stream(caller)
-        graphs = captured.graphs
-        graphs[0].launch(stream)
-        graphs[1].launch(stream)
+        graphs, stops = captured.graphs, captured.stops
+        captured.request += 1
+        for graph in graphs[:2]:
+            graph.launch(stream)
+        launched = 2
         packed, answer = captured.empty_answer()
-        for place in range(len(graphs) - 1):
+        for place in range(len(self._heads)):
             if self._poll(captured, place) == 0:
                 break
-            if place + 2 < len(graphs):
-                graphs[place + 2].launch(stream)
+            if launched < len(graphs) and place == stops[launched - 2]:
+                graphs[launched].launch(stream)
+                launched += 1
         else:
             self._event.record(stream)
             caller.wait_event(self._event)
         packed.copy_(captured.buffers.packed_answer)
         return answer
 
+    def _wait(self) -> None:
+        super()._wait()
+        self._stream.synchronize()  # a segment that nobody needed may still run
+
     def _poll(self, captured: _Segments, place: int) -> int:
-        """Wait until a head has written how many samples stay open, and return it."""
-        flags = captured.open_samples
+        """Wait until a head has written how many samples of this request stay open, and return it."""
+        numbers, request = captured.open_samples, captured.request
         polls = 0
-        while (count := flags[place]) == _UNKNOWN:
+        while (number := int(numbers[place])) >> 32 != request:
             polls += 1
             # a failed launch would be waited for in vain; the query raises what has gone wrong
-            if polls % 10_000 == 0 and self._stream.query() and flags[place] == _UNKNOWN:
+            if polls % 10_000 == 0 and self._stream.query() and int(numbers[place]) >> 32 != request:
                 raise RuntimeError(f"head {place} has finished without saying how many samples stay open")
-        return int(count)
+        return number & 0xFFFFFFFF

@@ -104,7 +104,7 @@ def test_merged_answers(device, share, classes, samples, valid, logits_given):
 @pytest.mark.parametrize("samples, valid", [(1, 1), (6, 6), (6, 3), (20, 19)])
 def test_open_samples_are_published(device, samples, valid):
     heads, inputs = make_heads(samples, 20, device)
-    published = torch.full((3,), -1, dtype=torch.int32)
+    published = torch.full((3,), -1, dtype=torch.int64)
     if device.type == "cuda":
         published = published.pin_memory()
     buffers = ExitBuffers.allocate(4, samples, 20, with_probs=False, device=device)
@@ -114,13 +114,15 @@ def test_open_samples_are_published(device, samples, valid):
         for place, head in enumerate(heads)
     ]
     exits = torch.stack([spoken(head, x).exit for head, x in zip(heads, inputs, strict=True)]).cpu()
-    for _ in range(2):
+    for request in (1, 2):
         published.fill_(-1)
         for launch, x in zip(launches, inputs, strict=True):
             launch([x])
         if device.type == "cuda":
             torch.cuda.synchronize()
-        assert published.tolist() == [valid - int(exits[: place + 1, :valid].any(0).sum()) for place in range(3)]
+        assert [number >> 32 for number in published.tolist()] == [request] * 3
+        still_open = [number & 0xFFFFFFFF for number in published.tolist()]
+        assert still_open == [valid - int(exits[: place + 1, :valid].any(0).sum()) for place in range(3)]
 
 
 def test_only_the_last_place_takes_logits(device):
