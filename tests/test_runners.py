@@ -12,12 +12,13 @@ from auxhead.model import (
     GatedRunner,
     OverlappedRunner,
     PolledRunner,
+    capture,
     make_runner,
 )
 from auxhead.model.graph_runner import GraphRunner
 from auxhead.model.make_runner import EXITS
 from example_models import SmallNet, plain_heads
-from torch import Tensor
+from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 RUNNERS = {"overlapped": OverlappedRunner, "polled": PolledRunner, "gated": GatedRunner}
@@ -173,3 +174,46 @@ def test_answers_are_float32_whatever_the_default_dtype(dtype: torch.dtype) -> N
     assert buffers.confidence.dtype == buffers.probs.dtype == torch.float32
     label, exit_index, confidence, probs = buffers.answer(buffers.packed_answer)
     assert [t.dtype for t in (label, exit_index, confidence, probs)] == [torch.int64] * 2 + [torch.float32] * 2
+
+
+class Failing(nn.Module):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise self.error
+
+
+@pytest.mark.parametrize("block", SmallNet.taps)
+def test_an_error_in_a_capture_names_the_innermost_layer(block: str) -> None:
+    net = SmallNet().eval()
+    net.get_submodule(block)[1] = Failing(RuntimeError("CUDA error: not permitted\nCompile with TORCH_USE_CUDA_DSA"))
+    message = (
+        f"backbone: layer '{block}.1' cannot be captured in a CUDA graph (RuntimeError: CUDA error: not permitted); it "
+        "may make the host wait, or branch on the value of a tensor. The eager runner runs it as it is"
+    )
+    with pytest.raises(RuntimeError, match=re.escape(message)), capture._naming_layers(net):
+        net(images(1))
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in net.modules())
+
+
+def test_no_layer_is_blamed_for_a_lack_of_memory() -> None:
+    net = SmallNet().eval()
+    net.block1[1] = Failing(torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(torch.OutOfMemoryError, match="^CUDA out of memory$"), capture._naming_layers(net):
+        net(images(1))
+
+
+def test_runners_that_live_at_once_capture_on_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "_free_pairs", {})
+    monkeypatch.setattr(capture, "_new_stream", lambda device, priority: object())
+    device = torch.device("cuda", 0)
+    first, second = (capture.CaptureStreams(device) for _ in range(2))
+    mine, other = first.levels(3), second.levels(2)
+    assert first.levels(3) == mine and first.levels(1) == mine[:1]
+    assert len({stream for pair in (*mine, *other) for stream in pair}) == 10
+    first.give_back()
+    first.give_back()  # twice is once
+    assert capture.CaptureStreams(device).levels(4)[:3] == mine  # in the same order: their workspaces are there
+    assert second.levels(2) == other
