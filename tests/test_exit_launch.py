@@ -4,8 +4,8 @@ import pytest
 import torch
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput, decide, fused_head
 
-#: Tiles as soon as there are 16 samples; what each head says is compared with the reference, not interpreted as well.
-pytestmark = pytest.mark.usefixtures("tiles_from_16", "without_interpreter")
+#: Tiles as soon as there are 7 samples; what each head says is compared with the reference, not interpreted as well.
+pytestmark = pytest.mark.usefixtures("tiles_from_7", "without_interpreter")
 
 CLASSES = {"few": 10, "many": 130, "several softmax steps": 1500}
 
@@ -58,7 +58,7 @@ SHARES = {
 }
 
 
-#: On the CPU: classes, samples, valid ones, share, logits given. Everything once, tiled (from 16 samples on) and split.
+#: On the CPU: classes, samples, valid ones, share, logits given. Everything once, tiled (from 7 samples on) and split.
 INTERPRETED = {
     *(("few", 1, 1, share, given) for share in SHARES for given in (True, False)),
     *(("few", 5, 2, share, given) for share in SHARES for given in (True, False)),
@@ -103,7 +103,7 @@ def test_merged_answers(device, share, classes, samples, valid, logits_given):
         buffers.packed_answer.fill_(255)
         for launch, some in launches:
             launch(some)
-            assert_counters_are_zero(launch, tiled=samples >= 16)
+            assert_counters_are_zero(launch, tiled=samples >= 7)
         label, exit_index, confidence, probs = buffers.answer(buffers.packed_answer)
         assert exit_index[:valid].tolist() == wanted
         for n, place in enumerate(wanted):
@@ -145,7 +145,7 @@ def test_open_samples_are_published(device, samples, valid):
         published.fill_(-1)
         for launch, x in zip(launches, inputs, strict=True):
             launch([x])
-            assert_counters_are_zero(launch, tiled=samples >= 16)
+            assert_counters_are_zero(launch, tiled=samples >= 7)
         if device.type == "cuda":
             torch.cuda.synchronize()
         assert published.tolist() == [valid - int(exits[: place + 1, :valid].any(0).sum()) for place in range(3)]
