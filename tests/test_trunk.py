@@ -771,10 +771,26 @@ def test_bad_arguments() -> None:
 # Compiled
 
 
-def test_compiled_between_the_taps(device, monkeypatch) -> None:
-    if device.type == "cpu":  # C++ takes ten seconds a part; the branch below is compiled for good
-        real_compile = torch.compile
-        monkeypatch.setattr(torch, "compile", lambda f, *, options, **kw: real_compile(f, backend="eager", **kw))
+@pytest.fixture
+def uncompiled_on_the_cpu(request, monkeypatch):
+    """The parts of a trunk run as Dynamo traced them: C++ takes ten seconds a part, and one part is enough of it."""
+    if "device" not in request.fixturenames or request.getfixturevalue("device").type == "cpu":
+        compiles = torch.compile
+        monkeypatch.setattr(torch, "compile", lambda f, *, options, **rest: compiles(f, backend="eager", **rest))
+
+
+@needs_compiler
+def test_compiled_for_good(monkeypatch) -> None:
+    # to compile PyTorch's headers ahead takes longer than to read them once
+    monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False)
+    backbone = with_odd_norms(nn.Sequential(conv(3, 4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)))
+    trunk = made(backbone, [], x := torch.randn(2, 3, 4, 4), "inductor")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert_same(trunk, backbone, [], x)
+
+
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_compiled_between_the_taps(device) -> None:
     backbone = with_odd_norms(SmallNet()).to(device)
     taps = ("block0.2", "block1")
     x = torch.randn(2, 3, 12, 12, device=device)
@@ -795,10 +811,8 @@ def test_compiled_between_the_taps(device, monkeypatch) -> None:
     assert len(parts) == 3 and all("forward" in vars(part) for part in parts)
 
 
-@needs_compiler
-def test_compiled_round_a_branch(monkeypatch) -> None:
-    # For three small files the headers of PyTorch take longer to compile ahead than to read three times.
-    monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False)
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_compiled_round_a_branch() -> None:
     backbone = branching_inside()
     taps = ["0", "1.layers.0"]
     x = torch.randn(2, 3, 8, 8)
