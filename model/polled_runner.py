@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .early_exit_network import EarlyExitNetwork
 
 #: A graph holds at least this much of the trunk, in microseconds: in that time its first head runs, the host sees what
-#: it wrote and launches the next graph, so that the trunk does not wait (H200: 8 for a head, 8 for the host, 6 to start).
+#: it wrote and launches the next graph, and the trunk does not wait (H200: 8 for a head, 8 for the host, 6 to start).
 _LEAST_SEGMENT_US = 25.0
 
 

@@ -24,12 +24,18 @@ settings.load_profile("auxhead")
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "long: takes seconds in Triton's interpreter; skipped on the CPU")
     # Triton's interpreter and NumPy: not ours to fix, and thousands of lines
     config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim > 0:DeprecationWarning")
     config.addinivalue_line("filterwarnings", "ignore:invalid value encountered in reduce:RuntimeWarning")
     config.addinivalue_line(
         "filterwarnings", r"ignore:.* encountered in .*:RuntimeWarning:triton\.runtime\.interpreter"
     )
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("long") and item.callspec.params.get("device") == "cpu":
+        pytest.skip("takes seconds in the interpreter, where smaller ones do the same")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], scope="session")
@@ -51,10 +57,10 @@ def without_interpreter():
 
 
 @pytest.fixture
-def tiles_from_16(monkeypatch):
-    """Multiply by groups of samples wherever there are 16: batches for which that pays are large to interpret."""
+def tiles_from_7(monkeypatch):
+    """Multiply by groups wherever there are 7 samples: batches for which that pays are large to interpret."""
     module = importlib.import_module("auxhead.kernels.launch_config")
-    monkeypatch.setattr(module, "_tiling_pays", lambda samples, classes: samples >= 16)
+    monkeypatch.setattr(module, "_tiling_pays", lambda samples, classes: samples >= 7)
     module.LaunchConfig.choose.cache_clear()
     yield
     module.LaunchConfig.choose.cache_clear()

@@ -70,7 +70,9 @@ def test_one_kernel_for_a_map(pooling, layout, dtype, classes, tmp_path):
 
 @pytest.mark.parametrize("classes", [1, 10, 1000, 32000])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("shape", [(1, 512, 7, 7), (32, 512, 7, 7), (16, 50, 192), (33, 100)], ids=readable)
+@pytest.mark.parametrize(
+    "shape", [(1, 512, 7, 7), (32, 512, 7, 7), (70, 512, 7, 7), (16, 50, 192), (33, 100)], ids=readable
+)
 def test_one_kernel_for_any_batch_and_rank(shape, dtype, classes, tmp_path):
     x, weight, bias = make_head(shape, classes, dtype=dtype, device="cuda")
     options = rules("tensors")
@@ -80,7 +82,7 @@ def test_one_kernel_for_any_batch_and_rank(shape, dtype, classes, tmp_path):
 
 @pytest.mark.parametrize("classes", [10, 1000])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("samples", [1, 32])
+@pytest.mark.parametrize("samples", [1, 32, 64])
 def test_one_kernel_under_rules_of_numbers(samples, dtype, classes, tmp_path):
     x, weight, bias = make_head((samples, 512, 7, 7), classes, dtype=dtype, device="cuda")
     options = rules("floats")
@@ -106,7 +108,7 @@ def test_200704_features(samples, layout, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("samples", [1, 8, 33])
+@pytest.mark.parametrize("samples", [1, 8, 33, 65])
 def test_32000_classes(samples, dtype):
     check_head(*make_head((samples, 512, 7, 7), 32000, dtype=dtype, device="cuda"), threshold=0.001)
 
@@ -122,7 +124,7 @@ def test_taps_of_resnet18(samples, tap, dtype):
         check_head(LAYOUTS["channels_last"](x), weight, bias)
 
 
-@pytest.mark.parametrize("classes", [1, 3, 10])
+@pytest.mark.parametrize("classes", [1, 3, 10, 200])
 def test_70000_vectors(classes):
     check_head(*make_head((70_000, 16), classes, dtype=torch.float16, device="cuda"))
 
@@ -137,6 +139,7 @@ def test_offsets_beyond_int32_in_x():
         check_head(x, *make_linear(features, 10, dtype=torch.float16, device="cuda"), pool=pool, pool_size=size)
 
 
+@pytest.mark.usefixtures("tiles_from_7")
 @pytest.mark.parametrize("samples", [2, 16])
 def test_offsets_beyond_int32_in_weight(samples):
     """Rows of the weight 2**30 elements apart, and columns as far in another one."""
@@ -178,6 +181,7 @@ def test_fifty_runs_are_the_same_bit_for_bit(shape, classes, pooling, dtype):
         assert_same_bits(first, fused_head(*head, threshold=0.5, **pooling))
 
 
+@pytest.mark.usefixtures("tiles_from_7")
 @pytest.mark.parametrize("samples", [2, 17])
 @pytest.mark.parametrize("temperature", [0.0, -0.0, -1.0, float("nan"), -float("inf")])
 def test_no_sample_exits_under_a_temperature_that_is_not_positive(temperature, samples):

@@ -5,7 +5,7 @@ import torch
 from auxhead.kernels import fused_head
 from head_cases import DTYPES, assert_same_bits, check_head, feature_count, make_input, make_linear, readable
 
-pytestmark = pytest.mark.usefixtures("poisoned_empty", "tiles_from_16")
+pytestmark = pytest.mark.usefixtures("poisoned_empty", "tiles_from_7")
 
 # each makes a view of shape (n, c, h, w) in memory that holds more, or less, or in another order
 MAP_LAYOUTS = {
@@ -38,10 +38,12 @@ def check_in_place(x, weight, bias, **pooling):
 
 
 @pytest.mark.parametrize("pooling", POOLINGS.values(), ids=POOLINGS)
-@pytest.mark.parametrize("samples", [2, 17])
+@pytest.mark.parametrize("samples", [2, 7, pytest.param(17, marks=pytest.mark.long)])
 @pytest.mark.parametrize("layout", MAP_LAYOUTS.values(), ids=MAP_LAYOUTS)
 def test_map_layouts(layout, samples, pooling, device):
     pool, pool_size = pooling
+    if device.type == "cpu" and samples == 7 and pooling in (POOLINGS["avg3"], POOLINGS["none"]):
+        pytest.skip("both ways pool by the same code, and here many programs do")
     shape = (samples, 3, 5, 4)
     x = layout(lambda s: make_input(s, device=device), *shape)
     assert tuple(x.shape) == shape
@@ -79,7 +81,7 @@ TOKEN_LAYOUTS = {
 
 
 @pytest.mark.parametrize("pool", ["avg", "max", "first", "none"])
-@pytest.mark.parametrize("samples", [2, 17])
+@pytest.mark.parametrize("samples", [2, 7, pytest.param(17, marks=pytest.mark.long)])
 @pytest.mark.parametrize("layout", TOKEN_LAYOUTS.values(), ids=TOKEN_LAYOUTS)
 def test_token_layouts(layout, samples, pool, device):
     shape = (samples, 5, 9)
@@ -88,7 +90,7 @@ def test_token_layouts(layout, samples, pool, device):
     check_in_place(x, weight, bias, pool=pool)
 
 
-@pytest.mark.parametrize("samples", [3, 17])
+@pytest.mark.parametrize("samples", [3, 7, pytest.param(17, marks=pytest.mark.long)])
 @pytest.mark.parametrize("layout", ["transposed", "steps", "offset", "expanded", "one_column"])
 def test_vector_layouts(layout, samples, device):
     features = 21
@@ -111,7 +113,7 @@ WEIGHT_LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("samples", [2, 17])
+@pytest.mark.parametrize("samples", [2, 7, pytest.param(17, marks=pytest.mark.long)])
 @pytest.mark.parametrize("layout", WEIGHT_LAYOUTS.values(), ids=WEIGHT_LAYOUTS)
 def test_weight_layouts(layout, samples, device):
     x = make_input((samples, 6, 5, 5), device=device)

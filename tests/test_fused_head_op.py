@@ -19,7 +19,7 @@ HEADS = {
     "flattened": ((2, 2, 3, 3), {"pool": "none"}),
     "tokens": ((2, 4, 9), {"pool": "avg"}),
     "first token": ((2, 4, 9), {"pool": "first"}),
-    "vectors": ((17, 9), {}),
+    "vectors": ((5, 9), {}),
 }
 
 

@@ -6,9 +6,11 @@ from auxhead.kernels import fused_head, runs_triton
 from auxhead.kernels.arrival_counters import ArrivalCounters, arrival_counters
 from head_cases import DTYPES, assert_same_bits, check_head, make_head, readable
 
+pytestmark = pytest.mark.usefixtures("tiles_from_7")
+
 HEADS = {
     "map": ((2, 40, 5, 7), 10, {}),
-    "map of a group": ((64, 20, 2, 2), 16, {}),
+    "map of a group and a sample": ((17, 20, 2, 2), 20, {}),
     "grid": ((2, 3, 5, 7), 10, {"pool_size": 3}),
     "flattened": ((3, 10, 4, 5), 17, {"pool": "none"}),
     "many classes": ((1, 70), 1030, {}),
@@ -49,12 +51,12 @@ def test_many_sizes_in_turn(device):
         (make_head(shape, classes, device=device, **pooling), pooling) for shape, classes, pooling in HEADS.values()
     ]
     answers = [check_head(*head, **pooling) for head, pooling in heads]
-    for _ in range(3):
+    for _ in range(3 if device.type == "cuda" else 1):
         for (head, pooling), answer in zip(reversed(heads), reversed(answers), strict=True):
             assert_same_bits(answer, fused_head(*head, threshold=0.5, **pooling))
 
 
-@pytest.mark.parametrize("shape", [(1, 3), (5, 200), (7, 60), (3, 8, 5, 5)], ids=readable)
+@pytest.mark.parametrize("shape", [(1, 3), (5, 200), (9, 60), (3, 8, 5, 5)], ids=readable)
 def test_counters_are_zero_after_a_launch(shape, device):
     head = make_head(shape, 10, device=device)
     if not runs_triton(head[0]):

@@ -1,12 +1,15 @@
 """``LaunchConfig``: a pure choice whose blocks cover the work and bound the memory, and any hand-made one is right."""
 
 import dataclasses
+import math
+from contextlib import contextmanager
 
 import pytest
 from auxhead.kernels import LaunchConfig, runs_triton
+from auxhead.kernels.arrival_counters import ArrivalCounters
 from auxhead.kernels.head_view import HeadView, head_view
 from auxhead.kernels.launch_config import next_power_of_2
-from head_cases import check_head, feature_count, make_head
+from head_cases import DTYPES, assert_same_bits, check_head, feature_count, make_head
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,31 +34,36 @@ def test_choice(samples, channels, positions, window_h, window_w, classes, **opt
     assert config == LaunchConfig.choose(view, classes, **options)
     for name, value in dataclasses.asdict(config).items():
         assert value >= 1 and value & (value - 1) == 0, f"{name} = {value} is no power of two"
-    assert config.block_n == 1 or config.block_n >= 16
     features = config.block_c * config.block_p
-    if config.block_n > 1:
-        assert features >= 16 and config.block_k >= 16, "tl.dot multiplies blocks of 16 and more"
+    if config.tiled:
+        assert min(config.block_n, config.block_f, config.block_k) >= 16, "tl.dot multiplies blocks of 16 and more"
+        assert config.window_parts == 1, "features are stored, not added up"
+    else:
+        assert config.block_f == 1, "the features of a program are those that it pooled"
+    assert config.window_parts == 1 or not options["pool_max"], "a maximum does not add up"
     assert config.num_warps <= 32
 
     # what one program holds at a time, in elements of 4 bytes; a streaming multiprocessor has 64 Ki registers
     limit = 32 * 1024
-    assert config.block_n * features * config.block_a <= limit, "pool"
-    assert config.block_k * features <= limit, "weight"
-    assert config.block_n * config.block_k <= limit, "product"
-    assert config.block_s * config.block_n * config.block_j <= limit, "softmax"
+    assert features * config.block_a <= limit, "pool"
+    assert config.block_k * (config.block_f if config.tiled else features) <= limit, "weight"
+    assert config.block_n * (config.block_f + config.block_k) <= limit, "product"
+    assert config.block_s * config.block_j <= limit, "softmax"
 
     # no block lies beyond the end of what it covers, and together they cover all of it
-    groups, splits = config.programs(samples, channels, positions)
-    blocks_p = -(-positions // config.block_p)
-    blocks_c, rest = divmod(splits, blocks_p * config.window_parts)
-    assert rest == 0
-    assert config.window_parts == 1 or not options["pool_max"], "a maximum does not add up"
-    for blocks, block, size in (
-        (groups, config.block_n, samples),
-        (blocks_c, config.block_c, channels),
-        (blocks_p, config.block_p, positions),
-    ):
+    splits, total, counters = config.programs(view, classes)
+    blocks_c, blocks_p = -(-channels // config.block_c), -(-positions // config.block_p)
+    assert splits == blocks_c * blocks_p * config.window_parts
+    for blocks, block, size in ((blocks_c, config.block_c, channels), (blocks_p, config.block_p, positions)):
         assert (blocks - 1) * block < size <= blocks * block
+    if config.tiled:
+        groups = math.ceil(samples / config.block_n)
+        tiles = groups * math.ceil(classes / config.block_k)
+        assert total == samples * splits + tiles + samples, "each pools, multiplies a tile, or decides about a sample"
+        assert counters == 3 * groups + 1, "of each stage, and one for the tickets"
+    else:
+        assert total == samples * splits
+        assert counters == samples
 
 
 @pytest.mark.parametrize("n, power", [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1000, 1024), (1024, 1024), (1025, 2048)])
@@ -71,29 +79,31 @@ def test_a_configuration_is_frozen_and_hashable():
         config.block_n = 2
 
 
+#: In the order of the fields, without num_warps: samples, channels, positions, elements of a row, features, classes,
+#: partial sums, classes of the softmax, parts of a window.
 CONFIGS = {
     "chosen": None,
-    "smallest": LaunchConfig(1, 1, 1, 1, 4, 1, 2, 1, num_warps=1),
-    "few classes a step": LaunchConfig(1, 16, 1, 8, 2, 1, 4, 1, num_warps=4),
-    "few splits a step": LaunchConfig(1, 2, 1, 4, 16, 2, 16, 1, num_warps=2),
-    "more splits a step than there are": LaunchConfig(1, 8, 1, 4, 16, 64, 16, 1, num_warps=4),
-    "two positions": LaunchConfig(1, 4, 2, 4, 16, 4, 16, 1, num_warps=4),
-    "more positions than there are": LaunchConfig(1, 2, 64, 4, 16, 4, 16, 1, num_warps=4),
-    "more channels than there are": LaunchConfig(1, 64, 4, 2, 32, 4, 16, 1, num_warps=4),
-    "long rows": LaunchConfig(1, 4, 1, 128, 16, 4, 16, 1, num_warps=4),
-    "groups of 16": LaunchConfig(16, 16, 1, 4, 16, 2, 4, 1, num_warps=4),
-    "groups of 16, positions": LaunchConfig(16, 4, 8, 2, 32, 2, 16, 1, num_warps=8),
-    "groups of 32": LaunchConfig(32, 8, 4, 1, 16, 1, 8, 1, num_warps=8),
-    "two parts of a window": LaunchConfig(1, 4, 1, 2, 16, 4, 16, 2, num_warps=4),
-    "more parts of a window than steps": LaunchConfig(1, 4, 2, 4, 16, 4, 16, 8, num_warps=4),
-    "groups of 16, parts": LaunchConfig(16, 16, 1, 4, 16, 2, 16, 4, num_warps=4),
+    "smallest": LaunchConfig(1, 1, 1, 1, 1, 4, 1, 2, 1, num_warps=1),
+    "few classes a step": LaunchConfig(1, 16, 1, 8, 1, 2, 1, 4, 1, num_warps=4),
+    "few splits a step": LaunchConfig(1, 2, 1, 4, 1, 16, 2, 16, 1, num_warps=2),
+    "more splits a step than there are": LaunchConfig(1, 8, 1, 4, 1, 16, 64, 16, 1, num_warps=4),
+    "two positions": LaunchConfig(1, 4, 2, 4, 1, 16, 4, 16, 1, num_warps=4),
+    "more positions than there are": LaunchConfig(1, 2, 64, 4, 1, 16, 4, 16, 1, num_warps=4),
+    "more channels than there are": LaunchConfig(1, 64, 4, 2, 1, 32, 4, 16, 1, num_warps=4),
+    "long rows": LaunchConfig(1, 4, 1, 128, 1, 16, 4, 16, 1, num_warps=4),
+    "two parts of a window": LaunchConfig(1, 4, 1, 2, 1, 16, 4, 16, 2, num_warps=4),
+    "more parts of a window than steps": LaunchConfig(1, 4, 2, 4, 1, 16, 4, 16, 8, num_warps=4),
+    "tiles": LaunchConfig(16, 16, 1, 4, 16, 16, 1, 16, 1, num_warps=4),
+    "tiles, few classes of the softmax": LaunchConfig(16, 8, 2, 2, 32, 16, 1, 4, 1, num_warps=4),
+    "tiles, positions": LaunchConfig(16, 4, 8, 2, 16, 32, 1, 16, 1, num_warps=8),
+    "tiles, more of everything than there is": LaunchConfig(32, 64, 16, 8, 128, 64, 1, 64, 1, num_warps=8),
 }
 HEADS = {
-    "one window": ((2, 19, 4, 3), "avg", 1),
+    "one window": ((2, 11, 4, 3), "avg", 1),
     "one window of a padded map": ((3, 6, 4, 3), "max", 1),
     "3x2 windows": ((2, 3, 7, 5), "avg", (3, 2)),
     "3x2 maxima": ((3, 2, 5, 3), "max", (3, 2)),
-    "flattened": ((2, 3, 3, 4), "none", 1),
+    "flattened": ((2, 2, 3, 4), "none", 1),
 }
 
 
@@ -105,9 +115,10 @@ def test_hand_made_configurations(head, config, device):
     from auxhead.kernels.fused_head_kernel import launch_fused_head
 
     shape, pool, pool_size = HEADS[head]
-    if config is not None and config.block_n > 1:  # a whole group and one sample more
-        shape = (config.block_n + 1, *shape[1:])
-    classes = 7
+    tiled = config is not None and config.tiled
+    if tiled:  # a whole group and one sample more; the interpreter takes seconds for each of those
+        shape = (17 if device.type == "cuda" or head == "one window" else 3, *shape[1:])
+    classes = 19 if tiled else 7
     padded = (*shape[:3], shape[3] + 1) if "padded" in head or pool == "none" else shape
     x, _, _ = make_head(padded, 1, device=device)
     if not runs_triton(x):
@@ -124,3 +135,81 @@ def test_hand_made_configurations(head, config, device):
         x, view, weight, bias, 1.0, 0.5, pool_max=pool == "max", return_probs=True, config=config
     )  # fmt: skip
     check_head(x, weight, bias, pool=pool, pool_size=pool_size, out=out)
+
+
+@st.composite
+def tiled_heads(draw):
+    """A head of few programs, for the interpreter's sake, whose sizes no block divides, and a tiled configuration."""
+    samples = draw(st.sampled_from([17, 31, 5, 16, 1]))
+    pool = draw(st.sampled_from(["avg", "max", "none"]))
+    shape = (samples, draw(st.integers(1, 7)), draw(st.integers(1, 5)), draw(st.integers(1, 5)))
+    pool_size = (1, 1) if pool == "none" else draw(st.sampled_from([(1, 1), (2, 2), (3, 2), (1, 4)]))
+    classes = draw(st.integers(1, 40))
+    _, channels, height, width = shape
+    positions = height * width if pool == "none" else pool_size[0] * pool_size[1]
+    if pool == "none":
+        channels, positions = channels * positions, 1
+    # one or two programs a sample, and once many
+    halves = draw(st.sampled_from([1, 2]))
+    block_c = max(next_power_of_2(channels) // halves, 1) if samples > 1 else 1
+    config = LaunchConfig(
+        block_n=draw(st.sampled_from([16, 32])),
+        block_c=block_c,
+        block_p=next_power_of_2(positions),
+        block_a=draw(st.sampled_from([1, 2, 8])),
+        block_f=draw(st.sampled_from([16, 64])),
+        block_k=draw(st.sampled_from([16, 32])),
+        block_s=1,
+        block_j=draw(st.sampled_from([8, 64])),
+        window_parts=1,
+        num_warps=4,
+    )
+    return shape, pool, pool_size, classes, config
+
+
+@pytest.mark.usefixtures("poisoned_empty")
+@settings(max_examples=10)
+@given(
+    head=tiled_heads(),
+    dtype=st.sampled_from(list(DTYPES.values())),
+    bias=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_any_tiled_head(head, dtype, bias, seed, device):
+    """Right, the same bits again, and with every counter at zero afterwards."""
+    from auxhead.kernels.fused_head_kernel import launch_fused_head
+
+    shape, pool, pool_size, classes, config = head
+    x, weight, offset = make_head(
+        shape, classes, pool=pool, pool_size=pool_size, dtype=dtype, device=device, bias=bias, seed=seed
+    )
+    if not runs_triton(x):
+        pytest.skip("needs the kernel")
+    view = head_view(tuple(x.shape), x.stride(), pool, pool_size)
+
+    def launch():
+        return launch_fused_head(
+            x, view, weight, offset, 1.3, 0.4, pool_max=pool == "max", return_probs=True, config=config
+        )
+
+    with taken_counters() as taken:
+        first = launch()
+        check_head(x, weight, offset, pool=pool, pool_size=pool_size, temperature=1.3, threshold=0.4, out=first)
+        assert_same_bits(first, launch())
+    programs = config.programs(view, classes)
+    assert [counters.numel() for counters in taken] == 2 * [programs.counters]
+    assert not any(counters.any() for counters in taken)
+
+
+@contextmanager
+def taken_counters():
+    """What launches take from ``ArrivalCounters`` meanwhile."""
+    taken, take = [], ArrivalCounters.take
+
+    def spy(self, count):
+        taken.append(take(self, count))
+        return taken[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ArrivalCounters, "take", spy)
+        yield taken

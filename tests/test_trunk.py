@@ -124,7 +124,7 @@ def torchvision_model(name: str) -> nn.Module:
 def test_torchvision_models(device, case) -> None:
     name, taps = MODELS[case]
     backbone = torchvision_model(name).to(device)
-    size = 32 if "vgg" in name else 64
+    size = 32 if "vgg" in name or device.type == "cpu" else 64  # the interpreter takes long over max-pools
     x = torch.randn(2, 3, size, size, device=device)
     with torch.backends.cudnn.flags(allow_tf32=False):
         before = fingerprint(backbone)
@@ -140,7 +140,7 @@ def test_torchvision_models(device, case) -> None:
 
 def test_all_that_a_resnet_s_graph_still_calls() -> None:
     backbone = torchvision_model("resnet18")
-    trunk = made(backbone, RESNET18_BLOCKS, torch.randn(2, 3, 64, 64))
+    trunk = made(backbone, RESNET18_BLOCKS, torch.randn(2, 3, 32, 32))
     assert called(trunk.module) == {FusedConvolution: 20, nn.Identity: 8, max_pool2d: 1}
     relu = [conv for conv in convolutions(trunk) if conv.relu]
     plain = [conv for conv in convolutions(trunk) if not conv.relu]
@@ -148,7 +148,7 @@ def test_all_that_a_resnet_s_graph_still_calls() -> None:
     assert all(conv.gives_bias for conv in plain)  # the shortcuts; their bias comes with the sum
     assert trunk.classifier.pool == "avg" and trunk.classifier.num_classes == 7
     assert trunk.classifier.linear.weight is backbone.fc.weight and trunk.classifier.linear.bias is backbone.fc.bias
-    answer = trunk.classifier(trunk.module(torch.randn(2, 3, 64, 64).contiguous(memory_format=LAST)))
+    answer = trunk.classifier(trunk.module(torch.randn(2, 3, 32, 32).contiguous(memory_format=LAST)))
     assert answer.label.shape == (2,) and not answer.exit.any()
     assert trunk.notes[0] == (
         "Folded or fused into convolutions: 20 batch norms and 8 sums; 1 max-pool replaced by a Triton kernel."
@@ -771,7 +771,26 @@ def test_bad_arguments() -> None:
 # Compiled
 
 
+@pytest.fixture
+def uncompiled_on_the_cpu(request, monkeypatch):
+    """The parts of a trunk run as Dynamo traced them: C++ takes ten seconds a part, and one part is enough of it."""
+    if "device" not in request.fixturenames or request.getfixturevalue("device").type == "cpu":
+        compiles = torch.compile
+        monkeypatch.setattr(torch, "compile", lambda f, *, options, **rest: compiles(f, backend="eager", **rest))
+
+
 @needs_compiler
+def test_compiled_for_good(monkeypatch) -> None:
+    # Inductor compiles for most of its time to see which vector instructions there are: make it scalar code
+    monkeypatch.setattr("torch._inductor.cpu_vec_isa.valid_vec_isa_list", lambda: [], raising=False)
+    monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False, raising=False)
+    backbone = with_odd_norms(nn.Sequential(conv(3, 4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)))
+    trunk = made(backbone, [], x := torch.randn(2, 3, 4, 4), "inductor")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert_same(trunk, backbone, [], x)
+
+
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
 def test_compiled_between_the_taps(device) -> None:
     backbone = with_odd_norms(SmallNet()).to(device)
     taps = ("block0.2", "block1")
@@ -793,7 +812,7 @@ def test_compiled_between_the_taps(device) -> None:
     assert len(parts) == 3 and all("forward" in vars(part) for part in parts)
 
 
-@needs_compiler
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
 def test_compiled_round_a_branch() -> None:
     backbone = branching_inside()
     taps = ["0", "1.layers.0"]
