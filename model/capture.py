@@ -117,12 +117,8 @@ class Capture:
                 yield
                 self._end()
         finally:
-            for open_stream in reversed(self._streams):  # only after an error
-                _, graph = runtime.cudaStreamEndCapture(open_stream.cuda_stream)
-                if graph is not None and int(graph) and open_stream is self._streams[0]:
-                    runtime.cudaGraphDestroy(graph)
-                runtime.cudaGetLastError()  # it was reported by the operation that failed
-            self._streams.clear()
+            while self._streams:  # only after an error
+                self._abandon(self._streams.pop())
             torch.cuda.set_stream(before)
             if collects:
                 gc.enable()
@@ -162,11 +158,17 @@ class Capture:
 
     def _end(self) -> None:
         while len(self._streams) > 1:  # inside out
-            _checked(runtime.cudaStreamEndCapture(self._streams[-1].cuda_stream))
-            self._streams.pop()
-        graph = _checked(runtime.cudaStreamEndCapture(self._streams[0].cuda_stream))
-        self._streams.pop()
-        self.graphs.append(Graph(graph))
+            _checked(runtime.cudaStreamEndCapture(self._streams.pop().cuda_stream))
+        self.graphs.append(Graph(_checked(runtime.cudaStreamEndCapture(self._streams.pop().cuda_stream))))
+
+    def _abandon(self, stream: torch.cuda.Stream) -> None:
+        """End what was captured on a stream, whatever its state, and forget it."""
+        status, capturing = runtime.cudaStreamIsCapturing(stream.cuda_stream)
+        if not status and capturing != runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusNone:
+            status, graph = runtime.cudaStreamEndCapture(stream.cuda_stream)
+            if not status and not self._streams:  # the root; it owns the bodies
+                runtime.cudaGraphDestroy(graph)
+        runtime.cudaGetLastError()  # it was reported by the operation that failed
 
 
 def warm_up(forward: Callable[[], None], stream: torch.cuda.Stream) -> None:

@@ -28,6 +28,13 @@ DELAY = 20_000_000  # cycles, some 10 ms: longer than the host takes for many re
 
 
 @pytest.fixture(autouse=True)
+def _stops_at_every_tap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut and gate networks that are too small for it to pay."""
+    monkeypatch.setattr("auxhead.model.polled_runner._LEAST_SEGMENT_US", 0.0)
+    monkeypatch.setattr("auxhead.model.gated_runner._LEAST_GATED_US", 0.0)
+
+
+@pytest.fixture(autouse=True)
 def _repeatable() -> Iterator[None]:
     torch.manual_seed(0)
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
@@ -170,7 +177,7 @@ def test_every_batch_size_answers_as_eager(way: str, trunk: str, dtype: torch.dt
     eager_trunk = make_trunk(net.backbone, net.taps, x[:2], trunk)
     eager = EagerRunner(net, trunk=eager_trunk)
     near = near_a_decision(net, eager_trunk, x, TOLERANCE[dtype])
-    assert near.float().mean() <= (0.1 if dtype == torch.float16 else 0.02), "too much would be excused"
+    assert near.float().mean() <= (0.1 if dtype == torch.float16 else 0.03), "too much would be excused"
     assert eager(x).exit_index.unique().numel() == 4
     runner = made(net, way, (1, 8, 32, 64), trunk=trunk)
     found = [runner(x.roll(n, 0)[:n]) for n in range(1, 131)]
@@ -657,15 +664,28 @@ class Branching(nn.Module):
         return x if x.float().sum() > -1e9 else -x
 
 
-@pytest.mark.parametrize("asks", [Asking, Branching])
+class Failing(nn.Module):
+    """Fails in the second capture only, which in a gated network is inside the body of a node."""
+
+    captures = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.captures = (self.captures + torch.cuda.is_current_stream_capturing()) % 4
+        if self.captures == 2:
+            raise ValueError("not twice")
+        return x
+
+
+@pytest.mark.parametrize("asks", [Asking, Branching, Failing])
 @pytest.mark.parametrize("block", ["block0", "block1", "block2"])
 def test_a_layer_that_cannot_be_captured_is_named_and_nothing_else_suffers(way: str, asks: type, block: str) -> None:
     sound = network()
     sound_runner, (x,) = made(sound, way), clear_batches(sound, [5])
     wanted = sound_runner(x)
     net = network()
-    net.backbone.get_submodule(block).append(asks())
+    net.backbone.get_submodule(block).append(asks().eval())
     for _ in range(2):
+        net.backbone.get_submodule(block)[3].captures = 0
         with pytest.raises(RuntimeError, match=rf"backbone: layer '{block}\.3' cannot be captured.*eager"):
             made(net, way)
         assert torch.cuda.current_stream() == torch.cuda.default_stream()
