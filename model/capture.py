@@ -58,7 +58,8 @@ class CaptureStreams:
 
     def give_back(self) -> None:
         """Let other runners have the streams; nothing captured on them may run any more."""
-        pairs, self._pairs = self._pairs, []
+        pairs = [pair for pair in self._pairs if all(_capture_status(stream) == "None" for stream in pair)]
+        self._pairs = []
         _free_pairs.setdefault(self._device, [])[:0] = pairs  # in front: the next runner finds their workspaces
 
 
@@ -117,8 +118,7 @@ class Capture:
                 yield
                 self._end()
         finally:
-            while self._streams:  # only after an error
-                self._abandon(self._streams.pop())
+            self._abandon()
             torch.cuda.set_stream(before)
             if collects:
                 gc.enable()
@@ -161,14 +161,21 @@ class Capture:
             _checked(runtime.cudaStreamEndCapture(self._streams.pop().cuda_stream))
         self.graphs.append(Graph(_checked(runtime.cudaStreamEndCapture(self._streams.pop().cuda_stream))))
 
-    def _abandon(self, stream: torch.cuda.Stream) -> None:
-        """End what was captured on a stream, whatever its state, and forget it."""
-        status, capturing = runtime.cudaStreamIsCapturing(stream.cuda_stream)
-        if not status and capturing != runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusNone:
+    def _abandon(self) -> None:
+        """End what is still being captured after an error.
+
+        With bodies open CUDA has crashed here: when a capture that the error had invalidated was ended, and when the
+        graph was destroyed. So these captures are left as they are, with their streams, and the graph is not freed.
+        """
+        nested = len(self._streams) > 1
+        while self._streams:
+            stream = self._streams.pop()
+            if nested and _capture_status(stream) != "Active":
+                continue
             status, graph = runtime.cudaStreamEndCapture(stream.cuda_stream)
-            if not status and not self._streams:  # the root; it owns the bodies
+            if not status and not nested:
                 runtime.cudaGraphDestroy(graph)
-        runtime.cudaGetLastError()  # it was reported by the operation that failed
+            runtime.cudaGetLastError()  # it was reported by the operation that failed
 
 
 def warm_up(forward: Callable[[], None], stream: torch.cuda.Stream) -> None:
@@ -217,6 +224,12 @@ def _capture_state(stream: torch.cuda.Stream) -> tuple[Any, list[Any]]:
     """Return graph and dependencies of a capture under way."""
     _status, _id, graph, dependencies, *_ = _all_checked(runtime.cudaStreamGetCaptureInfo(stream.cuda_stream))
     return graph, list(dependencies)
+
+
+def _capture_status(stream: torch.cuda.Stream) -> str:
+    """Return "None" (not capturing), "Active" or "Invalidated"."""
+    status = _checked(runtime.cudaStreamIsCapturing(stream.cuda_stream))
+    return str(status.name).removeprefix("cudaStreamCaptureStatus")
 
 
 def _all_checked(returned: tuple[Any, ...]) -> tuple[Any, ...]:

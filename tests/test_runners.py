@@ -208,6 +208,8 @@ def test_no_layer_is_blamed_for_a_lack_of_memory() -> None:
 def test_runners_that_live_at_once_capture_on_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "_free_pairs", {})
     monkeypatch.setattr(capture, "_new_stream", lambda device, priority: object())
+    stuck: list[object] = []
+    monkeypatch.setattr(capture, "_capture_status", lambda stream: "Invalidated" if stream in stuck else "None")
     device = torch.device("cuda", 0)
     first, second = (capture.CaptureStreams(device) for _ in range(2))
     mine, other = first.levels(3), second.levels(2)
@@ -217,3 +219,6 @@ def test_runners_that_live_at_once_capture_on_streams_of_their_own(monkeypatch: 
     first.give_back()  # twice is once
     assert capture.CaptureStreams(device).levels(4)[:3] == mine  # in the same order: their workspaces are there
     assert second.levels(2) == other
+    stuck.append(other[0].side)
+    second.give_back()
+    assert other[0] not in capture.CaptureStreams(device).levels(9), "what is stuck in a capture is not used again"

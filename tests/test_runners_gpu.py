@@ -229,6 +229,7 @@ MODELS = {
 
 @pytest.mark.parametrize("model", MODELS)
 def test_torchvision_models_as_they_are(way: str, model: str) -> None:
+    torch.backends.cudnn.deterministic = False  # such algorithms cannot be captured in the body of a node
     backbone = getattr(torchvision.models, model)(num_classes=10)
     net = with_heads(backbone, MODELS[model], images(64, torch.float32, 64), torch.float32)
     example = images(2, torch.float32, 64)
@@ -670,9 +671,10 @@ class Failing(nn.Module):
     captures = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        self.captures = (self.captures + torch.cuda.is_current_stream_capturing()) % 4
-        if self.captures == 2:
-            raise ValueError("not twice")
+        if torch.cuda.is_current_stream_capturing():
+            self.captures += 1
+            if self.captures == 2:
+                raise ValueError("not twice")
         return x
 
 
