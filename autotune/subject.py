@@ -1,6 +1,5 @@
 """What a cell's variants run: the network with its random weights, or a user's own, and random inputs."""
 
-import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch import Tensor
 from ..kernels import CRITERIA
 from ..model import EarlyExitNetwork, FusedAuxHead
 from ..model.bad_input import BadInput
+from ..model.user_model import load_factory
 from .cells import NEVER, OWN, Cell
 
 SEED = 0
@@ -124,27 +124,14 @@ def is_factory(model: str) -> bool:
 
 
 def load_subject(model: str) -> Subject:
-    """Call a user's factory: ``package.module:function``, which takes nothing and returns network and example input.
+    """Call a user's factory, see :func:`auxhead.model.user_model.load_factory`.
 
     Raises:
-        BadInput: there is no such function, it fails, or returns something else than an :class:`EarlyExitNetwork` in
-            eval mode and a batch, both on one CUDA device.
+        BadInput: there is no such function, or it returns something else than an :class:`EarlyExitNetwork` in eval mode
+            and a batch that it takes, both on one CUDA device.
     """
-    module_name, _, name = model.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise BadInput(f"--model: {model}: {error}; wants package.module:function") from None
-    try:
-        made = factory()
-    except Exception as error:  # the user's own code
-        raise BadInput(f"--model: {model} failed with {type(error).__name__}: {error}") from error
+    network, example = load_factory(model)()
     wants = "wants (network, example_input): an EarlyExitNetwork in eval mode and a batch [N, ...], on one CUDA device"
-    if not (isinstance(made, tuple) and len(made) == 2):
-        raise BadInput(f"--model: {model} returned {_name(made)}; {wants}")
-    network, example = made
-    if not isinstance(network, EarlyExitNetwork) or not isinstance(example, Tensor) or not example.ndim:
-        raise BadInput(f"--model: {model} returned ({_name(network)}, {_name(example)}); {wants}")
     elsewhere = {str(tensor.device) for tensor in (*network.parameters(), *network.buffers(), example)}
     if example.device.type != "cuda" or len(elsewhere) > 1:
         raise BadInput(f"--model: {model} returned tensors on {', '.join(sorted(elsewhere))}; {wants}")
@@ -180,7 +167,3 @@ def _like(example: Tensor) -> Tensor:
         return shuffled.view(example.shape)
     mean, spread = example.float().mean(), example.float().std()
     return (torch.randn_like(example, dtype=torch.float32) * spread + mean).to(example.dtype)
-
-
-def _name(value: object) -> str:
-    return type(value).__name__

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..kernels import ExitBuffers, ExitLaunch
 from .capture import Capture, Graph, warm_up
-from .graph_runner import CapturedBatch, GraphRunner
+from .graph_runner import CapturedBatch, GraphRunner, listed
 from .taps import listening
 
 if TYPE_CHECKING:
@@ -26,9 +26,10 @@ class _Gated(CapturedBatch):
         buffers: ExitBuffers,
         launches: Sequence[ExitLaunch],
         graphs: Sequence[Graph],
+        description: str,
         conditions: Tensor,
     ) -> None:
-        super().__init__(x, buffers, launches, graphs)
+        super().__init__(x, buffers, launches, graphs, description)
         self._conditions = conditions  # the graph reads them
 
 
@@ -124,4 +125,6 @@ class GatedRunner(GraphRunner):
             forward(capture)
         for gate, handle in capture.handles.items():
             conditions[gate] = handle
-        return _Gated(x, buffers, [*launches, last_launch], capture.graphs, conditions)
+        after = listed(stops[self.lag :], self.network.taps) or "no tap"
+        launches.append(last_launch)
+        return _Gated(x, buffers, launches, capture.graphs, f"one graph, gated after {after}.", conditions)

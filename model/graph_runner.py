@@ -28,9 +28,15 @@ class CapturedBatch:
     """A network captured for one batch size."""
 
     def __init__(
-        self, x: Tensor, buffers: ExitBuffers, launches: Sequence[ExitLaunch], graphs: Sequence[Graph]
+        self,
+        x: Tensor,
+        buffers: ExitBuffers,
+        launches: Sequence[ExitLaunch],
+        graphs: Sequence[Graph],
+        description: str,
     ) -> None:
         """Answer for ``x``, a static batch, in ``buffers``; the graphs use the memory of ``launches``."""
+        self.description = description
         self.x = x
         self.buffers = buffers
         self.graphs = graphs
@@ -279,6 +285,12 @@ class GraphRunner(ABC):
                     "its data; copy into parameters, or make a new runner"
                 )
 
+    def describe(self) -> str:
+        """Say what was captured: the trunk, and for each batch size where heads run."""
+        lines = [*self._trunk.notes]
+        lines += [f"Batch {size}: {self._captured[size].description}" for size in sorted(self._captured)]
+        return "\n".join(lines)
+
     def refresh(self) -> None:
         """Take over parameters of the backbone that were changed in place, where the trunk holds copies of them.
 
@@ -360,6 +372,11 @@ def _refuse_outer_capture() -> None:
             "the current stream is being captured, and a runner replays graphs of its own: call it outside of the "
             "capture, or capture a call of the network"
         )
+
+
+def listed(places: Sequence[int], taps: Sequence[str]) -> str:
+    """Name the taps at some places."""
+    return ", ".join(taps[place] for place in places)
 
 
 def _exit_head(head: "FusedAuxHead") -> ExitHead:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..kernels import ExitBuffers, ExitLaunch
 from .capture import Capture, warm_up
-from .graph_runner import CapturedBatch, GraphRunner
+from .graph_runner import CapturedBatch, GraphRunner, listed
 from .taps import listening
 
 #: A launch beside the trunk starts while at least this share of the trunk's time is left to hide it.
@@ -52,7 +52,11 @@ class OverlappedRunner(GraphRunner):
         capture = Capture(self._device, self._pool)
         with capture.capturing(self._trunk.module, trunk):
             forward()
-        return CapturedBatch(x, buffers, launches, capture.graphs)
+        description = f"one graph; heads beside the trunk after {listed(ends, self.network.taps) or 'no tap'}"
+        if starts[-1] < len(self._heads):
+            late = range(starts[-1], len(self._heads))
+            description += f"; with the classifier those of {listed(late, self.network.taps)}"
+        return CapturedBatch(x, buffers, launches, capture.graphs, description + ".")
 
 
 def _forks(segment_us: Sequence[float], samples: int) -> list[int]:

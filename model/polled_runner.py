@@ -10,7 +10,7 @@ from torch import Tensor
 from ..kernels import ExitBuffers, ExitLaunch
 from .capture import Capture, Graph, warm_up
 from .exit_result import ExitResult
-from .graph_runner import CapturedBatch, GraphRunner
+from .graph_runner import CapturedBatch, GraphRunner, listed
 from .taps import listening
 
 if TYPE_CHECKING:
@@ -28,10 +28,11 @@ class _Segments(CapturedBatch):
         buffers: ExitBuffers,
         launches: Sequence[ExitLaunch],
         graphs: Sequence[Graph],
+        description: str,
         stops: Sequence[int],
         open_samples: Tensor,
     ) -> None:
-        super().__init__(x, buffers, launches, graphs)
+        super().__init__(x, buffers, launches, graphs, description)
         self.stops = stops
         self._open_samples = open_samples
         self.open_samples: Any = open_samples.numpy()  # the same memory, faster to read
@@ -99,7 +100,9 @@ class PolledRunner(GraphRunner):
         capture = Capture(self._device, self._pool)
         with capture.capturing(self._trunk.module, trunk):
             forward(capture)
-        return _Segments(x, buffers, [*launches, last_launch], capture.graphs, stops, open_samples)
+        description = f"{len(capture.graphs)} graphs, cut after {listed(stops, self.network.taps) or 'no tap'}."
+        launches.append(last_launch)
+        return _Segments(x, buffers, launches, capture.graphs, description, stops, open_samples)
 
     def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
         assert isinstance(captured, _Segments)

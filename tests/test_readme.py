@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import torch
+from auxhead.autotune.record import read_records
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -37,6 +38,35 @@ def test_latencies_are_those_of_the_record():
     headline = [int(number) for number in re.findall(r"(\d+) us", README.replace("\n", " "))[:3]]
     assert headline == [int(medians[1, "CUDA graph", variant].split()[0]) for variant in variants]
     assert README.count(report["environment"]["device"]) >= 2
+
+
+#: The rows of the benchmark's table, by their first words.
+VARIANTS = {
+    "what people write": "eager-naive-item@as_is",
+    "eager, no heads": "eager-bare@as_is",
+    "torch.compile, reduce-overhead, no heads": "compile-bare-reduce-overhead@as_is",
+    "one CUDA graph, no heads": "graph-bare@as_is",
+    "the same, plain heads in line": "graph-naive@as_is",
+    'one CUDA graph of trunk "cudnn", no heads': "graph-bare@cudnn",
+    "the same, plain heads on a side stream": "graph-naive-forked@cudnn",
+    "the same, fused heads in line": "graph-fused@cudnn",
+    "**`overlapped` on trunk": "overlapped@cudnn",
+}
+
+
+def test_the_benchmark_table_is_that_of_the_record():
+    records = read_records(ROOT / "autotune" / "records" / "bench-resnet18-fp16-h200.jsonl")
+    assert all(record.error is None for record in records)
+    never = {record.variant: record for record in records if record.exits == "never"}
+    table = README.partition("| host to the answer, us | device, us |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    rows = table.splitlines()
+    assert len(rows) == len(VARIANTS)
+    for row, (words, variant) in zip(rows, VARIANTS.items(), strict=True):
+        times = (never[variant].host_us, never[variant].device_us)
+        cells = ["{median:,.0f} ({p20:,.0f}-{p80:,.0f})".format(**one) for one in times]
+        assert row.startswith(f"| {words}") and row.endswith(f" | {cells[0]} | {cells[1]} |"), row
+    bare, overlapped = (never[name].device_us["median"] for name in ("graph-bare@cudnn", "overlapped@cudnn"))
+    assert f"takes {bare:.0f} us in a graph of fused convolutions, and {overlapped:.0f} us with eight heads" in README
 
 
 def test_the_demo_output_is_that_of_the_record():

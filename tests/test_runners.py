@@ -1,6 +1,7 @@
 """``make_runner`` without a GPU: the eager runner on every trunk, and what the others say; see test_runners_gpu.py."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from auxhead.model import (
 )
 from auxhead.model.graph_runner import GraphRunner
 from auxhead.model.make_runner import EXITS
+from auxhead.model.overlapped_runner import _forks
+from auxhead.model.polled_runner import _Segments
 from example_models import SmallNet, plain_heads
 from torch import Tensor, nn
 
@@ -222,3 +225,78 @@ def test_runners_that_live_at_once_capture_on_streams_of_their_own(monkeypatch: 
     stuck.append(other[0].side)
     second.give_back()
     assert other[0] not in capture.CaptureStreams(device).levels(9), "what is stuck in a capture is not used again"
+
+
+# Where runners fork, cut and gate
+
+
+def test_heads_fork_where_enough_of_the_trunk_is_left() -> None:
+    blocks = [42.0, 16, 18, 16, 17, 16, 22, 20, 3]  # like ResNet-18 with a head after every block
+    assert _forks(blocks, samples=1) == [5] == _forks(blocks, samples=128)
+    assert _forks(blocks, samples=32) == [1, 3, 5]
+    assert _forks([50.0, 30, 30, 40], samples=1) == [2], "the last of three stages has a fourth to hide behind"
+    assert _forks([100.0, 1], samples=1) == [], "a head at the end runs with the classifier"
+
+
+@pytest.mark.parametrize(
+    ("segments", "stops"),
+    [
+        ([40.0, 30, 30, 40], [0, 1, 2]),
+        ([40.0, 13, 13, 13, 13], [0, 2]),
+        ([40.0, 30, 10, 10], [0]),
+        ([5.0, 5, 5], []),
+    ],
+)
+def test_stops_are_as_many_as_leave_enough_of_the_trunk_after_each(segments: list[float], stops: list[int]) -> None:
+    runner = PolledRunner.__new__(PolledRunner)
+    runner._segment_times = lambda x: segments  # type: ignore[method-assign]
+    assert runner._stops(torch.empty(1), 25.0) == stops
+
+
+class FakeGraph:
+    """Says at once how many samples each of its heads leaves open."""
+
+    def __init__(self, number: int, places: range, segments: "FakeSegments") -> None:
+        self.number, self.places, self.segments = number, places, segments
+
+    def launch(self, _stream: object) -> None:
+        self.segments.launched.append(self.number)
+        for place in self.places:
+            still_open = 0 if place >= self.segments.exit_place else 4
+            self.segments.open_samples[place] = (self.segments.on_device << 32) + still_open
+
+
+class FakeSegments(_Segments):
+    def __init__(self, stops: list[int], heads: int) -> None:
+        self.stops, self.open_samples, self.request, self.on_device = stops, [0] * heads, 0, 0
+        ends = [0, *stops, heads]
+        self.graphs = [FakeGraph(i, range(ends[i], ends[i + 1]), self) for i in range(len(stops) + 1)]
+        self.launched: list[int] = []
+        self.buffers = SimpleNamespace(packed_answer=torch.zeros(1))
+
+    def fill(self, _x: torch.Tensor) -> None:
+        self.on_device += 1
+
+    def empty_answer(self) -> tuple[torch.Tensor, str]:
+        return torch.empty(1), "answer"
+
+
+@pytest.mark.parametrize("stops", [[0, 1, 2, 3, 4, 5], [2, 4], [1], [0], [5], []])
+def test_a_polled_request_launches_at_most_one_graph_more_than_it_needs(
+    monkeypatch: pytest.MonkeyPatch, stops: list[int]
+) -> None:
+    heads = 6
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    waited: list[object] = []
+    stream = SimpleNamespace(wait_event=lambda event: None, query=lambda: True)
+    caller = SimpleNamespace(wait_event=waited.append)
+    runner = PolledRunner.__new__(PolledRunner)
+    runner._heads, runner._stream = [None] * heads, stream  # type: ignore[list-item,assignment]
+    runner._event = SimpleNamespace(record=lambda stream: None)  # type: ignore[assignment]
+    captured = FakeSegments(stops, heads)
+    for exit_place in (0, 3, heads, 5, 1, heads, 2, 4):  # the numbers that a request leaves are not the next one's
+        captured.exit_place, captured.launched, waited[:] = exit_place, [], []
+        assert runner._answer_polling(captured, torch.empty(4), caller) == "answer"  # type: ignore[arg-type]
+        graph_of_tap = sum(stop < exit_place for stop in stops)
+        assert captured.launched == list(range(min(graph_of_tap + 2, len(stops) + 1)))
+        assert len(waited) == (exit_place == heads), "the caller's stream waits for the classifier alone"
