@@ -5,8 +5,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..model.bad_input import BadInput
+from ..model.one_line_errors import one_line_errors
 from .bench import DeviceLost, run_cell
 from .cells import STAGES, Cell, chosen_cells
 from .environment import environment
@@ -91,7 +91,7 @@ def bench(
     Every option that chooses may be given several times. A run that was stopped goes on where it was.
     """
     console = _console()
-    with one_line_errors():
+    with one_line_errors(BadRecord):
         device = _device()
         own, cells = _what(model or [], dtype or [], batch or [], classes or [], placement or [], quick)
         wanted = tuple(variant or (_QUICK_VARIANTS if quick else ()))
@@ -134,7 +134,7 @@ def table(
     markdown: Annotated[bool, typer.Option("--markdown", help="For a README.")] = False,
 ) -> None:
     """Print the tables of records again."""
-    with one_line_errors():
+    with one_line_errors(BadRecord):
         found = read_records(records)
         if markdown:
             print("\n".join(as_markdown(one) for one in bench_tables(found)))
@@ -189,21 +189,6 @@ class _Progress:
     def unit_done(self) -> None:
         """Count one exit pattern of one cell."""
         self._done += 1
-
-
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Print what the user can put right as one line and leave with status 2."""
-    try:
-        yield
-    except (BadInput, BadRecord) as error:
-        message = str(error)
-    except OSError as error:  # no space, no permission
-        message = f"{error.filename or 'file'}: {error.strerror or error}"
-    else:
-        return
-    print(f"Error: {message}", file=sys.stderr)
-    raise typer.Exit(2)
 
 
 def _device() -> torch.device:

@@ -1,10 +1,8 @@
 """The command ``auxhead``: demo, infer and profile."""
 
 import dataclasses
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +23,7 @@ from .data import load_source
 from .demo import DemoReport, run_demo, save_demo
 from .evaluation import batches
 from .images import normalise, open_image, to_pixels
+from .one_line_errors import one_line_errors
 from .profile_report import print_comparison
 from .user_model import load_factory
 
@@ -282,21 +281,6 @@ class ProgressLines:
                 self._console.print(line, highlight=False, soft_wrap=True)
 
         return advance
-
-
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Print what the user can put right as one line and leave with status 2."""
-    try:
-        yield
-    except BadInput as error:
-        message = str(error)
-    except OSError as error:  # no space, no permission
-        message = f"{error.filename or 'file'}: {error.strerror or error}"
-    else:
-        return
-    print(f"Error: {message}", file=sys.stderr)
-    raise typer.Exit(2)
 
 
 def _device(wanted: Device) -> torch.device:
