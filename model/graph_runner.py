@@ -96,8 +96,7 @@ class GraphRunner(ABC):
         self._sizes = _checked_sizes(batch_sizes)
         if not (isinstance(example_input, Tensor) and example_input.ndim > 0 and len(example_input)):
             raise ValueError("example_input: wants a tensor [N, ...] of at least one sample")
-        if example_input.device.type != "cuda":
-            raise ValueError(f"example_input: on {example_input.device}, wants a CUDA device; elsewhere use 'eager'")
+        _check_cuda(example_input)
         if any(module.training for module in network.modules()):
             raise ValueError("network: in training mode, wants network.eval()")
         _check_device(network.backbone, example_input.device)
@@ -358,6 +357,11 @@ def _checked_sizes(batch_sizes: Sequence[int]) -> list[int]:
     if not sizes or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
         raise ValueError(f"batch_sizes: got {sizes}, wants positive ints")
     return sorted(set(sizes))
+
+
+def _check_cuda(example_input: Tensor) -> None:
+    if example_input.device.type != "cuda":
+        raise ValueError(f"example_input: on {example_input.device}, wants a CUDA device; elsewhere use 'eager'")
 
 
 def _check_device(network: nn.Module, device: torch.device) -> None:

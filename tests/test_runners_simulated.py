@@ -1,0 +1,84 @@
+"""What graph runners answer, with streams and graphs simulated and kernels interpreted; see test_runners_gpu.py."""
+
+import pytest
+import torch
+from auxhead.kernels import runs_triton
+from auxhead.model import EarlyExitNetwork, ExitResult, make_runner
+from example_models import SmallNet, plain_heads
+from simulated_cuda import simulated_cuda
+from torch import Tensor
+
+pytestmark = pytest.mark.skipif(not runs_triton(torch.empty(0)), reason="kernels are not interpreted here")
+
+WAYS = {
+    "overlapped": {"exits": "overlapped"},
+    "polled": {"exits": "polled"},
+    "gated": {"exits": "gated"},
+    "gated a gate later": {"exits": "gated", "lag": 1},
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request):
+    return WAYS[request.param]
+
+
+def images(samples: int) -> Tensor:
+    return torch.randn(samples, 3, 8, 8) * torch.rand(samples, 1, 1, 1) * 4
+
+
+@pytest.fixture
+def network() -> EarlyExitNetwork:
+    """Thresholds at the medians, so that every exit answers for some."""
+    net, x = EarlyExitNetwork(SmallNet(), plain_heads(), 0.0).eval(), images(32)
+    with torch.no_grad():
+        for head, logits in zip(net.heads, net.logits(x), strict=False):
+            head.rule.threshold = torch.softmax(logits, 1).amax(1).median().item()
+    return net
+
+
+def assert_same(found: ExitResult, wanted: ExitResult) -> None:
+    assert torch.equal(found.exit_index, wanted.exit_index) and torch.equal(found.label, wanted.label)
+    torch.testing.assert_close(found.confidence, wanted.confidence)
+    torch.testing.assert_close(found.probs, wanted.probs)
+
+
+@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
+def test_exact_padded_and_split_batches_answer_as_eager(network, way, trunk):
+    eager = make_runner(network, images(2), exits="eager", trunk=trunk)
+    with simulated_cuda():
+        runner = make_runner(network, images(3), batch_sizes=(4, 2), trunk=trunk, **way)
+        batches = [images(samples) for samples in (4, 1, 3, 2, 7)]
+        results = [runner(x) for x in batches]  # kept: no result is a view of what the next request writes
+    exits = set()
+    for x, found in zip(batches, results, strict=True):
+        wanted = eager(x)
+        assert_same(found, wanted)
+        exits.update(wanted.exit_index.tolist())
+    assert len(exits) > 2
+
+
+def test_rules_and_parameters_are_followed(network, way):
+    x = images(3)
+    with simulated_cuda():
+        runner = make_runner(network, x, batch_sizes=(4,), trunk="cudnn", **way)
+        for place in (0, 2, 3):
+            network.set_rules({tap: 0.0 if i == place else 1.0 for i, tap in enumerate(network.taps)})
+            assert runner(x).exit_index.eq(place).all()
+        with torch.no_grad():
+            network.heads[1].linear.weight.mul_(-1.0)
+            network.backbone.block0[0].weight.mul_(0.5)
+        network.set_rules(0.5)
+        runner.refresh()
+        found = runner(x)
+    assert_same(found, make_runner(network, x, exits="eager", trunk="cudnn")(x))
+
+
+def test_a_runner_says_what_it_captured(network, way):
+    with simulated_cuda():
+        runner = make_runner(network, images(1), batch_sizes=(1, 2), **way)
+        said = runner.describe()
+    assert "The backbone runs as it is." in said and said.count("Batch ") == 2
+    assert {"overlapped": "beside the trunk after block", "polled": "4 graphs, cut after block0, block1, block2."}.get(
+        way["exits"], "gated after block1, block2." if way.get("lag") else "gated after block0, block1, block2."
+    ) in said
