@@ -1,6 +1,7 @@
 """Modules, taps and runners: a network that leaves early."""
 
 from ..kernels import HeadOutput
+from .auto_runner import AutoRunner
 from .eager_runner import EagerRunner
 from .early_exit_network import EarlyExitNetwork
 from .exit_result import ExitResult
@@ -14,6 +15,7 @@ from .polled_runner import PolledRunner
 from .trunk import Trunk, make_trunk
 
 __all__ = [
+    "AutoRunner",
     "EagerRunner",
     "EarlyExitNetwork",
     "ExitResult",

@@ -40,3 +40,14 @@ def first_sure(answers: Sequence[HeadOutput], *, with_probs: bool) -> ExitResult
         probs=chosen(probs) if with_probs else None,
         exit_index=exit_index,
     )
+
+
+def joined(results: Sequence[ExitResult]) -> ExitResult:
+    """Join the answers of the parts of a batch."""
+    probs = [result.probs for result in results if result.probs is not None]
+    return ExitResult(
+        label=torch.cat([result.label for result in results]),
+        confidence=torch.cat([result.confidence for result in results]),
+        probs=torch.cat(probs) if probs else None,
+        exit_index=torch.cat([result.exit_index for result in results]),
+    )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..kernels import ExitBuffers, ExitHead, ExitLaunch
 from .capture import CAPTURES, Capture, CaptureStreams, Graph, warm_up
-from .exit_result import ExitResult
+from .exit_result import ExitResult, joined
 from .taps import listening
 from .trunk import make_trunk
 
@@ -93,7 +93,7 @@ class GraphRunner(ABC):
             RuntimeError: the backbone cannot be captured, and the message names the layer; or autocast is on, or the
                 current stream is being captured.
         """
-        self._sizes = _checked_sizes(batch_sizes)
+        self._sizes = check_sizes(batch_sizes)
         if not (isinstance(example_input, Tensor) and example_input.ndim > 0 and len(example_input)):
             raise ValueError("example_input: wants a tensor [N, ...] of at least one sample")
         _check_cuda(example_input)
@@ -253,7 +253,7 @@ class GraphRunner(ABC):
         finally:  # after an error, too: what has been launched uses the buffers
             self._last_stream = caller
             self._done.record(caller)
-        return results[0] if len(results) == 1 else _joined(results)
+        return results[0] if len(results) == 1 else joined(results)
 
     def _enter(self) -> None:
         if not self._busy.acquire(blocking=False):
@@ -349,7 +349,8 @@ class GraphRunner(ABC):
         self.close()
 
 
-def _checked_sizes(batch_sizes: Sequence[int]) -> list[int]:
+def check_sizes(batch_sizes: Sequence[int]) -> list[int]:
+    """Return the batch sizes to capture, in ascending order; raises ``ValueError`` or ``TypeError``."""
     try:
         sizes = list(batch_sizes)
     except TypeError:
@@ -387,14 +388,4 @@ def _exit_head(head: "FusedAuxHead") -> ExitHead:
     rule = head.rule
     return ExitHead(
         head.linear.weight, head.linear.bias, rule.temperature_tensor, rule.threshold_tensor, head.pool, head.pool_size
-    )
-
-
-def _joined(results: Sequence[ExitResult]) -> ExitResult:
-    probs = [result.probs for result in results if result.probs is not None]
-    return ExitResult(
-        label=torch.cat([result.label for result in results]),
-        confidence=torch.cat([result.confidence for result in results]),
-        probs=torch.cat(probs) if probs else None,
-        exit_index=torch.cat([result.exit_index for result in results]),
     )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from .auto_runner import AutoRunner
 from .eager_runner import EagerRunner
 from .early_exit_network import EarlyExitNetwork
 from .gated_runner import GatedRunner
@@ -13,7 +14,7 @@ from .polled_runner import PolledRunner
 from .trunk import make_trunk
 
 #: How a runner leaves a network early; see the runners for what each does.
-EXITS = ("eager", "overlapped", "polled", "gated")
+EXITS = ("eager", "overlapped", "polled", "gated", "auto")
 
 
 def make_runner(
@@ -24,14 +25,15 @@ def make_runner(
     batch_sizes: Sequence[int] = (1,),
     trunk: str = "as_is",
     lag: int = 0,
-) -> EagerRunner | GraphRunner:
+) -> EagerRunner | GraphRunner | AutoRunner:
     """Make a runner for a network.
 
     Args:
         network: in eval mode.
-        example_input: a batch [N, ...] of any size, on the network's device.
+        example_input: a batch [N, ...] of any size, on the network's device; for "auto" samples like those to come.
         exits: "eager" (no graph, any device), "overlapped" (one graph, every head computed), "polled" (a graph a
-            segment, the host stops launching) or "gated" (one graph with conditional nodes, no host).
+            segment, the host stops launching), "gated" (one graph with conditional nodes, no host) or "auto" (for each
+            batch size the one of these that is fastest on the example).
         batch_sizes: to capture.
         trunk: how the backbone is run, see :func:`make_trunk`.
         lag: for "gated", segments between a head and what it decides about, 0 or 1.
@@ -49,6 +51,8 @@ def make_runner(
         raise ValueError(f"lag: got {lag!r} with exits={exits!r}, wants 0: only 'gated' has a lag")
     if exits == "eager":
         return EagerRunner(network, trunk=make_trunk(network.backbone, network.taps, example_input, trunk))
+    if exits == "auto":
+        return AutoRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
     if exits == "overlapped":
         return OverlappedRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
     if exits == "polled":

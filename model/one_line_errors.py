@@ -12,9 +12,10 @@ from .bad_input import BadInput
 @contextmanager
 def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Print ``BadInput`` and other kinds of errors, and those of files, as one line and leave with status 2."""
+    printed: tuple[type[Exception], ...] = (BadInput, *kinds)
     try:
         yield
-    except (BadInput, *kinds) as error:
+    except printed as error:
         message = str(error)
     except OSError as error:  # no space, no permission
         message = f"{error.filename or 'file'}: {error.strerror or error}"
