@@ -120,10 +120,13 @@ def truncated(trunk: Trunk, taps: Sequence[str], heads: Heads, stop_at: int, x: 
 def with_item(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Said:
     """Ask the device after every head whether all samples are sure, and leave if so: what people write."""
     said: list[Any] = []
+    sure: Tensor | None = None
 
     def on_tap(place: int, y: Tensor) -> None:
+        nonlocal sure
         said.append(heads[place](y))
-        if said[-1].exit.all().item():
+        sure = said[-1].exit if sure is None else sure | said[-1].exit
+        if sure.all().item():
             raise ForwardLeft
 
     try:

@@ -12,7 +12,7 @@ from auxhead.autotune.__main__ import app
 from auxhead.autotune.bench import DeviceLost, paired_with, run_cell
 from auxhead.autotune.cells import Cell, chosen_cells, core_matrix, resnet_cell
 from auxhead.autotune.correctness import Answer, Comparison, Rounding, Truth, eager_truth, measure_rounding, verdict
-from auxhead.autotune.peers import Compiled, HeadSaid, NaiveHead, Said, Trunk, in_line, merged
+from auxhead.autotune.peers import Compiled, HeadSaid, NaiveHead, Said, Trunk, in_line, merged, with_item
 from auxhead.autotune.plan import Plan, chosen_variants, units_of, unsettled
 from auxhead.autotune.record import append_record, read_records
 from auxhead.autotune.subject import build_subject, subject_of
@@ -516,3 +516,13 @@ def test_records_of_the_repository_can_be_read():
         records = read_records(path)
         assert records and all(json.dumps(record.cell) for record in records)
     assert units_of(core_matrix()[0], Plan(Path("x"), ENVIRONMENT), [])
+
+
+def test_what_people_write_leaves_once_every_sample_was_sure_at_some_head():
+    def head(*exits):
+        return lambda y: HeadSaid(torch.tensor([3, 4]), torch.tensor([0.8, 0.9]), torch.tensor(exits))
+
+    backbone = SmallNet().eval()
+    heads = [head(True, False), head(False, True), head(False, False)]
+    said = with_item(Trunk(backbone, None), SmallNet.taps, heads, torch.randn(2, 3, 16, 16))
+    assert said.last_exit == 1 and merged(said).exit_index.tolist() == [0, 1]
