@@ -164,8 +164,9 @@ class Capture:
     def _abandon(self) -> None:
         """End what is still being captured after an error.
 
-        With bodies open CUDA has crashed here: when a capture that the error had invalidated was ended, and when the
-        graph was destroyed. So these captures are left as they are, with their streams, and the graph is not freed.
+        Where the error has invalidated the capture of a body, the driver frees a graph that the node around it still
+        owns as soon as that capture is ended, and crashes later (github.com/NVIDIA/cuda-python/issues/2918). So it is
+        left as it is, with its stream, and the graph around it is not freed.
         """
         nested = len(self._streams) > 1
         while self._streams:
