@@ -300,3 +300,31 @@ def test_a_polled_request_launches_at_most_one_graph_more_than_it_needs(
         graph_of_tap = sum(stop < exit_place for stop in stops)
         assert captured.launched == list(range(min(graph_of_tap + 2, len(stops) + 1)))
         assert len(waited) == (exit_place == heads), "the caller's stream waits for the classifier alone"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "ended", "destroyed"),
+    [
+        (["Active"], [0], True),
+        (["Invalidated"], [0], True),
+        (["Active", "Active"], [1, 0], False),
+        (["Active", "Invalidated"], [0], False),
+        (["Invalidated", "Active", "Invalidated"], [1], False),
+    ],
+)
+def test_an_abandoned_capture_ends_no_body_that_is_broken(
+    monkeypatch: pytest.MonkeyPatch, statuses: list[str], ended: list[int], destroyed: bool
+) -> None:
+    """Streams from the root to the innermost body; ending a broken body crashes the driver later."""
+    calls: list[object] = []
+    runtime = SimpleNamespace(
+        cudaStreamEndCapture=lambda stream: (calls.append(stream), (0, "graph"))[1],
+        cudaGraphDestroy=lambda graph: calls.append(graph),
+        cudaGetLastError=lambda: None,
+    )
+    monkeypatch.setattr(capture, "runtime", runtime)
+    monkeypatch.setattr(capture, "_capture_status", lambda stream: statuses[stream.cuda_stream])
+    abandoned = capture.Capture(torch.device("cuda", 0), None)  # type: ignore[arg-type]
+    abandoned._streams = [SimpleNamespace(cuda_stream=i) for i in range(len(statuses))]  # type: ignore[misc]
+    abandoned._abandon()
+    assert calls == [*ended, *["graph"] * destroyed] and not abandoned._streams
