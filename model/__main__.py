@@ -13,18 +13,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from ..autotune.before_and_after import compare, demo_model, repeated
 from ..autotune.exit_latency import exit_latency
+from ..autotune.profile_report import print_comparison
 from ..plots.exits import plot_exits
 from ..plots.figure_files import save_figure
 from .bad_input import BadInput
-from .before_and_after import compare, demo_model, repeated
 from .checkpoint import load_checkpoint, write_json
 from .data import load_source
 from .demo import DemoReport, run_demo, save_demo
 from .evaluation import batches
 from .images import normalise, open_image, to_pixels
 from .one_line_errors import one_line_errors
-from .profile_report import print_comparison
 from .user_model import load_factory
 
 app = typer.Typer(

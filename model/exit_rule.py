@@ -86,17 +86,13 @@ class ExitRule(nn.Module):
         self._temperature, self._threshold = other.temperature, other.threshold
         self._write()
 
-    @property
-    def threshold_in_force(self) -> float:
-        """The threshold, or, of a disabled exit, the end of its range, which no confidence exceeds."""
-        return self._threshold if self._enabled else CRITERIA[self.criterion][1]
-
     def _write(self) -> None:
         if not hasattr(self, "_threshold"):  # half made
             return
         with torch.no_grad():
             self.temperature_tensor.fill_(self._temperature)
-            self.threshold_tensor.fill_(self.threshold_in_force)
+            # no confidence exceeds the end of its range
+            self.threshold_tensor.fill_(self._threshold if self._enabled else CRITERIA[self.criterion][1])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ExitRule":
         super()._apply(fn, recurse)

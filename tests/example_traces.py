@@ -1,6 +1,6 @@
 """Chrome traces as torch.profiler writes them, made by hand."""
 
-from auxhead.model.profiling import ANNOTATION
+from auxhead.autotune.profiling import ANNOTATION
 
 
 def event(kind, name, begin, duration, **args):

@@ -4,8 +4,7 @@ import json
 
 import pytest
 import torch
-from auxhead.model import EagerRunner, EarlyExitNetwork
-from auxhead.model.profiling import (
+from auxhead.autotune.profiling import (
     ANNOTATION,
     WARM_UP,
     RequestProfile,
@@ -14,6 +13,7 @@ from auxhead.model.profiling import (
     steady_state_problems,
     time_requests,
 )
+from auxhead.model import EagerRunner, EarlyExitNetwork
 from example_models import SmallNet, needs_gpu, plain_heads
 from example_traces import kernel, request, runtime, trace_of, two_unequal_requests
 

@@ -6,12 +6,11 @@ from statistics import median, quantiles
 from rich.console import Console
 from rich.table import Column, Table
 
-from .agreement import ROUNDING
-from .before_and_after import AFTER, BEFORE, Comparison
+from .before_and_after import AFTER, BEFORE, BeforeAndAfter
 from .profiling import ApiCalls
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
+def print_comparison(console: Console, comparison: BeforeAndAfter) -> None:
     """Print requests, API calls and what was checked."""
     console.print(_requests_table(comparison))
     console.print(_api_table(comparison))
@@ -19,7 +18,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _requests_table(comparison: Comparison) -> Table:
+def _requests_table(comparison: BeforeAndAfter) -> Table:
     times = [comparison.times[name] for name in (BEFORE, AFTER)]
     profiles = [comparison.profiles[name] for name in (BEFORE, AFTER)]
     columns = [Column(name, justify="right") for name in (BEFORE, AFTER)]
@@ -45,7 +44,7 @@ def _requests_table(comparison: Comparison) -> Table:
     return table
 
 
-def _api_table(comparison: Comparison) -> Table:
+def _api_table(comparison: BeforeAndAfter) -> Table:
     headings = [f"{name},\n{unit}" for name in (BEFORE, AFTER) for unit in ("calls", "host us")]
     columns = [Column("CUDA API, one request", no_wrap=True), *(Column(text, justify="right") for text in headings)]
     table = Table(*columns, title="CUDA API calls, under the profiler, which adds to their time")
@@ -64,13 +63,14 @@ def _cells(rows: list[ApiCalls]) -> tuple[str, str]:
     return _count(sum(row.calls for row in rows)), f"{sum(row.host_us for row in rows):,.1f}"
 
 
-def _checks(comparison: Comparison) -> list[str]:
+def _checks(comparison: BeforeAndAfter) -> list[str]:
     samples = comparison.samples_by_exit
     batch = sum(samples.values())
     lines = ["Samples by exit: " + ", ".join(f"{name} {count}" for name, count in samples.items()) + "."]
-    for name, found in comparison.agreements.items():
-        line = f"Label and exit as from the eager runner, {name}: {found.alike} of {batch} samples"
-        close = f"; {found.close} within {ROUNDING} of a threshold or a second label" if found.close else ""
+    for name, counts in comparison.counts.items():
+        line = f"Label and exit as from the eager runner, {name}: {batch - counts['differing']} of {batch} samples"
+        near = counts["differing_near"]
+        close = f"; {near} within rounding of a threshold or a second label" if near else ""
         lines.append(line + close + ".")
     if comparison.problems:
         lines.append("After is not in a steady state:")

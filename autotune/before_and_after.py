@@ -2,32 +2,33 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from .agreement import Agreement, agreement
-from .bad_input import BadInput
-from .checkpoint import load_checkpoint
-from .early_exit_network import EarlyExitNetwork
-from .fused_aux_head import FusedAuxHead
-from .images import normalise, open_image, to_pixels
-from .naive_forward import NaiveForward
+from ..model import EarlyExitNetwork, ExitResult, make_runner, make_trunk
+from ..model.bad_input import BadInput
+from ..model.checkpoint import load_checkpoint
+from ..model.images import normalise, open_image, to_pixels
+from ..model.user_model import UserModel
+from .correctness import Answer, Comparison, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
+from .peers import NaiveHead, Trunk, merged, with_item
 from .profiling import HostTimes, RequestProfile, profile_requests, steady_state_problems, time_requests
-from .user_model import UserModel
 
 BEFORE, AFTER = "before", "after"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BeforeAndAfter:
     """What was found for one network and one batch; each by ``BEFORE`` and ``AFTER``."""
 
     profiles: dict[str, RequestProfile]
     times: dict[str, HostTimes]
-    agreements: dict[str, Agreement]
-    """With the eager runner: before on the trunk as it is, after on the same trunk as the runner."""
+    counts: dict[str, dict[str, int]]
+    """How samples compared with the eager network, as records count them: before on the backbone as it is, after on the
+    same trunk as the runner."""
     samples_by_exit: dict[str, int]
     """How many samples of the batch leave at each tap, and last how many the classifier answers."""
 
@@ -37,7 +38,9 @@ class Comparison:
         return steady_state_problems(self.profiles[AFTER])
 
 
-def compare(network: EarlyExitNetwork, x: Tensor, *, exits: str, trunk: str, requests: int, out: Path) -> Comparison:
+def compare(
+    network: EarlyExitNetwork, x: Tensor, *, exits: str, trunk: str, requests: int, out: Path
+) -> BeforeAndAfter:
     """Check, time and profile naive early exit and a runner; writes ``before.json`` and ``after.json``.
 
     Args:
@@ -52,38 +55,51 @@ def compare(network: EarlyExitNetwork, x: Tensor, *, exits: str, trunk: str, req
         BadInput: the network cannot be run so; says why.
         RuntimeError: an answer differs from the eager runner's by more than rounding; nothing is timed then.
     """
-    from .make_runner import make_runner
-
-    batch_sizes = (len(x),)
+    backbone = Trunk(network.backbone, None)
     try:
         network.check_taps(x)
-        naive = NaiveForward(network)
-        runner = make_runner(network, x, exits=exits, batch_sizes=batch_sizes, trunk=trunk)
+        runner = make_runner(network, x, exits=exits, batch_sizes=(len(x),), trunk=trunk)
     except (TypeError, ValueError) as error:
         raise BadInput(f"profile: {' '.join(str(error).split())}") from None
     try:
-        calls: dict[str, Callable[[Tensor], object]] = {BEFORE: naive, AFTER: runner}
-        agreements = {}
-        for name, call, same_trunk in ((BEFORE, naive, "as_is"), (AFTER, runner, trunk)):
-            eager = make_runner(network, x, exits="eager", batch_sizes=batch_sizes, trunk=same_trunk)
-            wanted = eager(x)
-            agreements[name] = agreement(call(x), wanted, _thresholds(network))
-            eager.close()
-            if agreements[name].unlike:
-                raise RuntimeError(
-                    f"{name}: {agreements[name].unlike} of {len(x)} samples have another label or exit than the eager "
-                    "runner gives them; not timed"
-                )
-        samples = torch.bincount(wanted.exit_index.cpu(), minlength=len(network.taps) + 1).tolist()
+        heads = [NaiveHead(head) for head in network.fused_heads]
+        before = torch.no_grad()(partial(with_item, backbone, network.taps, heads))
+        calls: dict[str, Callable[[Tensor], object]] = {BEFORE: before, AFTER: runner}
+        truths = {BEFORE: _truth(network, "as_is", x), AFTER: _truth(network, trunk, x)}
+        answers = {BEFORE: merged(before(x)), AFTER: _answer(runner(x))}
+        counts = {}
+        for name, truth in truths.items():
+            comparison = Comparison()
+            comparison.add(answers[name], truth)
+            counts[name] = comparison.counts()
+            wrong = verdict(counts[name])
+            if wrong is not None:
+                raise RuntimeError(f"{name}: {wrong}; not timed")
+        exit_index = truths[AFTER].answer.exit_index
+        samples = torch.bincount(exit_index.cpu(), minlength=len(network.taps) + 1).tolist()
         times = time_requests(calls, x, requests)
         profiles = {name: profile_requests(call, x, requests, out / f"{name}.json") for name, call in calls.items()}
     finally:
         runner.close()
-    return Comparison(profiles, times, agreements, dict(zip([*network.taps, "classifier"], samples, strict=True)))
+    return BeforeAndAfter(profiles, times, counts, dict(zip([*network.taps, "classifier"], samples, strict=True)))
 
 
-def _thresholds(network: EarlyExitNetwork) -> list[float]:
-    return [head.rule.threshold_in_force for head in network.heads if isinstance(head, FusedAuxHead)]
+def _truth(network: EarlyExitNetwork, trunk: str, x: Tensor) -> Truth:
+    """What the eager network says on a trunk."""
+    made = make_trunk(network.backbone, network.taps, x, trunk)
+    heads = network.fused_heads
+    logits = logits_of_exits(
+        made.module,
+        network.taps,
+        [head.logits for head in heads],
+        x.contiguous(memory_format=made.memory_format),
+        None if made.classifier is None else made.classifier.logits,
+    )
+    return eager_truth(logits, heads, measure_rounding(network, [x]))
+
+
+def _answer(result: ExitResult) -> Answer:
+    return Answer(result.label, result.confidence, result.exit_index)
 
 
 def demo_model(checkpoint: Path, batch: int) -> tuple[UserModel, str]:
