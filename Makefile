@@ -18,6 +18,7 @@ lint: install
 
 # mypy reads the package as users install it: an editable install hides a namespace from it
 types: install
+	rm -rf build  # setuptools would put modules that are no more into the package again
 	.venv/bin/python -m pip install --quiet --no-deps --upgrade --target build/types .
 	cd build/types && ../../.venv/bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache $(addprefix -p ,$(PACKAGES))
 

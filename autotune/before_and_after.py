@@ -14,7 +14,7 @@ from ..model.checkpoint import load_checkpoint
 from ..model.images import normalise, open_image, to_pixels
 from ..model.user_model import UserModel
 from .correctness import Answer, Comparison, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
-from .peers import NaiveHead, Trunk, merged, with_item
+from .peers import NaiveHead, merged, with_item
 from .profiling import HostTimes, RequestProfile, profile_requests, steady_state_problems, time_requests
 
 BEFORE, AFTER = "before", "after"
@@ -55,9 +55,9 @@ def compare(
         BadInput: the network cannot be run so; says why.
         RuntimeError: an answer differs from the eager runner's by more than rounding; nothing is timed then.
     """
-    backbone = Trunk(network.backbone, None)
     try:
         network.check_taps(x)
+        backbone = make_trunk(network.backbone, network.taps, x)
         runner = make_runner(network, x, exits=exits, batch_sizes=(len(x),), trunk=trunk)
     except (TypeError, ValueError) as error:
         raise BadInput(f"profile: {' '.join(str(error).split())}") from None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import HeadOutput
-from ..model import EarlyExitNetwork, FusedAuxHead
+from ..model import EarlyExitNetwork, FusedAuxHead, Trunk
 from ..model.streams import stream_pair
 from ..model.taps import ForwardLeft, listening
 from .correctness import Answer
@@ -51,27 +51,18 @@ class NaiveHead(nn.Module):
         return HeadSaid(label, confidence, confidence > self.head.rule.threshold_tensor)
 
 
-class Trunk(NamedTuple):
-    """The part of :class:`auxhead.model.trunk.Trunk` that the peers run."""
-
-    module: nn.Module
-    classifier: FusedAuxHead | None
-    memory_format: torch.memory_format = torch.preserve_format
-    """Of the inputs; preserve_format leaves them as they are."""
-    notes: tuple[str, ...] = ()
-
-    def last(self, y: Tensor) -> Tensor | HeadOutput:
-        """Turn what the module returns into the answer of the last exit."""
-        return y if self.classifier is None else self.classifier(y)
-
-
 #: The heads of a network, naive or fused.
 Heads = Sequence[Callable[[Tensor], Any]]
 
 
+def _last(trunk: Trunk, y: Tensor) -> Tensor | HeadOutput:
+    """Turn what the trunk's module returns into the answer of the last exit."""
+    return y if trunk.classifier is None else trunk.classifier(y)
+
+
 def bare(trunk: Trunk, taps: Sequence[str], x: Tensor) -> Said:
     """Run without any head."""
-    return Said([], trunk.last(trunk.module(x)), len(taps))
+    return Said([], _last(trunk, trunk.module(x)), len(taps))
 
 
 def in_line(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Said:
@@ -79,7 +70,7 @@ def in_line(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Said:
     said: list[Any] = []
     with listening(trunk.module, taps, lambda place, y: said.append(heads[place](y))):
         y = trunk.module(x)
-    return Said(said, trunk.last(y), len(taps))
+    return Said(said, _last(trunk, y), len(taps))
 
 
 def forked(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Said:
@@ -95,7 +86,7 @@ def forked(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Said:
             said.append(heads[place](y))
 
     with listening(trunk.module, taps, on_tap):
-        last = trunk.last(trunk.module(x))
+        last = _last(trunk, trunk.module(x))
     main.wait_stream(side)
     return Said(said, last, len(taps))
 
@@ -134,7 +125,7 @@ def with_item(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Sai
             y = trunk.module(x)
     except ForwardLeft:
         return Said(said[:-1], HeadOutput(None, *said[-1]), len(said) - 1)
-    return Said(said, trunk.last(y), len(taps))
+    return Said(said, _last(trunk, y), len(taps))
 
 
 class Graph:

@@ -8,7 +8,7 @@ from typing import Any
 
 from .cells import NEVER, OWN, Cell
 from .record import Record, is_settled, read_records
-from .variants import Factories, Variant, bare_name, catalogue, project_factories, truncated_name
+from .variants import Factories, Variant, bare_name, catalogue, truncated_name
 
 #: Timed rounds of each variant, unless asked otherwise: ten of each fresh capture.
 ROUNDS = 50
@@ -27,7 +27,7 @@ class Plan:
     """Measure what is already there again."""
     exits: Callable[[Sequence[str]], Sequence[str]] = lambda patterns: patterns
     """Which of a cell's exit patterns to measure."""
-    factories: Callable[[], Factories] = project_factories
+    factories: Factories = Factories()
     say: Callable[[str, bool], None] = lambda line, keep: None
     """Told what is being done, and whether that is worth keeping."""
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..model import ExitResult
+from ..model import ExitResult, Trunk, make_runner, make_trunk
 from ..model.streams import stream_pair
 from .cells import NEVER, OWN, Cell
 from .correctness import Answer
-from .peers import Compiled, Graph, NaiveHead, Said, Trunk, bare, forked, in_line, merged, truncated, with_item
+from .peers import Compiled, Graph, NaiveHead, Said, bare, forked, in_line, merged, truncated, with_item
 from .subject import Subject
 from .timing import CAPTURES
 
@@ -30,16 +30,8 @@ MAX_AUTOTUNE_BATCHES = (1, 32)
 class Factories:
     """Where runners and trunks come from; tests put others in."""
 
-    make_runner: Callable[..., Any]
-    make_trunk: Callable[..., Any]
-
-
-def project_factories() -> Factories:
-    """Return this project's own."""
-    from ..model import make_runner
-    from ..model.trunk import make_trunk
-
-    return Factories(make_runner, make_trunk)
+    make_runner: Callable[..., Any] = make_runner
+    make_trunk: Callable[..., Any] = make_trunk
 
 
 class Capture(NamedTuple):
@@ -56,20 +48,15 @@ class Workshop:
     """What the variants of one cell share while they are built."""
 
     subject: Subject
-    factories: Callable[[], Factories] = project_factories
+    factories: Factories = Factories()
     trunks: dict[str, Trunk] = field(default_factory=dict)
 
     def trunk(self, kind: str) -> Trunk:
         """Return the trunk of that kind, made once."""
         if kind not in self.trunks:
             network = self.subject.network
-            if kind == AS_IS:
-                self.trunks[kind] = Trunk(network.backbone, None)
-            else:
-                made = self.factories().make_trunk(network.backbone, network.taps, self.subject.example, kind)
-                self.trunks[kind] = Trunk(
-                    made.module, made.classifier, made.memory_format or torch.preserve_format, tuple(made.notes)
-                )
+            make = make_trunk if kind == AS_IS else self.factories.make_trunk
+            self.trunks[kind] = make(network.backbone, network.taps, self.subject.example, kind)
         return self.trunks[kind]
 
     @cached_property
@@ -215,7 +202,7 @@ def _compiled(heads: str | None, mode: str, workshop: Workshop, _pattern: str) -
 
 def _runner(trunk: str, options: dict[str, Any], workshop: Workshop, _pattern: str) -> Capture:
     subject = workshop.subject
-    runner = workshop.factories().make_runner(
+    runner = workshop.factories.make_runner(
         subject.network, subject.example, batch_sizes=(subject.cell.batch,), trunk=trunk, **options
     )
     return Capture(runner, _answer_of_result, runner.close)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import ExitBuffers, ExitLaunch
-from .capture import Capture, Graph, warm_up
+from .capture import Capture, warm_up
 from .graph_runner import CapturedBatch, GraphRunner, listed
 from .taps import listening
 
@@ -17,20 +17,6 @@ if TYPE_CHECKING:
 
 #: A gate skips at least this much of the trunk, in microseconds: each costs about 10 even if it stays open (H200).
 _LEAST_GATED_US = 20.0
-
-
-class _Gated(CapturedBatch):
-    def __init__(
-        self,
-        x: Tensor,
-        buffers: ExitBuffers,
-        launches: Sequence[ExitLaunch],
-        graphs: Sequence[Graph],
-        description: str,
-        conditions: Tensor,
-    ) -> None:
-        super().__init__(x, buffers, launches, graphs, description)
-        self._conditions = conditions  # the graph reads them
 
 
 class GatedRunner(GraphRunner):
@@ -127,4 +113,4 @@ class GatedRunner(GraphRunner):
             conditions[gate] = handle
         after = listed(stops[self.lag :], self.network.taps) or "no tap"
         launches.append(last_launch)
-        return _Gated(x, buffers, launches, capture.graphs, f"one graph, gated after {after}.", conditions)
+        return CapturedBatch(x, buffers, launches, capture.graphs, f"one graph, gated after {after}.")

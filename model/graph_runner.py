@@ -169,9 +169,10 @@ class GraphRunner(ABC):
     def _segment_times(self, x: Tensor) -> list[float]:
         """Measure what each segment of the trunk takes for the batch ``x``, without heads, in microseconds."""
         stream = self._capture_streams.levels(1)[0].trunk
-        held: list[Tensor] = []
 
         def forward(capture: Capture | None) -> None:
+            held: list[Tensor] = []
+
             def on_tap(_place: int, features: Tensor) -> None:
                 held.append(features)
                 if capture is not None:

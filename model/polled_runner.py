@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +13,6 @@ from .capture import Capture, Graph, warm_up
 from .exit_result import ExitResult
 from .graph_runner import CapturedBatch, GraphRunner, listed
 from .taps import listening
-
-if TYPE_CHECKING:
-    from .early_exit_network import EarlyExitNetwork
 
 #: A graph holds at least this much of the trunk, in microseconds: in that time its first head runs, the host sees what
 #: it wrote and launches the next graph, and the trunk does not wait (H200: 8 for a head, 8 for the host, 6 to start).
@@ -34,7 +32,6 @@ class _Segments(CapturedBatch):
     ) -> None:
         super().__init__(x, buffers, launches, graphs, description)
         self.stops = stops
-        self._open_samples = open_samples
         self.open_samples: Any = open_samples.numpy()  # the same memory, faster to read
         self.count_requests()
 
@@ -51,18 +48,14 @@ class PolledRunner(GraphRunner):
     is returned, and the GPU finishes what was launched: at most the graph of the tap and the next one.
     """
 
-    def __init__(
-        self,
-        network: "EarlyExitNetwork",
-        example_input: Tensor,
-        *,
-        batch_sizes: Sequence[int] = (1,),
-        trunk: str = "as_is",
-    ) -> None:
-        """Capture ``network``; see :class:`GraphRunner`."""
-        super().__init__(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
-        self._stream = torch.cuda.Stream(self._device, priority=-1)
-        self._event = torch.cuda.Event()
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        """One for all batch sizes, whose graphs share memory."""
+        return torch.cuda.Stream(self._device, priority=-1)
+
+    @cached_property
+    def _event(self) -> torch.cuda.Event:
+        return torch.cuda.Event()
 
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         trunk, side = self._capture_streams.levels(1)[0]

@@ -12,14 +12,14 @@ from auxhead.autotune.__main__ import app
 from auxhead.autotune.bench import DeviceLost, paired_with, run_cell
 from auxhead.autotune.cells import Cell, chosen_cells, core_matrix, resnet_cell
 from auxhead.autotune.correctness import Answer, Comparison, Rounding, Truth, eager_truth, measure_rounding, verdict
-from auxhead.autotune.peers import Compiled, HeadSaid, NaiveHead, Said, Trunk, in_line, merged, with_item
+from auxhead.autotune.peers import Compiled, HeadSaid, NaiveHead, Said, in_line, merged, with_item
 from auxhead.autotune.plan import Plan, chosen_variants, units_of, unsettled
 from auxhead.autotune.record import append_record, read_records
 from auxhead.autotune.subject import build_subject, subject_of
 from auxhead.autotune.tables import COLUMNS, as_markdown, bench_tables
 from auxhead.autotune.timing import Samples, VariantFailed
 from auxhead.autotune.variants import Capture, Factories, Variant, catalogue
-from auxhead.model import EagerRunner, EarlyExitNetwork, FusedAuxHead
+from auxhead.model import EagerRunner, EarlyExitNetwork, FusedAuxHead, make_trunk
 from example_models import SmallNet, plain_heads
 from typer.testing import CliRunner
 
@@ -85,7 +85,7 @@ def plan(tmp_path, monkeypatch):
     monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, workshop: Capture(function, merged))
     monkeypatch.setattr(Runner, "open", 0)
     monkeypatch.setattr(Runner, "shift", 0)
-    return Plan(tmp_path / "records.jsonl", ENVIRONMENT, 5, WANTED, factories=lambda: Factories(make_runner, None))
+    return Plan(tmp_path / "records.jsonl", ENVIRONMENT, 5, WANTED, factories=Factories(make_runner, None))
 
 
 def changed(plan, **changes):
@@ -214,7 +214,7 @@ def test_a_trunk_that_does_not_apply_fails_and_is_tried_once_a_cell(subject, pla
         tried.append(1)
         raise NotImplementedError("no trunk\nhere")
 
-    factories = lambda: Factories(make_runner, no_trunk)  # noqa: E731
+    factories = Factories(make_runner, no_trunk)
     records = run(subject, changed(plan, wanted=("graph-fused@cudnn",), factories=factories))
     assert [(one.variant, one.error) for one in records] == [
         (f"graph-{what}@cudnn", "NotImplementedError: no trunk here") for what in ("bare", "fused")
@@ -351,7 +351,7 @@ def test_compiled_heads_answer_as_hooked_ones(subject, monkeypatch):
         assert not bare(x).heads
         said = compiled(x)
         with torch.no_grad():
-            wanted = in_line(Trunk(network.backbone, None), network.taps, heads, x)
+            wanted = in_line(make_trunk(network.backbone, network.taps, x), network.taps, heads, x)
         assert len(said.heads) == 3 and torch.allclose(said.last, wanted.last, atol=1e-5, rtol=0.0)
         assert torch.equal(merged(said).label, merged(wanted).label)
         assert torch.allclose(bare(x).last, wanted.last, atol=1e-5, rtol=0.0)
@@ -524,5 +524,6 @@ def test_what_people_write_leaves_once_every_sample_was_sure_at_some_head():
 
     backbone = SmallNet().eval()
     heads = [head(True, False), head(False, True), head(False, False)]
-    said = with_item(Trunk(backbone, None), SmallNet.taps, heads, torch.randn(2, 3, 16, 16))
+    x = torch.randn(2, 3, 16, 16)
+    said = with_item(make_trunk(backbone, SmallNet.taps, x), SmallNet.taps, heads, x)
     assert said.last_exit == 1 and merged(said).exit_index.tolist() == [0, 1]

@@ -10,10 +10,11 @@ from auxhead.autotune.__main__ import app
 from auxhead.autotune.cells import Cell
 from auxhead.autotune.correctness import Comparison, eager_truth, logits_of_exits, measure_rounding, verdict
 from auxhead.autotune.environment import clocks, environment
-from auxhead.autotune.peers import Graph, NaiveHead, Trunk, bare, forked, in_line, merged, truncated
+from auxhead.autotune.peers import Graph, NaiveHead, bare, forked, in_line, merged, truncated
 from auxhead.autotune.record import read_records
 from auxhead.autotune.subject import build_subject
 from auxhead.autotune.timing import VariantFailed, time_captures
+from auxhead.model import make_trunk
 from example_models import needs_gpu
 from typer.testing import CliRunner
 
@@ -67,7 +68,8 @@ def test_a_network_of_ones_own_from_end_to_end(tmp_path: Path, monkeypatch: pyte
 def test_graphs_answer_as_the_eager_network(dtype: str, peer: object, device: torch.device) -> None:
     taps = ("layer1", "layer2", "layer3", "layer4")
     subject = build_subject(Cell("resnet18", dtype, 8, 10, "stages", taps, (3, 64, 64)), device)
-    trunk, heads = Trunk(subject.network.backbone, None), [NaiveHead(head) for head in subject.heads]
+    trunk = make_trunk(subject.network.backbone, taps, subject.example)
+    heads = [NaiveHead(head) for head in subject.heads]
     function = {
         bare: partial(bare, trunk, taps),
         in_line: partial(in_line, trunk, taps, heads),
