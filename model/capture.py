@@ -1,14 +1,15 @@
-"""Capturing CUDA graphs while a module runs: cut into several, or nested in conditional nodes, by its taps' hooks.
+"""Capturing CUDA graphs while a module runs: cut by its taps' hooks, to be launched one by one or nested in conditions.
 
-torch.cuda.CUDAGraph captures one graph at a time, cannot open the body of a conditional node, and leaves PyTorch unfit
-for further work when a capture fails. So graphs are captured through CUDA's own calls, with memory from a pool of their
-own (torch.cuda.MemPool). See the CUDA programming guide, "CUDA Graphs" and "Conditional Graph Nodes".
+torch.cuda.CUDAGraph has no conditional nodes, and leaves PyTorch unfit for further work when a capture fails. So graphs
+are captured through CUDA's own calls, with memory from a pool of their own (torch.cuda.MemPool). See the CUDA
+programming guide, "CUDA Graphs" and "Conditional Graph Nodes".
 """
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,25 +43,20 @@ class CaptureStreams:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Take streams of ``device``, which is current, as they are asked for."""
+        """Take streams of ``device``, which is current, once they are asked for."""
         self._device = device
-        self._pairs: list[StreamPair] = []
 
-    def levels(self, count: int) -> list[StreamPair]:
-        """Return the first ``count`` pairs, one for each nesting level; the same ones every time."""
+    @cached_property
+    def pair(self) -> StreamPair:
+        """The streams, the same ones every time."""
         free = _free_pairs.setdefault(self._device, [])
-        while len(self._pairs) < count:
-            try:
-                self._pairs.append(free.pop(0))
-            except IndexError:
-                self._pairs.append(StreamPair(_new_stream(self._device, -1), _new_stream(self._device, 0)))
-        return self._pairs[:count]
+        return free.pop(0) if free else StreamPair(_new_stream(self._device, -1), _new_stream(self._device, 0))
 
     def give_back(self) -> None:
         """Let other runners have the streams; nothing captured on them may run any more."""
-        pairs = [pair for pair in self._pairs if all(_capture_status(stream) == "None" for stream in pair)]
-        self._pairs = []
-        _free_pairs.setdefault(self._device, [])[:0] = pairs  # in front: the next runner finds their workspaces
+        pair = self.__dict__.pop("pair", None)
+        if pair is not None:
+            _free_pairs[self._device].insert(0, pair)  # in front: the next runner finds their workspaces
 
 
 def _new_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
@@ -72,9 +68,9 @@ class Graph:
     """A captured graph, ready to be launched any number of times."""
 
     def __init__(self, graph: Any) -> None:
-        """Instantiate a captured graph and own it."""
-        self._graph = graph
+        """Instantiate a graph and, if that succeeds, own it."""
         self._executable = _checked(runtime.cudaGraphInstantiate(graph, _USE_NODE_PRIORITY))
+        self.template = graph
 
     def launch(self, stream: torch.cuda.Stream) -> None:
         """Launch on ``stream``; does not wait."""
@@ -85,7 +81,36 @@ class Graph:
     def __del__(self) -> None:
         if hasattr(self, "_executable"):
             runtime.cudaGraphExecDestroy(self._executable)
-        runtime.cudaGraphDestroy(self._graph)
+            runtime.cudaGraphDestroy(self.template)
+
+
+def nested(graphs: Sequence[Graph]) -> tuple[Graph, list[int]]:
+    """Put copies of graphs into one, each but the first in the body of a condition that the graph before it sets.
+
+    The graphs are captured first and not into the bodies: when the capture of a body fails and is ended, the driver
+    frees a graph that the node around it still owns (github.com/NVIDIA/cuda-python/issues/2918).
+
+    Returns:
+        The graph, and the handle of each condition, which a kernel passes to cudaGraphSetConditional.
+    """
+    root = _checked(runtime.cudaGraphCreate(0))
+    body, handles = root, []
+    try:
+        for graph in graphs[:-1]:
+            segment = _checked(runtime.cudaGraphAddChildGraphNode(body, None, 0, graph.template))
+            handles.append(_checked(runtime.cudaGraphConditionalHandleCreate(root, 0, 0)))
+            condition = runtime.cudaGraphNodeParams()
+            condition.type = runtime.cudaGraphNodeType.cudaGraphNodeTypeConditional
+            condition.conditional.handle = handles[-1]
+            condition.conditional.type = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeIf
+            condition.conditional.size = 1
+            _checked(runtime.cudaGraphAddNode(body, [segment], None, 1, condition))
+            body = condition.conditional.phGraph_out[0]
+        _checked(runtime.cudaGraphAddChildGraphNode(body, None, 0, graphs[-1].template))
+        return Graph(root), [int(handle) for handle in handles]
+    except BaseException:
+        runtime.cudaGraphDestroy(root)
+        raise
 
 
 class Capture:
@@ -95,12 +120,9 @@ class Capture:
         """Capture with memory from ``pool``, which must outlive the graphs."""
         self.graphs: list[Graph] = []
         """In the order of the cuts."""
-        self.handles: dict[int, int] = {}
-        """By the key given to ``open_body``: what a kernel passes to cudaGraphSetConditional."""
         self._device = device
         self._pool = pool
-        self._streams: list[torch.cuda.Stream] = []  # that are capturing, from the root to the innermost body
-        self._root: Any = None
+        self._stream: torch.cuda.Stream | None = None  # that is capturing
 
     @contextmanager
     def capturing(self, backbone: nn.Module, stream: torch.cuda.Stream) -> Iterator[None]:
@@ -125,58 +147,30 @@ class Capture:
 
     def cut(self) -> None:
         """End the graph here; what follows goes into the next one, which is launched after it."""
-        stream = self._streams[0]
+        stream = self._stream
+        assert stream is not None
         self._end()
         self._begin(stream)
-
-    def open_body(self, key: int, stream: torch.cuda.Stream) -> None:
-        """Put what follows, captured on ``stream``, into the body of a node that runs if its condition is 1."""
-        current = self._streams[-1]
-        graph, dependencies = _capture_state(current)
-        handle = _checked(runtime.cudaGraphConditionalHandleCreate(self._root, 0, 0))
-        parameters = runtime.cudaGraphNodeParams()
-        parameters.type = runtime.cudaGraphNodeType.cudaGraphNodeTypeConditional
-        parameters.conditional.handle = handle
-        parameters.conditional.type = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeIf
-        parameters.conditional.size = 1
-        node = _checked(runtime.cudaGraphAddNode(graph, dependencies, None, len(dependencies), parameters))
-        body = parameters.conditional.phGraph_out[0]
-        replace = runtime.cudaStreamUpdateCaptureDependenciesFlags.cudaStreamSetCaptureDependencies
-        _checked(runtime.cudaStreamUpdateCaptureDependencies(current.cuda_stream, [node], None, 1, replace))
-        mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
-        _checked(runtime.cudaStreamBeginCaptureToGraph(stream.cuda_stream, body, None, None, 0, mode))
-        self._streams.append(stream)
-        torch.cuda.set_stream(stream)
-        self.handles[key] = int(handle)
 
     def _begin(self, stream: torch.cuda.Stream) -> None:
         torch.cuda.set_stream(stream)
         mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
         _checked(runtime.cudaStreamBeginCapture(stream.cuda_stream, mode))
-        self._streams.append(stream)
-        self._root = _capture_state(stream)[0]
+        self._stream = stream
 
     def _end(self) -> None:
-        while len(self._streams) > 1:  # inside out
-            _checked(runtime.cudaStreamEndCapture(self._streams.pop().cuda_stream))
-        self.graphs.append(Graph(_checked(runtime.cudaStreamEndCapture(self._streams.pop().cuda_stream))))
+        stream, self._stream = self._stream, None
+        assert stream is not None
+        self.graphs.append(Graph(_checked(runtime.cudaStreamEndCapture(stream.cuda_stream))))
 
     def _abandon(self) -> None:
-        """End what is still being captured after an error.
-
-        Where the error has invalidated the capture of a body, the driver frees a graph that the node around it still
-        owns as soon as that capture is ended, and crashes later (github.com/NVIDIA/cuda-python/issues/2918). So it is
-        left as it is, with its stream, and the graph around it is not freed.
-        """
-        nested = len(self._streams) > 1
-        while self._streams:
-            stream = self._streams.pop()
-            if nested and _capture_status(stream) != "Active":
-                continue
-            status, graph = runtime.cudaStreamEndCapture(stream.cuda_stream)
-            if not status and not nested:
+        """End what is still being captured after an error."""
+        if self._stream is not None:
+            status, graph = runtime.cudaStreamEndCapture(self._stream.cuda_stream)
+            if not status:
                 runtime.cudaGraphDestroy(graph)
             runtime.cudaGetLastError()  # it was reported by the operation that failed
+            self._stream = None
 
 
 def warm_up(forward: Callable[[], None], stream: torch.cuda.Stream) -> None:
@@ -221,25 +215,8 @@ def _naming_layers(backbone: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def _capture_state(stream: torch.cuda.Stream) -> tuple[Any, list[Any]]:
-    """Return graph and dependencies of a capture under way."""
-    _status, _id, graph, dependencies, *_ = _all_checked(runtime.cudaStreamGetCaptureInfo(stream.cuda_stream))
-    return graph, list(dependencies)
-
-
-def _capture_status(stream: torch.cuda.Stream) -> str:
-    """Return "None" (not capturing), "Active" or "Invalidated"."""
-    status = _checked(runtime.cudaStreamIsCapturing(stream.cuda_stream))
-    return str(status.name).removeprefix("cudaStreamCaptureStatus")
-
-
-def _all_checked(returned: tuple[Any, ...]) -> tuple[Any, ...]:
+def _checked(returned: tuple[Any, ...]) -> Any:
     status, *values = returned
     if status != runtime.cudaError_t.cudaSuccess:
         raise RuntimeError(f"{runtime.cudaGetErrorString(status)[1].decode()} ({status.name})")
-    return tuple(values)
-
-
-def _checked(returned: tuple[Any, ...]) -> Any:
-    values = _all_checked(returned)
     return values[0] if values else None

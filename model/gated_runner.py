@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import ExitBuffers, ExitLaunch
-from .capture import Capture, warm_up
+from .capture import Capture, nested, warm_up
 from .graph_runner import CapturedBatch, GraphRunner, listed
 from .taps import listening
 
@@ -53,7 +53,7 @@ class GatedRunner(GraphRunner):
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         stops = self._stops(x, _LEAST_GATED_US)
         starts = [0, *(stop + 1 for stop in stops)]
-        gates = len(stops) - self.lag
+        gates = max(len(stops) - self.lag, 0)
         conditions = torch.zeros(len(stops), dtype=torch.int64, device=self._device)
         launches = [
             ExitLaunch(
@@ -65,22 +65,14 @@ class GatedRunner(GraphRunner):
             for gate, (start, stop) in enumerate(zip(starts, stops, strict=False))
         ]
         last_launch = ExitLaunch(buffers, starts[-1], self._places[starts[-1] :])
-        levels = self._capture_streams.levels(max(gates, 0) + 1)
+        trunk, side = self._capture_streams.pair
 
         def forward(capture: Capture | None) -> None:
             held: list[Tensor] = []
-            level = 0
 
-            def join() -> None:
-                trunk, side = levels[level]
-                trunk.wait_stream(side)
-
-            def run_if_open_after(gate: int) -> None:
-                """Put the rest of the forward into the body of a node that the launch of a gate opens."""
-                nonlocal level
+            def cut() -> None:
                 if capture is not None:
-                    level += 1
-                    capture.open_body(gate, levels[level].trunk)
+                    capture.cut()
 
             def on_tap(place: int, features: Tensor) -> None:
                 held.append(features)
@@ -89,12 +81,11 @@ class GatedRunner(GraphRunner):
                 gate = stops.index(place)
                 if self.lag == 0:
                     launches[gate](held[starts[gate] :])
-                    run_if_open_after(gate)
+                    cut()
                     return
                 if gate > 0:
-                    join()
-                    run_if_open_after(gate - 1)
-                trunk, side = levels[level]
+                    trunk.wait_stream(side)
+                    cut()
                 side.wait_stream(trunk)
                 with torch.cuda.stream(side):
                     launches[gate](held[starts[gate] :])
@@ -102,15 +93,15 @@ class GatedRunner(GraphRunner):
             with listening(self._trunk.module, self.network.taps, on_tap):
                 final = self._trunk.module(x)
             if self.lag == 1 and stops:
-                join()
+                trunk.wait_stream(side)
             last_launch([*held[starts[-1] :], final])
 
-        warm_up(lambda: forward(None), levels[0].trunk)
+        warm_up(lambda: forward(None), trunk)
         capture = Capture(self._device, self._pool)
-        with capture.capturing(self._trunk.module, levels[0].trunk):
+        with capture.capturing(self._trunk.module, trunk):
             forward(capture)
-        for gate, handle in capture.handles.items():
-            conditions[gate] = handle
+        graph, handles = nested(capture.graphs)
+        conditions[:gates] = torch.tensor(handles, dtype=torch.int64)
         after = listed(stops[self.lag :], self.network.taps) or "no tap"
         launches.append(last_launch)
-        return CapturedBatch(x, buffers, launches, capture.graphs, f"one graph, gated after {after}.")
+        return CapturedBatch(x, buffers, launches, [graph], f"one graph, gated after {after}.")

@@ -168,7 +168,7 @@ class GraphRunner(ABC):
 
     def _segment_times(self, x: Tensor) -> list[float]:
         """Measure what each segment of the trunk takes for the batch ``x``, without heads, in microseconds."""
-        stream = self._capture_streams.levels(1)[0].trunk
+        stream = self._capture_streams.pair.trunk
 
         def forward(capture: Capture | None) -> None:
             held: list[Tensor] = []

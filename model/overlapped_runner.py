@@ -23,7 +23,7 @@ class OverlappedRunner(GraphRunner):
     """
 
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        trunk, side = self._capture_streams.levels(1)[0]
+        trunk, side = self._capture_streams.pair
         ends = _forks(self._segment_times(x), len(x))  # the last place of each launch beside the trunk
         starts = [0, *(end + 1 for end in ends)]
         launches = [

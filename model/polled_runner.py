@@ -58,7 +58,7 @@ class PolledRunner(GraphRunner):
         return torch.cuda.Event()
 
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        trunk, side = self._capture_streams.levels(1)[0]
+        trunk, side = self._capture_streams.pair
         stops = self._stops(x, _LEAST_SEGMENT_US)
         open_samples = torch.zeros(len(self._heads), dtype=torch.int64, device="cpu").pin_memory()
         launches = [

@@ -53,8 +53,7 @@ class _Streams:
     def __init__(self, _device: torch.device) -> None:
         pass
 
-    def levels(self, count: int) -> list[StreamPair]:
-        return [StreamPair(_Stream(), _Stream())] * count  # type: ignore[arg-type]
+    pair = StreamPair(_Stream(), _Stream())  # type: ignore[arg-type]
 
     def give_back(self) -> None:
         pass
@@ -77,7 +76,6 @@ def simulated_cuda() -> Iterator[None]:
     class Capture:
         def __init__(self, *_: Any) -> None:
             self.graphs: list[_Graph] = []
-            self.handles: dict[int, int] = {}  # none: the kernels have no condition to set
 
         @contextmanager
         def capturing(self, *_: Any) -> Iterator[None]:
@@ -87,12 +85,13 @@ def simulated_cuda() -> Iterator[None]:
         def cut(self) -> None:
             self.graphs.append(_Graph(None if self.graphs else warmed_up[-1]))
 
-        def open_body(self, *_: Any) -> None:
-            pass
+    def nested(graphs: list[_Graph]) -> tuple[_Graph, list[int]]:
+        return graphs[0], [0] * (len(graphs) - 1)  # no handles: the kernels have no condition to set
 
     with pytest.MonkeyPatch.context() as patch:
+        simulated = {"Capture": Capture, "CaptureStreams": _Streams, "warm_up": warm_up, "nested": nested}
         for runner in _RUNNERS:
-            for name, value in (("Capture", Capture), ("CaptureStreams", _Streams), ("warm_up", warm_up)):
+            for name, value in simulated.items():
                 if hasattr(runner, name):
                     patch.setattr(runner, name, value)
         patch.setattr(graph_runner, "_check_cuda", lambda _x: None)

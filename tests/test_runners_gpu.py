@@ -666,7 +666,7 @@ class Branching(nn.Module):
 
 
 class Failing(nn.Module):
-    """Fails in the second capture only, which in a gated network is inside the body of a node."""
+    """Fails in the second capture only: the first one measures the segments."""
 
     captures = 0
 
@@ -898,8 +898,8 @@ def test_garbage_that_holds_a_runner_does_not_break_a_capture(way: str) -> None:
     assert_same(runner(x), net(x))
 
 
-def test_more_heads_than_torch_has_streams() -> None:
-    """34 levels of conditions, each with streams of its own: torch's begin again after 32."""
+def test_many_gates() -> None:
+    """34 nested conditions."""
     blocks, x = 34, torch.randn(3, 16, device="cuda")
     layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(blocks)), nn.Linear(16, 4))
     heads = {str(place): FusedAuxHead(16, 4, pool="none") for place in range(blocks)}
