@@ -27,11 +27,9 @@ class _Segments(CapturedBatch):
         launches: Sequence[ExitLaunch],
         graphs: Sequence[Graph],
         description: str,
-        stops: Sequence[int],
         open_samples: Tensor,
     ) -> None:
         super().__init__(x, buffers, launches, graphs, description)
-        self.stops = stops
         self.open_samples: Any = open_samples.numpy()  # the same memory, faster to read
         self.count_requests()
 
@@ -43,9 +41,10 @@ class _Segments(CapturedBatch):
 class PolledRunner(GraphRunner):
     """Stops the network by not launching the rest of it.
 
-    The trunk is cut into graphs of some length at its taps; heads run beside it. The last program of a head writes how
-    many samples stay open to pinned memory, where the host sees it without a call to CUDA. Once none is open the answer
-    is returned, and the GPU finishes what was launched: at most the graph of the tap and the next one.
+    The trunk is cut into graphs of some length at its taps; the heads up to a cut run beside the next graph, in one
+    launch. Its last program writes how many samples stay open to pinned memory, where the host sees it without a call
+    to CUDA. Once none is open the answer is returned, and the GPU finishes that graph, which nobody needs. Heads with
+    little of the trunk after them run with the classifier.
     """
 
     @cached_property
@@ -60,34 +59,35 @@ class PolledRunner(GraphRunner):
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         trunk, side = self._capture_streams.pair
         stops = self._stops(x, _LEAST_SEGMENT_US)
-        open_samples = torch.zeros(len(self._heads), dtype=torch.int64, device="cpu").pin_memory()
+        starts = [0, *(stop + 1 for stop in stops)]
+        open_samples = torch.zeros(len(stops), dtype=torch.int64, device="cpu").pin_memory()
         launches = [
-            ExitLaunch(buffers, place, [head], open_samples=open_samples[place : place + 1])
-            for place, head in enumerate(self._heads)
+            ExitLaunch(buffers, start, self._places[start : stop + 1], open_samples=open_samples[i : i + 1])
+            for i, (start, stop) in enumerate(zip(starts, stops, strict=False))
         ]
-        last_launch = ExitLaunch(buffers, len(self._heads), self._places[-1:])
+        last_launch = ExitLaunch(buffers, starts[-1], self._places[starts[-1] :])
 
         def forward(capture: Capture | None) -> None:
             held: list[Tensor] = []
-            forked = False
 
             def on_tap(place: int, features: Tensor) -> None:
-                nonlocal forked
                 held.append(features)
-                if place in stops:
-                    if forked:
-                        trunk.wait_stream(side)
-                    if capture is not None:
-                        capture.cut()
+                if place not in stops:
+                    return
+                i = stops.index(place)
+                if i > 0:
+                    trunk.wait_stream(side)
+                if capture is not None:
+                    capture.cut()
                 side.wait_stream(trunk)
-                forked = True
                 with torch.cuda.stream(side):
-                    launches[place]([features])
+                    launches[i](held[starts[i] :])
 
             with listening(self._trunk.module, self.network.taps, on_tap):
                 final = self._trunk.module(x)
-            trunk.wait_stream(side)
-            last_launch([final])
+            if stops:
+                trunk.wait_stream(side)
+            last_launch([*held[starts[-1] :], final])
 
         warm_up(lambda: forward(None), trunk)
         capture = Capture(self._device, self._pool)
@@ -95,7 +95,7 @@ class PolledRunner(GraphRunner):
             forward(capture)
         description = f"{len(capture.graphs)} graphs, cut after {listed(stops, self.network.taps) or 'no tap'}."
         launches.append(last_launch)
-        return _Segments(x, buffers, launches, capture.graphs, description, stops, open_samples)
+        return _Segments(x, buffers, launches, capture.graphs, description, open_samples)
 
     def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
         assert isinstance(captured, _Segments)
@@ -116,18 +116,16 @@ class PolledRunner(GraphRunner):
             captured.fill(x)
         finally:
             torch.cuda.set_stream(caller)
-        graphs, stops = captured.graphs, captured.stops
+        graphs = captured.graphs
         captured.request += 1
         for graph in graphs[:2]:
             graph.launch(stream)
-        launched = 2
         packed, answer = captured.empty_answer()
-        for place in range(len(self._heads)):
-            if self._poll(captured, place) == 0:
+        for stop in range(len(graphs) - 1):  # its heads run in the graph after it
+            if self._poll(captured, stop) == 0:
                 break
-            if launched < len(graphs) and place == stops[launched - 2]:
-                graphs[launched].launch(stream)
-                launched += 1
+            if stop + 2 < len(graphs):
+                graphs[stop + 2].launch(stream)
         else:
             self._event.record(stream)
             caller.wait_event(self._event)
@@ -138,13 +136,13 @@ class PolledRunner(GraphRunner):
         super()._wait()
         self._stream.synchronize()  # a segment that nobody needed may still run
 
-    def _poll(self, captured: _Segments, place: int) -> int:
-        """Wait until a head has written how many samples of this request stay open, and return it."""
+    def _poll(self, captured: _Segments, stop: int) -> int:
+        """Wait until the heads of a stop have written how many samples of this request stay open, and return it."""
         numbers, request = captured.open_samples, captured.request
         polls = 0
-        while (number := int(numbers[place])) >> 32 != request:
+        while (number := int(numbers[stop])) >> 32 != request:
             polls += 1
             # a failed launch would be waited for in vain; the query raises what has gone wrong
-            if polls % 10_000 == 0 and self._stream.query() and int(numbers[place]) >> 32 != request:
-                raise RuntimeError(f"head {place} has finished without saying how many samples stay open")
+            if polls % 10_000 == 0 and self._stream.query() and int(numbers[stop]) >> 32 != request:
+                raise RuntimeError(f"the heads of stop {stop} have finished without saying how many samples stay open")
         return number & 0xFFFFFFFF
