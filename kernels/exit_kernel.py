@@ -103,6 +103,7 @@ def place_program(
                 CONFIGS[HEAD][0], CONFIGS[HEAD][1], DOT_FLOAT32, True, True,
                 CONFIGS[HEAD][2], CONFIGS[HEAD][3], CONFIGS[HEAD][4], CONFIGS[HEAD][5], CONFIGS[HEAD][6],
                 CONFIGS[HEAD][7], CONFIGS[HEAD][8], CONFIGS[HEAD][9], CONFIGS[HEAD][10], CONFIGS[HEAD][11],
+                CONFIGS[HEAD][12],
             )  # fmt: skip
     return decided, pid_n, end
 

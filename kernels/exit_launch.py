@@ -132,12 +132,13 @@ class ExitLaunch:
         )
         arguments: list[tuple[Any, ...]] = []
         constants: list[tuple[Any, ...] | None] = []
-        total, num_warps = 0, 4
+        total, num_warps = 0, 1
         for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True)):
             if head is None:
                 arguments.append((x, *x.stride()))
                 constants.append(None)
                 total += samples
+                num_warps = max(num_warps, 4)
                 continue
             space = self._workspace(i, head, x)
             view, config, programs = space.view, space.config, space.programs
@@ -155,6 +156,7 @@ class ExitLaunch:
                     head.pool == "max", view.positions == config.block_p == 1,
                     config.block_n, config.block_c, config.block_p, config.block_a, config.block_f,
                     config.block_k, config.block_s, config.block_j, classes <= config.block_j, config.window_parts,
+                    config.stages,
                 )
             )  # fmt: skip
             total += programs.total

@@ -28,7 +28,7 @@ def fused_head_kernel(
     TEMPERATURE_TENSOR: tl.constexpr, THRESHOLD_TENSOR: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_A: tl.constexpr,
     BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
-    ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr,
+    ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One head; see head_program for the arguments."""
     head_program(
@@ -36,7 +36,7 @@ def fused_head_kernel(
         bias, stride_bk, temperature, threshold, probs, label, confidence, exits, features, partial, arrived,
         N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
         POOL_MAX, ONE_WINDOW, DOT_FLOAT32, TEMPERATURE_TENSOR, THRESHOLD_TENSOR,
-        BLOCK_N, BLOCK_C, BLOCK_P, BLOCK_A, BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS,
+        BLOCK_N, BLOCK_C, BLOCK_P, BLOCK_A, BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS, STAGES,
     )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def launch_fused_head(
             isinstance(temperature, Tensor), isinstance(threshold, Tensor),
             config.block_n, config.block_c, config.block_p, config.block_a,
             config.block_f, config.block_k, config.block_s, config.block_j,
-            classes <= config.block_j, config.window_parts,
+            classes <= config.block_j, config.window_parts, config.stages,
         )  # fmt: skip
         # All that Triton would look at to choose a compiled kernel, which is half of what its launch costs the host.
         pointers = tuple(t is None or t.data_ptr() % 16 for t in (x, weight, bias))

@@ -37,7 +37,7 @@ def pooled_features(
     x, stride_xn, stride_xc, stride_xh, stride_xw,  # [N, C, H, W]
     pid_n, off_c, off_p, mask_f, start_w_part, end_w_part,
     H, W, GRID_H, GRID_W, WINDOW_H,
-    POOL_MAX: tl.constexpr, ONE_WINDOW: tl.constexpr, BLOCK_A: tl.constexpr,
+    POOL_MAX: tl.constexpr, ONE_WINDOW: tl.constexpr, BLOCK_A: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Pool features [BLOCK_F] of sample ``pid_n`` to float32; 0 where masked.
 
@@ -60,7 +60,7 @@ def pooled_features(
     acc = tl.full((off_c.shape[0], BLOCK_A), nothing, tl.float32)
     acc_nan = tl.zeros((off_c.shape[0], BLOCK_A), tl.int32)
     for off_h in range(0, WINDOW_H):
-        for start_a in range(start_w_part, end_w_part, BLOCK_A):
+        for start_a in tl.range(start_w_part, end_w_part, BLOCK_A, num_stages=STAGES):
             off_a = start_a + tl.arange(0, BLOCK_A)
             if ONE_WINDOW:
                 mask_a = mask_f[:, None] & (off_a < end_w_part)[None, :]
@@ -190,7 +190,7 @@ def head_program(
     TEMPERATURE_TENSOR: tl.constexpr, THRESHOLD_TENSOR: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_A: tl.constexpr,
     BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
-    ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr,
+    ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Do the work of program ``pid`` of a head.
 
@@ -238,7 +238,7 @@ def head_program(
         pooled = pooled_features(
             x, stride_xn, stride_xc, stride_xh, stride_xw, pid_n, off_c, off_p, mask_f,
             pid_part * part_w, tl.minimum((pid_part + 1) * part_w, WINDOW_W),
-            H, W, GRID_H, GRID_W, WINDOW_H, POOL_MAX, ONE_WINDOW, BLOCK_A,
+            H, W, GRID_H, GRID_W, WINDOW_H, POOL_MAX, ONE_WINDOW, BLOCK_A, STAGES,
         )  # fmt: skip
         if TILED:
             feature = off_c.to(tl.int64) * POSITIONS + off_p

@@ -45,6 +45,8 @@ class LaunchConfig:
     """Classes in one step of the last program's softmax."""
     window_parts: int
     """Programs that share the columns of a window; more than 1 only for an average, which adds up."""
+    stages: int
+    """Steps of a window whose elements are read at the same time."""
     num_warps: int
 
     @property
@@ -110,9 +112,9 @@ class LaunchConfig:
         if tiled:
             block_k = min(max(next_power_of_2(classes), 16), 64)
             step_f = 128 if element_size == 2 else 32
-            return cls(16, block_c, block_p, block_a, step_f, block_k, 1, block_j, window_parts, num_warps)
+            return cls(16, block_c, block_p, block_a, step_f, block_k, 1, block_j, window_parts, 1, num_warps)
         block_k = min(max(next_power_of_2(classes), 16), max(16384 // block_f, 16))
-        config = cls(1, block_c, block_p, block_a, 1, block_k, 1, block_j, window_parts, num_warps)
+        config = cls(1, block_c, block_p, block_a, 1, block_k, 1, block_j, window_parts, 1, num_warps)
         splits = config.programs(view, classes).splits
         return replace(config, block_s=min(next_power_of_2(splits), max(8192 // block_j, 1), 64))
 

@@ -78,24 +78,24 @@ def test_a_configuration_is_frozen_and_hashable():
         config.block_n = 2
 
 
-#: In the order of the fields, without num_warps: samples, channels, positions, elements of a row, features, classes,
+#: In the order of the fields, up to stages: samples, channels, positions, elements of a row, features, classes,
 #: partial sums, classes of the softmax, parts of a window.
 CONFIGS = {
     "chosen": None,
-    "smallest": LaunchConfig(1, 1, 1, 1, 1, 4, 1, 2, 1, num_warps=1),
-    "few classes a step": LaunchConfig(1, 16, 1, 8, 1, 2, 1, 4, 1, num_warps=4),
-    "few splits a step": LaunchConfig(1, 2, 1, 4, 1, 16, 2, 16, 1, num_warps=2),
-    "more splits a step than there are": LaunchConfig(1, 8, 1, 4, 1, 16, 64, 16, 1, num_warps=4),
-    "two positions": LaunchConfig(1, 4, 2, 4, 1, 16, 4, 16, 1, num_warps=4),
-    "more positions than there are": LaunchConfig(1, 2, 64, 4, 1, 16, 4, 16, 1, num_warps=4),
-    "more channels than there are": LaunchConfig(1, 64, 4, 2, 1, 32, 4, 16, 1, num_warps=4),
-    "long rows": LaunchConfig(1, 4, 1, 128, 1, 16, 4, 16, 1, num_warps=4),
-    "two parts of a window": LaunchConfig(1, 4, 1, 2, 1, 16, 4, 16, 2, num_warps=4),
-    "more parts of a window than steps": LaunchConfig(1, 4, 2, 4, 1, 16, 4, 16, 8, num_warps=4),
-    "tiles": LaunchConfig(16, 16, 1, 4, 16, 16, 1, 16, 1, num_warps=4),
-    "tiles, few classes of the softmax": LaunchConfig(16, 8, 2, 2, 32, 16, 1, 4, 1, num_warps=4),
-    "tiles, positions": LaunchConfig(16, 4, 8, 2, 16, 32, 1, 16, 1, num_warps=8),
-    "tiles, more of everything than there is": LaunchConfig(32, 64, 16, 8, 128, 64, 1, 64, 1, num_warps=8),
+    "smallest": LaunchConfig(1, 1, 1, 1, 1, 4, 1, 2, 1, stages=1, num_warps=1),
+    "few classes a step": LaunchConfig(1, 16, 1, 8, 1, 2, 1, 4, 1, stages=1, num_warps=4),
+    "few splits a step": LaunchConfig(1, 2, 1, 4, 1, 16, 2, 16, 1, stages=4, num_warps=2),
+    "more splits a step than there are": LaunchConfig(1, 8, 1, 4, 1, 16, 64, 16, 1, stages=1, num_warps=4),
+    "two positions": LaunchConfig(1, 4, 2, 4, 1, 16, 4, 16, 1, stages=2, num_warps=4),
+    "more positions than there are": LaunchConfig(1, 2, 64, 4, 1, 16, 4, 16, 1, stages=1, num_warps=4),
+    "more channels than there are": LaunchConfig(1, 64, 4, 2, 1, 32, 4, 16, 1, stages=1, num_warps=4),
+    "long rows": LaunchConfig(1, 4, 1, 128, 1, 16, 4, 16, 1, stages=4, num_warps=4),
+    "two parts of a window": LaunchConfig(1, 4, 1, 2, 1, 16, 4, 16, 2, stages=1, num_warps=4),
+    "more parts of a window than steps": LaunchConfig(1, 4, 2, 4, 1, 16, 4, 16, 8, stages=1, num_warps=4),
+    "tiles": LaunchConfig(16, 16, 1, 4, 16, 16, 1, 16, 1, stages=4, num_warps=4),
+    "tiles, few classes of the softmax": LaunchConfig(16, 8, 2, 2, 32, 16, 1, 4, 1, stages=1, num_warps=4),
+    "tiles, positions": LaunchConfig(16, 4, 8, 2, 16, 32, 1, 16, 1, stages=1, num_warps=8),
+    "tiles, more of everything than there is": LaunchConfig(32, 64, 16, 8, 128, 64, 1, 64, 1, stages=1, num_warps=8),
 }
 HEADS = {
     "one window": ((2, 11, 4, 3), "avg", 1),
@@ -161,6 +161,7 @@ def tiled_heads(draw):
         block_s=1,
         block_j=draw(st.sampled_from([8, 64])),
         window_parts=1 if pool == "max" else draw(st.sampled_from([1, 2])),
+        stages=draw(st.sampled_from([1, 4])),
         num_warps=4,
     )
     return shape, pool, pool_size, classes, config
