@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language import core
 
-from .head_stages import decide, head_program
+from .head_stages import decide, draw_ticket, head_program
 
 
 @core.extern
@@ -62,14 +62,11 @@ def merge(
 
 @triton.jit
 def place_program(
-    pid, start, head, probs, label, confidence, exits, N, K,
+    pid, head, probs, label, confidence, exits, N, K,
     CONFIGS: tl.constexpr, HEAD: tl.constexpr, PLACE: tl.constexpr,
     DOT_FLOAT32: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    """Do the work of a program if it belongs to this place, whose programs begin with ``start``.
-
-    Returns whether it decided about a sample, which, and where the next place begins.
-    """
+    """Do the work of a program if it belongs to this place; returns whether it decided about a sample, and which."""
     pid_n = 0
     decided = False
     label += PLACE * N
@@ -78,9 +75,8 @@ def place_program(
     if probs is not None:
         probs += tl.cast(PLACE, tl.int64) * N * K
     if CONFIGS[HEAD] is None:  # the classifier's logits are there
-        logits, stride_ln, stride_lk = head
-        end = start + N
-        if (pid >= start) & (pid < end):
+        logits, stride_ln, stride_lk, start = head
+        if (pid >= start) & (pid < start + N):
             pid_n = pid - start
             decided = True
             off_n = pid_n + tl.arange(0, 1)
@@ -92,12 +88,19 @@ def place_program(
         (
             x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf, bias, stride_bk,
             temperature, threshold, features, partial, arrived,
-            C, H, W, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS, programs,
+            C, H, W, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS, first_pool, first_tile, first_decision,
         ) = head  # fmt: skip
-        end = start + programs
-        if (pid >= start) & (pid < end):
+        pools = N * SPLITS
+        number = tl.where((pid >= first_pool) & (pid < first_pool + pools), pid - first_pool, -1)
+        if CONFIGS[HEAD][2] > 1:  # tiled
+            tiles = tl.cdiv(N, CONFIGS[HEAD][2]) * tl.cdiv(K, CONFIGS[HEAD][7])
+            number = tl.where((pid >= first_tile) & (pid < first_tile + tiles), pools + pid - first_tile, number)
+            number = tl.where(
+                (pid >= first_decision) & (pid < first_decision + N), pools + tiles + pid - first_decision, number
+            )
+        if number >= 0:
             decided, pid_n = head_program(
-                pid - start, x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf,
+                number, x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf,
                 bias, stride_bk, temperature, threshold, probs, label, confidence, exits, features, partial, arrived,
                 N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
                 CONFIGS[HEAD][0], CONFIGS[HEAD][1], DOT_FLOAT32, True, True,
@@ -105,34 +108,34 @@ def place_program(
                 CONFIGS[HEAD][7], CONFIGS[HEAD][8], CONFIGS[HEAD][9], CONFIGS[HEAD][10], CONFIGS[HEAD][11],
                 CONFIGS[HEAD][12],
             )  # fmt: skip
-    return decided, pid_n, end
+    return decided, pid_n
 
 
 @triton.jit
 def exit_kernel(
-    heads,  # of each place: sizes and tensors for head_program, and its number of programs; or logits [N, K]
+    heads,  # of each place: tensors and sizes for head_program, and its first program of each stage; or logits [N, K]
     probs, label, confidence, exits,  # what each place says: [PLACES, N, K] or None, [PLACES, N]
     answer_probs, answer_label, answer_confidence, answer_exit,  # the network's answer: [N, K] or None, [N]
     valid,  # [1] int32: the samples of the batch that do not pad it
     joined,  # [N] int32, 0 before and after
     tally,  # [1] int64, 0 before and after
+    tickets,  # [1] int32, 0 before and after
     open_samples,  # [1] int64 in pinned memory, or None
     requests,  # [1] int64: requests so far
     condition,  # [1] int64: handle of a conditional node, or None
     N, K,
     CONFIGS: tl.constexpr,
-    PLACE: tl.constexpr, LAST: tl.constexpr,
+    PLACE: tl.constexpr, LAST: tl.constexpr, TILED: tl.constexpr,
     DOT_FLOAT32: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """See the module's docstring; ExitLaunch has sized everything."""
     HEADS: tl.constexpr = len(CONFIGS)
-    pid = tl.program_id(0)
+    pid = draw_ticket(tickets) if TILED else tl.program_id(0)
     pid_n = 0
     merges = False
-    start = 0
     for i in tl.static_range(HEADS):
-        decided, sample, start = place_program(
-            pid, start, heads[i], probs, label, confidence, exits, N, K,
+        decided, sample = place_program(
+            pid, heads[i], probs, label, confidence, exits, N, K,
             CONFIGS, i, PLACE + i, DOT_FLOAT32, BLOCK_J,
         )  # fmt: skip
         if decided:

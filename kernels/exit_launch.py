@@ -113,6 +113,7 @@ class ExitLaunch:
         device = buffers.label.device
         self._joined = torch.zeros(samples, dtype=torch.int32, device=device)
         self._tally = torch.zeros(1, dtype=torch.int64, device=device)
+        self._tickets = torch.zeros(1, dtype=torch.int32, device=device)
         self._workspaces: dict[int, _Workspace] = {}
 
     def __call__(self, inputs: Sequence[Tensor]) -> None:
@@ -130,17 +131,24 @@ class ExitLaunch:
         classes = (
             next(head.weight.shape[0] for head in self._heads if head) if any(self._heads) else inputs[-1].shape[1]
         )
+        spaces = [
+            None if head is None else self._workspace(i, head, x)
+            for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True))
+        ]
         arguments: list[tuple[Any, ...]] = []
         constants: list[tuple[Any, ...] | None] = []
-        total, num_warps = 0, 1
-        for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True)):
-            if head is None:
-                arguments.append((x, *x.stride()))
+        # One stage of all heads after the other: programs that wait start when there is nothing else left to start.
+        first_pool = 0
+        first_tile = sum(samples if space is None else space.programs.pools for space in spaces)
+        first_decision = first_tile + sum(space.programs.tiles for space in spaces if space)
+        num_warps = 1
+        for head, x, space in zip(self._heads, inputs, spaces, strict=True):
+            if head is None or space is None:
+                arguments.append((x, *x.stride(), first_pool))
                 constants.append(None)
-                total += samples
+                first_pool += samples
                 num_warps = max(num_warps, 4)
                 continue
-            space = self._workspace(i, head, x)
             view, config, programs = space.view, space.config, space.programs
             arguments.append(
                 (
@@ -148,7 +156,7 @@ class ExitLaunch:
                     head.bias, 0 if head.bias is None else head.bias.stride(0), head.temperature, head.threshold,
                     space.features, space.partial, space.arrived,
                     *view.shape[1:], view.grid_h, view.grid_w, view.window_h, view.window_w,
-                    programs.splits, programs.total,
+                    programs.splits, first_pool, first_tile, first_decision,
                 )
             )  # fmt: skip
             constants.append(
@@ -159,18 +167,21 @@ class ExitLaunch:
                     config.stages,
                 )
             )  # fmt: skip
-            total += programs.total
+            first_pool += programs.pools
+            first_tile += programs.tiles
+            first_decision += programs.decisions
             num_warps = max(num_warps, config.num_warps)
         answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(buffers.packed_answer)
         with torch.cuda.device_of(buffers.label):
-            exit_kernel.exit_kernel[(total,)](
+            exit_kernel.exit_kernel[(first_decision,)](  # where the next one would begin
                 tuple(arguments),
                 buffers.probs, buffers.label, buffers.confidence, buffers.exits,
                 answer_probs, answer_label, answer_confidence, answer_exit,
-                buffers.valid, self._joined, self._tally,
+                buffers.valid, self._joined, self._tally, self._tickets,
                 self._open_samples, buffers.requests, self._condition,
                 samples, classes,
                 CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last,
+                TILED=any(space.config.tiled for space in spaces if space),
                 DOT_FLOAT32=head_stages.INTERPRETED, BLOCK_J=min(next_power_of_2(classes), 1024), num_warps=num_warps,
             )  # fmt: skip
 

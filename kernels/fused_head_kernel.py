@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .arrival_counters import arrival_counters
 from .head_output import HeadOutput
-from .head_stages import INTERPRETED, head_program
+from .head_stages import INTERPRETED, draw_ticket, head_program
 from .head_view import HeadView
 from .launch_config import LaunchConfig
 
@@ -30,9 +30,10 @@ def fused_head_kernel(
     BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
     ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One head; see head_program for the arguments."""
+    """One head; see head_program for the arguments. If tiled, the last of the counters is for the tickets."""
+    pid = draw_ticket(arrived + 3 * tl.cdiv(N, BLOCK_N)) if BLOCK_N > 1 else tl.program_id(0)
     head_program(
-        tl.program_id(0), x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf,
+        pid, x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf,
         bias, stride_bk, temperature, threshold, probs, label, confidence, exits, features, partial, arrived,
         N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
         POOL_MAX, ONE_WINDOW, DOT_FLOAT32, TEMPERATURE_TENSOR, THRESHOLD_TENSOR,
@@ -76,7 +77,7 @@ def launch_fused_head(
             bias, 0 if bias is None else bias.stride(0),
             temperature, threshold,
             probs, label, confidence, exits,
-            features, partial, arrival_counters(x.device).take(programs.counters),
+            features, partial, arrival_counters(x.device).take(programs.counters + config.tiled),
             samples, channels, height, width, classes,
             view.grid_h, view.grid_w, view.window_h, view.window_w, programs.splits,
             pool_max, view.positions == config.block_p == 1,

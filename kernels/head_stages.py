@@ -9,9 +9,9 @@ Two ways lead to the logits, and the configuration chooses:
 
 *   split: each program pools a block of features of one sample and multiplies it with its columns of the weight. The
     partial logits go to a workspace; the program of a sample that arrives last adds them up in a fixed order.
-*   tiled, for batches: programs draw tickets. The first ones pool; the next ones wait until a group of samples is
-    pooled and multiply it with some rows of the weight, on tensor cores; the last ones wait for the logits of a sample.
-    Nothing waits for a program that has not started, because the tickets before its own have been drawn.
+*   tiled, for batches: the first programs pool; the next ones wait until a group of samples is pooled and multiply it
+    with some rows of the weight, on tensor cores; the last ones wait for the logits of a sample. The number of a
+    program is a ticket that it draws (``draw_ticket``), so that nothing waits for a program that has not started.
 
 Either way one program then decides about a sample: softmax, class, confidence, exit. Sums are float32 and their order
 is fixed, so that results repeat bit for bit. Prefixes: ``pid_`` program, ``off_`` index along a dimension, ``mask_``
@@ -175,6 +175,15 @@ def wait_for(counter, expected):
 
 
 @triton.jit
+def draw_ticket(tickets):
+    """Number the programs in the order in which they start; ``tickets`` is 0 before and after."""
+    ticket = tl.atomic_add(tickets, 1)
+    if ticket == tl.num_programs(0) - 1:
+        tl.store(tickets, 0)  # all are drawn
+    return ticket
+
+
+@triton.jit
 def head_program(
     pid,
     x, stride_xn, stride_xc, stride_xh, stride_xw,  # [N, C, H, W]
@@ -184,7 +193,7 @@ def head_program(
     probs, label, confidence, exits,  # see decide
     features,  # [WINDOW_PARTS, N, C * GRID_H * GRID_W] float32 if tiled, else None
     partial,  # [SPLITS (1 if tiled), N, K] float32
-    arrived,  # counters, 0 before and after: [N], or if tiled [groups] of each of three stages and [1] for the tickets
+    arrived,  # counters, 0 before and after: [N], or if tiled [groups] of each of three stages
     N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
     POOL_MAX: tl.constexpr, ONE_WINDOW: tl.constexpr, DOT_FLOAT32: tl.constexpr,
     TEMPERATURE_TENSOR: tl.constexpr, THRESHOLD_TENSOR: tl.constexpr,
@@ -192,7 +201,7 @@ def head_program(
     BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
     ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Do the work of program ``pid`` of a head.
+    """Do the work of program ``pid`` of a head; if tiled, those that pool come first, those that decide last.
 
     Returns whether it decided about a sample, and which.
     """
@@ -210,12 +219,8 @@ def head_program(
         pooled_programs = arrived
         multiplied_tiles = arrived + groups
         decided_samples = arrived + 2 * groups
-        tickets = arrived + 3 * groups
         first_tile = N * SPLITS
         first_decision = first_tile + groups * tiles
-        pid = tl.atomic_add(tickets, 1)
-        if pid == first_decision + N - 1:
-            tl.store(tickets, 0)  # all are drawn
         pools = pid < first_tile
         decides = pid >= first_decision
     pid_n = 0

@@ -12,10 +12,19 @@ class Programs(NamedTuple):
 
     splits: int
     """Programs that pool one sample."""
-    total: int
-    """Programs of the launch."""
+    pools: int
+    """Programs that pool; if split, they do the rest, too."""
+    tiles: int
+    """Programs that multiply; 0 if split."""
+    decisions: int
+    """Programs that decide about a sample; 0 if split."""
     counters: int
-    """Arrival counters of the launch, int32."""
+    """Arrival counters, int32."""
+
+    @property
+    def total(self) -> int:
+        """Programs in all."""
+        return self.pools + self.tiles + self.decisions
 
 
 @dataclass(frozen=True)
@@ -61,8 +70,8 @@ class LaunchConfig:
         if self.tiled:
             groups = -(-samples // self.block_n)
             tiles = groups * -(-classes // self.block_k)
-            return Programs(splits, samples * splits + tiles + samples, 3 * groups + 1)
-        return Programs(splits, samples * splits, samples)
+            return Programs(splits, samples * splits, tiles, samples, 3 * groups)
+        return Programs(splits, samples * splits, 0, 0, samples)
 
     @classmethod
     @lru_cache(maxsize=4096)

@@ -50,19 +50,19 @@ def test_choice(samples, channels, positions, window_h, window_w, classes, **opt
     assert config.block_s * config.block_j <= limit, "softmax"
 
     # no block lies beyond the end of what it covers, and together they cover all of it
-    splits, total, counters = config.programs(view, classes)
+    programs = config.programs(view, classes)
     blocks_c, blocks_p = -(-channels // config.block_c), -(-positions // config.block_p)
+    splits = programs.splits
     assert splits == blocks_c * blocks_p * config.window_parts
     for blocks, block, size in ((blocks_c, config.block_c, channels), (blocks_p, config.block_p, positions)):
         assert (blocks - 1) * block < size <= blocks * block
     if config.tiled:
         groups = math.ceil(samples / config.block_n)
         tiles = groups * math.ceil(classes / config.block_k)
-        assert total == samples * splits + tiles + samples, "each pools, multiplies a tile, or decides about a sample"
-        assert counters == 3 * groups + 1, "of each stage, and one for the tickets"
+        assert programs[1:4] == (samples * splits, tiles, samples)
+        assert programs.counters == 3 * groups, "of each stage"
     else:
-        assert total == samples * splits
-        assert counters == samples
+        assert programs[1:] == (samples * splits, 0, 0, samples)
 
 
 @pytest.mark.parametrize("n, power", [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1000, 1024), (1024, 1024), (1025, 2048)])
@@ -197,7 +197,7 @@ def test_any_tiled_head(head, dtype, bias, seed, device):
         check_head(x, weight, offset, pool=pool, pool_size=pool_size, temperature=1.3, threshold=0.4, out=first)
         assert_same_bits(first, launch())
     programs = config.programs(view, classes)
-    assert [counters.numel() for counters in taken] == 2 * [programs.counters]
+    assert [counters.numel() for counters in taken] == 2 * [programs.counters + 1], "one for the tickets"
     assert not any(counters.any() for counters in taken)
 
 
