@@ -106,11 +106,18 @@ class LaunchConfig:
         block_p = min(next_power_of_2(positions), block_f)
         block_c = min(block_f // block_p, next_power_of_2(channels))
         block_a = min(next_power_of_2(window_w), max(8192 // (block_c * block_p), 1))
+        enough = 64 if not only_pools else 128 if samples < 16 else 256
+        stages = 1
+        if only_pools and positions == 1 and samples >= 16:
+            # Beside the trunk small programs find room between convolutions, and loads under way make up for it.
+            num_warps = 4
+            block_c = min(128 // element_size, next_power_of_2(channels))
+            block_a = min(next_power_of_2(window_w), 64)
+            stages = 4 if window_w > block_a else 1
         block_j = min(next_power_of_2(classes), 1024)
         # Programs enough to read a large map through many SMs at once, each with more than one step.
         window_parts = 1
         programs = -(-channels // block_c) * -(-positions // block_p) * samples
-        enough = 64 if not only_pools else 128 if samples < 16 else 256 if samples < 64 else 512
         while (
             not pool_max
             and programs * window_parts < enough
@@ -120,10 +127,10 @@ class LaunchConfig:
             window_parts *= 2
         if tiled:
             block_k = min(max(next_power_of_2(classes), 16), 64)
-            step_f = 128 if element_size == 2 else 32
-            return cls(16, block_c, block_p, block_a, step_f, block_k, 1, block_j, window_parts, 1, num_warps)
-        block_k = min(max(next_power_of_2(classes), 16), max(16384 // block_f, 16))
-        config = cls(1, block_c, block_p, block_a, 1, block_k, 1, block_j, window_parts, 1, num_warps)
+            step_f = 128 // element_size
+            return cls(16, block_c, block_p, block_a, step_f, block_k, 1, block_j, window_parts, stages, num_warps)
+        block_k = min(max(next_power_of_2(classes), 16), max(16384 // (block_c * block_p), 16))
+        config = cls(1, block_c, block_p, block_a, 1, block_k, 1, block_j, window_parts, stages, num_warps)
         splits = config.programs(view, classes).splits
         return replace(config, block_s=min(next_power_of_2(splits), max(8192 // block_j, 1), 64))
 
