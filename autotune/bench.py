@@ -142,7 +142,8 @@ class _CellBench:
         compared with two inputs for an exit at each tap.
         """
         pattern = unit.pattern if variant.exits_early else NEVER
-        of_heads = self.subject.network.taps if variant.exits_early and not variant.exits else ()
+        only_there = not (variant.exits or variant.mixed)
+        of_heads = self.subject.network.taps if variant.exits_early and only_there else ()
         comparison = Comparison()
         for exits in (pattern, *of_heads):
             for place, x in enumerate(self.subject.inputs if exits == pattern else self.subject.inputs[:2]):
@@ -224,6 +225,7 @@ class _CellBench:
         self, unit: Unit, variant: Variant, run: str, *, clocks_found: dict[str, float] | None = None, **rest: Any
     ) -> Record:
         trunk = self.workshop.trunks.get(variant.trunk)
+        captures = enumerate(self._built.get(variant.name, []), start=1)
         return Record(
             kind="bench",
             cell=unit.cell.as_json(),
@@ -232,7 +234,11 @@ class _CellBench:
             run=run,
             utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             environment={**self.plan.environment, "clocks": clocks_found},
-            notes=[*([variant.note] if variant.note else []), *(trunk.notes if trunk else ())],
+            notes=[
+                *([variant.note] if variant.note else []),
+                *(f"capture {number}: {capture.note}" for number, capture in captures if capture.note),
+                *(trunk.notes if trunk else ()),
+            ],
             **rest,
         )
 
@@ -250,7 +256,8 @@ def paired_with(variant: Variant, times: dict[str, tuple[dict[str, Any], dict[st
         times: host and device summaries of the run, by variant.
     """
     pairs = []
-    for role, baseline in (("bare", bare_name(variant.trunk)), ("truncated", truncated_name(variant.trunk))):
+    roles = {"bare": bare_name(variant.trunk), "truncated": truncated_name(variant.trunk), "plain": variant.plain}
+    for role, baseline in roles.items():
         if baseline not in times:
             continue
         pair: dict[str, Any] = {"role": role, "variant": baseline}

@@ -8,12 +8,13 @@ from typing import Any
 #: Blocks of each of the four stages of torchvision's ResNets.
 STAGES = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
 DTYPES = ("float16", "bfloat16", "float32")
-PLACEMENTS = ("blocks", "stages")
 
 #: The exit pattern in which every sample goes through to the classifier.
 NEVER = "never"
 #: The exit pattern of the thresholds that a user's model came with.
 OWN = "own"
+#: Of each placement that has one, the exit pattern in which samples of one batch leave at several exits.
+MIXED = {"own": OWN}
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Cell:
             f"{self.model} {self.dtype}, batch {self.batch}, {self.classes} classes, "
             f"{len(self.taps)} heads ({self.placement}), input {shape}"
         )
+
+    @property
+    def patterns(self) -> list[str]:
+        """The exit patterns that are measured: never, all samples at each tap, and the mixed one if there is one."""
+        return [NEVER, *self.taps, *([MIXED[self.placement]] if self.placement in MIXED else [])]
 
     def as_json(self) -> dict[str, Any]:
         """Return the cell as records hold it."""
@@ -68,7 +74,7 @@ def core_matrix() -> list[Cell]:
         resnet_cell(model, dtype, batch, classes, placement)
         for model, dtype, batch in sizes
         for classes in (10, 1000)
-        for placement in PLACEMENTS
+        for placement in ("blocks", "stages")
     ]
 
 

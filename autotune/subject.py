@@ -13,7 +13,7 @@ from ..kernels import CRITERIA
 from ..model import EarlyExitNetwork, FusedAuxHead
 from ..model.bad_input import BadInput
 from ..model.user_model import load_factory
-from .cells import NEVER, OWN, Cell
+from .cells import OWN, Cell
 
 SEED = 0
 #: Spread of the logits over samples: wide enough that labels and confidences tell one input from another.
@@ -42,11 +42,6 @@ class Subject:
     def heads(self) -> list[FusedAuxHead]:
         """The heads, in the order of the taps."""
         return [head for head in self.network.heads if isinstance(head, FusedAuxHead)]
-
-    @property
-    def patterns(self) -> list[str]:
-        """The exit patterns that are measured."""
-        return [NEVER, *self.network.taps, *([OWN] if self.cell.placement == "own" else [])]
 
     @contextmanager
     def exits(self, pattern: str) -> Iterator[None]:

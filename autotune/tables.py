@@ -33,7 +33,7 @@ class BenchTable(NamedTuple):
     rows: list[tuple[str, ...]]
     """A row a variant, a cell a column."""
     remarks: list[str]
-    """Failures, and answers that differ within rounding."""
+    """Failures, answers that differ within rounding, and how auto compares with the plain graph."""
 
 
 def bench_tables(records: Iterable[Record]) -> list[BenchTable]:
@@ -84,9 +84,14 @@ def _remarks(record: Record) -> list[str]:
     if record.error is not None:
         return [f"{what}: {record.error}"]
     counts = record.correctness or {}
+    remarks = []
     if counts.get("differing"):
-        return [f"{what}: {counts['differing']} of {counts['samples']} answers differ, all within rounding"]
-    return []
+        remarks.append(f"{what}: {counts['differing']} of {counts['samples']} answers differ, all within rounding")
+    for pair in record.paired:
+        if pair["role"] == "plain":
+            ratios = f"{pair['host_ratio']:.3f} to the answer, {pair['device_ratio']:.3f} on the device"
+            remarks.append(f"{what}: time over that of {pair['variant']}: {ratios}")
+    return remarks
 
 
 def as_rich(table: BenchTable) -> Table:

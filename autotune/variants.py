@@ -1,5 +1,6 @@
 """The variants that the benchmark compares in a cell: how each is built, and what it is measured against."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ..model import ExitResult, Trunk, make_runner, make_trunk
 from ..model.streams import stream_pair
-from .cells import NEVER, OWN, Cell
+from .cells import MIXED, NEVER, Cell
 from .correctness import Answer
 from .peers import Compiled, Graph, NaiveHead, Said, bare, forked, in_line, merged, truncated, with_item
 from .subject import Subject
@@ -24,6 +25,8 @@ TRUNKS = (AS_IS, "cudnn")
 MORE_TRUNKS = ("inductor",)
 #: Batch sizes at which max-autotune is compiled, which takes minutes.
 MAX_AUTOTUNE_BATCHES = (1, 32)
+#: Fresh captures of "auto", fewer than of the others: for each it captures and measures four runners.
+AUTO_CAPTURES = 2
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Capture(NamedTuple):
     answer: Callable[[Any], Answer]
     """Turns what ``call`` returns into what is compared."""
     close: Callable[[], None] = lambda: None
+    note: str | None = None
+    """What this capture is and another may not be."""
 
 
 @dataclass
@@ -81,19 +86,23 @@ class Variant:
     never: bool = True
     """Measured where no sample exits early."""
     exits: bool = False
-    """Measured where samples do."""
+    """Measured where all samples do, at one tap."""
+    mixed: bool = False
+    """Measured where samples leave at several exits."""
     exits_early: bool = True
     """False: knows nothing of heads and is compared with the classifier's answer whatever the exits."""
     per_pattern: bool = False
     """Built anew for every exit pattern, since it depends on it."""
     by_default: bool = True
+    plain: str | None = None
+    """The variant that it must not be slower than: a further baseline of its ratios."""
     note: str | None = None
 
     def runs(self, pattern: str) -> bool:
         """Whether it is measured for that exit pattern."""
         if pattern == NEVER:
             return self.never
-        return self.exits and not (self.per_pattern and pattern == OWN)  # there is no one tap to build it for
+        return self.mixed if pattern in MIXED.values() else self.exits
 
 
 def bare_name(trunk: str) -> str:
@@ -111,7 +120,7 @@ def catalogue(cell: Cell) -> list[Variant]:
     variants = [
         Variant("eager-bare@as_is", _eager(bare, None), captures=1, exits_early=False),
         Variant("eager-naive@as_is", _eager(in_line, "naive"), captures=1),
-        Variant("eager-naive-item@as_is", _eager(with_item, "naive"), captures=1, exits=True),
+        Variant("eager-naive-item@as_is", _eager(with_item, "naive"), captures=1, exits=True, mixed=True),
     ]
     for mode in ("reduce-overhead", "max-autotune"):
         if mode == "reduce-overhead" or cell.batch in MAX_AUTOTUNE_BATCHES:
@@ -128,16 +137,20 @@ def catalogue(cell: Cell) -> list[Variant]:
     for trunk in (*TRUNKS, *MORE_TRUNKS):
         add = partial(Variant, trunk=trunk, by_default=trunk in TRUNKS)
         variants += [
-            add(bare_name(trunk), _graph(bare, None, trunk), exits=True, exits_early=False),
+            add(bare_name(trunk), _graph(bare, None, trunk), exits=True, mixed=True, exits_early=False),
             add(f"graph-naive@{trunk}", _graph(in_line, "naive", trunk)),
             add(f"graph-naive-forked@{trunk}", _graph(forked, "naive", trunk)),
             add(f"graph-fused@{trunk}", _graph(in_line, "fused", trunk)),
             add(truncated_name(trunk), partial(_truncated, trunk), never=False, exits=True, per_pattern=True),
         ]
         variants += [
-            add(f"{name}@{trunk}", partial(_runner, trunk, options), exits=True) for name, options in RUNNERS.items()
+            add(f"{name}@{trunk}", partial(_runner, trunk, options), exits=True, mixed=True)
+            for name, options in RUNNERS.items()
         ]
-    variants.append(Variant("eager@as_is", partial(_runner, AS_IS, {"exits": "eager"}), captures=1, exits=True))
+        auto = add(f"auto@{trunk}", partial(_auto, trunk), captures=AUTO_CAPTURES, exits=True, mixed=True)
+        variants.append(dataclasses.replace(auto, per_pattern=True, plain=f"overlapped@{trunk}"))
+    eager = partial(_runner, AS_IS, {"exits": "eager"})
+    variants.append(Variant("eager@as_is", eager, captures=1, exits=True, mixed=True))
     return variants
 
 
@@ -206,6 +219,15 @@ def _runner(trunk: str, options: dict[str, Any], workshop: Workshop, _pattern: s
         subject.network, subject.example, batch_sizes=(subject.cell.batch,), trunk=trunk, **options
     )
     return Capture(runner, _answer_of_result, runner.close)
+
+
+def _auto(trunk: str, workshop: Workshop, _pattern: str) -> Capture:
+    """Let "auto" choose by all inputs of the subject, by the rules in force now."""
+    subject = workshop.subject
+    runner = workshop.factories.make_runner(
+        subject.network, torch.cat(subject.inputs), exits="auto", batch_sizes=(subject.cell.batch,), trunk=trunk
+    )
+    return Capture(runner, _answer_of_result, runner.close, note=runner.describe().partition("\n")[0])
 
 
 def _answer_of_result(result: ExitResult) -> Answer:

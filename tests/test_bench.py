@@ -63,9 +63,23 @@ class Runner(EagerRunner):
         Runner.open -= 1
 
 
+class AutoRunner(Runner):
+    """Remembers the rules that were in force when each was made."""
+
+    rules = []
+
+    def __init__(self, network):
+        super().__init__(network)
+        AutoRunner.rules.append(tuple(head.rule.threshold for head in network.heads))
+
+    def describe(self):
+        return f"Batch 4: polled, {len(AutoRunner.rules)} us to the answer.\nThe backbone runs as it is."
+
+
 def make_runner(network, example_input, *, exits, batch_sizes, trunk, lag=0):
-    assert batch_sizes == (len(example_input),) and trunk == "as_is"
-    return Runner(network)
+    assert batch_sizes == (4,) and trunk == "as_is"
+    assert len(example_input) == (16 if exits == "auto" else 4)  # auto chooses by all inputs
+    return (AutoRunner if exits == "auto" else Runner)(network)
 
 
 @pytest.fixture
@@ -85,6 +99,7 @@ def plan(tmp_path, monkeypatch):
     monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, workshop: Capture(function, merged))
     monkeypatch.setattr(Runner, "open", 0)
     monkeypatch.setattr(Runner, "shift", 0)
+    monkeypatch.setattr(AutoRunner, "rules", [])
     return Plan(tmp_path / "records.jsonl", ENVIRONMENT, 5, WANTED, factories=Factories(make_runner, None))
 
 
@@ -125,6 +140,27 @@ def test_a_cell_from_end_to_end(subject, plan):
     assert len({record.run for record in records}) == 5  # one interleaved run for each exit pattern
     assert [(head.rule.threshold, head.rule.enabled) for head in subject.heads] == before
     assert Runner.open == 0
+
+
+def test_auto_is_made_anew_for_every_exit_pattern_by_the_rules_of_that_pattern(subject, plan):
+    own = tuple(head.rule.threshold for head in subject.heads)
+    records = run(subject, changed(plan, wanted=("auto@as_is",)))
+    patterns = [(1.0, 1.0, 1.0), (0.0, 1.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0), own]
+    assert AutoRunner.rules == [rules for rules in patterns for _ in range(2)]  # two captures each
+    assert Runner.open == 0 and not [one.error for one in records if one.error]
+    measured = {(one.exits, one.variant): one for one in records}
+    assert {name for exits, name in measured if exits == "own"} == {
+        "graph-bare@as_is", "overlapped@as_is", "auto@as_is",
+    }  # fmt: skip
+    auto = measured["block1", "auto@as_is"]
+    assert auto.notes[:2] == [f"capture {i}: Batch 4: polled, {i + 4} us to the answer." for i in (1, 2)]
+    assert auto.protocol["captures"] == 2
+    plain = auto.paired[-1]
+    assert (plain["role"], plain["variant"], plain["device_ratio"]) == ("plain", "overlapped@as_is", 10 / 16)
+    assert not [pair for pair in measured["block1", "overlapped@as_is"].paired if pair["role"] == "plain"]
+    (table,) = bench_tables(records)
+    remark = "auto@as_is, exits block1: time over that of overlapped@as_is: 0.603 to the answer, 0.625 on the device"
+    assert remark in table.remarks
 
 
 def test_resuming_measures_what_is_missing_with_its_baselines(subject, plan):
