@@ -168,6 +168,13 @@ class _CellBench:
                 self._truths[key] = eager_truth(self._logits[trunk][place], self.subject.heads, self.rounding)
         return self._truths[key]
 
+    def _samples_by_exit(self, trunk: str, pattern: str) -> dict[str, int]:
+        """Count how many samples of all inputs leave at each exit by the truth."""
+        truths = [self._truth(trunk, pattern, place) for place in range(len(self.subject.inputs))]
+        names = [*self.subject.network.taps, "classifier"]
+        exits = torch.cat([truth.answer.exit_index for truth in truths])
+        return dict(zip(names, torch.bincount(exits, minlength=len(names)).tolist(), strict=True))
+
     def _time(self, unit: Unit, checked: dict[str, _Checked], run: str) -> None:
         """Time what answers rightly and append its records; what raises meanwhile fails, and the rest begins again."""
         while checked:
@@ -190,7 +197,10 @@ class _CellBench:
                     unit,
                     one.variant,
                     run,
-                    protocol=self._protocol(one.variant, repeat, warm_up),
+                    protocol={
+                        **self._protocol(one.variant, repeat, warm_up),
+                        "samples_by_exit": self._samples_by_exit(one.variant.trunk, unit.pattern),
+                    },
                     clocks_found=found,
                     host_us=host,
                     device_us=device,

@@ -115,6 +115,11 @@ def truncated_name(trunk: str) -> str:
     return f"truncated@{trunk}"
 
 
+def smaller_sizes(batch: int) -> tuple[int, ...]:
+    """Return the batch sizes that a batch may be compacted to: itself and eighths of it, up to six."""
+    return tuple(sorted({-(-batch * eighths // 8) for eighths in (1, 2, 3, 4, 5, 6, 8)}))
+
+
 def catalogue(cell: Cell) -> list[Variant]:
     """Return every variant of a cell, in the order of the tables."""
     variants = [
@@ -147,6 +152,9 @@ def catalogue(cell: Cell) -> list[Variant]:
             add(f"{name}@{trunk}", partial(_runner, trunk, options), exits=True, mixed=True)
             for name, options in RUNNERS.items()
         ]
+        if cell.placement in MIXED and cell.batch > 1:
+            compact = partial(_runner, trunk, {"exits": "polled", "compact": True})
+            variants.append(add(f"polled-compact@{trunk}", compact, mixed=True))
         auto = add(f"auto@{trunk}", partial(_auto, trunk), captures=AUTO_CAPTURES, exits=True, mixed=True)
         variants.append(dataclasses.replace(auto, per_pattern=True, plain=f"overlapped@{trunk}"))
     eager = partial(_runner, AS_IS, {"exits": "eager"})
@@ -215,9 +223,9 @@ def _compiled(heads: str | None, mode: str, workshop: Workshop, _pattern: str) -
 
 def _runner(trunk: str, options: dict[str, Any], workshop: Workshop, _pattern: str) -> Capture:
     subject = workshop.subject
-    runner = workshop.factories.make_runner(
-        subject.network, subject.example, batch_sizes=(subject.cell.batch,), trunk=trunk, **options
-    )
+    batch = subject.cell.batch
+    sizes = smaller_sizes(batch) if options.get("compact") else (batch,)
+    runner = workshop.factories.make_runner(subject.network, subject.example, batch_sizes=sizes, trunk=trunk, **options)
     return Capture(runner, _answer_of_result, runner.close)
 
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from auxhead.autotune.__main__ import app
 from auxhead.autotune.bench import DeviceLost, paired_with, run_cell
-from auxhead.autotune.cells import Cell, chosen_cells, core_matrix, resnet_cell
+from auxhead.autotune.cells import NEVER, SHARES, Cell, chosen_cells, core_matrix, resnet_cell
 from auxhead.autotune.correctness import Answer, Comparison, Rounding, Truth, eager_truth, measure_rounding, verdict
 from auxhead.autotune.peers import Compiled, HeadSaid, NaiveHead, Said, in_line, merged, with_item
 from auxhead.autotune.plan import Plan, chosen_variants, units_of, unsettled
 from auxhead.autotune.record import append_record, read_records
-from auxhead.autotune.subject import build_subject, subject_of
+from auxhead.autotune.subject import Subject, build_subject, subject_of, thresholds_of_shares
 from auxhead.autotune.tables import COLUMNS, as_markdown, bench_tables
 from auxhead.autotune.timing import Samples, VariantFailed
-from auxhead.autotune.variants import Capture, Factories, Variant, catalogue
+from auxhead.autotune.variants import Capture, Factories, Variant, catalogue, smaller_sizes
 from auxhead.model import EagerRunner, EarlyExitNetwork, FusedAuxHead, make_trunk
 from example_models import SmallNet, plain_heads
 from typer.testing import CliRunner
@@ -43,6 +43,13 @@ def subject(without_interpreter):
     torch.manual_seed(0)
     network = EarlyExitNetwork(SmallNet(), plain_heads(), example_input=torch.randn(2, 3, 16, 16)).eval()
     return subject_of("tests:small", network, torch.randn(4, 3, 16, 16))
+
+
+@pytest.fixture
+def mixed_subject(subject):
+    """The same network in a cell in which samples of one batch leave at several exits: 40 of them."""
+    cell = dataclasses.replace(subject.cell, placement="inner-stages")
+    return Subject(cell, subject.network, tuple(torch.randn(4, 3, 16, 16) for _ in range(10)))
 
 
 class Runner(EagerRunner):
@@ -76,8 +83,8 @@ class AutoRunner(Runner):
         return f"Batch 4: polled, {len(AutoRunner.rules)} us to the answer.\nThe backbone runs as it is."
 
 
-def make_runner(network, example_input, *, exits, batch_sizes, trunk, lag=0):
-    assert batch_sizes == (4,) and trunk == "as_is"
+def make_runner(network, example_input, *, exits, batch_sizes, trunk, lag=0, compact=False):
+    assert batch_sizes == ((1, 2, 3, 4) if compact else (4,)) and trunk == "as_is"
     assert len(example_input) == (16 if exits == "auto" else 4)  # auto chooses by all inputs
     return (AutoRunner if exits == "auto" else Runner)(network)
 
@@ -161,6 +168,27 @@ def test_auto_is_made_anew_for_every_exit_pattern_by_the_rules_of_that_pattern(s
     (table,) = bench_tables(records)
     remark = "auto@as_is, exits block1: time over that of overlapped@as_is: 0.603 to the answer, 0.625 on the device"
     assert remark in table.remarks
+
+
+def test_samples_of_one_batch_leave_at_several_exits(mixed_subject, plan):
+    records = run(mixed_subject, changed(plan, wanted=("polled-compact@as_is", "overlapped@as_is")))
+    assert not [one.error for one in records if one.error]
+    by_pattern = {pattern: {one.variant for one in records if one.exits == pattern} for pattern in (SHARES, "block1")}
+    assert by_pattern == {
+        SHARES: {"graph-bare@as_is", "overlapped@as_is", "polled-compact@as_is"},
+        "block1": {"graph-bare@as_is", "overlapped@as_is", "truncated@as_is"},
+    }
+    assert {one.exits for one in records if one.variant == "polled-compact@as_is"} == {NEVER, SHARES}
+    for one in records:
+        exits = {NEVER: [0, 0, 0, 40], SHARES: [16, 12, 8, 4]}.get(one.exits)
+        exits = exits or [40 * (tap == one.exits) for tap in (*SmallNet.taps, "classifier")]
+        assert list(one.protocol["samples_by_exit"].items()) == list(
+            zip([*SmallNet.taps, "classifier"], exits, strict=True)
+        )
+        assert one.correctness["differing"] == 0
+    with mixed_subject.exits(SHARES):
+        places = [mixed_subject.network(x).exit_index.unique().numel() for x in mixed_subject.inputs]
+    assert max(places) > 1
 
 
 def test_resuming_measures_what_is_missing_with_its_baselines(subject, plan):
@@ -272,7 +300,7 @@ def test_a_lost_device_ends_the_run_after_its_record(subject, plan, monkeypatch)
 
 def test_core_matrix():
     cells = core_matrix()
-    assert len(cells) == len(set(cells)) == 32
+    assert len(cells) == len(set(cells)) == 33
     assert {(cell.batch, cell.classes, cell.placement) for cell in cells[:16]} == {
         (batch, classes, placement) for batch in (1, 8, 32, 128) for classes in (10, 1000)
         for placement in ("blocks", "stages")
@@ -281,6 +309,43 @@ def test_core_matrix():
         f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)
     )
     assert resnet_cell("resnet50", "float16", 1, 10, "stages").taps == ("layer1", "layer2", "layer3", "layer4")
+    mixed = cells[-1]
+    assert (mixed.batch, mixed.classes) == (64, 10) and mixed.taps == ("layer1", "layer2", "layer3")
+    assert mixed.patterns == ["never", "layer1", "layer2", "layer3", "40/30/20/10"]
+    assert cells[0].patterns == ["never", *cells[0].taps]
+    assert smaller_sizes(64) == (8, 16, 24, 32, 40, 48, 64) and smaller_sizes(2) == (1, 2)
+    names = {variant.name: variant for variant in catalogue(mixed)}
+    assert names["polled-compact@cudnn"].by_default
+    for other in (cells[0], dataclasses.replace(mixed, batch=1)):
+        assert "polled-compact@cudnn" not in [variant.name for variant in catalogue(other)]
+
+
+def exits_of(confidence, thresholds):
+    """How many samples leave at each head, and how many at none."""
+    sure = confidence > torch.tensor(thresholds).double()[:, None]
+    first = torch.where(sure.any(0), sure.int().argmax(0), len(thresholds))
+    return torch.bincount(first, minlength=len(thresholds) + 1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("samples", "shares", "wanted"),
+    [
+        (640, (40, 30, 20, 10), [256, 192, 128, 64]),
+        (128, (40, 30, 20, 10), [51, 39, 25, 13]),
+        (7, (0, 100, 0, 0), [0, 7, 0, 0]),
+        (5, (0, 0, 0, 100), [0, 0, 0, 5]),
+        (1, (40, 30, 20, 10), [0, 1, 0, 0]),
+    ],
+)
+def test_thresholds_of_shares(samples, shares, wanted):
+    confidence = torch.rand(3, samples, dtype=torch.float64) * 0.9 + 0.05
+    assert exits_of(confidence, thresholds_of_shares(confidence, shares)) == wanted
+
+
+def test_samples_of_one_confidence_stay_together():
+    confidence = torch.tensor([[0.5] * 6 + [0.9] * 4, [0.3, 0.4, 0.5, 0.6, 0.7, 0.8] + [0.2] * 4]).double()
+    thresholds = thresholds_of_shares(confidence, (60, 20, 20))
+    assert exits_of(confidence, thresholds) == [4, 4, 2]  # at the first head four or ten may leave
 
 
 def test_chosen_cells():
@@ -322,6 +387,15 @@ def test_random_networks_answer_differently_for_every_input(placement, without_i
         assert (subject.network(subject.example).exit_index == (4 if placement == "blocks" else 2)).all()
     with subject.exits("never"):
         assert (subject.network(subject.example).exit_index == len(taps)).all()
+
+
+def test_shares_hold_in_a_network_of_random_weights(without_interpreter):
+    taps = resnet_cell("resnet18", "float32", 8, 10, "inner-stages").taps
+    subject = build_subject(Cell("resnet18", "float32", 8, 10, "inner-stages", taps, (3, 48, 48)), torch.device("cpu"))
+    assert len(subject.inputs) == 10
+    with subject.exits(SHARES):
+        exits = torch.cat([subject.network(x).exit_index for x in subject.inputs])
+    assert torch.bincount(exits).tolist() == [32, 24, 16, 8]
 
 
 def test_truth_says_what_lies_within_rounding():
