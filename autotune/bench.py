@@ -16,7 +16,7 @@ from .plan import Plan, Unit
 from .record import Record, append_record
 from .subject import Subject
 from .timing import VariantFailed, spread, time_captures
-from .variants import AS_IS, Capture, Variant, Workshop, bare_name, truncated_name
+from .variants import AS_IS, Capture, Variant, Workshop, bare_name, segments_name, truncated_name
 
 #: Back-to-back calls last about this long, microseconds, within the bounds below.
 BLOCK_US = 2000.0
@@ -266,7 +266,12 @@ def paired_with(variant: Variant, times: dict[str, tuple[dict[str, Any], dict[st
         times: host and device summaries of the run, by variant.
     """
     pairs = []
-    roles = {"bare": bare_name(variant.trunk), "truncated": truncated_name(variant.trunk), "plain": variant.plain}
+    roles = {
+        "bare": bare_name(variant.trunk),
+        "truncated": truncated_name(variant.trunk),
+        "segments": segments_name(variant.trunk),
+        "plain": variant.plain,
+    }
     for role, baseline in roles.items():
         if baseline not in times:
             continue

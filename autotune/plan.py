@@ -8,7 +8,7 @@ from typing import Any
 
 from .cells import Cell
 from .record import Record, is_settled, read_records
-from .variants import Factories, Variant, bare_name, catalogue, truncated_name
+from .variants import Factories, Variant, bare_name, catalogue, segments_name, truncated_name
 
 #: Timed rounds of each variant, unless asked otherwise: ten of each fresh capture.
 ROUNDS = 50
@@ -50,7 +50,7 @@ def chosen_variants(cell: Cell, pattern: str, wanted: Sequence[str]) -> list[Var
         if (any(fnmatchcase(variant.name, glob) for glob in wanted) if wanted else variant.by_default)
     ]
     trunks = {variant.trunk for variant in asked}
-    baselines = {name(trunk) for trunk in trunks for name in (bare_name, truncated_name)}
+    baselines = {name(trunk) for trunk in trunks for name in (bare_name, truncated_name, segments_name)}
     baselines |= {variant.plain for variant in asked if variant.plain}
     return [variant for variant in known if variant in asked or variant.name in baselines] if asked else []
 

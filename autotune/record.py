@@ -50,8 +50,8 @@ class Record:
     device_us: dict[str, Any] | None = None
     """The same of the time one call takes on the device when calls follow back to back."""
     paired: list[dict[str, Any]] = field(default_factory=list)
-    """Baselines of the same run: role ("bare", "truncated", or for auto "plain"), variant, host_us and device_us
-    (medians), host_ratio and device_ratio (this variant's over the baseline's)."""
+    """Baselines of the same run: role ("bare", "truncated", "segments", or for auto "plain"), variant, host_us and
+    device_us (medians), host_ratio and device_ratio (this variant's over the baseline's)."""
     correctness: dict[str, Any] | None = None
     """samples compared with the eager truth; differing: those with another label or exit; differing_near: how many of
     those rounding explains, the confidence being that close to a threshold or the two classes to each other; near: how

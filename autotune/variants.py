@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..model import ExitResult, Trunk, make_runner, make_trunk
+from ..model import EagerRunner, ExitResult, Trunk, make_runner, make_trunk
 from ..model.streams import stream_pair
 from .cells import MIXED, NEVER, Cell
 from .correctness import Answer
 from .peers import Compiled, Graph, NaiveHead, Said, bare, forked, in_line, merged, truncated, with_item
+from .segments import SegmentsFloor
 from .subject import Subject
 from .timing import CAPTURES
 
@@ -115,6 +116,11 @@ def truncated_name(trunk: str) -> str:
     return f"truncated@{trunk}"
 
 
+def segments_name(trunk: str) -> str:
+    """Return the name of the floor of mixed exits: the trunk's segments, each for the samples that are still open."""
+    return f"segments-floor@{trunk}"
+
+
 def smaller_sizes(batch: int) -> tuple[int, ...]:
     """Return the batch sizes that a batch may be compacted to: itself and eighths of it, up to six."""
     return tuple(sorted({-(-batch * eighths // 8) for eighths in (1, 2, 3, 4, 5, 6, 8)}))
@@ -152,6 +158,10 @@ def catalogue(cell: Cell) -> list[Variant]:
             add(f"{name}@{trunk}", partial(_runner, trunk, options), exits=True, mixed=True)
             for name, options in RUNNERS.items()
         ]
+        if cell.placement in MIXED:
+            floor = add(segments_name(trunk), partial(_segments_floor, trunk), never=False, mixed=True)
+            note = "no heads, no gathering of open samples, no waits of the host, no copies"
+            variants.append(dataclasses.replace(floor, exits_early=False, per_pattern=True, note=note))
         if cell.placement in MIXED and cell.batch > 1:
             compact = partial(_runner, trunk, {"exits": "polled", "compact": True})
             variants.append(add(f"polled-compact@{trunk}", compact, mixed=True))
@@ -200,6 +210,15 @@ def _truncated(trunk: str, workshop: Workshop, pattern: str) -> Capture:
     stop_at = network.taps.index(pattern)
     function = partial(truncated, workshop.trunk(trunk), network.taps, workshop.subject.heads, stop_at)
     return _in_graph(function, trunk, workshop)
+
+
+def _segments_floor(trunk: str, workshop: Workshop, _pattern: str) -> Capture:
+    subject, made = workshop.subject, workshop.trunk(trunk)
+    eager = EagerRunner(subject.network, trunk=made)
+    exits = [eager(x).exit_index for x in subject.inputs]
+    sizes = smaller_sizes(subject.cell.batch)
+    floor = SegmentsFloor(made, subject.network.taps, subject.inputs, exits, sizes)
+    return Capture(floor, floor.answer)
 
 
 def _in_graph(function: Callable[[Tensor], Said], trunk: str, workshop: Workshop) -> Capture:

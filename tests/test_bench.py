@@ -5,6 +5,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from auxhead.autotune.__main__ import app
 from auxhead.autotune.bench import DeviceLost, paired_with, run_cell
 from auxhead.autotune.cells import NEVER, SHARES, Cell, chosen_cells, core_matrix, resnet_cell
 from auxhead.autotune.correctness import Answer, Comparison, Rounding, Truth, eager_truth, measure_rounding, verdict
-from auxhead.autotune.peers import Compiled, HeadSaid, NaiveHead, Said, in_line, merged, with_item
+from auxhead.autotune.peers import Compiled, HeadSaid, NaiveHead, Said, bare, in_line, merged, with_item
 from auxhead.autotune.plan import Plan, chosen_variants, units_of, unsettled
 from auxhead.autotune.record import append_record, read_records
 from auxhead.autotune.subject import Subject, build_subject, subject_of, thresholds_of_shares
@@ -21,9 +22,11 @@ from auxhead.autotune.timing import Samples, VariantFailed
 from auxhead.autotune.variants import Capture, Factories, Variant, catalogue, smaller_sizes
 from auxhead.model import EagerRunner, EarlyExitNetwork, FusedAuxHead, make_trunk
 from example_models import SmallNet, plain_heads
+from simulated_cuda import simulated_cuda
 from typer.testing import CliRunner
 
 bench = importlib.import_module("auxhead.autotune.bench")
+segments = importlib.import_module("auxhead.autotune.segments")
 variants = importlib.import_module("auxhead.autotune.variants")
 ENVIRONMENT = {
     "gpu": "H200",
@@ -89,6 +92,22 @@ def make_runner(network, example_input, *, exits, batch_sizes, trunk, lag=0, com
     return (AutoRunner if exits == "auto" else Runner)(network)
 
 
+class EagerSegments:
+    """The segments of a trunk for one batch size, which say when they are launched and run when they have to answer."""
+
+    launched = []
+
+    def __init__(self, trunk, taps, example):
+        self.answer = lambda x: merged(bare(trunk, taps, x))
+        size = len(example)
+        self.graphs = [Launched(size, place) for place in range(len(taps) + 1)]
+
+
+class Launched:
+    def __init__(self, size, place):
+        self.launch = lambda _stream: EagerSegments.launched.append((place, size))
+
+
 @pytest.fixture
 def plan(tmp_path, monkeypatch):
     """Graphs are called eagerly, and a variant takes as many microseconds as its name has letters."""
@@ -104,6 +123,8 @@ def plan(tmp_path, monkeypatch):
 
     monkeypatch.setattr(bench, "time_captures", time_captures)
     monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, workshop: Capture(function, merged))
+    monkeypatch.setattr(segments, "SegmentGraphs", EagerSegments)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(Runner, "open", 0)
     monkeypatch.setattr(Runner, "shift", 0)
     monkeypatch.setattr(AutoRunner, "rules", [])
@@ -132,7 +153,8 @@ def test_a_cell_from_end_to_end(subject, plan):
         assert {name for pattern, name in measured if pattern == exits} == early
     # what does not run here (a side stream on the CPU) is a record, and the rest went on
     assert set(failed) == {("never", "graph-naive-forked@as_is")}
-    assert {name for pattern, name in measured if pattern == "own"} == early - {"truncated@as_is"}
+    early = early - {"truncated@as_is"} | {"segments-floor@as_is"}
+    assert {name for pattern, name in measured if pattern == "own"} == early
 
     one = measured["block1", "overlapped@as_is"]
     assert one.cell == {
@@ -157,7 +179,7 @@ def test_auto_is_made_anew_for_every_exit_pattern_by_the_rules_of_that_pattern(s
     assert Runner.open == 0 and not [one.error for one in records if one.error]
     measured = {(one.exits, one.variant): one for one in records}
     assert {name for exits, name in measured if exits == "own"} == {
-        "graph-bare@as_is", "overlapped@as_is", "auto@as_is",
+        "graph-bare@as_is", "segments-floor@as_is", "overlapped@as_is", "auto@as_is",
     }  # fmt: skip
     auto = measured["block1", "auto@as_is"]
     assert auto.notes[:2] == [f"capture {i}: Batch 4: polled, {i + 4} us to the answer." for i in (1, 2)]
@@ -175,7 +197,7 @@ def test_samples_of_one_batch_leave_at_several_exits(mixed_subject, plan):
     assert not [one.error for one in records if one.error]
     by_pattern = {pattern: {one.variant for one in records if one.exits == pattern} for pattern in (SHARES, "block1")}
     assert by_pattern == {
-        SHARES: {"graph-bare@as_is", "overlapped@as_is", "polled-compact@as_is"},
+        SHARES: {"graph-bare@as_is", "segments-floor@as_is", "overlapped@as_is", "polled-compact@as_is"},
         "block1": {"graph-bare@as_is", "overlapped@as_is", "truncated@as_is"},
     }
     assert {one.exits for one in records if one.variant == "polled-compact@as_is"} == {NEVER, SHARES}
@@ -186,9 +208,44 @@ def test_samples_of_one_batch_leave_at_several_exits(mixed_subject, plan):
             zip([*SmallNet.taps, "classifier"], exits, strict=True)
         )
         assert one.correctness["differing"] == 0
-    with mixed_subject.exits(SHARES):
-        places = [mixed_subject.network(x).exit_index.unique().numel() for x in mixed_subject.inputs]
-    assert max(places) > 1
+    floor = next(one for one in records if one.variant == "segments-floor@as_is")
+    assert "no heads" in floor.notes[0] and floor.correctness["samples"] == 5 * 10 * 4
+    compact = next(one for one in records if one.exits == SHARES and one.variant == "polled-compact@as_is")
+    assert [pair["role"] for pair in compact.paired] == ["bare", "segments"]
+
+
+def test_the_floor_launches_each_segment_for_the_samples_that_are_open(mixed_subject, plan, monkeypatch):
+    network, inputs = mixed_subject.network, mixed_subject.inputs[:3]
+    trunk = make_trunk(network.backbone, network.taps, inputs[0])
+    exits = [torch.tensor(one) for one in ([0, 3, 1, 0], [0, 0, 0, 0], [3, 3, 3, 3])]
+    floor = segments.SegmentsFloor(trunk, network.taps, inputs, exits, (1, 3, 4))
+    launched = []
+    for x in inputs:
+        monkeypatch.setattr(EagerSegments, "launched", [])
+        assert floor(x) is x
+        launched.append(EagerSegments.launched)
+    # two samples are open in the second segment of the first, and no size 2 may be captured
+    assert launched == [[(0, 4), (1, 3), (2, 1), (3, 1)], [(0, 4)], [(0, 4), (1, 4), (2, 4), (3, 4)]]
+
+
+@pytest.mark.parametrize("kind", ["as_is", "cudnn"])
+def test_every_captured_size_of_the_floor_is_checked(kind, mixed_subject):
+    network, inputs = mixed_subject.network, mixed_subject.inputs[:2]
+    trunk = make_trunk(network.backbone, network.taps, inputs[0], kind)
+    exits = [torch.tensor([0, 3, 1, 0]), torch.tensor([3, 1, 1, 1])]
+    rounding = measure_rounding(network, inputs)
+    with mixed_subject.exits(NEVER), torch.no_grad():
+        truths = [eager_truth(network.logits(x), mixed_subject.heads, rounding) for x in inputs]
+    with simulated_cuda():
+        floor = segments.SegmentsFloor(trunk, network.taps, inputs, exits, (1, 2, 4))
+        comparison = Comparison()
+        for x, truth in zip(inputs, truths, strict=True):
+            comparison.add(floor.answer(floor(x)), truth)
+        assert verdict(comparison.counts()) is None
+        of_two = floor._captured[2]
+        floor._captured[2] = SimpleNamespace(answer=lambda _x: of_two.answer(inputs[1][2:]))
+        comparison.add(floor.answer(inputs[0]), truths[0])
+    assert verdict(comparison.counts()) is not None
 
 
 def test_resuming_measures_what_is_missing_with_its_baselines(subject, plan):
@@ -225,7 +282,8 @@ def test_a_wrong_variant_is_recorded_and_not_timed(subject, plan, monkeypatch):
     wrong = [one for one in records if one.variant == "overlapped@as_is"]
     assert len(wrong) == 5 and all(one.host_us is None and one.device_us is None for one in wrong)
     assert "80 of 80 samples" in wrong[0].error and wrong[0].correctness["differing"] == 80
-    assert {one.variant for one in records if one.error is None} == {"graph-bare@as_is", "truncated@as_is"}
+    right = {one.variant for one in records if one.error is None}
+    assert right == {"graph-bare@as_is", "truncated@as_is", "segments-floor@as_is"}
     assert Runner.open == 0
 
 
@@ -510,7 +568,10 @@ def test_tables(subject, plan):
         "1.000",
         "+2.0",
         "+1.0",
+        "0.938",
     )
+    mixed = next(row for row in table.rows if row[:2] == ("own", "overlapped@as_is"))
+    assert mixed[-3:] == ("-8.0", "-4.0", "1.250")  # the floor's times are the letters of "segments-floor@as_is"
     failed = next(row for row in table.rows if row[1] == "graph-naive-forked@as_is")
     assert failed[2] == "failed" and len(failed) == len(COLUMNS) and "graph-naive-forked@as_is" in table.remarks[0]
 
