@@ -22,7 +22,7 @@ COLUMNS = (
     "throughput / floor",
 )
 #: What the tables need on a terminal.
-WIDTH = 146
+WIDTH = 162
 #: How many of them are text.
 _TEXT_COLUMNS = 2
 

@@ -28,6 +28,8 @@ MORE_TRUNKS = ("inductor",)
 MAX_AUTOTUNE_BATCHES = (1, 32)
 #: Fresh captures of "auto", fewer than of the others: for each it captures and measures four runners.
 AUTO_CAPTURES = 2
+#: Samples of the subject that it chooses by, unless one batch holds more: its trunks are checked on them in float64.
+AUTO_SAMPLES = 256
 
 
 @dataclass(frozen=True)
@@ -249,11 +251,10 @@ def _runner(trunk: str, options: dict[str, Any], workshop: Workshop, _pattern: s
 
 
 def _auto(trunk: str, workshop: Workshop, _pattern: str) -> Capture:
-    """Let "auto" choose by all inputs of the subject, by the rules in force now."""
-    subject = workshop.subject
-    runner = workshop.factories.make_runner(
-        subject.network, torch.cat(subject.inputs), exits="auto", batch_sizes=(subject.cell.batch,), trunk=trunk
-    )
+    """Let "auto" choose by the subject's inputs and the rules in force now."""
+    subject, batch = workshop.subject, workshop.subject.cell.batch
+    samples = torch.cat(subject.inputs[: max(1, AUTO_SAMPLES // batch)])
+    runner = workshop.factories.make_runner(subject.network, samples, exits="auto", batch_sizes=(batch,), trunk=trunk)
     return Capture(runner, _answer_of_result, runner.close, note=runner.describe().partition("\n")[0])
 
 
