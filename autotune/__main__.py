@@ -18,7 +18,7 @@ from rich.markup import escape
 from ..model.bad_input import BadInput
 from ..model.one_line_errors import one_line_errors
 from .bench import DeviceLost, run_cell
-from .cells import STAGES, Cell, chosen_cells
+from .cells import INNER_STAGES, STAGES, Cell, chosen_cells
 from .environment import environment
 from .plan import ROUNDS, Plan, unsettled
 from .record import BadRecord, Record, read_records
@@ -50,6 +50,7 @@ class Placement(str, Enum):
 
     blocks = "blocks"
     stages = "stages"
+    inner_stages = INNER_STAGES
 
 
 @app.callback()
@@ -71,7 +72,8 @@ def bench(
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Images a call.", show_default=False)] = None,
     classes: Annotated[list[int] | None, typer.Option(min=1, help="Of every exit.", show_default=False)] = None,
     placement: Annotated[
-        list[Placement] | None, typer.Option(help="A head after every block or stage.", show_default=False)
+        list[Placement] | None,
+        typer.Option(help="A head after every block, every stage, or every stage but the last.", show_default=False),
     ] = None,
     variant: Annotated[
         list[str] | None,

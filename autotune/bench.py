@@ -16,7 +16,7 @@ from .plan import Plan, Unit
 from .record import Record, append_record
 from .subject import Subject
 from .timing import VariantFailed, spread, time_captures
-from .variants import AS_IS, Capture, Variant, Workshop, bare_name, truncated_name
+from .variants import AS_IS, Capture, Variant, Workshop, bare_name, segments_name, truncated_name
 
 #: Back-to-back calls last about this long, microseconds, within the bounds below.
 BLOCK_US = 2000.0
@@ -142,7 +142,8 @@ class _CellBench:
         compared with two inputs for an exit at each tap.
         """
         pattern = unit.pattern if variant.exits_early else NEVER
-        of_heads = self.subject.network.taps if variant.exits_early and not variant.exits else ()
+        only_there = not (variant.exits or variant.mixed)
+        of_heads = self.subject.network.taps if variant.exits_early and only_there else ()
         comparison = Comparison()
         for exits in (pattern, *of_heads):
             for place, x in enumerate(self.subject.inputs if exits == pattern else self.subject.inputs[:2]):
@@ -167,6 +168,13 @@ class _CellBench:
                 self._truths[key] = eager_truth(self._logits[trunk][place], self.subject.heads, self.rounding)
         return self._truths[key]
 
+    def _samples_by_exit(self, trunk: str, pattern: str) -> dict[str, int]:
+        """Count how many samples of all inputs leave at each exit by the truth."""
+        truths = [self._truth(trunk, pattern, place) for place in range(len(self.subject.inputs))]
+        names = [*self.subject.network.taps, "classifier"]
+        exits = torch.cat([truth.answer.exit_index for truth in truths])
+        return dict(zip(names, torch.bincount(exits, minlength=len(names)).tolist(), strict=True))
+
     def _time(self, unit: Unit, checked: dict[str, _Checked], run: str) -> None:
         """Time what answers rightly and append its records; what raises meanwhile fails, and the rest begins again."""
         while checked:
@@ -189,7 +197,10 @@ class _CellBench:
                     unit,
                     one.variant,
                     run,
-                    protocol=self._protocol(one.variant, repeat, warm_up),
+                    protocol={
+                        **self._protocol(one.variant, repeat, warm_up),
+                        "samples_by_exit": self._samples_by_exit(one.variant.trunk, unit.pattern),
+                    },
                     clocks_found=found,
                     host_us=host,
                     device_us=device,
@@ -224,6 +235,7 @@ class _CellBench:
         self, unit: Unit, variant: Variant, run: str, *, clocks_found: dict[str, float] | None = None, **rest: Any
     ) -> Record:
         trunk = self.workshop.trunks.get(variant.trunk)
+        captures = enumerate(self._built.get(variant.name, []), start=1)
         return Record(
             kind="bench",
             cell=unit.cell.as_json(),
@@ -232,7 +244,11 @@ class _CellBench:
             run=run,
             utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             environment={**self.plan.environment, "clocks": clocks_found},
-            notes=[*([variant.note] if variant.note else []), *(trunk.notes if trunk else ())],
+            notes=[
+                *([variant.note] if variant.note else []),
+                *(f"capture {number}: {capture.note}" for number, capture in captures if capture.note),
+                *(trunk.notes if trunk else ()),
+            ],
             **rest,
         )
 
@@ -250,7 +266,13 @@ def paired_with(variant: Variant, times: dict[str, tuple[dict[str, Any], dict[st
         times: host and device summaries of the run, by variant.
     """
     pairs = []
-    for role, baseline in (("bare", bare_name(variant.trunk)), ("truncated", truncated_name(variant.trunk))):
+    roles = {
+        "bare": bare_name(variant.trunk),
+        "truncated": truncated_name(variant.trunk),
+        "segments": segments_name(variant.trunk),
+        "plain": variant.plain,
+    }
+    for role, baseline in roles.items():
         if baseline not in times:
             continue
         pair: dict[str, Any] = {"role": role, "variant": baseline}

@@ -8,12 +8,17 @@ from typing import Any
 #: Blocks of each of the four stages of torchvision's ResNets.
 STAGES = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
 DTYPES = ("float16", "bfloat16", "float32")
-PLACEMENTS = ("blocks", "stages")
 
 #: The exit pattern in which every sample goes through to the classifier.
 NEVER = "never"
 #: The exit pattern of the thresholds that a user's model came with.
 OWN = "own"
+#: The exit pattern in which so many percent of all samples leave at each of three taps, and last at the classifier.
+SHARES = "40/30/20/10"
+#: The placement of heads that ``SHARES`` is for.
+INNER_STAGES = "inner-stages"
+#: Of each placement that has one, the exit pattern in which samples of one batch leave at several exits.
+MIXED = {INNER_STAGES: SHARES, "own": OWN}
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,8 @@ class Cell:
     batch: int
     classes: int
     placement: str
-    """"blocks": a head after every residual block. "stages": after layer1, layer2, layer3 and layer4. "own": where the
-    user's model has them."""
+    """"blocks": a head after every residual block. "stages": after layer1, layer2, layer3 and layer4. "inner-stages":
+    after layer1, layer2 and layer3. "own": where the user's model has them."""
     taps: tuple[str, ...]
     input: tuple[int, ...] = (3, 224, 224)
     """The shape of one sample."""
@@ -39,6 +44,11 @@ class Cell:
             f"{len(self.taps)} heads ({self.placement}), input {shape}"
         )
 
+    @property
+    def patterns(self) -> list[str]:
+        """The exit patterns that are measured: never, all samples at each tap, and the mixed one if there is one."""
+        return [NEVER, *self.taps, *([MIXED[self.placement]] if self.placement in MIXED else [])]
+
     def as_json(self) -> dict[str, Any]:
         """Return the cell as records hold it."""
         return {**dataclasses.asdict(self), "taps": list(self.taps), "input": list(self.input)}
@@ -46,9 +56,10 @@ class Cell:
 
 def resnet_cell(model: str, dtype: str, batch: int, classes: int, placement: str) -> Cell:
     """Return the cell of one of torchvision's ResNets at 224x224."""
+    stages = STAGES[model][:3] if placement == INNER_STAGES else STAGES[model]
     taps = tuple(
         name
-        for stage, blocks in enumerate(STAGES[model], start=1)
+        for stage, blocks in enumerate(stages, start=1)
         for name in (
             [f"layer{stage}.{block}" for block in range(blocks)] if placement == "blocks" else [f"layer{stage}"]
         )
@@ -57,19 +68,23 @@ def resnet_cell(model: str, dtype: str, batch: int, classes: int, placement: str
 
 
 def core_matrix() -> list[Cell]:
-    """Return the matrix that the README's numbers come from: at batch 1 and 32 in more dtypes and with ResNet-50."""
+    """Return the matrix that the README's numbers come from: at batch 1 and 32 in more dtypes and with ResNet-50.
+
+    In the last cell samples of one batch leave at several exits.
+    """
     sizes = [("resnet18", "float16", batch) for batch in (1, 8, 32, 128)]
     sizes += [
         (model, dtype, batch)
         for model, dtype in (("resnet50", "float16"), ("resnet18", "bfloat16"))
         for batch in (1, 32)
     ]
-    return [
+    cells = [
         resnet_cell(model, dtype, batch, classes, placement)
         for model, dtype, batch in sizes
         for classes in (10, 1000)
-        for placement in PLACEMENTS
+        for placement in ("blocks", "stages")
     ]
+    return [*cells, resnet_cell("resnet18", "float16", 64, 10, INNER_STAGES)]
 
 
 def quick_matrix() -> list[Cell]:

@@ -6,9 +6,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from .cells import NEVER, OWN, Cell
+from .cells import Cell
 from .record import Record, is_settled, read_records
-from .variants import Factories, Variant, bare_name, catalogue, truncated_name
+from .variants import Factories, Variant, bare_name, catalogue, segments_name, truncated_name
 
 #: Timed rounds of each variant, unless asked otherwise: ten of each fresh capture.
 ROUNDS = 50
@@ -50,7 +50,8 @@ def chosen_variants(cell: Cell, pattern: str, wanted: Sequence[str]) -> list[Var
         if (any(fnmatchcase(variant.name, glob) for glob in wanted) if wanted else variant.by_default)
     ]
     trunks = {variant.trunk for variant in asked}
-    baselines = {name(trunk) for trunk in trunks for name in (bare_name, truncated_name)}
+    baselines = {name(trunk) for trunk in trunks for name in (bare_name, truncated_name, segments_name)}
+    baselines |= {variant.plain for variant in asked if variant.plain}
     return [variant for variant in known if variant in asked or variant.name in baselines] if asked else []
 
 
@@ -61,9 +62,8 @@ def units_of(cell: Cell, plan: Plan, records: Iterable[Record]) -> list[Unit]:
     the same run; what failed before and would fail again is left out.
     """
     settled = {record.key: record for record in records if is_settled(record, plan.environment, plan.rounds)}
-    patterns = [NEVER, *cell.taps, *([OWN] if cell.placement == "own" else [])]
     units = []
-    for pattern in plan.exits(patterns):
+    for pattern in plan.exits(cell.patterns):
         chosen = chosen_variants(cell, pattern, plan.wanted)
         if not plan.fresh:
             found = {variant.name: settled.get(_key(cell, pattern, variant.name)) for variant in chosen}

@@ -31,7 +31,8 @@ class Record:
     cell: dict[str, Any]
     """model, dtype, batch, classes, placement (of the heads), taps (their names), input (the shape of one sample)."""
     exits: str
-    """Where the samples leave: "never", the name of a tap, or "own" for the thresholds that a model came with."""
+    """Where the samples leave: "never", the name of a tap, the percent that leave at each tap and at the classifier
+    ("40/30/20/10"), or "own" for the thresholds that a model came with."""
     variant: str
     run: str
     """Records of one run were measured interleaved, so that ratios between them are meaningful."""
@@ -41,15 +42,16 @@ class Record:
     """gpu, driver, torch, triton, cudnn, cuda, python, auxhead, commit (its end "-dirty" says that files differed; None
     outside a checkout) and clocks: the GPU's, as found right after the measurement."""
     protocol: dict[str, Any]
-    """rounds, warm_up, repeat, captures, order, l2 and whatever else says how the numbers came about."""
+    """rounds, warm_up, repeat, captures, order, l2, samples_by_exit (how many of all inputs leave where, by the eager
+    network on the same trunk) and whatever else says how the numbers came about."""
     host_us: dict[str, Any] | None = None
     """Microseconds from the call, on an idle device, until the caller's stream has the answer: median, p20, p80 over
     the rounds, and captures: the median of each fresh capture."""
     device_us: dict[str, Any] | None = None
     """The same of the time one call takes on the device when calls follow back to back."""
     paired: list[dict[str, Any]] = field(default_factory=list)
-    """Baselines of the same run: role ("bare" or "truncated"), variant, host_us and device_us (medians), host_ratio and
-    device_ratio (this variant's over the baseline's)."""
+    """Baselines of the same run: role ("bare", "truncated", "segments", or for auto "plain"), variant, host_us and
+    device_us (medians), host_ratio and device_ratio (this variant's over the baseline's)."""
     correctness: dict[str, Any] | None = None
     """samples compared with the eager truth; differing: those with another label or exit; differing_near: how many of
     those rounding explains, the confidence being that close to a threshold or the two classes to each other; near: how

@@ -1,8 +1,9 @@
 """What a cell's variants run: the network with its random weights, or a user's own, and random inputs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from ..kernels import CRITERIA
 from ..model import EarlyExitNetwork, FusedAuxHead
 from ..model.bad_input import BadInput
 from ..model.user_model import load_factory
-from .cells import NEVER, OWN, Cell
+from .cells import MIXED, OWN, SHARES, Cell
 
 SEED = 0
 #: Spread of the logits over samples: wide enough that labels and confidences tell one input from another.
@@ -43,10 +44,22 @@ class Subject:
         """The heads, in the order of the taps."""
         return [head for head in self.network.heads if isinstance(head, FusedAuxHead)]
 
-    @property
-    def patterns(self) -> list[str]:
-        """The exit patterns that are measured."""
-        return [NEVER, *self.network.taps, *([OWN] if self.cell.placement == "own" else [])]
+    @cached_property
+    def share_thresholds(self) -> list[float]:
+        """The thresholds of the heads by which the shares of ``SHARES`` hold over all inputs together."""
+        with torch.no_grad():
+            by_input = [
+                torch.stack([(y.double() / head.rule.temperature).softmax(1).amax(1) for y, head in said])
+                for said in (zip(self.network.logits(x), self.heads, strict=False) for x in self.inputs)
+            ]
+        return thresholds_of_shares(torch.cat(by_input, dim=1), [int(share) for share in SHARES.split("/")])
+
+    def _thresholds(self, pattern: str) -> list[float]:
+        if pattern == SHARES:
+            return self.share_thresholds
+        ranges = [CRITERIA[head.rule.criterion] for head in self.heads]
+        # every confidence exceeds the low end, none the high one
+        return [low if tap == pattern else high for tap, (low, high) in zip(self.network.taps, ranges, strict=True)]
 
     @contextmanager
     def exits(self, pattern: str) -> Iterator[None]:
@@ -57,9 +70,8 @@ class Subject:
         rules = [head.rule for head in self.heads]
         before = [(rule.threshold, rule.enabled) for rule in rules]
         try:
-            for tap, rule in zip(self.network.taps, rules, strict=True):
-                low, high = CRITERIA[rule.criterion]  # every confidence exceeds the low end, none the high one
-                rule.threshold, rule.enabled = (low if tap == pattern else high), True
+            for rule, threshold in zip(rules, self._thresholds(pattern), strict=True):
+                rule.threshold, rule.enabled = threshold, True
             yield
         finally:
             for rule, (threshold, enabled) in zip(rules, before, strict=True):
@@ -100,7 +112,7 @@ def build_subject(cell: Cell, device: torch.device) -> Subject:
         network = network.to(dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         inputs = [
             random_pictures(cell.batch, cell.input, device).to(dtype=dtype, memory_format=torch.channels_last)
-            for _ in range(_inputs_for(cell.batch))
+            for _ in range(_inputs_for(cell))
         ]
     return Subject(cell, network, tuple(inputs))
 
@@ -113,9 +125,33 @@ def random_pictures(samples: int, shape: tuple[int, ...], device: torch.device) 
     return colour + contrast * F.interpolate(clouds, size=shape[1:], mode="bilinear")
 
 
-def _inputs_for(batch: int) -> int:
-    """At least two inputs, so that an answer for the one before shows, and some 16 samples."""
-    return max(2, 16 // batch)
+def thresholds_of_shares(confidence: Tensor, shares: Sequence[int]) -> list[float]:
+    """Return the thresholds by which samples leave in the given shares, each at the first head that is sure.
+
+    Every threshold lies midway between the confidences of the last sample that leaves and of the first that stays;
+    samples of one confidence leave or stay together.
+
+    Args:
+        confidence: [E, M], of E heads in M samples, from 0 to 1.
+        shares: in percent, of each head and, last, of the classifier.
+    """
+    samples = confidence.shape[1]
+    open_ = torch.ones(samples, dtype=torch.bool, device=confidence.device)
+    thresholds = []
+    percent = 0
+    for at_head, share in zip(confidence, shares, strict=False):
+        percent += share
+        stay = samples - round(samples * percent / 100)
+        ordered = torch.cat([at_head.new_zeros(1), at_head[open_].sort().values, at_head.new_ones(1)])
+        thresholds.append(ordered[stay : stay + 2].mean().item())
+        open_ &= at_head <= thresholds[-1]
+    return thresholds
+
+
+def _inputs_for(cell: Cell) -> int:
+    """At least two inputs, so that an answer for the one before shows, and some 16 samples; tens where exits mix."""
+    inputs = max(2, 16 // cell.batch)
+    return -(-inputs // 10) * 10 if MIXED.get(cell.placement) == SHARES else inputs
 
 
 def is_factory(model: str) -> bool:
@@ -157,7 +193,7 @@ def subject_of(model: str, network: EarlyExitNetwork, example: Tensor) -> Subjec
     )
     with torch.random.fork_rng(devices=[example.device] if example.is_cuda else []):
         torch.manual_seed(SEED)
-        others = [_like(example) for _ in range(_inputs_for(cell.batch) - 1)]
+        others = [_like(example) for _ in range(_inputs_for(cell) - 1)]
     return Subject(cell, network, (example, *others))
 
 

@@ -19,9 +19,10 @@ COLUMNS = (
     "device / bare",
     "host over floor, us",
     "device over floor, us",
+    "throughput / floor",
 )
 #: What the tables need on a terminal.
-WIDTH = 132
+WIDTH = 162
 #: How many of them are text.
 _TEXT_COLUMNS = 2
 
@@ -33,14 +34,15 @@ class BenchTable(NamedTuple):
     rows: list[tuple[str, ...]]
     """A row a variant, a cell a column."""
     remarks: list[str]
-    """Failures, and answers that differ within rounding."""
+    """Failures, answers that differ within rounding, and how auto compares with the plain graph."""
 
 
 def bench_tables(records: Iterable[Record]) -> list[BenchTable]:
     """Return one table for each cell and environment, of the last measurement of each variant.
 
-    Ratios stand only where the bare trunk of the same option was measured in the same run, and so does the difference
-    to the floor of an exit, the truncated network.
+    Ratios stand only where the bare trunk of the same option was measured in the same run, and so does what compares
+    with the floor: of an exit the truncated network, of mixed exits the trunk's segments, each for the open samples.
+    Throughput is that of calls back to back, by their device time.
     """
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in latest(record for record in records if record.kind == "bench"):
@@ -68,11 +70,13 @@ def _row(record: Record) -> tuple[str, ...]:
         return (record.exits, record.variant, "failed", *["-"] * (len(COLUMNS) - 3))
     times = (record.host_us, record.device_us)
     ratios = [f"{pairs['bare'][f'{kind}_ratio']:.3f}" if "bare" in pairs else "-" for kind in ("host", "device")]
+    floor = pairs.get("truncated") or pairs.get("segments")
     over = [
-        f"{taken['median'] - pairs['truncated'][f'{kind}_us']:+.1f}" if "truncated" in pairs else "-"
+        f"{taken['median'] - floor[f'{kind}_us']:+.1f}" if floor else "-"
         for kind, taken in zip(("host", "device"), times, strict=True)
     ]
-    return (record.exits, record.variant, *(_spread(taken) for taken in times), *ratios, *over)
+    throughput = f"{1.0 / floor['device_ratio']:.3f}" if floor else "-"
+    return (record.exits, record.variant, *(_spread(taken) for taken in times), *ratios, *over, throughput)
 
 
 def _spread(taken: dict[str, Any]) -> str:
@@ -84,9 +88,14 @@ def _remarks(record: Record) -> list[str]:
     if record.error is not None:
         return [f"{what}: {record.error}"]
     counts = record.correctness or {}
+    remarks = []
     if counts.get("differing"):
-        return [f"{what}: {counts['differing']} of {counts['samples']} answers differ, all within rounding"]
-    return []
+        remarks.append(f"{what}: {counts['differing']} of {counts['samples']} answers differ, all within rounding")
+    for pair in record.paired:
+        if pair["role"] == "plain":
+            ratios = f"{pair['host_ratio']:.3f} to the answer, {pair['device_ratio']:.3f} on the device"
+            remarks.append(f"{what}: time over that of {pair['variant']}: {ratios}")
+    return remarks
 
 
 def as_rich(table: BenchTable) -> Table:

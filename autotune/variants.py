@@ -1,5 +1,6 @@
 """The variants that the benchmark compares in a cell: how each is built, and what it is measured against."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -8,11 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..model import ExitResult, Trunk, make_runner, make_trunk
+from ..model import EagerRunner, ExitResult, Trunk, make_runner, make_trunk
 from ..model.streams import stream_pair
-from .cells import NEVER, OWN, Cell
+from .cells import MIXED, NEVER, Cell
 from .correctness import Answer
 from .peers import Compiled, Graph, NaiveHead, Said, bare, forked, in_line, merged, truncated, with_item
+from .segments import SegmentsFloor
 from .subject import Subject
 from .timing import CAPTURES
 
@@ -24,6 +26,10 @@ TRUNKS = (AS_IS, "cudnn")
 MORE_TRUNKS = ("inductor",)
 #: Batch sizes at which max-autotune is compiled, which takes minutes.
 MAX_AUTOTUNE_BATCHES = (1, 32)
+#: Fresh captures of "auto", fewer than of the others: for each it captures and measures four runners.
+AUTO_CAPTURES = 2
+#: Samples of the subject that it chooses by, unless one batch holds more: its trunks are checked on them in float64.
+AUTO_SAMPLES = 256
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,8 @@ class Capture(NamedTuple):
     answer: Callable[[Any], Answer]
     """Turns what ``call`` returns into what is compared."""
     close: Callable[[], None] = lambda: None
+    note: str | None = None
+    """What this capture is and another may not be."""
 
 
 @dataclass
@@ -81,19 +89,23 @@ class Variant:
     never: bool = True
     """Measured where no sample exits early."""
     exits: bool = False
-    """Measured where samples do."""
+    """Measured where all samples do, at one tap."""
+    mixed: bool = False
+    """Measured where samples leave at several exits."""
     exits_early: bool = True
     """False: knows nothing of heads and is compared with the classifier's answer whatever the exits."""
     per_pattern: bool = False
     """Built anew for every exit pattern, since it depends on it."""
     by_default: bool = True
+    plain: str | None = None
+    """The variant that it must not be slower than: a further baseline of its ratios."""
     note: str | None = None
 
     def runs(self, pattern: str) -> bool:
         """Whether it is measured for that exit pattern."""
         if pattern == NEVER:
             return self.never
-        return self.exits and not (self.per_pattern and pattern == OWN)  # there is no one tap to build it for
+        return self.mixed if pattern in MIXED.values() else self.exits
 
 
 def bare_name(trunk: str) -> str:
@@ -106,12 +118,22 @@ def truncated_name(trunk: str) -> str:
     return f"truncated@{trunk}"
 
 
+def segments_name(trunk: str) -> str:
+    """Return the name of the floor of mixed exits: the trunk's segments, each for the samples that are still open."""
+    return f"segments-floor@{trunk}"
+
+
+def smaller_sizes(batch: int) -> tuple[int, ...]:
+    """Return the batch sizes that a batch may be compacted to: itself and eighths of it, up to six."""
+    return tuple(sorted({-(-batch * eighths // 8) for eighths in (1, 2, 3, 4, 5, 6, 8)}))
+
+
 def catalogue(cell: Cell) -> list[Variant]:
     """Return every variant of a cell, in the order of the tables."""
     variants = [
         Variant("eager-bare@as_is", _eager(bare, None), captures=1, exits_early=False),
         Variant("eager-naive@as_is", _eager(in_line, "naive"), captures=1),
-        Variant("eager-naive-item@as_is", _eager(with_item, "naive"), captures=1, exits=True),
+        Variant("eager-naive-item@as_is", _eager(with_item, "naive"), captures=1, exits=True, mixed=True),
     ]
     for mode in ("reduce-overhead", "max-autotune"):
         if mode == "reduce-overhead" or cell.batch in MAX_AUTOTUNE_BATCHES:
@@ -128,16 +150,27 @@ def catalogue(cell: Cell) -> list[Variant]:
     for trunk in (*TRUNKS, *MORE_TRUNKS):
         add = partial(Variant, trunk=trunk, by_default=trunk in TRUNKS)
         variants += [
-            add(bare_name(trunk), _graph(bare, None, trunk), exits=True, exits_early=False),
+            add(bare_name(trunk), _graph(bare, None, trunk), exits=True, mixed=True, exits_early=False),
             add(f"graph-naive@{trunk}", _graph(in_line, "naive", trunk)),
             add(f"graph-naive-forked@{trunk}", _graph(forked, "naive", trunk)),
             add(f"graph-fused@{trunk}", _graph(in_line, "fused", trunk)),
             add(truncated_name(trunk), partial(_truncated, trunk), never=False, exits=True, per_pattern=True),
         ]
         variants += [
-            add(f"{name}@{trunk}", partial(_runner, trunk, options), exits=True) for name, options in RUNNERS.items()
+            add(f"{name}@{trunk}", partial(_runner, trunk, options), exits=True, mixed=True)
+            for name, options in RUNNERS.items()
         ]
-    variants.append(Variant("eager@as_is", partial(_runner, AS_IS, {"exits": "eager"}), captures=1, exits=True))
+        if cell.placement in MIXED:
+            floor = add(segments_name(trunk), partial(_segments_floor, trunk), never=False, mixed=True)
+            note = "no heads, no gathering of open samples, no waits of the host, no copies"
+            variants.append(dataclasses.replace(floor, exits_early=False, per_pattern=True, note=note))
+        if cell.placement in MIXED and cell.batch > 1:
+            compact = partial(_runner, trunk, {"exits": "polled", "compact": True})
+            variants.append(add(f"polled-compact@{trunk}", compact, mixed=True))
+        auto = add(f"auto@{trunk}", partial(_auto, trunk), captures=AUTO_CAPTURES, exits=True, mixed=True)
+        variants.append(dataclasses.replace(auto, per_pattern=True, plain=f"overlapped@{trunk}"))
+    eager = partial(_runner, AS_IS, {"exits": "eager"})
+    variants.append(Variant("eager@as_is", eager, captures=1, exits=True, mixed=True))
     return variants
 
 
@@ -181,6 +214,15 @@ def _truncated(trunk: str, workshop: Workshop, pattern: str) -> Capture:
     return _in_graph(function, trunk, workshop)
 
 
+def _segments_floor(trunk: str, workshop: Workshop, _pattern: str) -> Capture:
+    subject, made = workshop.subject, workshop.trunk(trunk)
+    eager = EagerRunner(subject.network, trunk=made)
+    exits = [eager(x).exit_index for x in subject.inputs]
+    sizes = smaller_sizes(subject.cell.batch)
+    floor = SegmentsFloor(made, subject.network.taps, subject.inputs, exits, sizes)
+    return Capture(floor, floor.answer)
+
+
 def _in_graph(function: Callable[[Tensor], Said], trunk: str, workshop: Workshop) -> Capture:
     example, memory_format = workshop.subject.example, workshop.trunk(trunk).memory_format
     stream = stream_pair(example.device).trunk
@@ -202,10 +244,18 @@ def _compiled(heads: str | None, mode: str, workshop: Workshop, _pattern: str) -
 
 def _runner(trunk: str, options: dict[str, Any], workshop: Workshop, _pattern: str) -> Capture:
     subject = workshop.subject
-    runner = workshop.factories.make_runner(
-        subject.network, subject.example, batch_sizes=(subject.cell.batch,), trunk=trunk, **options
-    )
+    batch = subject.cell.batch
+    sizes = smaller_sizes(batch) if options.get("compact") else (batch,)
+    runner = workshop.factories.make_runner(subject.network, subject.example, batch_sizes=sizes, trunk=trunk, **options)
     return Capture(runner, _answer_of_result, runner.close)
+
+
+def _auto(trunk: str, workshop: Workshop, _pattern: str) -> Capture:
+    """Let "auto" choose by the subject's inputs and the rules in force now."""
+    subject, batch = workshop.subject, workshop.subject.cell.batch
+    samples = torch.cat(subject.inputs[: max(1, AUTO_SAMPLES // batch)])
+    runner = workshop.factories.make_runner(subject.network, samples, exits="auto", batch_sizes=(batch,), trunk=trunk)
+    return Capture(runner, _answer_of_result, runner.close, note=runner.describe().partition("\n")[0])
 
 
 def _answer_of_result(result: ExitResult) -> Answer:

@@ -129,7 +129,7 @@ class LaunchConfig:
             block_k = min(max(next_power_of_2(classes), 16), 64)
             step_f = 128 // element_size
             return cls(16, block_c, block_p, block_a, step_f, block_k, 1, block_j, window_parts, stages, num_warps)
-        block_k = min(max(next_power_of_2(classes), 16), max(16384 // (block_c * block_p), 16))
+        block_k = min(max(next_power_of_2(classes), 16), max(16384 // max(block_c * block_p, 16), 16))
         config = cls(1, block_c, block_p, block_a, 1, block_k, 1, block_j, window_parts, stages, num_warps)
         splits = config.programs(view, classes).splits
         return replace(config, block_s=min(next_power_of_2(splits), max(8192 // block_j, 1), 64))

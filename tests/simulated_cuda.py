@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from auxhead.autotune import segments
 from auxhead.model import gated_runner, graph_runner, overlapped_runner, polled_runner
 from auxhead.model.streams import StreamPair
 
-_RUNNERS = (graph_runner, overlapped_runner, polled_runner, gated_runner)
+_CAPTURING = (graph_runner, overlapped_runner, polled_runner, gated_runner, segments)
 
 
 class _Stream:
@@ -90,10 +91,10 @@ def simulated_cuda() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         simulated = {"Capture": Capture, "CaptureStreams": _Streams, "warm_up": warm_up, "nested": nested}
-        for runner in _RUNNERS:
+        for module in _CAPTURING:
             for name, value in simulated.items():
-                if hasattr(runner, name):
-                    patch.setattr(runner, name, value)
+                if hasattr(module, name):
+                    patch.setattr(module, name, value)
         patch.setattr(graph_runner, "_check_cuda", lambda _x: None)
         for name, value in (
             ("device", lambda _device: nullcontext()),

@@ -5,25 +5,28 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from auxhead.autotune.__main__ import app
 from auxhead.autotune.bench import DeviceLost, paired_with, run_cell
-from auxhead.autotune.cells import Cell, chosen_cells, core_matrix, resnet_cell
+from auxhead.autotune.cells import NEVER, SHARES, Cell, chosen_cells, core_matrix, resnet_cell
 from auxhead.autotune.correctness import Answer, Comparison, Rounding, Truth, eager_truth, measure_rounding, verdict
-from auxhead.autotune.peers import Compiled, HeadSaid, NaiveHead, Said, in_line, merged, with_item
+from auxhead.autotune.peers import Compiled, HeadSaid, NaiveHead, Said, bare, in_line, merged, with_item
 from auxhead.autotune.plan import Plan, chosen_variants, units_of, unsettled
 from auxhead.autotune.record import append_record, read_records
-from auxhead.autotune.subject import build_subject, subject_of
+from auxhead.autotune.subject import Subject, build_subject, subject_of, thresholds_of_shares
 from auxhead.autotune.tables import COLUMNS, as_markdown, bench_tables
 from auxhead.autotune.timing import Samples, VariantFailed
-from auxhead.autotune.variants import Capture, Factories, Variant, catalogue
+from auxhead.autotune.variants import Capture, Factories, Variant, catalogue, smaller_sizes
 from auxhead.model import EagerRunner, EarlyExitNetwork, FusedAuxHead, make_trunk
 from example_models import SmallNet, plain_heads
+from simulated_cuda import simulated_cuda
 from typer.testing import CliRunner
 
 bench = importlib.import_module("auxhead.autotune.bench")
+segments = importlib.import_module("auxhead.autotune.segments")
 variants = importlib.import_module("auxhead.autotune.variants")
 ENVIRONMENT = {
     "gpu": "H200",
@@ -45,6 +48,13 @@ def subject(without_interpreter):
     return subject_of("tests:small", network, torch.randn(4, 3, 16, 16))
 
 
+@pytest.fixture
+def mixed_subject(subject):
+    """The same network in a cell in which samples of one batch leave at several exits: 40 of them."""
+    cell = dataclasses.replace(subject.cell, placement="inner-stages")
+    return Subject(cell, subject.network, tuple(torch.randn(4, 3, 16, 16) for _ in range(10)))
+
+
 class Runner(EagerRunner):
     """The eager runner under another one's name; counts how many are open."""
 
@@ -63,9 +73,39 @@ class Runner(EagerRunner):
         Runner.open -= 1
 
 
-def make_runner(network, example_input, *, exits, batch_sizes, trunk, lag=0):
-    assert batch_sizes == (len(example_input),) and trunk == "as_is"
-    return Runner(network)
+class AutoRunner(Runner):
+    """Remembers the rules that were in force when each was made."""
+
+    rules = []
+
+    def __init__(self, network):
+        super().__init__(network)
+        AutoRunner.rules.append(tuple(head.rule.threshold for head in network.heads))
+
+    def describe(self):
+        return f"Batch 4: polled, {len(AutoRunner.rules)} us to the answer.\nThe backbone runs as it is."
+
+
+def make_runner(network, example_input, *, exits, batch_sizes, trunk, lag=0, compact=False):
+    assert batch_sizes == ((1, 2, 3, 4) if compact else (4,)) and trunk == "as_is"
+    assert len(example_input) == (16 if exits == "auto" else 4)  # auto chooses by all inputs
+    return (AutoRunner if exits == "auto" else Runner)(network)
+
+
+class EagerSegments:
+    """The segments of a trunk for one batch size, which say when they are launched and run when they have to answer."""
+
+    launched = []
+
+    def __init__(self, trunk, taps, example):
+        self.answer = lambda x: merged(bare(trunk, taps, x))
+        size = len(example)
+        self.graphs = [Launched(size, place) for place in range(len(taps) + 1)]
+
+
+class Launched:
+    def __init__(self, size, place):
+        self.launch = lambda _stream: EagerSegments.launched.append((place, size))
 
 
 @pytest.fixture
@@ -83,8 +123,11 @@ def plan(tmp_path, monkeypatch):
 
     monkeypatch.setattr(bench, "time_captures", time_captures)
     monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, workshop: Capture(function, merged))
+    monkeypatch.setattr(segments, "SegmentGraphs", EagerSegments)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(Runner, "open", 0)
     monkeypatch.setattr(Runner, "shift", 0)
+    monkeypatch.setattr(AutoRunner, "rules", [])
     return Plan(tmp_path / "records.jsonl", ENVIRONMENT, 5, WANTED, factories=Factories(make_runner, None))
 
 
@@ -110,7 +153,8 @@ def test_a_cell_from_end_to_end(subject, plan):
         assert {name for pattern, name in measured if pattern == exits} == early
     # what does not run here (a side stream on the CPU) is a record, and the rest went on
     assert set(failed) == {("never", "graph-naive-forked@as_is")}
-    assert {name for pattern, name in measured if pattern == "own"} == early - {"truncated@as_is"}
+    early = early - {"truncated@as_is"} | {"segments-floor@as_is"}
+    assert {name for pattern, name in measured if pattern == "own"} == early
 
     one = measured["block1", "overlapped@as_is"]
     assert one.cell == {
@@ -125,6 +169,83 @@ def test_a_cell_from_end_to_end(subject, plan):
     assert len({record.run for record in records}) == 5  # one interleaved run for each exit pattern
     assert [(head.rule.threshold, head.rule.enabled) for head in subject.heads] == before
     assert Runner.open == 0
+
+
+def test_auto_is_made_anew_for_every_exit_pattern_by_the_rules_of_that_pattern(subject, plan):
+    own = tuple(head.rule.threshold for head in subject.heads)
+    records = run(subject, changed(plan, wanted=("auto@as_is",)))
+    patterns = [(1.0, 1.0, 1.0), (0.0, 1.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0), own]
+    assert AutoRunner.rules == [rules for rules in patterns for _ in range(2)]  # two captures each
+    assert Runner.open == 0 and not [one.error for one in records if one.error]
+    measured = {(one.exits, one.variant): one for one in records}
+    assert {name for exits, name in measured if exits == "own"} == {
+        "graph-bare@as_is", "segments-floor@as_is", "overlapped@as_is", "auto@as_is",
+    }  # fmt: skip
+    auto = measured["block1", "auto@as_is"]
+    assert auto.notes[:2] == [f"capture {i}: Batch 4: polled, {i + 4} us to the answer." for i in (1, 2)]
+    assert auto.protocol["captures"] == 2
+    plain = auto.paired[-1]
+    assert (plain["role"], plain["variant"], plain["device_ratio"]) == ("plain", "overlapped@as_is", 10 / 16)
+    assert not [pair for pair in measured["block1", "overlapped@as_is"].paired if pair["role"] == "plain"]
+    (table,) = bench_tables(records)
+    remark = "auto@as_is, exits block1: time over that of overlapped@as_is: 0.603 to the answer, 0.625 on the device"
+    assert remark in table.remarks
+
+
+def test_samples_of_one_batch_leave_at_several_exits(mixed_subject, plan):
+    records = run(mixed_subject, changed(plan, wanted=("polled-compact@as_is", "overlapped@as_is")))
+    assert not [one.error for one in records if one.error]
+    by_pattern = {pattern: {one.variant for one in records if one.exits == pattern} for pattern in (SHARES, "block1")}
+    assert by_pattern == {
+        SHARES: {"graph-bare@as_is", "segments-floor@as_is", "overlapped@as_is", "polled-compact@as_is"},
+        "block1": {"graph-bare@as_is", "overlapped@as_is", "truncated@as_is"},
+    }
+    assert {one.exits for one in records if one.variant == "polled-compact@as_is"} == {NEVER, SHARES}
+    for one in records:
+        exits = {NEVER: [0, 0, 0, 40], SHARES: [16, 12, 8, 4]}.get(one.exits)
+        exits = exits or [40 * (tap == one.exits) for tap in (*SmallNet.taps, "classifier")]
+        assert list(one.protocol["samples_by_exit"].items()) == list(
+            zip([*SmallNet.taps, "classifier"], exits, strict=True)
+        )
+        assert one.correctness["differing"] == 0
+    floor = next(one for one in records if one.variant == "segments-floor@as_is")
+    assert "no heads" in floor.notes[0] and floor.correctness["samples"] == 5 * 10 * 4
+    compact = next(one for one in records if one.exits == SHARES and one.variant == "polled-compact@as_is")
+    assert [pair["role"] for pair in compact.paired] == ["bare", "segments"]
+
+
+def test_the_floor_launches_each_segment_for_the_samples_that_are_open(mixed_subject, plan, monkeypatch):
+    network, inputs = mixed_subject.network, mixed_subject.inputs[:3]
+    trunk = make_trunk(network.backbone, network.taps, inputs[0])
+    exits = [torch.tensor(one) for one in ([0, 3, 1, 0], [0, 0, 0, 0], [3, 3, 3, 3])]
+    floor = segments.SegmentsFloor(trunk, network.taps, inputs, exits, (1, 3, 4))
+    launched = []
+    for x in inputs:
+        monkeypatch.setattr(EagerSegments, "launched", [])
+        assert floor(x) is x
+        launched.append(EagerSegments.launched)
+    # two samples are open in the second segment of the first, and no size 2 may be captured
+    assert launched == [[(0, 4), (1, 3), (2, 1), (3, 1)], [(0, 4)], [(0, 4), (1, 4), (2, 4), (3, 4)]]
+
+
+@pytest.mark.parametrize("kind", ["as_is", "cudnn"])
+def test_every_captured_size_of_the_floor_is_checked(kind, mixed_subject):
+    network, inputs = mixed_subject.network, mixed_subject.inputs[:2]
+    trunk = make_trunk(network.backbone, network.taps, inputs[0], kind)
+    exits = [torch.tensor([0, 3, 1, 0]), torch.tensor([3, 1, 1, 1])]
+    rounding = measure_rounding(network, inputs)
+    with mixed_subject.exits(NEVER), torch.no_grad():
+        truths = [eager_truth(network.logits(x), mixed_subject.heads, rounding) for x in inputs]
+    with simulated_cuda():
+        floor = segments.SegmentsFloor(trunk, network.taps, inputs, exits, (1, 2, 4))
+        comparison = Comparison()
+        for x, truth in zip(inputs, truths, strict=True):
+            comparison.add(floor.answer(floor(x)), truth)
+        assert verdict(comparison.counts()) is None
+        of_two = floor._captured[2]
+        floor._captured[2] = SimpleNamespace(answer=lambda _x: of_two.answer(inputs[1][2:]))
+        comparison.add(floor.answer(inputs[0]), truths[0])
+    assert verdict(comparison.counts()) is not None
 
 
 def test_resuming_measures_what_is_missing_with_its_baselines(subject, plan):
@@ -161,7 +282,8 @@ def test_a_wrong_variant_is_recorded_and_not_timed(subject, plan, monkeypatch):
     wrong = [one for one in records if one.variant == "overlapped@as_is"]
     assert len(wrong) == 5 and all(one.host_us is None and one.device_us is None for one in wrong)
     assert "80 of 80 samples" in wrong[0].error and wrong[0].correctness["differing"] == 80
-    assert {one.variant for one in records if one.error is None} == {"graph-bare@as_is", "truncated@as_is"}
+    right = {one.variant for one in records if one.error is None}
+    assert right == {"graph-bare@as_is", "truncated@as_is", "segments-floor@as_is"}
     assert Runner.open == 0
 
 
@@ -236,7 +358,7 @@ def test_a_lost_device_ends_the_run_after_its_record(subject, plan, monkeypatch)
 
 def test_core_matrix():
     cells = core_matrix()
-    assert len(cells) == len(set(cells)) == 32
+    assert len(cells) == len(set(cells)) == 33
     assert {(cell.batch, cell.classes, cell.placement) for cell in cells[:16]} == {
         (batch, classes, placement) for batch in (1, 8, 32, 128) for classes in (10, 1000)
         for placement in ("blocks", "stages")
@@ -245,6 +367,43 @@ def test_core_matrix():
         f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)
     )
     assert resnet_cell("resnet50", "float16", 1, 10, "stages").taps == ("layer1", "layer2", "layer3", "layer4")
+    mixed = cells[-1]
+    assert (mixed.batch, mixed.classes) == (64, 10) and mixed.taps == ("layer1", "layer2", "layer3")
+    assert mixed.patterns == ["never", "layer1", "layer2", "layer3", "40/30/20/10"]
+    assert cells[0].patterns == ["never", *cells[0].taps]
+    assert smaller_sizes(64) == (8, 16, 24, 32, 40, 48, 64) and smaller_sizes(2) == (1, 2)
+    names = {variant.name: variant for variant in catalogue(mixed)}
+    assert names["polled-compact@cudnn"].by_default
+    for other in (cells[0], dataclasses.replace(mixed, batch=1)):
+        assert "polled-compact@cudnn" not in [variant.name for variant in catalogue(other)]
+
+
+def exits_of(confidence, thresholds):
+    """How many samples leave at each head, and how many at none."""
+    sure = confidence > torch.tensor(thresholds).double()[:, None]
+    first = torch.where(sure.any(0), sure.int().argmax(0), len(thresholds))
+    return torch.bincount(first, minlength=len(thresholds) + 1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("samples", "shares", "wanted"),
+    [
+        (640, (40, 30, 20, 10), [256, 192, 128, 64]),
+        (128, (40, 30, 20, 10), [51, 39, 25, 13]),
+        (7, (0, 100, 0, 0), [0, 7, 0, 0]),
+        (5, (0, 0, 0, 100), [0, 0, 0, 5]),
+        (1, (40, 30, 20, 10), [0, 1, 0, 0]),
+    ],
+)
+def test_thresholds_of_shares(samples, shares, wanted):
+    confidence = torch.rand(3, samples, dtype=torch.float64) * 0.9 + 0.05
+    assert exits_of(confidence, thresholds_of_shares(confidence, shares)) == wanted
+
+
+def test_samples_of_one_confidence_stay_together():
+    confidence = torch.tensor([[0.5] * 6 + [0.9] * 4, [0.3, 0.4, 0.5, 0.6, 0.7, 0.8] + [0.2] * 4]).double()
+    thresholds = thresholds_of_shares(confidence, (60, 20, 20))
+    assert exits_of(confidence, thresholds) == [4, 4, 2]  # at the first head four or ten may leave
 
 
 def test_chosen_cells():
@@ -286,6 +445,15 @@ def test_random_networks_answer_differently_for_every_input(placement, without_i
         assert (subject.network(subject.example).exit_index == (4 if placement == "blocks" else 2)).all()
     with subject.exits("never"):
         assert (subject.network(subject.example).exit_index == len(taps)).all()
+
+
+def test_shares_hold_in_a_network_of_random_weights(without_interpreter):
+    taps = resnet_cell("resnet18", "float32", 8, 10, "inner-stages").taps
+    subject = build_subject(Cell("resnet18", "float32", 8, 10, "inner-stages", taps, (3, 48, 48)), torch.device("cpu"))
+    assert len(subject.inputs) == 10
+    with subject.exits(SHARES):
+        exits = torch.cat([subject.network(x).exit_index for x in subject.inputs])
+    assert torch.bincount(exits).tolist() == [32, 24, 16, 8]
 
 
 def test_truth_says_what_lies_within_rounding():
@@ -400,7 +568,10 @@ def test_tables(subject, plan):
         "1.000",
         "+2.0",
         "+1.0",
+        "0.938",
     )
+    mixed = next(row for row in table.rows if row[:2] == ("own", "overlapped@as_is"))
+    assert mixed[-3:] == ("-8.0", "-4.0", "1.250")  # the floor's times are the letters of "segments-floor@as_is"
     failed = next(row for row in table.rows if row[1] == "graph-naive-forked@as_is")
     assert failed[2] == "failed" and len(failed) == len(COLUMNS) and "graph-naive-forked@as_is" in table.remarks[0]
 

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.autotune.__main__ import app
+from auxhead.autotune.bench import run_cell
 from auxhead.autotune.cells import Cell
 from auxhead.autotune.correctness import Comparison, eager_truth, logits_of_exits, measure_rounding, verdict
 from auxhead.autotune.environment import clocks, environment
 from auxhead.autotune.peers import Graph, NaiveHead, bare, forked, in_line, merged, truncated
+from auxhead.autotune.plan import Plan, unsettled
 from auxhead.autotune.record import read_records
-from auxhead.autotune.subject import build_subject
+from auxhead.autotune.segments import SegmentsFloor
+from auxhead.autotune.subject import Subject, build_subject
 from auxhead.autotune.timing import VariantFailed, time_captures
 from auxhead.model import make_trunk
 from example_models import needs_gpu
@@ -90,6 +93,55 @@ def test_graphs_answer_as_the_eager_network(dtype: str, peer: object, device: to
             stale.add(merged(graph(subject.example)), truth)
     assert verdict(right.counts()) is None, right.counts()
     assert verdict(stale.counts()) is not None  # an answer for another input is told from rounding
+
+
+def small_mixed_subject(device: torch.device) -> Subject:
+    taps = ("layer1", "layer2", "layer3")
+    return build_subject(Cell("resnet18", "float16", 8, 10, "inner-stages", taps, (3, 64, 64)), device)
+
+
+@pytest.mark.parametrize("kind", ["as_is", "cudnn"])
+def test_the_segments_of_the_floor_are_those_of_the_trunk(kind: str, device: torch.device) -> None:
+    subject = small_mixed_subject(device)
+    network, rounding = subject.network, measure_rounding(subject.network, subject.inputs)
+    trunk = make_trunk(network.backbone, network.taps, subject.example, kind)
+    with subject.exits("40/30/20/10"):
+        exits = [network(x).exit_index for x in subject.inputs]
+    left = torch.bincount(torch.cat(exits), minlength=4).tolist()
+    assert all(abs(found - wanted) <= 2 for found, wanted in zip(left, [32, 24, 16, 8], strict=True)), left  # rounding
+    floor = SegmentsFloor(trunk, network.taps, subject.inputs, exits, (1, 2, 4, 8))
+    comparison = Comparison()
+    classifier = None if trunk.classifier is None else trunk.classifier.logits
+    heads = [head.logits for head in subject.heads]
+    with subject.exits("never"):
+        for _ in range(2):
+            for x in subject.inputs:
+                logits = logits_of_exits(trunk.module, network.taps, heads, x, classifier)
+                comparison.add(floor.answer(floor(x)), eager_truth(logits, subject.heads, rounding))
+    assert verdict(comparison.counts()) is None, comparison.counts()
+
+
+def test_auto_and_the_floor_of_mixed_exits_are_measured(tmp_path: Path, device: torch.device) -> None:
+    subject = small_mixed_subject(device)
+    plan = Plan(
+        tmp_path / "records.jsonl",
+        environment(device),
+        rounds=4,
+        wanted=("auto@cudnn",),
+        exits=lambda patterns: [patterns[0], patterns[-1]],
+    )
+    ((_, units),) = unsettled([subject.cell], plan)
+    run_cell(subject, units, plan)
+    records = read_records(plan.out)
+    assert [(one.variant, one.error) for one in records if one.error] == []
+    measured = {(one.exits, one.variant): one for one in records}
+    bare, floor = "graph-bare@cudnn", "segments-floor@cudnn"
+    assert {name for exits, name in measured if exits == "never"} == {bare, "overlapped@cudnn", "auto@cudnn"}
+    assert {name for exits, name in measured if exits != "never"} == {bare, floor, "overlapped@cudnn", "auto@cudnn"}
+    auto = measured["40/30/20/10", "auto@cudnn"]
+    assert sum(auto.protocol["samples_by_exit"].values()) == 80
+    assert [pair["role"] for pair in auto.paired] == ["bare", "segments", "plain"]
+    assert all(note.startswith(f"capture {place}: Batch 8: ") for place, note in enumerate(auto.notes[:2], start=1))
 
 
 def test_time_captures(device: torch.device) -> None:
