@@ -14,7 +14,6 @@ from auxhead.model import compacting_runner, gated_runner, graph_runner, overlap
 from auxhead.model.streams import StreamPair
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
-from triton.runtime.interpreter import GridExecutor
 
 _RUNNERS = (graph_runner, overlapped_runner, polled_runner, compacting_runner, gated_runner)
 
@@ -98,6 +97,8 @@ class _Recorder(TorchDispatchMode):
 @contextmanager
 def simulated_cuda() -> Iterator[None]:
     """Let runners be made and called on CPU tensors."""
+    from triton.runtime.interpreter import GridExecutor  # there is no Triton for some platforms
+
     recording: list[_Recorder] = []  # at most one
 
     def warm_up(forward: Callable[[], None], _stream: object) -> None:
