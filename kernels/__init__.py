@@ -1,5 +1,6 @@
 """The Triton kernels of auxhead, their plain PyTorch references and their launch configurations."""
 
+from .compaction import Answer, collect, destination, gather_open, moves_rows, new_destinations
 from .criteria import CRITERIA, check_criterion, check_temperature, check_threshold
 from .exit_launch import ExitBuffers, ExitHead, ExitLaunch
 from .fused_head import fused_head, runs_triton
@@ -12,6 +13,7 @@ from .max_pool import max_pool2d
 __all__ = [
     "CRITERIA",
     "POOLS",
+    "Answer",
     "ExitBuffers",
     "ExitHead",
     "ExitLaunch",
@@ -22,10 +24,15 @@ __all__ = [
     "check_pool",
     "check_temperature",
     "check_threshold",
+    "collect",
     "decide",
+    "destination",
     "fused_head",
     "fused_head_reference",
+    "gather_open",
     "max_pool2d",
+    "moves_rows",
+    "new_destinations",
     "pooled_features",
     "runs_triton",
 ]

@@ -2,6 +2,7 @@
 
 from ..kernels import HeadOutput
 from .auto_runner import AutoRunner
+from .compacting_runner import CompactingRunner
 from .eager_runner import EagerRunner
 from .early_exit_network import EarlyExitNetwork
 from .exit_result import ExitResult
@@ -16,6 +17,7 @@ from .trunk import Trunk, make_trunk
 
 __all__ = [
     "AutoRunner",
+    "CompactingRunner",
     "EagerRunner",
     "EarlyExitNetwork",
     "ExitResult",

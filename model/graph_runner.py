@@ -199,15 +199,8 @@ class GraphRunner(ABC):
         return [statistics.median(found) for found in times]
 
     def _stops(self, x: Tensor, least_us: float) -> list[int]:
-        """Choose the taps at which to stop: as many as can be, with at least ``least_us`` of the trunk after each."""
-        stops: list[int] = []
-        left = 0.0
-        for place, us in reversed(list(enumerate(self._segment_times(x)[1:]))):
-            left += us
-            if left >= least_us:
-                stops.insert(0, place)
-                left = 0.0
-        return stops
+        """Choose the taps at which to stop when the batch ``x`` runs; see :func:`choose_stops`."""
+        return choose_stops(self._segment_times(x), least_us)
 
     def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
         """Answer for at most as many samples as were captured; ``caller`` is the current stream."""
@@ -359,6 +352,18 @@ def check_sizes(batch_sizes: Sequence[int]) -> list[int]:
     if not sizes or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
         raise ValueError(f"batch_sizes: got {sizes}, wants positive ints")
     return sorted(set(sizes))
+
+
+def choose_stops(segment_us: Sequence[float], least_us: float) -> list[int]:
+    """Choose the taps at which to stop: as many as can be, with at least ``least_us`` of the trunk after each."""
+    stops: list[int] = []
+    left = 0.0
+    for place, us in reversed(list(enumerate(segment_us[1:]))):
+        left += us
+        if left >= least_us:
+            stops.insert(0, place)
+            left = 0.0
+    return stops
 
 
 def _check_cuda(example_input: Tensor) -> None:

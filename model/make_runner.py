@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from .auto_runner import AutoRunner
+from .compacting_runner import CompactingRunner
 from .eager_runner import EagerRunner
 from .early_exit_network import EarlyExitNetwork
 from .gated_runner import GatedRunner
@@ -25,6 +26,7 @@ def make_runner(
     batch_sizes: Sequence[int] = (1,),
     trunk: str = "as_is",
     lag: int = 0,
+    compact: bool = False,
 ) -> EagerRunner | GraphRunner | AutoRunner:
     """Make a runner for a network.
 
@@ -37,6 +39,8 @@ def make_runner(
         batch_sizes: to capture.
         trunk: how the backbone is run, see :func:`make_trunk`.
         lag: for "gated", segments between a head and what it decides about, 0 or 1.
+        compact: for "polled", gather the samples that stay open into the captured batch sizes below, where that pays;
+            see :class:`CompactingRunner`.
 
     Raises:
         ValueError, TypeError: an argument that does not fit.
@@ -49,6 +53,8 @@ def make_runner(
         raise TypeError(f"network: got {type(network).__name__}, wants an EarlyExitNetwork")
     if lag and exits != "gated":
         raise ValueError(f"lag: got {lag!r} with exits={exits!r}, wants 0: only 'gated' has a lag")
+    if compact and exits != "polled":
+        raise ValueError(f"compact: got {compact!r} with exits={exits!r}, wants False: only 'polled' gathers samples")
     if exits == "eager":
         return EagerRunner(network, trunk=make_trunk(network.backbone, network.taps, example_input, trunk))
     if exits == "auto":
@@ -56,5 +62,6 @@ def make_runner(
     if exits == "overlapped":
         return OverlappedRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
     if exits == "polled":
-        return PolledRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
+        polled = CompactingRunner if compact else PolledRunner
+        return polled(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
     return GatedRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk, lag=lag)

@@ -1,9 +1,9 @@
 """The polled runner: one CUDA graph a segment, and a host that stops launching when all samples are answered."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,18 +19,25 @@ from .taps import listening
 _LEAST_SEGMENT_US = 25.0
 
 
-class _Segments(CapturedBatch):
-    def __init__(
-        self,
-        x: Tensor,
-        buffers: ExitBuffers,
-        launches: Sequence[ExitLaunch],
-        graphs: Sequence[Graph],
-        description: str,
-        open_samples: Tensor,
-    ) -> None:
-        super().__init__(x, buffers, launches, graphs, description)
-        self.open_samples: Any = open_samples.numpy()  # the same memory, faster to read
+class Cut(NamedTuple):
+    """A network captured in graphs, one behind the other."""
+
+    graphs: list[Graph]
+    launches: list[ExitLaunch]
+    open_samples: Tensor
+    """[stops] int64 in pinned memory; see :class:`ExitLaunch`."""
+    outputs: list[Tensor]
+    """What each tap and, last, the trunk returns, in memory of the graphs."""
+
+
+class Segments(CapturedBatch):
+    """A network captured for one batch size in several graphs."""
+
+    def __init__(self, x: Tensor, buffers: ExitBuffers, cut: Cut, description: str, stops: Sequence[int]) -> None:
+        """Answer for ``x``, a static batch, in ``buffers``; there is a cut at each of ``stops``, places of taps."""
+        super().__init__(x, buffers, cut.launches, cut.graphs, description)
+        self.stops = stops
+        self.open_samples: Any = cut.open_samples.numpy()  # the same memory, faster to read
         self.count_requests()
 
     def count_requests(self) -> None:
@@ -57,8 +64,25 @@ class PolledRunner(GraphRunner):
         return torch.cuda.Event()
 
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        trunk, side = self._capture_streams.pair
         stops = self._stops(x, _LEAST_SEGMENT_US)
+        cut = self._cut(x, buffers, stops, self._pool)
+        description = f"{len(cut.graphs)} graphs, cut after {listed(stops, self.network.taps) or 'no tap'}."
+        return Segments(x, buffers, cut, description, stops)
+
+    def _cut(
+        self,
+        x: Tensor,
+        buffers: ExitBuffers,
+        stops: Sequence[int],
+        pool: torch.cuda.MemPool,
+        in_line: Callable[[int, Tensor], None] | None = None,
+    ) -> Cut:
+        """Capture the network for the batch ``x``, cut at some taps, with memory from ``pool``.
+
+        The heads since the stop before run beside what follows the cut. With ``in_line`` they run before the cut, and
+        so does what ``in_line`` does with the place and the output of the tap after them.
+        """
+        trunk, side = self._capture_streams.pair
         starts = [0, *(stop + 1 for stop in stops)]
         open_samples = torch.zeros(len(stops), dtype=torch.int64, device="cpu").pin_memory()
         launches = [
@@ -66,48 +90,62 @@ class PolledRunner(GraphRunner):
             for i, (start, stop) in enumerate(zip(starts, stops, strict=False))
         ]
         last_launch = ExitLaunch(buffers, starts[-1], self._places[starts[-1] :])
+        outputs: list[Tensor] = []
 
         def forward(capture: Capture | None) -> None:
-            held: list[Tensor] = []
+            forked = False
+
+            def join() -> None:
+                nonlocal forked
+                if forked:
+                    trunk.wait_stream(side)
+                forked = False
 
             def on_tap(place: int, features: Tensor) -> None:
-                held.append(features)
+                nonlocal forked
+                outputs.append(features)
                 if place not in stops:
                     return
                 i = stops.index(place)
-                if i > 0:
-                    trunk.wait_stream(side)
+                join()
+                if in_line is not None:
+                    launches[i](outputs[starts[i] :])
+                    in_line(place, features)
                 if capture is not None:
                     capture.cut()
-                side.wait_stream(trunk)
-                with torch.cuda.stream(side):
-                    launches[i](held[starts[i] :])
+                if in_line is None:
+                    side.wait_stream(trunk)
+                    forked = True
+                    with torch.cuda.stream(side):
+                        launches[i](outputs[starts[i] :])
 
             with listening(self._trunk.module, self.network.taps, on_tap):
-                final = self._trunk.module(x)
-            if stops:
-                trunk.wait_stream(side)
-            last_launch([*held[starts[-1] :], final])
+                outputs.append(self._trunk.module(x))
+            join()
+            last_launch(outputs[starts[-1] :])
+            if capture is None:
+                outputs.clear()
 
         warm_up(lambda: forward(None), trunk)
-        capture = Capture(self._device, self._pool)
+        capture = Capture(self._device, pool)
         with capture.capturing(self._trunk.module, trunk):
             forward(capture)
-        description = f"{len(capture.graphs)} graphs, cut after {listed(stops, self.network.taps) or 'no tap'}."
-        launches.append(last_launch)
-        return _Segments(x, buffers, launches, capture.graphs, description, open_samples)
+        return Cut(capture.graphs, [*launches, last_launch], open_samples, outputs)
 
     def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
-        assert isinstance(captured, _Segments)
+        assert isinstance(captured, Segments)
         try:
             return self._answer_polling(captured, x, caller)
         except BaseException:  # an interrupt, say, before or after the request was counted on the device
             with suppress(RuntimeError):  # which would hide what has gone wrong
                 self._stream.synchronize()
-                captured.count_requests()
+                for segments in self._captured.values():
+                    assert isinstance(segments, Segments)
+                    segments.count_requests()
             raise
 
-    def _answer_polling(self, captured: _Segments, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
+    def _begin(self, captured: Segments, x: Tensor, caller: torch.cuda.Stream) -> torch.cuda.Stream:
+        """Copy in the batch of a new request on the stream that its graphs run on, which is returned."""
         stream = self._stream
         self._event.record(caller)
         stream.wait_event(self._event)
@@ -116,8 +154,12 @@ class PolledRunner(GraphRunner):
             captured.fill(x)
         finally:
             torch.cuda.set_stream(caller)
-        graphs = captured.graphs
         captured.request += 1
+        return stream
+
+    def _answer_polling(self, captured: Segments, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
+        stream = self._begin(captured, x, caller)
+        graphs = captured.graphs
         for graph in graphs[:2]:
             graph.launch(stream)
         packed, answer = captured.empty_answer()
@@ -136,7 +178,7 @@ class PolledRunner(GraphRunner):
         super()._wait()
         self._stream.synchronize()  # a segment that nobody needed may still run
 
-    def _poll(self, captured: _Segments, stop: int) -> int:
+    def _poll(self, captured: Segments, stop: int) -> int:
         """Wait until the heads of a stop have written how many samples of this request stay open, and return it."""
         numbers, request = captured.open_samples, captured.request
         polls = 0

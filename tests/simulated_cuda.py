@@ -1,7 +1,7 @@
 """Streams and graphs that are none: what runners do around their kernels, on a machine without a GPU.
 
-A "graph" runs on the CPU what was warmed up, all of it in the first graph of a capture; kernels run in Triton's
-interpreter. Nothing is skipped, so that this shows what a runner answers, not what it saves.
+A "graph" runs again on the CPU what ran during its capture, into the same memory; kernels run in Triton's interpreter.
+Bodies of conditional nodes run whatever the condition is. So this shows what a runner answers, not what it saves.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 from auxhead.autotune import segments
-from auxhead.model import gated_runner, graph_runner, overlapped_runner, polled_runner
+from auxhead.model import compacting_runner, gated_runner, graph_runner, overlapped_runner, polled_runner
 from auxhead.model.streams import StreamPair
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
-_CAPTURING = (graph_runner, overlapped_runner, polled_runner, gated_runner, segments)
+_CAPTURING = (graph_runner, overlapped_runner, polled_runner, compacting_runner, gated_runner, segments)
 
 
 class _Stream:
@@ -61,18 +63,54 @@ class _Streams:
 
 
 class _Graph:
-    def __init__(self, run: Callable[[], None] | None) -> None:
-        self.launch = lambda _stream: run() if run else None
+    """What ran while a recorder was there; it keeps all memory of that run."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+
+    def launch(self, _stream: object) -> None:
+        with torch.no_grad():
+            for call in self.calls:
+                call()
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes PyTorch's operators in a graph as they run; kernels are noted where they are interpreted."""
+
+    def __init__(self, graph: _Graph) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        outputs = func(*args, **kwargs)
+
+        def again() -> None:
+            for output, new in zip(tree_leaves(outputs), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(output, torch.Tensor) and output.data_ptr() != new.data_ptr():
+                    output.copy_(new)
+
+        self.graph.calls.append(again)
+        return outputs
 
 
 @contextmanager
 def simulated_cuda() -> Iterator[None]:
     """Let runners be made and called on CPU tensors."""
-    warmed_up: list[Callable[[], None]] = []
+    from triton.runtime.interpreter import GridExecutor  # there is no Triton for some platforms
+
+    recording: list[_Recorder] = []  # at most one
 
     def warm_up(forward: Callable[[], None], _stream: object) -> None:
         forward()
-        warmed_up.append(forward)
+
+    interpret = GridExecutor.__call__
+
+    def launch(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
+        with _disable_current_modes():
+            interpret(executor, *args, **kwargs)
+        if recording:
+            recording[0].graph.calls.append(lambda: interpret(executor, *args, **kwargs))
 
     class Capture:
         def __init__(self, *_: Any) -> None:
@@ -80,14 +118,22 @@ def simulated_cuda() -> Iterator[None]:
 
         @contextmanager
         def capturing(self, *_: Any) -> Iterator[None]:
-            yield
-            self.cut()
+            recording.append(_Recorder(_Graph()))
+            try:
+                with recording[0]:
+                    yield
+                self.cut()
+            finally:
+                recording.clear()
 
         def cut(self) -> None:
-            self.graphs.append(_Graph(None if self.graphs else warmed_up[-1]))
+            self.graphs.append(recording[0].graph)
+            recording[0].graph = _Graph()
 
     def nested(graphs: list[_Graph]) -> tuple[_Graph, list[int]]:
-        return graphs[0], [0] * (len(graphs) - 1)  # no handles: the kernels have no condition to set
+        root = _Graph()
+        root.calls = [call for graph in graphs for call in graph.calls]
+        return root, [0] * (len(graphs) - 1)  # no handles: the kernels have no condition to set
 
     with pytest.MonkeyPatch.context() as patch:
         simulated = {"Capture": Capture, "CaptureStreams": _Streams, "warm_up": warm_up, "nested": nested}
@@ -95,6 +141,7 @@ def simulated_cuda() -> Iterator[None]:
             for name, value in simulated.items():
                 if hasattr(module, name):
                     patch.setattr(module, name, value)
+        patch.setattr(GridExecutor, "__call__", launch)
         patch.setattr(graph_runner, "_check_cuda", lambda _x: None)
         for name, value in (
             ("device", lambda _device: nullcontext()),
@@ -110,5 +157,6 @@ def simulated_cuda() -> Iterator[None]:
             patch.setattr(torch.cuda, name, value)
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
         patch.setattr(polled_runner, "_LEAST_SEGMENT_US", 0.0)
+        patch.setattr(compacting_runner, "_LEAST_STOP_US", 0.0)
         patch.setattr(gated_runner, "_LEAST_GATED_US", 0.0)
         yield

@@ -19,7 +19,7 @@ from auxhead.model import (
 from auxhead.model.graph_runner import GraphRunner
 from auxhead.model.make_runner import EXITS
 from auxhead.model.overlapped_runner import _forks
-from auxhead.model.polled_runner import _Segments
+from auxhead.model.polled_runner import Segments
 from example_models import SmallNet, plain_heads
 from torch import Tensor, nn
 
@@ -260,7 +260,7 @@ class FakeGraph:
             self.segments.open_samples[self.number - 1] = (self.segments.on_device << 32) + still_open
 
 
-class FakeSegments(_Segments):
+class FakeSegments(Segments):
     def __init__(self, stops: int) -> None:
         self.open_samples, self.request, self.on_device = [0] * stops, 0, 0
         self.graphs = [FakeGraph(i, self) for i in range(stops + 1)]

@@ -103,11 +103,15 @@ def test_auto_keeps_for_each_batch_size_the_runner_that_was_fastest(network, mon
     def measure(runners, batches):
         size = len(batches[0])
         assert list(runners) == ["overlapped", "polled", "gated", "gated, lag 1"] and len(batches) == 2 // size
-        monkeypatch.setattr(GraphRunner, "close", lambda runner: closed.append(type(runner)))
+        monkeypatch.setattr(GraphRunner, "close", close)
         return {name: HostTime(50.0 if name == fastest[size] else 90.0, 40.0, 60.0) for name in runners}
 
     def choose(measured):
         return min(measured, key=lambda name: measured[name].median)
+
+    def close(runner):
+        closed.append(type(runner))
+        runner._captured.clear()
 
     monkeypatch.setattr("auxhead.model.auto_runner.measure", measure)
     monkeypatch.setattr("auxhead.model.auto_runner.choose", choose)

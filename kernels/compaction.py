@@ -1,0 +1,124 @@
+"""Compaction: the open samples of a captured batch go on in a smaller one, by launches that a graph can hold."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from .exit_launch import ExitBuffers
+from .launch_config import next_power_of_2
+
+#: Label [N] int64, exit [N] int64, confidence [N] float32, probs [N, K] float32 or None: see ``ExitBuffers.answer``.
+Answer = tuple[Tensor, Tensor, Tensor, Tensor | None]
+
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+#: Words of a program: 8 reads of 16 bytes for each of its 128 threads.
+_BLOCK_WORDS = 2048
+#: Of a table of destinations: the addresses of features, origins, exits and request counter, and the batch size.
+_ENTRY = 5
+
+
+def moves_rows(features: Tensor, small: Tensor | None = None) -> bool:
+    """Whether the samples of ``features`` are dense blocks of memory, one behind the other, and those of ``small`` too.
+
+    Args:
+        features: [N, ...], in any order of its dimensions but the first.
+        small: [M, ...], of the same dtype; its samples must lie in memory as those of ``features`` do.
+    """
+    if small is not None:
+        return moves_rows(features) and moves_rows(small) and _row(features) == _row(small)
+    behind = 1
+    for stride, size in sorted((stride, size) for size, stride in _row(features)[0]):
+        if stride != behind:
+            return False
+        behind *= size
+    return behind > 0 and (len(features) == 1 or features.stride(0) == behind)
+
+
+def _row(features: Tensor) -> tuple[list[tuple[int, int]], int]:
+    """Return how a sample lies in memory, and what its address is a multiple of: a power of 2, at most 16 bytes.
+
+    The first is the (size, stride) of every dimension that has several elements.
+    """
+    layout = [
+        (size, stride) for size, stride in zip(features.shape[1:], features.stride()[1:], strict=True) if size != 1
+    ]
+    row_bytes = math.prod(features.shape[1:]) * features.element_size()
+    return layout, math.gcd(row_bytes, features.data_ptr(), 16)
+
+
+def new_destinations(buffers: ExitBuffers) -> Tensor:
+    """Make a table for ``gather_open``, [N + 1, 5] int64: whatever the number of open rows, they go nowhere."""
+    return torch.zeros(buffers.label.shape[1] + 1, _ENTRY, dtype=torch.int64, device=buffers.label.device)
+
+
+def destination(features: Tensor, origin: Tensor, buffers: ExitBuffers) -> list[int]:
+    """Return the row of a table of destinations that stands for a smaller batch, whose memory must outlive its use.
+
+    Args:
+        features: what the tap returns in the smaller batch, [M, ...]; see :func:`moves_rows`.
+        origin: [M] int64.
+        buffers: of the smaller batch.
+    """
+    exit_index = buffers.answer(buffers.packed_answer)[1]
+    tensors = (features, origin, exit_index, buffers.requests)
+    return [*(tensor.data_ptr() for tensor in tensors), len(features)]
+
+
+def gather_open(
+    features: Tensor, buffers: ExitBuffers, origin: Tensor | None, destinations: Tensor, answer: Answer
+) -> None:
+    """Move the rows that are open into a smaller batch, where the table has one for their number; one launch.
+
+    Open is a row whose exit in the batch's answer is negative. The answers of all others are passed on to the
+    request's. In the smaller batch the rows behind those that came belong to no sample, and the number of its requests
+    is counted up. Where the table has no batch nothing happens.
+
+    Args:
+        features: what a tap returns, [N, ...]; see :func:`moves_rows`.
+        buffers: of the batch.
+        origin: [N] int64, the sample of the request that each row is, or -1; None where row and sample are the same.
+        destinations: [N + 1, 5] int64, by the number of open rows a row made by :func:`destination`, or zeros. Read on
+            the device, so that it may change after a capture.
+        answer: the request's, for at least as many samples as it has.
+    """
+    from . import compact_kernel
+
+    samples = buffers.label.shape[1]
+    aligned = _row(features)[1]
+    word = min(aligned, 8)
+    row_words = math.prod(features.shape[1:]) * features.element_size() // word
+    flat = features.as_strided((features.numel(),), (1,)).view(_WORDS[word])
+    block_w = min(next_power_of_2(row_words), _BLOCK_WORDS)
+    with torch.cuda.device_of(features):
+        compact_kernel.gather_kernel[(samples * -(-row_words // block_w),)](
+            flat, destinations, origin, *buffers.answer(buffers.packed_answer), *answer,
+            samples, row_words, _classes(answer),
+            ENTRY=_ENTRY, ALIGNED=aligned, BLOCK_N=next_power_of_2(samples), BLOCK_W=block_w,
+            BLOCK_K=_block_k(answer), num_warps=4,
+        )  # fmt: skip
+
+
+def collect(buffers: ExitBuffers, origin: Tensor, answer: Answer) -> None:
+    """Pass on the answers of the batch in which a request has ended to the request's; one launch.
+
+    Args:
+        buffers: of the batch, none of whose rows is open.
+        origin: [N] int64, see :func:`gather_open`.
+        answer: see :func:`gather_open`.
+    """
+    from . import compact_kernel
+
+    with torch.cuda.device_of(origin):
+        compact_kernel.collect_kernel[(len(origin),)](
+            origin, *buffers.answer(buffers.packed_answer), *answer, _classes(answer),
+            BLOCK_K=_block_k(answer), num_warps=1,
+        )  # fmt: skip
+
+
+def _classes(answer: Answer) -> int:
+    return 1 if answer[3] is None else answer[3].shape[1]
+
+
+def _block_k(answer: Answer) -> int:
+    return min(next_power_of_2(_classes(answer)), 1024)
