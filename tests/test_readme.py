@@ -40,7 +40,32 @@ def test_latencies_are_those_of_the_record():
     assert README.count(report["environment"]["device"]) >= 2
 
 
-#: The rows of the benchmark's table, by their first words.
+RECORDS = read_records(ROOT / "autotune" / "records" / "bench-h200.jsonl")
+BATCHES = (1, 8, 32, 128)
+
+
+def benched(variant, batch, classes=10, placement="blocks", exits="never"):
+    """The last record of ResNet-18 in float16."""
+    found = [
+        record
+        for record in RECORDS
+        if (record.variant, record.exits) == (variant, exits)
+        and (record.cell["model"], record.cell["dtype"]) == ("resnet18", "float16")
+        and (record.cell["batch"], record.cell["classes"], record.cell["placement"]) == (batch, classes, placement)
+    ]
+    return found[-1]
+
+
+def table_after(heading):
+    assert README.count(heading) == 1, heading
+    return README.partition(heading)[2].partition("\n\n")[0].strip().splitlines()
+
+
+def test_nothing_failed_in_the_benchmark():
+    assert all(record.error is None for record in RECORDS)
+
+
+#: The rows of the table of one batch size, by their first words.
 VARIANTS = {
     "what people write": "eager-naive-item@as_is",
     "eager, no heads": "eager-bare@as_is",
@@ -54,19 +79,82 @@ VARIANTS = {
 }
 
 
-def test_the_benchmark_table_is_that_of_the_record():
-    records = read_records(ROOT / "autotune" / "records" / "bench-resnet18-fp16-h200.jsonl")
-    assert all(record.error is None for record in records)
-    never = {record.variant: record for record in records if record.exits == "never"}
-    table = README.partition("| host to the answer, us | device, us |\n|---|---|---|\n")[2].partition("\n\n")[0]
-    rows = table.splitlines()
-    assert len(rows) == len(VARIANTS)
+def test_the_table_of_one_batch_size_is_that_of_the_record():
+    rows = table_after("| host to the answer, us | device, us |\n|---|---|---|\n")
     for row, (words, variant) in zip(rows, VARIANTS.items(), strict=True):
-        times = (never[variant].host_us, never[variant].device_us)
-        cells = ["{median:,.0f} ({p20:,.0f}-{p80:,.0f})".format(**one) for one in times]
+        record = benched(variant, 1)
+        cells = ["{median:,.0f} ({p20:,.0f}-{p80:,.0f})".format(**us) for us in (record.host_us, record.device_us)]
         assert row.startswith(f"| {words}") and row.endswith(f" | {cells[0]} | {cells[1]} |"), row
-    bare, overlapped = (never[name].device_us["median"] for name in ("graph-bare@cudnn", "overlapped@cudnn"))
+    bare, overlapped = (benched(name, 1).device_us["median"] for name in ("graph-bare@cudnn", "overlapped@cudnn"))
     assert f"takes {bare:.0f} us in a graph of fused convolutions, and {overlapped:.0f} us with eight heads" in README
+
+
+def device_us(variant, batch, classes):
+    return benched(variant, batch, classes).device_us["median"]
+
+
+def over_bare(batch, classes):
+    record = benched("overlapped@cudnn", batch, classes)
+    (bare,) = (pair for pair in record.paired if pair["role"] == "bare")
+    return f"**{record.device_us['median']:,.0f}** (+{100 * (bare['device_ratio'] - 1):.1f} %)"
+
+
+def best_compiled(batch):
+    variants = {record.variant for record in RECORDS if record.variant.startswith("compile-bare")}
+    times = []
+    for variant in variants:
+        try:
+            times.append(device_us(variant, batch, 1000))
+        except IndexError:  # max-autotune takes minutes to compile and was not measured everywhere
+            continue
+    return f"{min(times):,.0f}"
+
+
+def batch_rows():
+    """What the table of all batch sizes has to say."""
+    plain = {
+        '10 classes, trunk "cudnn" without heads': "graph-bare@cudnn",
+        "plain heads in line": "graph-naive@cudnn",
+        "plain heads on a side stream": "graph-naive-forked@cudnn",
+        "fused heads in line, not merged": "graph-fused@cudnn",
+    }
+    rows = {words: [f"{device_us(name, batch, 10):,.0f}" for batch in BATCHES] for words, name in plain.items()}
+    rows["`overlapped`, over the trunk without heads"] = [over_bare(batch, 10) for batch in BATCHES]
+    rows['1,000 classes, trunk "cudnn" without heads'] = [
+        f"{device_us('graph-bare@cudnn', batch, 1000):,.0f}" for batch in BATCHES
+    ]
+    rows["`overlapped`, over the trunk without heads "] = [over_bare(batch, 1000) for batch in BATCHES]
+    rows["torch.compile of the backbone without heads, best mode"] = [best_compiled(batch) for batch in BATCHES]
+    return [f"| {words.strip()} | {' | '.join(cells)} |" for words, cells in rows.items()]
+
+
+def test_the_table_of_all_batch_sizes_is_that_of_the_record():
+    assert table_after("| batch 1 | 8 | 32 | 128 |\n|---|---|---|---|---|\n") == batch_rows()
+
+
+def exit_rows():
+    """What the table of exits has to say: host to the answer / device."""
+    rows = []
+    for batch in (8, 32):
+        for exits in ("layer1", "layer2", "layer3", "never"):
+            names = ("truncated" if exits != "never" else "graph-bare", "overlapped", "polled", "gated", "gated-lag1")
+            found = [benched(f"{name}@cudnn", batch, 10, "stages", exits) for name in names]
+            cells = [f"{one.host_us['median']:,.0f} / {one.device_us['median']:,.0f}" for one in found]
+            rows.append(f"| {batch} | {'nowhere' if exits == 'never' else exits} | {' | '.join(cells)} |")
+    return rows
+
+
+def test_the_table_of_exits_is_that_of_the_record():
+    assert table_after("`gated`, `lag=1` |\n|---|---|---|---|---|---|---|\n") == exit_rows()
+
+
+def test_what_mixed_exits_cost_is_that_of_the_record():
+    compact, floor, overlapped = (
+        benched(f"{name}@cudnn", 64, 10, "inner-stages", "40/30/20/10").device_us["median"]
+        for name in ("polled-compact", "segments-floor", "overlapped")
+    )
+    assert f"takes {compact:.0f} us a batch, `overlapped` {overlapped:.0f}" in README.replace("\n", " ")
+    assert f"would allow {floor:.0f} us" in README.replace("\n", " ")
 
 
 def test_the_demo_output_is_that_of_the_record():
