@@ -79,6 +79,10 @@ def bench(
         list[str] | None,
         typer.Option(help="Names or globs, such as 'polled@*'; baselines come along.", show_default=False),
     ] = None,
+    exits: Annotated[
+        list[str] | None,
+        typer.Option(help="Where samples leave, names or globs: never, a tap, own, 40/30/20/10.", show_default=False),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two small cells, no torch.compile, few rounds.")] = False,
     rounds: Annotated[
         int | None, typer.Option(min=1, help=f"Timed rounds.  [default: {ROUNDS}; with --quick {QUICK_ROUNDS}]")
@@ -97,7 +101,9 @@ def bench(
         device = _device()
         own, cells = _what(model or [], dtype or [], batch or [], classes or [], placement or [], quick)
         wanted = tuple(variant or (_QUICK_VARIANTS if quick else ()))
+        where_to_exit = tuple(exits or (_QUICK_EXITS if quick else ()))
         _check_variants(wanted, cells)
+        _check_exits(where_to_exit, cells)
         gpu = torch.cuda.get_device_name(device)
         where = out or Path("autotune-records") / f"bench-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.jsonl"
         progress = _Progress(console)
@@ -107,7 +113,7 @@ def bench(
             rounds=rounds or (QUICK_ROUNDS if quick else ROUNDS),
             wanted=wanted,
             fresh=fresh,
-            exits=(lambda patterns: patterns[:2]) if quick else (lambda patterns: patterns),
+            exits=where_to_exit,
             say=progress.say,
         )
         left = unsettled(cells, plan)
@@ -151,6 +157,8 @@ _QUICK_VARIANTS = (
     "graph-*@cudnn",
     *(f"{runner}@{trunk}" for runner in RUNNERS for trunk in TRUNKS),
 )
+#: Exit patterns of ``--quick``.
+_QUICK_EXITS = ("never", "layer1")
 
 
 class _Progress:
@@ -238,6 +246,14 @@ def _check_variants(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
     for glob in wanted:
         if not fnmatch.filter(names, glob):
             raise BadInput(f"--variant: got {glob}, wants names or globs of: {', '.join(names)}")
+
+
+def _check_exits(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
+    """Refuse a glob that fits no exit pattern."""
+    names = list(dict.fromkeys(name for cell in cells for name in cell.patterns))
+    for glob in wanted:
+        if not fnmatch.filter(names, glob):
+            raise BadInput(f"--exits: got {glob}, wants names or globs of: {', '.join(names)}")
 
 
 def _console() -> Console:

@@ -25,8 +25,8 @@ class Plan:
     """Globs of variant names; none: all that are measured by default."""
     fresh: bool = False
     """Measure what is already there again."""
-    exits: Callable[[Sequence[str]], Sequence[str]] = lambda patterns: patterns
-    """Which of a cell's exit patterns to measure."""
+    exits: tuple[str, ...] = ()
+    """Globs of exit patterns; none: all of a cell."""
     factories: Factories = Factories()
     say: Callable[[str, bool], None] = lambda line, keep: None
     """Told what is being done, and whether that is worth keeping."""
@@ -55,6 +55,11 @@ def chosen_variants(cell: Cell, pattern: str, wanted: Sequence[str]) -> list[Var
     return [variant for variant in known if variant in asked or variant.name in baselines] if asked else []
 
 
+def chosen_patterns(cell: Cell, wanted: Sequence[str]) -> list[str]:
+    """Return the exit patterns asked for that the cell has."""
+    return [name for name in cell.patterns if not wanted or any(fnmatchcase(name, glob) for glob in wanted)]
+
+
 def units_of(cell: Cell, plan: Plan, records: Iterable[Record]) -> list[Unit]:
     """Return what of a cell is still to be measured.
 
@@ -63,7 +68,7 @@ def units_of(cell: Cell, plan: Plan, records: Iterable[Record]) -> list[Unit]:
     """
     settled = {record.key: record for record in records if is_settled(record, plan.environment, plan.rounds)}
     units = []
-    for pattern in plan.exits(cell.patterns):
+    for pattern in chosen_patterns(cell, plan.exits):
         chosen = chosen_variants(cell, pattern, plan.wanted)
         if not plan.fresh:
             found = {variant.name: settled.get(_key(cell, pattern, variant.name)) for variant in chosen}

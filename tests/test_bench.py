@@ -297,7 +297,7 @@ def test_one_wrong_capture_of_five_is_found(subject, plan, monkeypatch):
         return Capture(function, merged)
 
     monkeypatch.setattr(variants, "_in_graph", stale)
-    records = run(subject, changed(plan, wanted=("graph-bare@as_is",), exits=lambda patterns: ["never"]))
+    records = run(subject, changed(plan, wanted=("graph-bare@as_is",), exits=("never",)))
     assert [one.variant for one in records] == ["graph-bare@as_is"] and records[0].error is not None
 
 
@@ -308,7 +308,7 @@ def test_wrong_heads_are_found_though_no_sample_leaves_early(subject, plan, monk
             return said._replace(label=(said.label + 1) % 5)
 
     monkeypatch.setattr(variants, "NaiveHead", Wrong)
-    only = changed(plan, wanted=("graph-naive@as_is", "graph-fused@as_is"), exits=lambda patterns: ["never"])
+    only = changed(plan, wanted=("graph-naive@as_is", "graph-fused@as_is"), exits=("never",))
     errors = {one.variant: one.error for one in run(subject, only)}
     assert errors["graph-fused@as_is"] is None and errors["graph-bare@as_is"] is None
     assert errors["graph-naive@as_is"].startswith("answers differ from the eager network's: 120 of 200 samples")
@@ -323,7 +323,7 @@ def test_what_raises_while_it_is_timed_fails_alone(subject, plan, monkeypatch):
         return timed(calls, inputs, **rest)
 
     monkeypatch.setattr(bench, "time_captures", failing)
-    records = run(subject, changed(plan, wanted=("eager-*",), exits=lambda patterns: ["never"]))
+    records = run(subject, changed(plan, wanted=("eager-*",), exits=("never",)))
     failed = [one for one in records if one.error]
     assert [(one.variant, one.error) for one in failed] == [("eager-naive@as_is", "RuntimeError: late failure")]
     assert len(records) == 4 and all(one.paired[0]["variant"] == "graph-bare@as_is" for one in records if not one.error)
@@ -616,6 +616,8 @@ def test_the_command(subject, plan, monkeypatch, tmp_path):
     assert {one.variant for one in records if one.exits == "never"} == {
         "eager-bare@as_is", "eager-naive@as_is", "eager-naive-item@as_is", "graph-bare@as_is", "graph-fused@as_is",
     }  # fmt: skip
+    some = tune(*arguments, "--exits", "never", "--exits", "*2", "--out", "some.jsonl")
+    assert some.exit_code == 0 and {one.exits for one in read_records(tmp_path / "some.jsonl")} == {"never", "block2"}
     second = tune(*arguments)
     assert second.exit_code == 0 and " of 5" not in second.stdout and "Records: " in second.stdout
 
@@ -666,6 +668,7 @@ def on_cpu(): return EarlyExitNetwork(SmallNet(), plain_heads()).eval(), torch.z
         (["--model", "a:b", "--batch", "8"], "--batch: is that of the network which a:b returns"),
         (["--model", "a:b", "--quick"], "--quick: chooses cells of the core matrix"),
         (["--variant", "poled@*"], "--variant: got poled@*, wants names or globs of: eager-bare@as_is"),
+        (["--exits", "layer5"], "--exits: got layer5, wants names or globs of: never, layer1.0"),
     ],
 )  # fmt: skip
 def test_bad_options_are_one_line_and_status_2(pretend_cuda, tmp_path, monkeypatch, arguments, message):
