@@ -87,3 +87,24 @@ def _poison(tensor):
     if tensor.is_floating_point():
         return tensor.fill_(float("nan"))
     return tensor.fill_(True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max)
+
+
+@pytest.fixture
+def stops_at_every_tap(monkeypatch):
+    """Cut and gate networks that are too small for it to pay."""
+    monkeypatch.setattr("auxhead.model.polled_runner._LEAST_SEGMENT_US", 0.0)
+    monkeypatch.setattr("auxhead.model.gated_runner._LEAST_GATED_US", 0.0)
+
+
+@pytest.fixture
+def repeatable():
+    """Algorithms of cuDNN that give the same bits again; nothing runs on when the test ends."""
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        yield
+    torch.cuda.synchronize()
+
+
+@pytest.fixture(params=["overlapped", "polled", "gated", "gated, lag 1"])
+def way(request):
+    """Each runner of graphs in turn, by its key in graph_runner_cases.WAYS."""
+    return request.param

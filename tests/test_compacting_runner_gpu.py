@@ -8,7 +8,7 @@ import torch
 from auxhead.model import CompactingRunner, EagerRunner, EarlyExitNetwork, make_runner, make_trunk
 from auxhead.model.graph_runner import GraphRunner
 from example_models import SmallNet, needs_gpu
-from test_runners_gpu import (
+from graph_runner_cases import (
     TOLERANCE,
     CountingNet,
     assert_same,
@@ -24,7 +24,7 @@ from test_runners_gpu import (
 )
 from torch import Tensor, nn
 
-pytestmark = needs_gpu
+pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable")]
 
 SIZES = (1, 8, 32, 64)
 
@@ -33,14 +33,6 @@ SIZES = (1, 8, 32, 64)
 def _every_move_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The networks are too small for it: times are made proportional to the batch."""
     monkeypatch.setattr(GraphRunner, "_segment_times", lambda runner, x: [1000.0 * len(x)] * (len(runner._heads) + 1))
-
-
-@pytest.fixture(autouse=True)
-def _repeatable():
-    torch.manual_seed(0)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-        yield
-    torch.cuda.synchronize()
 
 
 def compacting(net: EarlyExitNetwork, sizes: Sequence[int] = SIZES, **options: object) -> CompactingRunner:

@@ -23,7 +23,7 @@ from auxhead.model.evaluation import batches
 from example_models import needs_gpu
 from torch import Tensor
 
-pytestmark = needs_gpu
+pytestmark = [*needs_gpu, pytest.mark.usefixtures("stops_at_every_tap")]
 
 LARGEST = 130
 #: Some fit, most are padded, the last are split.
@@ -31,13 +31,6 @@ CAPTURED = (1, 8, 32, 128)
 #: Rounding of confidences and logits that is allowed for, however exact the eager network is on the batches that it is
 #: measured with: convolution algorithms differ by batch size and by trunk.
 LEAST_ROUNDING = 5e-5
-
-
-@pytest.fixture(autouse=True)
-def _stops_at_every_tap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut and gate a network that is too small for it to pay."""
-    monkeypatch.setattr("auxhead.model.polled_runner._LEAST_SEGMENT_US", 0.0)
-    monkeypatch.setattr("auxhead.model.gated_runner._LEAST_GATED_US", 0.0)
 
 
 @pytest.fixture(autouse=True)
