@@ -3,9 +3,19 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import pytest
 import torch
 from auxhead.autotune.correctness import logits_of_exits
-from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, FusedAuxHead, Trunk, make_runner, make_trunk
+from auxhead.model import (
+    CompactingRunner,
+    EagerRunner,
+    EarlyExitNetwork,
+    ExitResult,
+    FusedAuxHead,
+    Trunk,
+    make_runner,
+    make_trunk,
+)
 from auxhead.model.graph_runner import GraphRunner
 from example_models import SmallNet
 from torch import Tensor, nn
@@ -138,6 +148,36 @@ def spoil() -> None:
     for elements in (1 << 6, 1 << 10, 1 << 14, 1 << 18):
         blocks = [torch.full((elements,), float("nan"), device="cuda") for _ in range(16)]
         del blocks
+
+
+def assert_takes_no_memory(runner: GraphRunner, batches: Sequence[Tensor]) -> None:
+    """Let a runner answer a hundred requests, and a hundred more that allocate nothing from the device."""
+
+    def hundred() -> None:
+        for i in range(100):
+            runner(batches[i % len(batches)])
+        torch.cuda.synchronize()
+
+    hundred()
+    names = ("segment.all.allocated", "num_device_alloc", "num_device_free", "num_alloc_retries", "num_ooms")
+    before = {name: torch.cuda.memory_stats()[name] for name in names}
+    held = torch.cuda.memory_allocated()
+    hundred()
+    assert {name: torch.cuda.memory_stats()[name] for name in names} == before
+    assert torch.cuda.memory_allocated() == held
+
+
+def polls_of(runner: CompactingRunner, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Batch size and open samples at each stop of the requests to come."""
+    seen: list[tuple[int, int]] = []
+    poll = runner._poll
+
+    def polled(captured: object, stop: int) -> int:
+        seen.append((captured.size, count := poll(captured, stop)))
+        return count
+
+    monkeypatch.setattr(runner, "_poll", polled)
+    return seen
 
 
 class CountingNet(SmallNet):

@@ -9,6 +9,7 @@ from auxhead.model import EarlyExitNetwork, ExitResult, make_runner
 from auxhead.model.compacting_runner import CompactingRunner, choose_moves
 from auxhead.model.graph_runner import GraphRunner
 from example_models import SmallNet, plain_heads
+from graph_runner_cases import polls_of
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")  # what the eager runner answers with
@@ -83,19 +84,6 @@ def compacting(net: EarlyExitNetwork, sizes: tuple[int, ...], **options: object)
     return make_runner(net, images(2), exits="polled", batch_sizes=sizes, compact=True, **options)
 
 
-def moves_of(runner: CompactingRunner, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """What the requests to come wait for: batch size and number of open samples, at stops and elsewhere."""
-    seen: list[tuple[int, int]] = []
-    poll = runner._poll
-
-    def polled(captured: object, place: int) -> int:
-        seen.append((captured.size, count := poll(captured, place)))
-        return count
-
-    monkeypatch.setattr(runner, "_poll", polled)
-    return seen
-
-
 def assert_same(found: ExitResult, wanted: ExitResult) -> None:
     assert torch.equal(found.exit_index, wanted.exit_index) and torch.equal(found.label, wanted.label)
     torch.testing.assert_close(found.confidence, wanted.confidence)
@@ -134,7 +122,7 @@ def test_every_way_down(shared, monkeypatch):
     wanted = make_runner(shared.network, x, exits="eager", trunk="cudnn")(x)
     rows = [torch.nonzero(wanted.exit_index == place)[:, 0] for place in range(4)]
     assert min(map(len, rows)) >= 4
-    seen = moves_of(shared, monkeypatch)
+    seen = polls_of(shared, monkeypatch)
     for leaves in ((2, 1, 0, 1), (1, 1, 1, 1), (0, 3, 0, 1), (0, 2, 2, 0), (3, 0, 1, 0), (0, 0, 0, 4), (1, 0, 1, 1)):
         chosen = torch.cat([which[:count] for which, count in zip(rows, leaves, strict=True)])
         chosen = chosen[torch.randperm(len(chosen))]

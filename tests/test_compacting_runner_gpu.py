@@ -12,6 +12,7 @@ from graph_runner_cases import (
     TOLERANCE,
     CountingNet,
     assert_same,
+    assert_takes_no_memory,
     clear_batches,
     clear_samples,
     exits_at,
@@ -19,6 +20,7 @@ from graph_runner_cases import (
     images,
     near_a_decision,
     network,
+    polls_of,
     spoil,
     with_heads,
 )
@@ -39,19 +41,6 @@ def compacting(net: EarlyExitNetwork, sizes: Sequence[int] = SIZES, **options: o
     example = options.pop("example", None)
     example = images(2, next(net.parameters()).dtype) if example is None else example
     return make_runner(net, example, exits="polled", compact=True, batch_sizes=sizes, **options)
-
-
-def sizes_polled(runner: CompactingRunner, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Batch size and open samples at each head of the requests to come."""
-    seen: list[tuple[int, int]] = []
-    poll = runner._poll
-
-    def polled(captured: object, place: int) -> int:
-        seen.append((captured.size, count := poll(captured, place)))
-        return count
-
-    monkeypatch.setattr(runner, "_poll", polled)
-    return seen
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.bfloat16], ids=str)
@@ -79,7 +68,7 @@ def test_every_move_from_every_size_at_every_stop(monkeypatch: pytest.MonkeyPatc
     runner, (x, places) = compacting(net), clear_samples(net, 4000)
     rows = [torch.nonzero(places == place)[:, 0] for place in range(4)]
     assert min(map(len, rows)) >= 64
-    wanted, seen = net(x), sizes_polled(runner, monkeypatch)
+    wanted, seen = net(x), polls_of(runner, monkeypatch)
     moved = set()
     for leaves in (
         (26, 19, 13, 6), (32, 24, 7, 1), (63, 0, 0, 1), (0, 56, 0, 8), (0, 0, 63, 1), (32, 0, 31, 1), (0, 32, 24, 8),
@@ -250,20 +239,7 @@ def test_no_call_of_cuda_waits() -> None:
 
 def test_a_steady_state_takes_no_memory_from_the_device() -> None:
     net = network()
-    runner, batches = compacting(net), [images(n) for n in (64, 40, 1, 12)]
-
-    def hundred() -> None:
-        for i in range(100):
-            runner(batches[i % 4])
-        torch.cuda.synchronize()
-
-    hundred()
-    names = ("segment.all.allocated", "num_device_alloc", "num_device_free", "num_alloc_retries", "num_ooms")
-    before = {name: torch.cuda.memory_stats()[name] for name in names}
-    held = torch.cuda.memory_allocated()
-    hundred()
-    assert {name: torch.cuda.memory_stats()[name] for name in names} == before
-    assert torch.cuda.memory_allocated() == held
+    assert_takes_no_memory(compacting(net), [images(n) for n in (64, 40, 1, 12)])
 
 
 @pytest.mark.parametrize("ended", ["closed", "dropped"])

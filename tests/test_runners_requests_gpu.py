@@ -12,6 +12,7 @@ from graph_runner_cases import (
     CountingNet,
     assert_identical,
     assert_same,
+    assert_takes_no_memory,
     clear_batches,
     clear_samples,
     hold_up,
@@ -104,20 +105,7 @@ def test_no_call_of_cuda_waits(way: str) -> None:
 
 def test_a_steady_state_takes_no_memory_from_the_device(way: str) -> None:
     net = network()
-    runner, batches = made(net, way), [images(n) for n in (8, 5, 1, 8)]
-
-    def hundred() -> None:
-        for i in range(100):
-            runner(batches[i % 4])
-        torch.cuda.synchronize()
-
-    hundred()
-    names = ("segment.all.allocated", "num_device_alloc", "num_device_free", "num_alloc_retries", "num_ooms")
-    before = {name: torch.cuda.memory_stats()[name] for name in names}
-    held = torch.cuda.memory_allocated()
-    hundred()
-    assert {name: torch.cuda.memory_stats()[name] for name in names} == before
-    assert torch.cuda.memory_allocated() == held
+    assert_takes_no_memory(made(net, way), [images(n) for n in (8, 5, 1, 8)])
 
 
 # What a request may be
