@@ -108,7 +108,7 @@ class LaunchConfig:
         block_a = min(next_power_of_2(window_w), max(8192 // (block_c * block_p), 1))
         enough = 64 if not only_pools else 128 if samples < 16 else 256
         stages = 1
-        if only_pools and positions == 1 and samples >= 16:
+        if only_pools and positions == 1 and samples >= 16 and block_f <= 64:
             # Beside the trunk small programs find room between convolutions, and loads under way make up for it.
             num_warps = 4
             block_c = min(128 // element_size, next_power_of_2(channels))

@@ -65,6 +65,15 @@ def test_choice(samples, channels, positions, window_h, window_w, classes, **opt
         assert programs[1:] == (samples * splits, 0, 0, samples)
 
 
+@pytest.mark.parametrize("classes", [10, 1000])
+@pytest.mark.parametrize("samples", [1, 15, 16, 32, 128])
+@pytest.mark.parametrize("features", [25_088, 200_704])
+def test_partial_sums_of_wide_features_stay_few(features, samples, classes):
+    """Flattened maps, as VGG's: partial sums take [splits, samples, classes] of memory."""
+    view = HeadView((samples, features, 1, 1), (0, 0, 0, 0), 1, 1)
+    assert LaunchConfig.choose(view, classes).programs(view, classes).splits <= 512
+
+
 @pytest.mark.parametrize("n, power", [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1000, 1024), (1024, 1024), (1025, 2048)])
 def test_next_power_of_2(n, power):
     assert next_power_of_2(n) == power
