@@ -8,7 +8,7 @@ from auxhead.kernels import runs_triton
 from auxhead.model import EarlyExitNetwork, ExitResult, make_runner
 from auxhead.model.compacting_runner import CompactingRunner, choose_moves
 from auxhead.model.graph_runner import GraphRunner
-from example_models import SmallNet, plain_heads
+from example_models import Skipping, SmallNet, plain_heads
 from graph_runner_cases import polls_of
 from torch import Tensor, nn
 
@@ -196,16 +196,6 @@ def test_a_request_that_is_broken_off_spoils_no_other(shared, monkeypatch, after
         for samples in (4, 2, 1, 3):
             x = images(samples)
             assert_same(shared(x), eager(x))
-
-
-class Skipping(SmallNet):
-    """Behind block2 it uses what block0 has returned, too."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.block0(x)
-        beside = x.mean((2, 3))
-        x = self.block2(self.block1(x))
-        return self.fc(x.mean((2, 3)) + 0.5 * torch.cat([beside, beside], 1))
 
 
 class Transposing(SmallNet):

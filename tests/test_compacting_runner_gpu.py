@@ -7,7 +7,7 @@ import pytest
 import torch
 from auxhead.model import CompactingRunner, EagerRunner, EarlyExitNetwork, make_runner, make_trunk
 from auxhead.model.graph_runner import GraphRunner
-from example_models import SmallNet, needs_gpu
+from example_models import Skipping, needs_gpu
 from graph_runner_cases import (
     TOLERANCE,
     CountingNet,
@@ -162,16 +162,6 @@ def test_a_request_that_is_broken_off_spoils_no_other(error: type, after: int, m
         monkeypatch.setattr(runner, "_poll", poll)
         for x, answer in zip(batches, wanted, strict=True):
             assert_same(runner(x), answer)
-
-
-class Skipping(SmallNet):
-    """Behind block2 it uses what block0 has returned, too."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.block0(x)
-        beside = x.mean((2, 3))
-        x = self.block2(self.block1(x))
-        return self.fc(x.mean((2, 3)) + 0.5 * torch.cat([beside, beside], 1))
 
 
 def test_a_network_that_uses_more_than_the_tap_is_not_compacted_there() -> None:
