@@ -85,6 +85,14 @@ def test_the_table_of_one_batch_size_is_that_of_the_record():
         record = benched(variant, 1)
         cells = ["{median:,.0f} ({p20:,.0f}-{p80:,.0f})".format(**us) for us in (record.host_us, record.device_us)]
         assert row.startswith(f"| {words}") and row.endswith(f" | {cells[0]} | {cells[1]} |"), row
+    compiled = [
+        record
+        for record in RECORDS
+        if record.variant == "compile-bare-reduce-overhead@as_is"
+        and (record.cell["batch"], record.cell["classes"]) == (1, 1000)
+    ]
+    host, device = (min(getattr(record, us)["median"] for record in compiled) for us in ("host_us", "device_us"))
+    assert f"it took {host:.0f} and {device:.0f} us" in README
     bare, overlapped = (benched(name, 1).device_us["median"] for name in ("graph-bare@cudnn", "overlapped@cudnn"))
     assert f"takes {bare:.0f} us in a graph of fused convolutions, and {overlapped:.0f} us with eight heads" in README
 
