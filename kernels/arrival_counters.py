@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 _SHARED = 1 << 16  # counters (256 KiB) of a stream, so that hardly a batch asks for more and clears memory on its way
-_RESERVE = 1 << 18  # counters (1 MiB) kept ready for captures, which cannot clear memory without a launch of their own
+_RESERVE = 1 << 22  # counters (16 MiB) kept ready for captures, which cannot clear memory without a launch of their own
 
 
 class ArrivalCounters:

@@ -21,6 +21,28 @@ def set_condition(handle, value, _semantic=None):
 
 
 @triton.jit
+def publish(pointer, value, INTERPRETED: tl.constexpr):
+    """Store an int64 for the host to see, after all that was stored before.
+
+    A store does not wait for an answer, as an atomic over PCIe would. Triton has none that releases to the system.
+    """
+    if INTERPRETED:
+        tl.store(pointer, value)
+    else:
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred first;
+            .reg .b32 thread;
+            mov.u32 thread, %tid.x;
+            setp.eq.u32 first, thread, 0;
+            @first st.release.sys.global.b64 [$1], $2;
+            mov.u32 $0, 0;
+            }""",
+            "=r,l,l", [tl.cast(pointer, tl.int64), value], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
 def merge(
     probs, label, confidence, exits,  # [PLACES, N, K], [PLACES, N]
     answer_probs, answer_label, answer_confidence, answer_exit,  # [N, K], [N]
@@ -64,7 +86,7 @@ def merge(
 def place_program(
     pid, head, probs, label, confidence, exits, N, K,
     CONFIGS: tl.constexpr, HEAD: tl.constexpr, PLACE: tl.constexpr,
-    DOT_FLOAT32: tl.constexpr, BLOCK_J: tl.constexpr,
+    INTERPRETED: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """Do the work of a program if it belongs to this place; returns whether it decided about a sample, and which."""
     pid_n = 0
@@ -81,8 +103,8 @@ def place_program(
             decided = True
             off_n = pid_n + tl.arange(0, 1)
             decide(
-                logits, 0, stride_ln, stride_lk, None, 0, 1.0, 1.0, probs, label, confidence, exits,
-                off_n, off_n < N, K, 1, 1, BLOCK_J, BLOCK_J >= K,
+                tl.zeros((1, BLOCK_J), tl.float32), logits, 0, stride_ln, stride_lk, None, 0, 1.0, 1.0, probs, label, confidence, exits,
+                off_n, off_n < N, K, K, 1, False, False, INTERPRETED, 1, BLOCK_J, BLOCK_J >= K,
             )  # fmt: skip
     else:
         (
@@ -103,10 +125,10 @@ def place_program(
                 number, x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf,
                 bias, stride_bk, temperature, threshold, probs, label, confidence, exits, features, partial, arrived,
                 N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
-                CONFIGS[HEAD][0], CONFIGS[HEAD][1], DOT_FLOAT32, True, True,
+                CONFIGS[HEAD][0], CONFIGS[HEAD][1], INTERPRETED, True, True,
                 CONFIGS[HEAD][2], CONFIGS[HEAD][3], CONFIGS[HEAD][4], CONFIGS[HEAD][5], CONFIGS[HEAD][6],
                 CONFIGS[HEAD][7], CONFIGS[HEAD][8], CONFIGS[HEAD][9], CONFIGS[HEAD][10], CONFIGS[HEAD][11],
-                CONFIGS[HEAD][12],
+                CONFIGS[HEAD][12], CONFIGS[HEAD][13], CONFIGS[HEAD][14],
             )  # fmt: skip
     return decided, pid_n
 
@@ -125,18 +147,18 @@ def exit_kernel(
     condition,  # [1] int64: handle of a conditional node, or None
     N, K,
     CONFIGS: tl.constexpr,
-    PLACE: tl.constexpr, LAST: tl.constexpr, TILED: tl.constexpr,
-    DOT_FLOAT32: tl.constexpr, BLOCK_J: tl.constexpr,
+    PLACE: tl.constexpr, LAST: tl.constexpr, TICKETS: tl.constexpr,
+    INTERPRETED: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """See the module's docstring; ExitLaunch has sized everything."""
     HEADS: tl.constexpr = len(CONFIGS)
-    pid = draw_ticket(tickets) if TILED else tl.program_id(0)
+    pid = draw_ticket(tickets) if TICKETS else tl.program_id(0)
     pid_n = 0
     merges = False
     for i in tl.static_range(HEADS):
         decided, sample = place_program(
             pid, heads[i], probs, label, confidence, exits, N, K,
-            CONFIGS, i, PLACE + i, DOT_FLOAT32, BLOCK_J,
+            CONFIGS, i, PLACE + i, INTERPRETED, BLOCK_J,
         )  # fmt: skip
         if decided:
             pid_n = sample
@@ -164,9 +186,13 @@ def exit_kernel(
         if open_samples is not None or condition is not None:
             # one number counts merged samples (above) and open ones (below), so that the last program knows both
             tl.debug_barrier()
-            before = tl.atomic_add(tally, still_open + (1 << 32), sem="acq_rel", scope="gpu")
+            if N == 1:
+                before = tl.zeros((), tl.int64)
+            else:
+                before = tl.atomic_add(tally, still_open + (1 << 32), sem="acq_rel", scope="gpu")
             if (before >> 32) == N - 1:
-                tl.store(tally, tl.zeros((), tl.int64))
+                if N != 1:
+                    tl.store(tally, tl.zeros((), tl.int64))
                 total = (before & 0xFFFFFFFF) + still_open
                 if open_samples is not None:
                     request = tl.load(requests)
@@ -174,7 +200,7 @@ def exit_kernel(
                         request += 1
                         tl.store(requests, request)
                     tl.debug_barrier()
-                    tl.atomic_xchg(open_samples, (request << 32) + total, sem="release", scope="sys")
+                    publish(open_samples, (request << 32) + total, INTERPRETED)
                 if condition is not None:
                     handle = tl.load(condition)
                     if handle != 0:  # it is 0 until the graph with the node exists

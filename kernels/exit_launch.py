@@ -164,7 +164,7 @@ class ExitLaunch:
                     head.pool == "max", view.positions == config.block_p == 1,
                     config.block_n, config.block_c, config.block_p, config.block_a, config.block_f,
                     config.block_k, config.block_s, config.block_j, classes <= config.block_j, config.window_parts,
-                    config.stages,
+                    config.stages, config.multiplies_alone(view, classes), config.waits,
                 )
             )  # fmt: skip
             first_pool += programs.pools
@@ -181,8 +181,8 @@ class ExitLaunch:
                 self._open_samples, buffers.requests, self._condition,
                 samples, classes,
                 CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last,
-                TILED=any(space.config.tiled for space in spaces if space),
-                DOT_FLOAT32=head_stages.INTERPRETED, BLOCK_J=min(next_power_of_2(classes), 1024), num_warps=num_warps,
+                TICKETS=any(space.config.tiled and not space.config.waits for space in spaces if space),
+                INTERPRETED=head_stages.INTERPRETED, BLOCK_J=min(next_power_of_2(classes), 1024), num_warps=num_warps,
             )  # fmt: skip
 
     def _workspace(self, place: int, head: ExitHead, x: Tensor) -> "_Workspace":
@@ -201,20 +201,19 @@ class _Workspace(NamedTuple):
     programs: Programs
     features: Tensor | None
     partial: Tensor
-    arrived: Tensor
+    arrived: Tensor | None
 
     @classmethod
     def allocate(cls, view: HeadView, head: ExitHead, x: Tensor) -> "_Workspace":
         samples, classes = view.shape[0], head.weight.shape[0]
         config = LaunchConfig.choose(view, classes, pool_max=head.pool == "max", element_size=x.element_size())
         programs = config.programs(view, classes)
-        return cls(
-            view,
-            config,
-            programs,
-            x.new_empty(config.window_parts, samples, head.weight.shape[1], dtype=torch.float32)
-            if config.tiled
-            else None,
-            x.new_empty(1 if config.tiled else programs.splits, samples, classes, dtype=torch.float32),
-            torch.zeros(programs.counters, dtype=torch.int32, device=x.device),
-        )
+        device = x.device
+        if config.waits:
+            zeros = torch.zeros(programs.partial_sums + programs.features, dtype=torch.int32, device=device)
+            features = zeros[programs.partial_sums :] if config.tiled else None
+            return cls(view, config, programs, features, zeros, None)
+        features = torch.empty(programs.features, dtype=torch.float32, device=device) if config.tiled else None
+        partial = torch.empty(programs.partial_sums, dtype=torch.float32, device=device)
+        arrived = torch.zeros(programs.counters, dtype=torch.int32, device=device)
+        return cls(view, config, programs, features, partial, arrived)

@@ -12,7 +12,7 @@ from .arrival_counters import arrival_counters
 from .head_output import HeadOutput
 from .head_stages import INTERPRETED, draw_ticket, head_program
 from .head_view import HeadView
-from .launch_config import LaunchConfig
+from .launch_config import LaunchConfig, Programs
 
 
 @triton.jit
@@ -24,21 +24,36 @@ def fused_head_kernel(
     probs, label, confidence, exits,
     features, partial, arrived,
     N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
-    POOL_MAX: tl.constexpr, ONE_WINDOW: tl.constexpr, DOT_FLOAT32: tl.constexpr,
+    POOL_MAX: tl.constexpr, ONE_WINDOW: tl.constexpr, INTERPRETED: tl.constexpr,
     TEMPERATURE_TENSOR: tl.constexpr, THRESHOLD_TENSOR: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_A: tl.constexpr,
     BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
-    ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr,
+    ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr, ALONE: tl.constexpr,
+    WAITS: tl.constexpr,
 ):  # fmt: skip
     """One head; see head_program for the arguments. If tiled, the last of the counters is for the tickets."""
-    pid = draw_ticket(arrived + 3 * tl.cdiv(N, BLOCK_N)) if BLOCK_N > 1 else tl.program_id(0)
+    if BLOCK_N > 1 and not WAITS:
+        pid = draw_ticket(arrived + 3 * tl.cdiv(N, BLOCK_N))
+    else:
+        pid = tl.program_id(0)
     head_program(
         pid, x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf,
         bias, stride_bk, temperature, threshold, probs, label, confidence, exits, features, partial, arrived,
         N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
-        POOL_MAX, ONE_WINDOW, DOT_FLOAT32, TEMPERATURE_TENSOR, THRESHOLD_TENSOR,
-        BLOCK_N, BLOCK_C, BLOCK_P, BLOCK_A, BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS, STAGES,
+        POOL_MAX, ONE_WINDOW, INTERPRETED, TEMPERATURE_TENSOR, THRESHOLD_TENSOR,
+        BLOCK_N, BLOCK_C, BLOCK_P, BLOCK_A, BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS, STAGES, ALONE, WAITS,
     )  # fmt: skip
+
+
+def _workspace(x: Tensor, config: LaunchConfig, programs: Programs) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """Return features, partial sums and counters for one launch; see head_program."""
+    counters = arrival_counters(x.device)
+    if config.waits:
+        zeros = counters.take(programs.partial_sums + programs.features)
+        return (zeros[programs.partial_sums :] if config.tiled else None), zeros, None
+    features = x.new_empty(programs.features, dtype=torch.float32) if config.tiled else None
+    partial = x.new_empty(programs.partial_sums, dtype=torch.float32)
+    return features, partial, counters.take(programs.counters + config.tiled)
 
 
 _compiled: dict[tuple[Hashable, ...], Any] = {}
@@ -62,14 +77,12 @@ def launch_fused_head(
     arguments are those of :func:`auxhead.kernels.fused_head`.
     """
     samples, channels, height, width = view.shape
-    classes, width_of_weight = weight.shape
+    classes = weight.shape[0]
     programs = config.programs(view, classes)
     probs = x.new_empty((samples, classes), dtype=torch.float32) if return_probs else None
     label = x.new_empty(samples, dtype=torch.int64)
     confidence = x.new_empty(samples, dtype=torch.float32)
     exits = x.new_empty(samples, dtype=torch.bool)
-    features = x.new_empty(config.window_parts, samples, width_of_weight, dtype=torch.float32) if config.tiled else None
-    partial = x.new_empty(1 if config.tiled else programs.splits, samples, classes, dtype=torch.float32)
     with torch.cuda.device_of(x):
         arguments = (
             x, *view.strides,
@@ -77,15 +90,16 @@ def launch_fused_head(
             bias, 0 if bias is None else bias.stride(0),
             temperature, threshold,
             probs, label, confidence, exits,
-            features, partial, arrival_counters(x.device).take(programs.counters + config.tiled),
+            *_workspace(x, config, programs),
             samples, channels, height, width, classes,
             view.grid_h, view.grid_w, view.window_h, view.window_w, programs.splits,
             pool_max, view.positions == config.block_p == 1,
-            INTERPRETED,  # the interpreter multiplies bfloat16 wrongly
+            INTERPRETED,
             isinstance(temperature, Tensor), isinstance(threshold, Tensor),
             config.block_n, config.block_c, config.block_p, config.block_a,
             config.block_f, config.block_k, config.block_s, config.block_j,
             classes <= config.block_j, config.window_parts, config.stages,
+            config.multiplies_alone(view, classes), config.waits,
         )  # fmt: skip
         # All that Triton would look at to choose a compiled kernel, which is half of what its launch costs the host.
         pointers = tuple(t is None or t.data_ptr() % 16 for t in (x, weight, bias))

@@ -25,6 +25,10 @@ import triton.language as tl
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
+#: Rows of partial logits are padded to a multiple of this, so that the compiler may read and write several at a time.
+ROW_UNIT = tl.constexpr(16)
+
+
 @triton.jit
 def window_bounds(off, SIZE, GRID):
     """Window ``off`` of GRID over SIZE elements, as torch.nn.AdaptiveAvgPool2d cuts it: [start, end)."""
@@ -82,25 +86,100 @@ def pooled_features(
 
 
 @triton.jit
+def weight_block(column, stride_wk, mask_f, off_k, K):
+    """Read rows [BLOCK_K] of the weight at the features that ``column`` points to; 0 where masked."""
+    pointer = column[None, :] + (off_k.to(tl.int64) * stride_wk)[:, None]
+    return tl.load(pointer, mask=(off_k < K)[:, None] & mask_f[None, :], other=0.0)
+
+
+@triton.jit
+def send(pointer, value, mask):
+    """Store float32 numbers, as int32, for a program that is waiting for them; none is stored as 0."""
+    bits = value.to(tl.int32, bitcast=True)
+    tl.store(pointer, tl.where(bits == 0, -(1 << 31), bits), mask=mask)  # 0.0 becomes -0.0
+
+
+@triton.constexpr_function
+def numbers_a_thread(numel, threads):
+    """How many numbers of a block one thread waits for at a time."""
+    return max(1, min(8, numel // threads))
+
+
+@triton.constexpr_function
+def waiting_loop(count):
+    """PTX that loads those of ``count`` numbers that are 0 again until none is."""
+    numbers = range(count)
+    return "\n".join([
+        "{",
+        *(f".reg .pred absent{i};" for i in numbers),
+        ".reg .pred some;",
+        *(f"mov.b32 ${i}, ${count + i};" for i in numbers),
+        "again:",
+        "setp.ne.b32 some, 0, 0;",
+        *(f"setp.eq.b32 absent{i}, ${i}, 0;" for i in numbers),
+        *(f"@absent{i} ld.relaxed.gpu.global.b32 ${i}, [${2 * count + i}];" for i in numbers),
+        *(f"or.pred some, some, absent{i};" for i in numbers),
+        "@some bra again;",
+        "}",
+    ])  # fmt: skip
+
+
+@triton.constexpr_function
+def waiting_operands(count):
+    """What ``waiting_loop`` works on: the numbers it returns, as they were, and where they are."""
+    return ",".join(["=&r"] * count + ["r"] * count + ["l"] * count)
+
+
+@triton.jit
+def awaited(pointer, mask, INTERPRETED: tl.constexpr):
+    """Wait for what other programs ``send`` to zeroed memory, and take it; 0.0 where masked.
+
+    Each number tells by itself that it has arrived, so that nobody needs a fence or an atomic, which would put two
+    more trips to the L2 cache between the first store and the last load. Whoever knows that all have taken it puts the
+    zeros back.
+    """
+    bits = tl.load(pointer, mask=mask, other=1, volatile=True)
+    if not INTERPRETED:  # there, programs run one after the other
+        COUNT: tl.constexpr = numbers_a_thread(bits.numel, tl.extra.cuda.num_threads())
+        bits = tl.inline_asm_elementwise(
+            waiting_loop(COUNT), waiting_operands(COUNT), [bits, tl.cast(pointer, tl.int64)],
+            dtype=tl.int32, is_pure=False, pack=COUNT,
+        )  # fmt: skip
+    return tl.where(mask, bits.to(tl.float32, bitcast=True), 0.0)
+
+
+@triton.jit
 def logits_block(
+    product,  # [BLOCK_N, BLOCK_J]: if ALONE, the sum itself
     partial, stride_ps, stride_pn, stride_pk,  # [SPLITS, N, K]
-    bias, stride_bk, off_n, mask_n, off_k, K, SPLITS, BLOCK_S: tl.constexpr,
+    bias, stride_bk, off_n, mask_n, off_k, K, row_width, SPLITS,
+    ALONE: tl.constexpr, WAITS: tl.constexpr, INTERPRETED: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Add up partial logits of samples [BLOCK_N] and classes [BLOCK_J], in the order of the splits."""
+    """Add up partial logits of samples [BLOCK_N] and classes [BLOCK_J], in the order of the splits, and the bias."""
     mask_k = off_k < K
-    mask = mask_n[:, None] & mask_k[None, :]
+    if bias is not None:  # on its way while the sums are
+        shift = tl.load(bias + off_k.to(tl.int64) * stride_bk, mask=mask_k, other=0.0)
+    if ALONE:
+        logits = product
+        SPLITS = 0
+    else:
+        logits = tl.zeros((off_n.shape[0], off_k.shape[0]), tl.float32)
+    mask = mask_n[:, None] & (off_k < row_width)[None, :]
     offset = off_n.to(tl.int64)[:, None] * stride_pn + off_k.to(tl.int64)[None, :] * stride_pk
-    logits = tl.zeros((off_n.shape[0], off_k.shape[0]), tl.float32)
     for start_s in range(0, SPLITS, BLOCK_S):
         off_s = start_s + tl.arange(0, BLOCK_S)
         pointer = partial + (off_s.to(tl.int64) * stride_ps)[:, None, None] + offset[None, :, :]
-        # .cg: other SMs wrote them, and this SM's L1 may hold older lines
-        block = tl.load(
-            pointer, mask=(off_s < SPLITS)[:, None, None] & mask[None, :, :], other=0.0, cache_modifier=".cg"
-        )
-        logits += tl.sum(block.to(tl.float32), axis=0)
+        mask_s = (off_s < SPLITS)[:, None, None] & mask[None, :, :]
+        if WAITS:
+            logits += tl.sum(awaited(pointer, mask_s, INTERPRETED), axis=0)
+            tl.debug_barrier()  # several threads may have waited for one number
+            tl.store(pointer, 0, mask=mask_s)
+        else:
+            # .cg: other SMs wrote them, and this SM's L1 may hold older lines
+            block = tl.load(pointer, mask=mask_s, other=0.0, cache_modifier=".cg")
+            logits += tl.sum(block.to(tl.float32), axis=0)
     if bias is not None:
-        logits += tl.load(bias + off_k.to(tl.int64) * stride_bk, mask=mask_k, other=0.0).to(tl.float32)[None, :]
+        logits += shift.to(tl.float32)[None, :]
     return logits
 
 
@@ -112,13 +191,13 @@ def shifted_exp(scaled, top):
 
 @triton.jit
 def decide(
-    partial, stride_ps, stride_pn, stride_pk,  # [SPLITS, N, K]
+    product, partial, stride_ps, stride_pn, stride_pk,  # [SPLITS, N, row_width], of which K are logits
     bias, stride_bk,  # [K], or None
     temperature, threshold,  # float32
     probs,  # [N, K] float32, contiguous, or None
     label, confidence, exits,  # [N] int64, float32, bool, contiguous
-    off_n, mask_n, K, SPLITS,
-    BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr, ONE_BLOCK: tl.constexpr,
+    off_n, mask_n, K, row_width, SPLITS,
+    ALONE: tl.constexpr, WAITS: tl.constexpr, INTERPRETED: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr, ONE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Decide about samples [BLOCK_N]: softmax, class, confidence, exit.
 
@@ -134,8 +213,9 @@ def decide(
     for start_k in range(0, K, BLOCK_J):
         off_j = start_k + tl.arange(0, BLOCK_J)
         logits = logits_block(
-            partial, stride_ps, stride_pn, stride_pk, bias, stride_bk, off_n, mask_n, off_j, K, SPLITS, BLOCK_S
-        )
+            product, partial, stride_ps, stride_pn, stride_pk, bias, stride_bk, off_n, mask_n, off_j, K, row_width, SPLITS,
+            ALONE, WAITS, INTERPRETED, BLOCK_S,
+        )  # fmt: skip
         logits = tl.where((off_j < K)[None, :], logits, float("-inf"))
         scaled = tl.div_rn(logits, heat[:, None])
         # NaN ranks as the largest, so that the label is always a class; its exponential makes the total NaN
@@ -191,15 +271,16 @@ def head_program(
     bias, stride_bk,  # [K], or None
     temperature, threshold,  # float32: numbers, or pointers to one
     probs, label, confidence, exits,  # see decide
-    features,  # [WINDOW_PARTS, N, C * GRID_H * GRID_W] float32 if tiled, else None
-    partial,  # [SPLITS (1 if tiled), N, K] float32
-    arrived,  # counters, 0 before and after: [N], or if tiled [groups] of each of three stages
+    features,  # [WINDOW_PARTS, N, C * GRID_H * GRID_W] if tiled, else None
+    partial,  # [SPLITS (1 if tiled), N, K padded to a multiple of ROW_UNIT]
+    arrived,  # counters, int32, 0 before and after: [N], or if tiled [groups] of each of three stages; None if WAITS
     N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
-    POOL_MAX: tl.constexpr, ONE_WINDOW: tl.constexpr, DOT_FLOAT32: tl.constexpr,
+    POOL_MAX: tl.constexpr, ONE_WINDOW: tl.constexpr, INTERPRETED: tl.constexpr,
     TEMPERATURE_TENSOR: tl.constexpr, THRESHOLD_TENSOR: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_A: tl.constexpr,
     BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
-    ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr,
+    ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr, ALONE: tl.constexpr,
+    WAITS: tl.constexpr,
 ):  # fmt: skip
     """Do the work of program ``pid`` of a head; if tiled, those that pool come first, those that decide last.
 
@@ -208,17 +289,20 @@ def head_program(
     TILED: tl.constexpr = BLOCK_N > 1
     POSITIONS = GRID_H * GRID_W
     F = C * POSITIONS
+    row_width = tl.cdiv(K, ROW_UNIT) * ROW_UNIT
     pools = True
     decides = False
+    product = tl.zeros((1, BLOCK_J), tl.float32)
     # read before anything waits
     heat = tl.load(temperature) if TEMPERATURE_TENSOR else temperature
     limit = tl.load(threshold) if THRESHOLD_TENSOR else threshold
     if TILED:
         groups = tl.cdiv(N, BLOCK_N)
         tiles = tl.cdiv(K, BLOCK_K)
-        pooled_programs = arrived
-        multiplied_tiles = arrived + groups
-        decided_samples = arrived + 2 * groups
+        if not WAITS:
+            pooled_programs = arrived
+            multiplied_tiles = arrived + groups
+            decided_samples = arrived + 2 * groups
         first_tile = N * SPLITS
         first_decision = first_tile + groups * tiles
         pools = pid < first_tile
@@ -240,75 +324,105 @@ def head_program(
             off_c = pid_block // blocks_p * BLOCK_C + off_f // BLOCK_P
             off_p = pid_block % blocks_p * BLOCK_P + off_f % BLOCK_P
         mask_f = (off_c < C) & (off_p < POSITIONS)
+        if not TILED:
+            column = weight + (off_c.to(tl.int64) * POSITIONS + off_p) * stride_wf
+            block = weight_block(column, stride_wk, mask_f, tl.arange(0, BLOCK_K), K)  # on its way while x is pooled
         pooled = pooled_features(
             x, stride_xn, stride_xc, stride_xh, stride_xw, pid_n, off_c, off_p, mask_f,
             pid_part * part_w, tl.minimum((pid_part + 1) * part_w, WINDOW_W),
             H, W, GRID_H, GRID_W, WINDOW_H, POOL_MAX, ONE_WINDOW, BLOCK_A, STAGES,
         )  # fmt: skip
         if TILED:
-            feature = off_c.to(tl.int64) * POSITIONS + off_p
-            tl.store(features + (tl.cast(pid_part, tl.int64) * N + pid_n) * F + feature, pooled, mask=mask_f)
-            # a barrier puts every thread's stores before the one thread's arrival, here and below
-            tl.debug_barrier()
-            tl.atomic_add(pooled_programs + pid_n // BLOCK_N, 1, sem="release", scope="gpu")
+            feature = (tl.cast(pid_part, tl.int64) * N + pid_n) * F + off_c.to(tl.int64) * POSITIONS + off_p
+            if WAITS:
+                send(features + feature, pooled, mask_f)
+            else:
+                tl.store(features + feature, pooled, mask=mask_f)
+                # a barrier puts every thread's stores before the one thread's arrival, here and below
+                tl.debug_barrier()
+                tl.atomic_add(pooled_programs + pid_n // BLOCK_N, 1, sem="release", scope="gpu")
+        elif ALONE:  # the only program of the sample: its product is the sum
+            product = tl.sum(block.to(tl.float32) * pooled, axis=1)[None, :]
+            decides = pid >= 0
         else:
-            column = weight + (off_c.to(tl.int64) * POSITIONS + off_p) * stride_wf
-            row = partial + (tl.cast(pid_split, tl.int64) * N + pid_n) * K
+            row = partial + (tl.cast(pid_split, tl.int64) * N + pid_n) * row_width
             for start_k in range(0, K, BLOCK_K):
                 off_k = start_k + tl.arange(0, BLOCK_K)
-                mask_k = off_k < K
-                pointer = column[None, :] + (off_k.to(tl.int64) * stride_wk)[:, None]  # [BLOCK_K, BLOCK_C * BLOCK_P]
-                block = tl.load(pointer, mask=mask_k[:, None] & mask_f[None, :], other=0.0)
-                tl.store(row + off_k, tl.sum(block.to(tl.float32) * pooled, axis=1), mask=mask_k)
-            tl.debug_barrier()
-            decides = tl.atomic_add(arrived + pid_n, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
-            if decides:
-                tl.store(arrived + pid_n, 0)
+                following = weight_block(column, stride_wk, mask_f, off_k + BLOCK_K, K)
+                product_k = tl.sum(block.to(tl.float32) * pooled, axis=1)
+                if WAITS:
+                    send(row + off_k, product_k, off_k < row_width)
+                else:
+                    tl.store(row + off_k, product_k, mask=off_k < row_width)
+                block = following
+            if WAITS:  # programs start in their order, so that whoever is waited for is running
+                decides = pid_split == SPLITS - 1
+            else:
+                tl.debug_barrier()
+                decides = tl.atomic_add(arrived + pid_n, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+                if decides:
+                    tl.store(arrived + pid_n, 0)
     elif TILED:
         if decides:
             pid_n = pid - first_decision
-            pid_group = pid_n // BLOCK_N
-            wait_for(multiplied_tiles + pid_group, tiles)
-            members = tl.minimum(N - pid_group * BLOCK_N, BLOCK_N)
-            if tl.atomic_add(decided_samples + pid_group, 1) == members - 1:  # nobody waits here any more
-                tl.store(pooled_programs + pid_group, 0)
-                tl.store(multiplied_tiles + pid_group, 0)
-                tl.store(decided_samples + pid_group, 0)
+            if not WAITS:
+                pid_group = pid_n // BLOCK_N
+                wait_for(multiplied_tiles + pid_group, tiles)
+                members = tl.minimum(N - pid_group * BLOCK_N, BLOCK_N)
+                if tl.atomic_add(decided_samples + pid_group, 1) == members - 1:  # nobody waits here any more
+                    tl.store(pooled_programs + pid_group, 0)
+                    tl.store(multiplied_tiles + pid_group, 0)
+                    tl.store(decided_samples + pid_group, 0)
         else:
             pid_tile = pid - first_tile
             pid_group = pid_tile // tiles
             off_n = pid_group * BLOCK_N + tl.arange(0, BLOCK_N)
             mask_n = off_n < N
             off_k = pid_tile % tiles * BLOCK_K + tl.arange(0, BLOCK_K)
-            mask_k = off_k < K
-            members = tl.minimum(N - pid_group * BLOCK_N, BLOCK_N)
-            wait_for(pooled_programs + pid_group, members * SPLITS)
-            product = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+            off_f = tl.arange(0, BLOCK_F)
+            column = weight + off_f.to(tl.int64) * stride_wf
+            right = weight_block(column, stride_wk, off_f < F, off_k, K)  # on its way while others pool
+            if not WAITS:
+                members = tl.minimum(N - pid_group * BLOCK_N, BLOCK_N)
+                wait_for(pooled_programs + pid_group, members * SPLITS)
+            tile = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
             for start_f in range(0, F, BLOCK_F):
                 off_f = start_f + tl.arange(0, BLOCK_F)
-                mask_f = off_f < F
+                mask = mask_n[:, None] & (off_f < F)[None, :]
                 left = tl.zeros((BLOCK_N, BLOCK_F), tl.float32)
                 for part in range(0, WINDOW_PARTS):
                     row = (tl.cast(part, tl.int64) * N + off_n) * F
                     pointer = features + row[:, None] + off_f[None, :]
-                    left += tl.load(pointer, mask=mask_n[:, None] & mask_f[None, :], other=0.0, cache_modifier=".cg")
-                right = tl.load(
-                    weight + (off_k.to(tl.int64) * stride_wk)[:, None] + (off_f.to(tl.int64) * stride_wf)[None, :],
-                    mask=mask_k[:, None] & mask_f[None, :], other=0.0,
-                )  # fmt: skip
-                if DOT_FLOAT32:  # the interpreter multiplies bfloat16 wrongly
-                    right = right.to(tl.float32)
-                product = tl.dot(left.to(right.dtype), tl.trans(right), product, input_precision="ieee")
-            pointer = partial + off_n.to(tl.int64)[:, None] * K + off_k[None, :]
-            tl.store(pointer, product, mask=mask_n[:, None] & mask_k[None, :])
-            tl.debug_barrier()
-            tl.atomic_add(multiplied_tiles + pid_group, 1, sem="release", scope="gpu")
+                    if WAITS:
+                        left += awaited(pointer, mask, INTERPRETED)
+                    else:
+                        left += tl.load(pointer, mask=mask, other=0.0, cache_modifier=".cg")
+                if INTERPRETED:  # it multiplies bfloat16 wrongly
+                    tile = tl.dot(left, tl.trans(right.to(tl.float32)), tile, input_precision="ieee")
+                else:
+                    tile = tl.dot(left.to(right.dtype), tl.trans(right), tile, input_precision="ieee")
+                column += tl.cast(BLOCK_F, tl.int64) * stride_wf
+                right = weight_block(column, stride_wk, off_f + BLOCK_F < F, off_k, K)
+            pointer = partial + off_n.to(tl.int64)[:, None] * row_width + off_k[None, :]
+            mask = mask_n[:, None] & (off_k < row_width)[None, :]
+            if WAITS:
+                send(pointer, tile, mask)
+            else:
+                tl.store(pointer, tile, mask=mask)
+                tl.debug_barrier()
+                tl.atomic_add(multiplied_tiles + pid_group, 1, sem="release", scope="gpu")
 
     if decides:
         off_n = pid_n + tl.arange(0, 1)
         decide(
-            partial, tl.cast(N, tl.int64) * K, K, 1, bias, stride_bk, heat, limit,
-            probs, label, confidence, exits, off_n, off_n < N, K, 1 if TILED else SPLITS,
-            BLOCK_S, BLOCK_J, ONE_BLOCK,
+            product, partial, tl.cast(N, tl.int64) * row_width, row_width, 1, bias, stride_bk, heat, limit,
+            probs, label, confidence, exits, off_n, off_n < N, K, row_width, 1 if TILED else SPLITS,
+            ALONE, WAITS, INTERPRETED, BLOCK_S, BLOCK_J, ONE_BLOCK,
         )  # fmt: skip
+        if TILED and WAITS:  # all tiles have taken the features, since their products are here
+            for start_f in range(0, F, BLOCK_F):
+                off_f = start_f + tl.arange(0, BLOCK_F)
+                for part in range(0, WINDOW_PARTS):
+                    row = features + (tl.cast(part, tl.int64) * N + pid_n) * F
+                    tl.store(row + off_f, tl.zeros((BLOCK_F,), tl.int32), mask=off_f < F)
     return decides, pid_n

@@ -19,12 +19,21 @@ class Programs(NamedTuple):
     decisions: int
     """Programs that decide about a sample; 0 if split."""
     counters: int
-    """Arrival counters, int32."""
+    """Arrival counters, int32, that are 0 before and after."""
+    features: int
+    """Pooled features that programs leave for those that multiply; 0 if split."""
+
+    partial_sums: int
+    """Logits, or parts of them, that programs leave for those that decide."""
 
     @property
     def total(self) -> int:
         """Programs in all."""
         return self.pools + self.tiles + self.decisions
+
+
+#: head_stages.ROW_UNIT, which cannot be imported where there is no Triton.
+_ROW_UNIT = 16
 
 
 @dataclass(frozen=True)
@@ -57,21 +66,30 @@ class LaunchConfig:
     stages: int
     """Steps of a window whose elements are read at the same time."""
     num_warps: int
+    waits: bool = False
+    """Whether programs wait for numbers of others to appear, instead of counting who has arrived. Sooner done, but
+    programs take up room while they wait; split, the last one of a sample, which otherwise nobody waits for."""
 
     @property
     def tiled(self) -> bool:
         """Whether samples are multiplied in groups."""
         return self.block_n > 1
 
+    def multiplies_alone(self, view: HeadView, classes: int) -> bool:
+        """Whether one program has all features of a sample and all classes in one step, so that it need not meet others."""
+        return not self.tiled and self.block_k == self.block_j >= classes and self.programs(view, classes).splits == 1
+
     def programs(self, view: HeadView, classes: int) -> Programs:
         """Count programs and counters for an input and its classes."""
         samples, channels = view.shape[:2]
+        row = -(-classes // _ROW_UNIT) * _ROW_UNIT
         splits = -(-channels // self.block_c) * -(-view.positions // self.block_p) * self.window_parts
         if self.tiled:
             groups = -(-samples // self.block_n)
             tiles = groups * -(-classes // self.block_k)
-            return Programs(splits, samples * splits, tiles, samples, 3 * groups)
-        return Programs(splits, samples * splits, 0, 0, samples)
+            features = self.window_parts * samples * channels * view.positions
+            return Programs(splits, samples * splits, tiles, samples, 3 * groups, features, samples * row)
+        return Programs(splits, samples * splits, 0, 0, samples, 0, splits * samples * row)
 
     @classmethod
     @lru_cache(maxsize=4096)
