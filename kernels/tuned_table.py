@@ -244,7 +244,7 @@ def config_from(values: Any, pool: str) -> LaunchConfig:
         pool != "max" or config.window_parts == 1, "window_parts", config.window_parts, "1: a maximum is not added up"
     )
     if config.tiled:
-        for name in ("block_n", "block_f", "block_k"):
+        for name in ("block_n", "block_f"):
             _check(values[name] >= 16, name, values[name], "at least 16 where samples are multiplied in groups")
     else:
         _check(config.block_f == 1, "block_f", config.block_f, "1 where samples are not multiplied in groups")
