@@ -18,9 +18,9 @@ from rich.markup import escape
 from ..model.bad_input import BadInput
 from ..model.one_line_errors import one_line_errors
 from .bench import DeviceLost, run_cell
+from .bench_plan import ROUNDS, Plan, unsettled
 from .cells import INNER_STAGES, STAGES, Cell, chosen_cells
 from .environment import environment
-from .plan import ROUNDS, Plan, unsettled
 from .record import BadRecord, Record, read_records
 from .subject import Subject, build_subject, is_factory, load_subject
 from .tables import WIDTH, as_markdown, as_rich, bench_tables

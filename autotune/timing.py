@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -10,16 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..model.spread import Spread, spread
+
 #: Fresh graphs of whatever is timed in one.
 CAPTURES = 5
-
-
-class Spread(NamedTuple):
-    """Median and percentiles of one quantity, in microseconds."""
-
-    median: float
-    p20: float
-    p80: float
 
 
 class Timing(NamedTuple):
@@ -183,10 +176,3 @@ def captured(function: Callable[[Tensor], object], example: Tensor) -> Callable[
         return result
 
     return replay
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Return median, 20th and 80th percentile of at least one value."""
-    ordered = sorted(values)
-    last = len(ordered) - 1
-    return Spread(statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)])

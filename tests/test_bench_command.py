@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.autotune.__main__ import app
+from auxhead.autotune.bench_plan import Plan, units_of
 from auxhead.autotune.cells import core_matrix
-from auxhead.autotune.plan import Plan, units_of
 from auxhead.autotune.record import read_records
 from auxhead.autotune.tables import COLUMNS, as_markdown, bench_tables
 from bench_fakes import ENVIRONMENT, faked_plan, run, small_subject
