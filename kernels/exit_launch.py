@@ -206,7 +206,9 @@ class _Workspace(NamedTuple):
     @classmethod
     def allocate(cls, view: HeadView, head: ExitHead, x: Tensor) -> "_Workspace":
         samples, classes = view.shape[0], head.weight.shape[0]
-        config = LaunchConfig.choose(view, classes, pool_max=head.pool == "max", element_size=x.element_size())
+        config = LaunchConfig.choose(
+            view, classes, pool_max=head.pool == "max", dtype=x.dtype, device=x.device, place="network"
+        )
         programs = config.programs(view, classes)
         return cls(
             view,

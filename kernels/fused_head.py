@@ -130,7 +130,9 @@ def _fused_head(
         )
     else:
         view = head_view(x.shape, x.stride(), pool, window_grid)
-        config = LaunchConfig.choose(view, weight.shape[0], pool_max=pool == "max", element_size=x.element_size())
+        config = LaunchConfig.choose(
+            view, weight.shape[0], pool_max=pool == "max", dtype=x.dtype, device=x.device, place="alone"
+        )
         output = kernel.launch_fused_head(
             x, view, weight, bias, heat, limit, pool_max=pool == "max", return_probs=return_probs, config=config
         )

@@ -1,10 +1,21 @@
 """Every launch choice of the fused head, in one frozen dataclass from one pure function."""
 
+import warnings
+from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
 
 from .head_view import HeadView
+
+if TYPE_CHECKING:
+    from .tuned_table import HeadShape
+
+#: What ``tuned_table.overriding`` puts in front of the tables; kept here, where every call of a head looks at it.
+overrides: ContextVar["Mapping[tuple[HeadShape, str], LaunchConfig] | None"] = ContextVar("overrides", default=None)
 
 
 class Programs(NamedTuple):
@@ -57,6 +68,10 @@ class LaunchConfig:
     stages: int
     """Steps of a window whose elements are read at the same time."""
     num_warps: int
+    max_registers: int = 0
+    """Registers a thread at most; 0 for no cap."""
+    max_programs: int = 0
+    """Programs of the launch at most, so that it spreads over at most that many SMs; 0 for as many as there is work."""
 
     @property
     def tiled(self) -> bool:
@@ -74,8 +89,25 @@ class LaunchConfig:
         return Programs(splits, samples * splits, 0, 0, samples)
 
     @classmethod
-    @lru_cache(maxsize=4096)
-    def choose(cls, view: HeadView, classes: int, *, pool_max: bool = False, element_size: int = 2) -> "LaunchConfig":
+    def choose(
+        cls, view: HeadView, classes: int, *, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str
+    ) -> "LaunchConfig":
+        """Choose from the tuned table of the device, or by rule what it does not have.
+
+        Args:
+            view: the input as the kernel reads it.
+            classes: K.
+            pool_max: whether windows are reduced to their maximum.
+            dtype: of x and weight.
+            device: of x.
+            place: where the head is launched, one of ``tuned_table.PLACES``.
+        """
+        if overrides.get() is None:
+            return chosen(view, classes, pool_max, dtype, device, place)
+        return chosen.__wrapped__(view, classes, pool_max, dtype, device, place)  # not to be remembered
+
+    @classmethod
+    def by_rule(cls, view: HeadView, classes: int, *, pool_max: bool = False, element_size: int = 2) -> "LaunchConfig":
         """Choose by rule, from sizes alone.
 
         Args:
@@ -133,6 +165,31 @@ class LaunchConfig:
         config = cls(1, block_c, block_p, block_a, 1, block_k, 1, block_j, window_parts, stages, num_warps)
         splits = config.programs(view, classes).splits
         return replace(config, block_s=min(next_power_of_2(splits), max(8192 // block_j, 1), 64))
+
+
+@lru_cache(maxsize=4096)
+def chosen(
+    view: HeadView, classes: int, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str
+) -> LaunchConfig:
+    """Return what ``LaunchConfig.choose`` does, for the same arguments; remembered, since every call of a head asks."""
+    from . import tuned_table  # which is made of configurations
+
+    shape = tuned_table.HeadShape.of(view, classes, pool_max=pool_max, dtype=dtype)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    try:
+        tuned = tuned_table.lookup(name, shape, place)
+    except tuned_table.BadTable as error:  # a forward goes on without it
+        _warn(str(error))
+        tuned = None
+    if tuned is not None:
+        return tuned
+    return LaunchConfig.by_rule(view, classes, pool_max=pool_max, element_size=dtype.itemsize)
+
+
+@lru_cache
+def _warn(message: str) -> None:
+    """Warn once of each thing, whatever the filters."""
+    warnings.warn(f"{message}; launches are chosen by rule", stacklevel=2)
 
 
 def _tiling_pays(samples: int, classes: int) -> bool:

@@ -61,9 +61,25 @@ def tiles_from_7(monkeypatch):
     """Multiply by groups wherever there are 7 samples: batches for which that pays are large to interpret."""
     module = importlib.import_module("auxhead.kernels.launch_config")
     monkeypatch.setattr(module, "_tiling_pays", lambda samples, classes: samples >= 7)
-    module.LaunchConfig.choose.cache_clear()
+    module.chosen.cache_clear()
     yield
-    module.LaunchConfig.choose.cache_clear()
+    module.chosen.cache_clear()
+
+
+@pytest.fixture
+def tables(tmp_path, monkeypatch):
+    """The folder of tuned tables: an empty one instead of the package's."""
+    tuned_table = importlib.import_module("auxhead.kernels.tuned_table")
+    launch_config = importlib.import_module("auxhead.kernels.launch_config")
+    folder = tmp_path / "tuned"
+    folder.mkdir()
+    remembered = (tuned_table.table_of, launch_config.chosen, launch_config._warn)
+    monkeypatch.setattr(tuned_table, "FOLDER", folder)
+    for one in remembered:
+        one.cache_clear()
+    yield folder
+    for one in remembered:
+        one.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ POOL_SIZES = [1, 2, 3, 5, 7, (2, 3), (4, 1)]
 @pytest.mark.parametrize("samples", [6, 7])
 def test_the_batches_of_these_tests_are_multiplied_in_both_ways(samples):
     view = head_view((samples, 5), (5, 1), "none", (1, 1))
-    assert LaunchConfig.choose(view, 2).tiled == (samples == 7)
+    assert LaunchConfig.by_rule(view, 2).tiled == (samples == 7)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

@@ -27,13 +27,13 @@ SIZES = {
 
 @settings(max_examples=500)
 @given(**SIZES)
-def test_choice(samples, channels, positions, window_h, window_w, classes, **options):
+def test_choice_by_rule(samples, channels, positions, window_h, window_w, classes, **options):
     view = HeadView((samples, channels, window_h * positions, window_w), (0, 0, 0, 0), positions, 1)
-    config = LaunchConfig.choose(view, classes, **options)
-    LaunchConfig.choose.cache_clear()
-    assert config == LaunchConfig.choose(view, classes, **options)
+    config = LaunchConfig.by_rule(view, classes, **options)
+    assert config == LaunchConfig.by_rule(view, classes, **options)
     for name, value in dataclasses.asdict(config).items():
-        assert value >= 1 and value & (value - 1) == 0, f"{name} = {value} is no power of two"
+        least = 0 if name in ("max_registers", "max_programs") else 1
+        assert value >= least and value & (value - 1) == 0, f"{name} = {value} is no power of two"
     features = config.block_c * config.block_p
     if config.tiled:
         assert min(config.block_n, config.block_f, config.block_k) >= 16, "tl.dot multiplies blocks of 16 and more"
@@ -71,7 +71,7 @@ def test_choice(samples, channels, positions, window_h, window_w, classes, **opt
 def test_partial_sums_of_wide_features_stay_few(features, samples, classes):
     """Flattened maps, as VGG's: partial sums take [splits, samples, classes] of memory."""
     view = HeadView((samples, features, 1, 1), (0, 0, 0, 0), 1, 1)
-    assert LaunchConfig.choose(view, classes).programs(view, classes).splits <= 512
+    assert LaunchConfig.by_rule(view, classes).programs(view, classes).splits <= 512
 
 
 @pytest.mark.parametrize("n, power", [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1000, 1024), (1024, 1024), (1025, 2048)])
@@ -81,8 +81,8 @@ def test_next_power_of_2(n, power):
 
 def test_a_configuration_is_frozen_and_hashable():
     view = HeadView((1, 64, 1, 49), (0, 0, 0, 0), 1, 1)
-    config = LaunchConfig.choose(view, 10)
-    assert hash(config) == hash(LaunchConfig.choose(view, 10))
+    config = LaunchConfig.by_rule(view, 10)
+    assert hash(config) == hash(LaunchConfig.by_rule(view, 10))
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.block_n = 2
 
@@ -136,7 +136,7 @@ def test_hand_made_configurations(head, config, device):
     size = (pool_size, pool_size) if isinstance(pool_size, int) else pool_size
     view = head_view(tuple(x.shape), x.stride(), pool, size)
     if config is None:
-        config = LaunchConfig.choose(view, classes, pool_max=pool == "max", element_size=x.element_size())
+        config = LaunchConfig.by_rule(view, classes, pool_max=pool == "max", element_size=x.element_size())
     if config.window_parts > 1 and pool == "max":
         pytest.skip("a maximum does not add up")
     out = launch_fused_head(

@@ -1,0 +1,351 @@
+"""Tuned launch configurations: one JSON table a device, in kernels/tuned/, written by ``auxhead-tune promote``."""
+
+import dataclasses
+import hashlib
+import json
+import re
+import tokenize
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from .head_view import HeadView
+from .launch_config import LaunchConfig, next_power_of_2, overrides
+
+#: Of every table; readers refuse others.
+SCHEMA = "auxhead tuned 1"
+#: Where a head is launched: by the operator, or by a runner beside the trunk.
+PLACES = ("alone", "network")
+#: Of the memory of x: channels side by side, rows of the map side by side, or neither.
+LAYOUTS = ("channels_last", "contiguous", "strided")
+#: The tables of the package.
+FOLDER = Path(__file__).parent / "tuned"
+#: What the configurations steer.
+KERNEL_SOURCES = ("head_stages.py", "exit_kernel.py", "fused_head_kernel.py", "exit_launch.py")
+
+_POOLS = ("avg", "max")
+_DTYPES = ("float16", "bfloat16", "float32")
+#: Of a table, what its entries were measured with.
+VERSIONS = ("triton", "torch", "cuda", "cudnn", "driver", "commit")
+
+
+class BadTable(ValueError):
+    """A table that cannot be read: names file and entry, in one line."""
+
+
+class HeadShape(NamedTuple):
+    """What of a head a configuration is tuned for; sizes are those of its ``HeadView``."""
+
+    samples: int
+    channels: int
+    height: int
+    width: int
+    grid_h: int
+    grid_w: int
+    layout: str
+    """One of ``LAYOUTS``."""
+    pool: str
+    """What windows are reduced to: "avg" or "max"; "avg" if nothing is pooled."""
+    classes: int
+    dtype: str
+    """Of x and weight: "float16", "bfloat16" or "float32"."""
+
+    @classmethod
+    def of(cls, view: HeadView, classes: int, *, pool_max: bool, dtype: torch.dtype) -> "HeadShape":
+        """Describe a head by the arguments of ``LaunchConfig.choose``."""
+        samples, channels, height, width = view.shape
+        pool, name = "max" if pool_max else "avg", str(dtype).removeprefix("torch.")
+        return cls(samples, channels, height, width, view.grid_h, view.grid_w, _layout(view), pool, classes, name)
+
+    @property
+    def view(self) -> HeadView:
+        """A view of this shape, of memory without gaps if the layout has none."""
+        samples, channels, height, width = shape = self[:4]
+        if self.layout == "channels_last":
+            strides = (channels * height * width, 1, width * channels, channels)
+        else:
+            gap = 1 if self.layout == "contiguous" else 2
+            strides = (channels * height * width * gap, height * width * gap, width * gap, gap)
+        return HeadView(shape, strides, self.grid_h, self.grid_w)
+
+    def by_rule(self) -> LaunchConfig:
+        """Return what ``LaunchConfig.by_rule`` says of such a head."""
+        size = getattr(torch, self.dtype).itemsize
+        return LaunchConfig.by_rule(self.view, self.classes, pool_max=self.pool == "max", element_size=size)
+
+
+def _layout(view: HeadView) -> str:
+    """Name what lies side by side; strides of dimensions of one element say nothing and are not asked."""
+    (_, channels, height, width), (_, stride_c, stride_h, stride_w) = view.shape, view.strides
+    if channels > 1 and stride_c == 1:
+        return "channels_last"
+    if width > 1 or height > 1:
+        return "contiguous" if (stride_w if width > 1 else stride_h) == 1 else "strided"
+    return "strided" if channels > 1 else "channels_last"
+
+
+class Entry(NamedTuple):
+    """The winner of one shape in one place."""
+
+    shape: HeadShape
+    place: str
+    """One of ``PLACES``."""
+    config: LaunchConfig
+    serves: tuple[int, int]
+    """Batch sizes, first and last, for which ``config`` was measured to lose at most 1 % to their own best."""
+    margin: float
+    """What of the time of the rule's configuration it saves: 0.1 is 10 %."""
+
+    def serves_batch(self, samples: int) -> bool:
+        """Whether the configuration may be taken for a batch of this size."""
+        if samples == self.shape.samples:
+            return True
+        low, high = self.serves
+        # a group mostly without samples was not what was measured
+        return low <= samples <= high and self.config.block_n <= max(16, next_power_of_2(samples))
+
+
+@dataclass(frozen=True)
+class TunedTable:
+    """What a file of kernels/tuned/ holds."""
+
+    device: str
+    """As ``torch.cuda.get_device_name`` says it."""
+    sm_count: int
+    kernel: str
+    """``kernel_hash`` of the measured code."""
+    triton: str | None
+    """This and the versions below are those of the last promotion; several, as of records that were measured on
+    several machines, are separated by commas."""
+    torch: str | None
+    cuda: str | None
+    cudnn: str | None
+    driver: str | None
+    commit: str | None
+    entries: tuple[Entry, ...]
+    """Sorted; empty in a table of an earlier kernel, whose configurations may have other fields."""
+
+    def find(self, shape: HeadShape, place: str) -> Entry | None:
+        """Return the entry for a head: its own, else that of the nearest batch size which serves it, else None."""
+        serving = [
+            entry
+            for entry in self.entries
+            if entry.place == place and entry.shape[1:] == shape[1:] and entry.serves_batch(shape.samples)
+        ]
+        return min(serving, key=lambda entry: _distance(entry.shape.samples, shape.samples), default=None)
+
+    def as_text(self) -> str:
+        """Return the file's content, an entry a line."""
+        head = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        lines = [json.dumps({name: value})[1:-1] for name, value in head.items() if name != "entries"]
+        entries = sorted(self.entries, key=lambda entry: (entry.shape[1:], entry.shape.samples, entry.place))
+        rows = [json.dumps(_entry_as_json(entry)) for entry in entries]
+        listed = "[\n" + ",\n".join(rows) + "\n]" if rows else "[]"
+        return "{\n" + ",\n".join([f'"schema": "{SCHEMA}"', *lines, f'"entries": {listed}']) + "\n}\n"
+
+
+def _distance(samples: int, asked: int) -> tuple[float, int]:
+    """Return the ratio of two batch sizes, at least 1, and what decides between equal ones."""
+    return (max(samples / asked, asked / samples), samples)
+
+
+def _entry_as_json(entry: Entry) -> dict[str, Any]:
+    return {
+        "shape": entry.shape._asdict(),
+        "place": entry.place,
+        "config": dataclasses.asdict(entry.config),
+        "serves": list(entry.serves),
+        "margin": entry.margin,
+    }
+
+
+def lookup(device_name: str, shape: HeadShape, place: str) -> LaunchConfig | None:
+    """Return the configuration tuned for a head, or None.
+
+    Args:
+        device_name: as ``torch.cuda.get_device_name`` says it, or "cpu".
+        shape: of the head.
+        place: one of ``PLACES``.
+
+    Raises:
+        BadTable: the device has a table that cannot be read.
+    """
+    forced = (overrides.get() or {}).get((shape, place))
+    if forced is not None:
+        return forced
+    table = table_of(device_name)
+    entry = None if table is None else table.find(shape, place)
+    return None if entry is None else entry.config
+
+
+@contextmanager
+def overriding(configs: Mapping[tuple[HeadShape, str], LaunchConfig]) -> Iterator[None]:
+    """Let heads of some shapes and places be launched as given, in this thread, until the block ends.
+
+    What was chosen before stays chosen: a runner keeps what it was captured with.
+    """
+    token = overrides.set({**(overrides.get() or {}), **configs})
+    try:
+        yield
+    finally:
+        overrides.reset(token)
+
+
+def table_path(device_name: str) -> Path:
+    """Return where the table of a device is, or would be."""
+    return FOLDER / f"{re.sub(r'[^a-z0-9]+', '-', device_name.lower()).strip('-')}.json"
+
+
+@lru_cache
+def table_of(device_name: str) -> TunedTable | None:
+    """Read the table of a device, once; None if it has none.
+
+    Raises:
+        BadTable: as of ``read_table``, or the table is that of another device.
+    """
+    path = table_path(device_name)
+    if not path.exists():
+        return None
+    table = read_table(path)
+    if table_path(table.device) != path:
+        raise BadTable(f"{path}: device: got {table.device!r}, wants the one that the file is named after")
+    return table
+
+
+def read_table(path: Path) -> TunedTable:
+    """Read a table.
+
+    Raises:
+        BadTable: no such file, another schema, or fields that are missing, unknown or out of range.
+    """
+    try:
+        values = json.loads(path.read_text())
+    except OSError as error:
+        raise BadTable(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise BadTable(f"{path}: is not JSON ({error})") from None
+    schema = values.get("schema") if isinstance(values, dict) else None
+    if schema != SCHEMA:
+        raise BadTable(f"{path}: schema: got {schema!r}, wants {SCHEMA!r}")
+    try:
+        names = {field.name for field in dataclasses.fields(TunedTable)}
+        _check_names("table", values, names | {"schema"})
+        head = {name: values[name] for name in names - {"entries"}}
+        for name in ("device", "kernel"):
+            _check(isinstance(head[name], str), name, head[name], "text")
+        _check_count("sm_count", head["sm_count"])
+        for name in VERSIONS:
+            _check(isinstance(head[name], str | None), name, head[name], "text or null")
+        _check(isinstance(values["entries"], list), "entries", values["entries"], "a list")
+    except ValueError as error:
+        raise BadTable(f"{path}: {error}") from None
+    entries: dict[tuple[HeadShape, str], Entry] = {}
+    for number, row in enumerate(values["entries"] if head["kernel"] == kernel_hash() else [], start=1):
+        try:
+            entry = _entry(row)
+            _check((entry.shape, entry.place) not in entries, "shape", entry.shape, "no second entry for it")
+        except ValueError as error:
+            raise BadTable(f"{path}, entry {number}: {error}") from None
+        entries[entry.shape, entry.place] = entry
+    return TunedTable(**head, entries=tuple(entries.values()))
+
+
+def _entry(row: Any) -> Entry:
+    _check_names("entry", row, set(Entry._fields))
+    shape = shape_from(row["shape"])
+    config = config_from(row["config"], shape.pool)
+    place, serves, margin = row["place"], row["serves"], row["margin"]
+    _check(place in PLACES, "place", place, f"one of {', '.join(PLACES)}")
+    fits = isinstance(serves, list) and len(serves) == 2 and all(type(size) is int for size in serves)
+    _check(fits and 1 <= serves[0] <= shape.samples <= serves[1], "serves", serves, "[low, high] around samples")
+    _check(type(margin) in (int, float), "margin", margin, "a number")
+    return Entry(shape, place, config, (serves[0], serves[1]), margin)
+
+
+def shape_from(values: Any) -> HeadShape:
+    """Check and return a shape given by the names of its fields.
+
+    Raises:
+        ValueError: names the field, what it got and what it wants.
+    """
+    _check_names("shape", values, set(HeadShape._fields))
+    for name, allowed in (("layout", LAYOUTS), ("pool", _POOLS), ("dtype", _DTYPES)):
+        _check(values[name] in allowed, name, values[name], f"one of {', '.join(allowed)}")
+    for name in set(HeadShape._fields) - {"layout", "pool", "dtype"}:
+        _check_count(name, values[name])
+    return HeadShape(**values)
+
+
+def config_from(values: Any, pool: str) -> LaunchConfig:
+    """Check and return a configuration given by the names of its fields, for heads with this pool.
+
+    Raises:
+        ValueError: names the field, what it got and what it wants.
+    """
+    _check_names("config", values, {field.name for field in dataclasses.fields(LaunchConfig)})
+    for name, value in values.items():
+        if name in ("max_registers", "max_programs"):
+            _check(type(value) is int and value >= 0, name, value, "a whole number, 0 for no limit")
+        else:
+            _check(type(value) is int and value >= 1 and value & (value - 1) == 0, name, value, "a power of two")
+    config = LaunchConfig(**values)
+    _check(config.num_warps <= 32, "num_warps", config.num_warps, "at most 32")
+    _check(
+        pool != "max" or config.window_parts == 1, "window_parts", config.window_parts, "1: a maximum is not added up"
+    )
+    if config.tiled:
+        for name in ("block_n", "block_f", "block_k"):
+            _check(values[name] >= 16, name, values[name], "at least 16 where samples are multiplied in groups")
+    else:
+        _check(config.block_f == 1, "block_f", config.block_f, "1 where samples are not multiplied in groups")
+    return config
+
+
+def _check_names(what: str, values: Any, wanted: set[str]) -> None:
+    _check(isinstance(values, dict), what, values, "fields and their values")
+    for problem, names in (("unknown", set(values) - wanted), ("missing", wanted - set(values))):
+        if names:
+            raise ValueError(f"{what}: {problem} {', '.join(sorted(names))}, wants {', '.join(sorted(wanted))}")
+
+
+def _check_count(name: str, value: Any) -> None:
+    _check(type(value) is int and value >= 1, name, value, "a whole number of at least 1")
+
+
+def _check(fits: bool, name: str, value: Any, wanted: str) -> None:
+    if not fits:
+        raise ValueError(f"{name}: got {value!r}, wants {wanted}")
+
+
+@lru_cache
+def kernel_hash() -> str:
+    """Name the code that the configurations steer: 16 hexadecimal digits, the same until that code changes.
+
+    Comments, docstrings and blank lines are left out: a table is not to be thrown away for one of them.
+    """
+    digest = hashlib.sha256()
+    for name in KERNEL_SOURCES:
+        digest.update(_code((Path(__file__).parent / name).read_text(encoding="utf-8")).encode())
+    return digest.hexdigest()[:16]
+
+
+def _code(source: str) -> str:
+    """Return what of a module runs; every Python says the same, though they cut strings into different tokens."""
+    lines = source.splitlines(keepends=True)
+    starts = [0, *accumulate(map(len, lines))]
+    kept, end = [], 0
+    begins = True  # a statement, so that a string is all of it
+    for token in tokenize.generate_tokens(iter(lines).__next__):
+        if token.type == tokenize.COMMENT or (begins and token.type == tokenize.STRING):
+            kept.append(source[end : starts[token.start[0] - 1] + token.start[1]])
+            end = starts[token.end[0] - 1] + token.end[1]
+        elif token.type != tokenize.NL:
+            begins = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    code = "".join(kept) + source[end:]
+    return "\n".join(line.rstrip() for line in code.splitlines() if line.strip())
