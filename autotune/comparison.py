@@ -142,17 +142,17 @@ def _differences(first: Floats, second: Floats, seed: int) -> tuple[Floats, Floa
         seed: of the draws, which are the same for all pairs.
     """
     drawn = np.random.default_rng(seed)
-    captures, rounds = (first.shape[1], second.shape[1]), first.shape[2]
+    (_, count, rounds), other = first.shape, second.shape[1]
     both = np.concatenate([first, second], axis=1)
     both = both - np.median(both, axis=1, keepdims=True)  # [P, A + B, R]
-    estimates = _of_captures(np.median(both, axis=2), captures[0])
+    estimates = _of_captures(np.median(both, axis=2), count)
     resampled = np.empty((_DRAWS, len(both)))
     for draw in range(_DRAWS):
         medians = np.median(both[:, :, drawn.integers(rounds, size=rounds)], axis=2)  # [P, A + B]
-        chosen = [drawn.integers(count, size=count) + start for count, start in zip(captures, (0, captures[0]))]
-        resampled[draw] = _of_captures(medians[:, np.concatenate(chosen)], captures[0])
+        chosen = [drawn.integers(count, size=count), count + drawn.integers(other, size=other)]
+        resampled[draw] = _of_captures(medians[:, np.concatenate(chosen)], count)
     # a bootstrap of n varies by (n - 1) / n of what it should
-    return estimates, resampled.std(axis=0, ddof=1) * math.sqrt(min(captures) / (min(captures) - 1))
+    return estimates, resampled.std(axis=0, ddof=1) * math.sqrt(min(count, other) / (min(count, other) - 1))
 
 
 def _of_captures(medians: Floats, count: int) -> Floats:

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from auxhead.autotune import comparison
 from auxhead.autotune.comparison import (
-    Difference, Paired, compare, compare_runs, over_baseline, student_quantile, typical, winner,
+    Difference,
+    Paired,
+    compare,
+    compare_runs,
+    over_baseline,
+    student_quantile,
+    typical,
+    winner,
 )  # fmt: skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
