@@ -68,22 +68,17 @@ def compare(a: Timings, b: Timings, *, confidence: float = CONFIDENCE, seed: int
     first, second = _logarithms("a", a), _logarithms("b", b)
     if first.shape[1] != second.shape[1]:
         raise ValueError(f"b: got {second.shape[1]} rounds, wants {first.shape[1]}, those of a")
-    estimates, errors = _differences(np.stack([first]), np.stack([second]), seed)
-    freedom = first.shape[0] + second.shape[0] - 2
-    return _interval(float(estimates[0]), float(errors[0]), freedom, confidence)
+    estimate, error = _difference(first, second, seed)
+    return _interval(estimate, error, len(first) + len(second) - 2, confidence)
 
 
 def compare_runs(a: Paired, b: Paired, *, confidence: float = CONFIDENCE) -> Difference:
     """Compare two variants, by what each takes over the baseline if they were not timed in the same run."""
     if a.run == b.run:
         return compare(a.own, b.own, confidence=confidence)
-    parts = [
-        _differences(np.stack([_logarithms("own", one.own)]), np.stack([_logarithms("baseline", one.baseline)]), 0)
-        for one in (a, b)
-    ]
-    estimate = float(parts[0][0][0] - parts[1][0][0])
-    error = math.hypot(float(parts[0][1][0]), float(parts[1][1][0]))
-    return _interval(estimate, error, sum(len(one.own) + len(one.baseline) - 2 for one in (a, b)), confidence)
+    (of_a, error_a), (of_b, error_b) = (_over_baseline(one) for one in (a, b))
+    freedom = sum(len(one.own) + len(one.baseline) - 2 for one in (a, b))
+    return _interval(of_a - of_b, math.hypot(error_a, error_b), freedom, confidence)
 
 
 def winner(samples: Mapping[Key, Paired], simpler_first: Sequence[Key]) -> Key:
@@ -133,30 +128,37 @@ def _logarithms(name: str, timings: Timings, captures: int = 2) -> Floats:
     return np.log(values)
 
 
-def _differences(first: Floats, second: Floats, seed: int) -> tuple[Floats, Floats]:
-    """Return estimates and standard errors of log ratios of pairs.
+def _over_baseline(one: Paired) -> tuple[float, float]:
+    if one.own == one.baseline:  # it is the baseline itself
+        return 0.0, 0.0
+    return _difference(_logarithms("own", one.own), _logarithms("baseline", one.baseline), 0)
 
-    Args:
-        first: [pairs, captures, rounds], logarithms.
-        second: [pairs, captures, rounds], logarithms.
-        seed: of the draws, which are the same for all pairs.
-    """
-    drawn = np.random.default_rng(seed)
-    (_, count, rounds), other = first.shape, second.shape[1]
-    both = np.concatenate([first, second], axis=1)
-    both = both - np.median(both, axis=1, keepdims=True)  # [P, A + B, R]
-    estimates = _of_captures(np.median(both, axis=2), count)
-    resampled = np.empty((_DRAWS, len(both)))
-    for draw in range(_DRAWS):
-        medians = np.median(both[:, :, drawn.integers(rounds, size=rounds)], axis=2)  # [P, A + B]
-        chosen = [drawn.integers(count, size=count), count + drawn.integers(other, size=other)]
-        resampled[draw] = _of_captures(medians[:, np.concatenate(chosen)], count)
+
+def _difference(first: Floats, second: Floats, seed: int) -> tuple[float, float]:
+    """Return the estimate and the standard error of a log ratio, from logarithms [captures, rounds]."""
+    (count, rounds), other = first.shape, len(second)
+    both = np.concatenate([first, second])
+    both = both - np.median(both, axis=0)  # [A + B, R]
+    drawn_rounds, drawn_captures = _draws(count, other, rounds, seed)
+    medians = np.median(both[:, drawn_rounds], axis=2)  # [A + B, draws]
+    resampled = _of_captures(np.take_along_axis(medians, drawn_captures, axis=0), count)
     # a bootstrap of n varies by (n - 1) / n of what it should
-    return estimates, resampled.std(axis=0, ddof=1) * math.sqrt(min(count, other) / (min(count, other) - 1))
+    least = min(count, other)
+    error = float(resampled.std(ddof=1)) * math.sqrt(least / (least - 1))
+    return float(_of_captures(np.median(both, axis=1), count)), error
+
+
+@cache
+def _draws(count: int, other: int, rounds: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return what is drawn: rounds [draws, R], and captures of the first and of the second variant [A + B, draws]."""
+    drawn = np.random.default_rng(seed)
+    of_first = drawn.integers(count, size=(count, _DRAWS))
+    of_second = count + drawn.integers(other, size=(other, _DRAWS))
+    return drawn.integers(rounds, size=(_DRAWS, rounds)), np.concatenate([of_first, of_second])
 
 
 def _of_captures(medians: Floats, count: int) -> Floats:
-    difference: Floats = medians[:, :count].mean(axis=1) - medians[:, count:].mean(axis=1)
+    difference: Floats = medians[:count].mean(axis=0) - medians[count:].mean(axis=0)
     return difference
 
 

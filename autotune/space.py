@@ -9,6 +9,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -109,7 +110,8 @@ def _beside(name: str, value: int) -> list[int]:
     return [values[other] for other in (place - 1, place + 1) if 0 <= other < len(values)]
 
 
-def spread_out(shape: HeadShape, count: int) -> list[LaunchConfig]:
+@lru_cache(maxsize=64)
+def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
     """Return up to ``count`` configurations of the grid, always the same ones, as far from each other as can be.
 
     They lie around the rule's, at most ``WITHIN`` steps along the fields away: farther off hardly anything is fast.
@@ -121,10 +123,10 @@ def spread_out(shape: HeadShape, count: int) -> list[LaunchConfig]:
     for apart in range(WITHIN, 0, -1):
         for config in near:
             if len(chosen) == count:
-                return chosen
+                return tuple(chosen)
             if all(_steps_between(config, other) >= apart for other in chosen):
                 chosen.append(config)
-    return chosen
+    return tuple(chosen)
 
 
 def _steps_between(one: LaunchConfig, other: LaunchConfig) -> int:

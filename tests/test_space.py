@@ -112,7 +112,11 @@ ODD = [
     ({"block_k": 16}, {}, "a product of many steps"),
     ({"num_warps": 16, "block_a": 4, "block_c": 4, "block_k": 64}, {"layout": "strided"}, "more threads than elements"),
     ({"block_s": 8}, {}, "more partial sums a step than there are"),
-    ({"stages": 4, "block_a": 1024, "block_c": 4}, {"columns": 2000, "layout": "strided"}, "reads ahead of more steps than there are"),
+    (
+        {"stages": 4, "block_a": 1024, "block_c": 4},
+        {"columns": 2000, "layout": "strided"},
+        "reads ahead of more steps than there are",
+    ),
     ({"block_c": 64, "block_a": 1, "block_k": 256}, {"columns": 3136}, "few programs for what they read"),
     ({"max_registers": 32}, {}, "registers that the tiles do not fit into"),
     ({"max_registers": 192, "num_warps": 16}, {}, "more registers than a multiprocessor has for a thread"),
