@@ -66,10 +66,8 @@ class Sizes:
 
     @cached_property
     def view(self) -> HeadView:
-        """The sizes of the input as the kernel reads it; no rule asks for its strides."""
-        shape = self.shape
-        sizes = (shape.samples, shape.channels, shape.height, shape.width)
-        return HeadView(sizes, (0, 0, 0, 0), shape.grid_h, shape.grid_w)
+        """The input as the kernel reads it."""
+        return self.shape.view
 
     @cached_property
     def positions(self) -> int:
@@ -104,12 +102,6 @@ class Sizes:
     def programs(self, point: Mapping[str, int]) -> int:
         """Programs in all, if nothing caps them."""
         return LaunchConfig(**point).programs(self.view, self.shape.classes).total
-
-    def rule(self) -> LaunchConfig:
-        """Return what is launched where nothing was tuned."""
-        return LaunchConfig.by_rule(
-            self.view, self.shape.classes, pool_max=self.shape.pool == "max", element_size=self.element_size
-        )
 
 
 Point = Mapping[str, int]

@@ -6,7 +6,6 @@ from typing import NamedTuple, Protocol
 from ..kernels.launch_config import LaunchConfig
 from ..kernels.tuned_table import HeadShape
 from .comparison import Paired
-from .exclusion import Sizes
 
 #: Launched by the operator, nothing beside it.
 ALONE = "alone"
@@ -25,7 +24,7 @@ class Target(NamedTuple):
     @property
     def rule(self) -> LaunchConfig:
         """What is launched where nothing was tuned: the baseline of every measurement."""
-        return Sizes(self.shape).rule()
+        return self.shape.by_rule()
 
     def __str__(self) -> str:
         return f"{self.model} {self.shape.dtype}, batch {self.shape.samples}, {', '.join(self.taps)}"

@@ -116,7 +116,7 @@ def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
 
     They lie around the rule's, at most ``WITHIN`` steps along the fields away: farther off hardly anything is fast.
     """
-    rule = Sizes(shape).rule()
+    rule = shape.by_rule()
     near = [config for config in grid(shape) if config != rule and _steps_between(config, rule) <= WITHIN]
     random.Random(0).shuffle(near)
     chosen: list[LaunchConfig] = []

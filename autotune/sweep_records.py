@@ -10,12 +10,12 @@ from typing import Any
 
 from ..kernels.launch_config import LaunchConfig
 from ..kernels.tuned_table import HeadShape
+from ..model.spread import spread
 from .comparison import Paired, Timings, over_baseline, typical
 from .measurer import NETWORK, Failure, Target
 from .record import Record, append_record, read_records
 from .search import Ask
 from .space import text
-from .timing import spread
 
 #: The kind of a sweep's records.
 KIND = "sweep"
@@ -32,7 +32,9 @@ class Book:
     environment: dict[str, Any]
     """See :class:`~auxhead.autotune.record.Record`, and sm_count."""
     protocol: dict[str, Any]
-    """kernel (its hash), trunk (its fingerprint) and what else says how the numbers come about."""
+    """kernel (its hash) and what else says how the numbers come about."""
+    network: dict[str, Any]
+    """trunk (its fingerprint) and what else of a network only times in situ depend on."""
     _found: dict[str, list[Record]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,8 +75,7 @@ class Book:
         cell: dict[str, Any] = target.shape._asdict()
         if ask.place == NETWORK:
             cell |= {"model": target.model, "tap": ", ".join(target.taps)}
-        else:
-            protocol["trunk"] = None  # there is none
+            protocol |= self.network
         return Record(
             kind=KIND,
             cell=cell,

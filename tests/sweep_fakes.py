@@ -21,7 +21,8 @@ ENVIRONMENT = {
     "commit": "c",
     "clocks": None,
 }
-PROTOCOL = {"kernel": "0123456789abcdef", "trunk": "feedfacecafebeef"}
+PROTOCOL = {"kernel": "0123456789abcdef"}
+OF_NETWORK = {"trunk": "feedfacecafebeef", "forks": ["layer1"]}
 
 
 def small_target(samples=8, channels=64, columns=49, classes=10, taps=("layer1",), model="resnet18"):
@@ -30,7 +31,8 @@ def small_target(samples=8, channels=64, columns=49, classes=10, taps=("layer1",
 
 
 def book_at(out, **changes):
-    return Book(out, {**ENVIRONMENT, **changes.pop("environment", {})}, {**PROTOCOL, **changes})
+    parts = ((ENVIRONMENT, "environment"), (PROTOCOL, "protocol"), (OF_NETWORK, "network"))
+    return Book(out, *({**usual, **changes.get(name, {})} for usual, name in parts))
 
 
 def true_us(target, place, config):

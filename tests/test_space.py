@@ -58,9 +58,9 @@ shapes = st.builds(
 @pytest.mark.parametrize("tap", TAPS)
 def test_what_is_launched_untuned_is_worth_trying(tap, samples, classes):
     shape = shape_of(samples, *tap, classes=classes)
-    reason = excluded(Sizes(shape).rule(), shape)
+    reason = excluded(shape.by_rule(), shape)
     assert reason in (None, "reads ahead of more steps than there are"), "which costs nothing"
-    beside = neighbours(Sizes(shape).rule(), shape)
+    beside = neighbours(shape.by_rule(), shape)
     assert len(beside) >= 8 and all(excluded(config, shape) is None for config in beside)
 
 
@@ -189,13 +189,13 @@ def test_every_field_has_neighbours():
 def test_candidates_are_spread_out():
     shape = shape_of(32)
     found = spread_out(shape, 12)
-    assert found == spread_out(shape, 12) and len(set(found)) == 12 and Sizes(shape).rule() not in found
+    assert found == spread_out(shape, 12) and len(set(found)) == 12 and shape.by_rule() not in found
     assert found[:5] == spread_out(shape, 5)
     assert {config.tiled for config in found} == {False, True}
     varied = ("block_c", "block_a", "block_k", "num_warps")
     assert all(len({getattr(config, name) for config in found}) >= 2 for name in varied)
     few = shape_of(1, 1, 1, classes=1)
-    assert len(spread_out(few, 500)) == len(set(grid(few)) - {Sizes(few).rule()}) or len(spread_out(few, 500)) < 500
+    assert len(spread_out(few, 500)) == len(set(grid(few)) - {few.by_rule()}) or len(spread_out(few, 500)) < 500
 
 
 @given(configs)

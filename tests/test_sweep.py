@@ -62,7 +62,7 @@ def test_what_is_recorded(tmp_path):
     alone = tmp_path / "alone.jsonl"
     run(asking(), book_at(alone))
     (record,) = read_records(alone)
-    assert record.cell == TARGET.shape._asdict() and record.protocol["trunk"] is None, "of any network"
+    assert record.cell == TARGET.shape._asdict() and "trunk" not in record.protocol, "of any network"
 
 
 def test_one_more_configuration_is_one_more_measured(tmp_path):
@@ -84,8 +84,9 @@ def test_one_more_configuration_is_one_more_measured(tmp_path):
 
 KEYS = [
     *({"environment": {name: "other"}} for name in ("gpu", "sm_count", "driver", "torch", "triton", "cudnn", "cuda")),
-    {"kernel": "other"},
-    {"trunk": "other"},
+    {"protocol": {"kernel": "other"}},
+    {"network": {"trunk": "other"}},
+    {"network": {"forks": []}},
 ]
 
 
