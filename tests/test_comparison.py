@@ -106,6 +106,16 @@ def test_the_fastest_wins_unless_a_simpler_one_is_tied():
     assert winner(samples, ["middle", "simple"]) == "middle"
 
 
+def test_what_is_tied_with_both_is_no_answer():
+    """Captures 1 % apart: 1.5 % are a tie and 3 % are none."""
+    steps = [-0.01, -0.005, 0.0, 0.005, 0.01]
+    times = {name: [[us * math.exp(step)] * 4 for step in steps] for name, us in (("a", 103), ("b", 101.5), ("c", 100))}
+    samples = {name: Paired(own, times["a"], "run") for name, own in times.items()}
+    tied = [compare(times[one], times[other]).is_tie for one, other in ("ab", "bc", "ac")]
+    assert tied == [True, True, False]
+    assert winner(samples, ["a", "b", "c"]) == "c" and winner(samples, ["b", "a", "c"]) == "b"
+
+
 def test_variants_of_different_runs_are_compared_by_their_baseline():
     """In the second run the clock was a tenth lower."""
     samples = {"simple": constant(100.0), "slower": constant(105.0, "second", 110.0)}
