@@ -1,4 +1,4 @@
-"""The command ``auxhead-tune``: bench and table."""
+"""The command ``auxhead-tune``: sweep, bench and table."""
 
 import fnmatch
 import json
@@ -6,7 +6,6 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,10 +18,12 @@ from ..model.bad_input import BadInput
 from ..model.one_line_errors import one_line_errors
 from .bench import DeviceLost, run_cell
 from .bench_plan import ROUNDS, Plan, unsettled
-from .cells import INNER_STAGES, STAGES, Cell, chosen_cells
+from .cells import STAGES, Cell, chosen_cells
 from .environment import environment
+from .options import Dtype, Placement
 from .record import BadRecord, Record, read_records
 from .subject import Subject, build_subject, is_factory, load_subject
+from .sweep_command import sweep
 from .tables import WIDTH, as_markdown, as_rich, bench_tables
 from .variants import RUNNERS, TRUNKS, catalogue
 
@@ -37,20 +38,7 @@ app = typer.Typer(
 QUICK_ROUNDS = 20
 
 
-class Dtype(str, Enum):
-    """Data types by name."""
-
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-    float32 = "float32"
-
-
-class Placement(str, Enum):
-    """Where heads are."""
-
-    blocks = "blocks"
-    stages = "stages"
-    inner_stages = INNER_STAGES
+app.command()(sweep)
 
 
 @app.callback()
@@ -63,7 +51,7 @@ def bench(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="resnet18, resnet50, or your own: package.module:function, which takes nothing and returns "
+            help="resnet18, resnet34, resnet50, or your own: package.module:function, which takes nothing and returns "
             "(EarlyExitNetwork in eval mode, example batch), both on the GPU.",
             show_default=False,
         ),

@@ -14,6 +14,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     """Return what does not change during a run; see :class:`~auxhead.autotune.record.Record`. Unknown is None."""
     return {
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "sm_count": torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None,
         "driver": driver_version(),
         "torch": torch.__version__,
         **{name: _version(name) for name in ("triton", "torchvision")},

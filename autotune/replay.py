@@ -19,7 +19,8 @@ class _Thing(NamedTuple):
 
     shape: tuple[object, ...]
     place: str
-    model: str
+    network: str
+    """Model and taps; empty alone."""
     variant: str
 
 
@@ -35,7 +36,8 @@ class ReplayMeasurer:
         self._found: dict[_Thing, list[Record]] = {}
         for record in sweep_records(records):
             place = record.protocol["place"]
-            thing = _Thing(shape_of(record), place, record.cell.get("model", ""), record.variant)
+            network = f"{record.cell['model']}: {record.cell['tap']}" if place == NETWORK else ""
+            thing = _Thing(shape_of(record), place, network, record.variant)
             self._found.setdefault(thing, []).append(record)
 
     def compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
@@ -60,8 +62,8 @@ class ReplayMeasurer:
         return {config: self._result(target, NETWORK, config, rounds, captures) for config in configs}
 
     def _result(self, target: Target, place: str, config: LaunchConfig, rounds: int, captures: int) -> Paired | Failure:
-        model = target.model if place == NETWORK else ""
-        records = self._found.get(_Thing(target.shape, place, model, text(config)))
+        network = f"{target.model}: {', '.join(target.taps)}" if place == NETWORK else ""
+        records = self._found.get(_Thing(target.shape, place, network, text(config)))
         if records is None:
             return Failure(UNAVAILABLE, f"{text(config)}, {place}")
         measured = [record for record in records[::-1] if record.error is None] or records[::-1]  # the last one first

@@ -133,7 +133,7 @@ def _steps_between(one: LaunchConfig, other: LaunchConfig) -> int:
     """Doublings and halvings that lead from one configuration to another; tiles or not is one step."""
     fields = [name for name in GRID if name != "block_n"]
     apart = sum(abs(getattr(one, name).bit_length() - getattr(other, name).bit_length()) for name in fields)
-    return apart + (one.tiled != other.tiled)
+    return int(apart + (one.tiled != other.tiled))
 
 
 def simplicity(config: LaunchConfig) -> tuple[Any, ...]:
@@ -181,6 +181,12 @@ def text(config: LaunchConfig) -> str:
     return "-".join(
         f"{letters}{value}" for letters, value in values if value or letters not in ("registers", "programs")
     )
+
+
+def changes(config: LaunchConfig, rule: LaunchConfig) -> str:
+    """Write what of a configuration differs from the rule's: ``c32 warps8``."""
+    values = [(letters, getattr(config, name), getattr(rule, name)) for letters, name in _LETTERS.items()]
+    return " ".join(f"{letters}{value}" for letters, value, usual in values if value != usual) or "as by rule"
 
 
 def parse(written: str) -> LaunchConfig:

@@ -132,7 +132,7 @@ def on_cpu(): return EarlyExitNetwork(SmallNet(), plain_heads()).eval(), torch.z
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "resnet19"], "--model: got resnet19, wants one of resnet18, resnet50 or package.module:function"),
+        (["--model", "resnet19"], "--model: got resnet19, wants one of resnet18, resnet34, resnet50 or"),
         (["--model", "no_such:thing"], "--model: no module 'no_such'"),
         (["--model", "factories_of_tests:absent"], "which it does not have; wants a function"),
         (["--model", "factories_of_tests:nothing"], "returned (NoneType), wants (EarlyExitNetwork, Tensor)"),

@@ -51,6 +51,7 @@ def simulated(monkeypatch):
         monkeypatch.setattr(alone_head, "CHAIN", 2)
         monkeypatch.setattr(head_timing, "CHAIN", 2)
         monkeypatch.setattr(alone_head, "_BUSY_SIZE", 8)
+        monkeypatch.setattr(alone_head, "_CHECKED_LAUNCHES", 2)
         monkeypatch.setattr(head_timing, "BLOCK_US", 2.0)
         yield
 

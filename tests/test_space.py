@@ -9,6 +9,7 @@ import pytest
 from auxhead.autotune.exclusion import ELEMENTS_PER_THREAD, FIELDS, GRID, RULES, SHARED_BYTES, Sizes, excluded
 from auxhead.autotune.space import (
     NetworkPoint,
+    changes,
     grid,
     neighbours,
     network_points,
@@ -77,7 +78,7 @@ def test_the_grid_counts_what_it_leaves_out():
     assert {config.block_n for config in grid(shape_of(15))} == {1}
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(shapes)
 def test_what_is_left_can_be_run(shape):
     """What the rules promise, said once more in other words."""
@@ -160,7 +161,7 @@ def test_any_configuration_is_either_valid_or_excluded_for_a_reason(config, shap
     assert reason is None or reason in {rule.reason for rule in RULES}
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(shapes, st.integers(0, 2**32))
 def test_neighbours(shape, seed):
     found = list(grid(shape))
@@ -217,6 +218,13 @@ def test_text():
 def test_other_texts_are_refused(written):
     with pytest.raises(ValueError, match="config: got .*, wants the like of 'n1-c32-"):
         parse(written)
+
+
+def test_changes():
+    assert changes(BASE, BASE) == "as by rule"
+    other = dataclasses.replace(BASE, block_c=32, num_warps=8, max_programs=64)
+    assert changes(other, BASE) == "c32 warps8 programs64"
+    assert changes(BASE, other) == "c16 warps4 programs0"
 
 
 def test_the_order_of_simplicity_is_total():
