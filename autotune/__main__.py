@@ -1,4 +1,4 @@
-"""The command ``auxhead-tune``: sweep, bench and table."""
+"""The command ``auxhead-tune``: sweep, bench, table, promote and explain."""
 
 import fnmatch
 import json
@@ -24,11 +24,12 @@ from .options import Dtype, Placement
 from .record import BadRecord, Record, read_records
 from .subject import Subject, build_subject, is_factory, load_subject
 from .sweep_command import sweep
-from .tables import WIDTH, as_markdown, as_rich, bench_tables
+from .table_commands import explain, promote
+from .tables import as_markdown, as_rich, bench_tables, wide_console
 from .variants import RUNNERS, TRUNKS, catalogue
 
 app = typer.Typer(
-    help="Benchmarks on your GPU, kept as records.",
+    help="Benchmarks and tuning on your GPU, kept as records.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -43,7 +44,7 @@ app.command()(sweep)
 
 @app.callback()
 def main() -> None:
-    """Benchmarks on your GPU, kept as records."""
+    """Benchmarks and tuning on your GPU, kept as records."""
 
 
 @app.command()
@@ -84,7 +85,7 @@ def bench(
 
     Every option that chooses may be given several times. A run that was stopped goes on where it was.
     """
-    console = _console()
+    console = wide_console()
     with one_line_errors(BadRecord):
         device = _device()
         own, cells = _what(model or [], dtype or [], batch or [], classes or [], placement or [], quick)
@@ -135,7 +136,11 @@ def table(
         if markdown:
             print("\n".join(as_markdown(one) for one in bench_tables(found)))
         else:
-            _print_tables(_console(), found)
+            _print_tables(wide_console(), found)
+
+
+app.command()(promote)
+app.command()(explain)
 
 
 #: What takes seconds to build.
@@ -242,12 +247,6 @@ def _check_exits(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
     for glob in wanted:
         if not fnmatch.filter(names, glob):
             raise BadInput(f"--exits: got {glob}, wants names or globs of: {', '.join(names)}")
-
-
-def _console() -> Console:
-    """Return the terminal as wide as it is; a file or pipe, which has no width, gets room for whole tables."""
-    console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, WIDTH))
 
 
 def _print_tables(console: Console, records: Sequence[Record]) -> None:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ..kernels import HeadOutput, fused_head_reference
+from ..kernels.head_shape import HeadShape
 from ..kernels.head_view import HeadView, head_view
 from ..kernels.launch_config import LaunchConfig
-from ..kernels.tuned_table import HeadShape
 from ..model import FusedAuxHead
 from ..model.streams import stream_pair
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
+from ..kernels.head_shape import HeadShape
 from ..kernels.head_view import HeadView
 from ..kernels.launch_config import LaunchConfig, next_power_of_2
-from ..kernels.tuned_table import HeadShape
 
 #: What is tried of each field in the grid, in the order of enumeration.
 GRID: dict[str, tuple[int, ...]] = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig
-from ..kernels.tuned_table import HeadShape
 from .alone_head import CHAIN, AloneHead
 from .bench import DeviceLost
 from .cells import NEVER

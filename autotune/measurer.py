@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig
-from ..kernels.tuned_table import HeadShape
 from .comparison import Paired
 
 #: Launched by the operator, nothing beside it.

@@ -13,8 +13,8 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
+from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig, next_power_of_2
-from ..kernels.tuned_table import HeadShape
 from .exclusion import ELEMENTS_PER_THREAD, FIELDS, FURTHER, GRID, Point, Sizes, excluded, reason_among, steps
 
 #: Steps from the rule's configuration within which candidates are spread out.

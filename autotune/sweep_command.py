@@ -14,7 +14,7 @@ import torch
 import typer
 from rich.console import Console
 
-from ..kernels.tuned_table import kernel_hash
+from ..kernels.kernel_hash import kernel_hash
 from ..model.bad_input import BadInput
 from ..model.one_line_errors import one_line_errors
 from .bench import DeviceLost

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig
-from ..kernels.tuned_table import HeadShape
 from ..model.spread import spread
 from .comparison import Paired, Timings, over_baseline, typical
 from .measurer import NETWORK, Failure, Target

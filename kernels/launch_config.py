@@ -12,7 +12,7 @@ import torch
 from .head_view import HeadView
 
 if TYPE_CHECKING:
-    from .tuned_table import HeadShape
+    from .head_shape import HeadShape
 
 #: What ``tuned_table.overriding`` puts in front of the tables; kept here, where every call of a head looks at it.
 overrides: ContextVar["Mapping[tuple[HeadShape, str], LaunchConfig] | None"] = ContextVar("overrides", default=None)
@@ -172,9 +172,9 @@ def chosen(
     view: HeadView, classes: int, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str
 ) -> LaunchConfig:
     """Return what ``LaunchConfig.choose`` does, for the same arguments; remembered, since every call of a head asks."""
-    from . import tuned_table  # which is made of configurations
+    from . import head_shape, tuned_table  # which is made of configurations
 
-    shape = tuned_table.HeadShape.of(view, classes, pool_max=pool_max, dtype=dtype)
+    shape = head_shape.HeadShape.of(view, classes, pool_max=pool_max, dtype=dtype)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     try:
         tuned = tuned_table.lookup(name, shape, place)

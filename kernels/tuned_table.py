@@ -1,93 +1,31 @@
 """Tuned launch configurations: one JSON table a device, in kernels/tuned/, written by ``auxhead-tune promote``."""
 
 import dataclasses
-import hashlib
 import json
 import re
-import tokenize
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from .head_view import HeadView
+from .head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
+from .kernel_hash import kernel_hash
 from .launch_config import LaunchConfig, next_power_of_2, overrides
 
 #: Of every table; readers refuse others.
 SCHEMA = "auxhead tuned 1"
 #: Where a head is launched: by the operator, or by a runner beside the trunk.
 PLACES = ("alone", "network")
-#: Of the memory of x: channels side by side, rows of the map side by side, or neither.
-LAYOUTS = ("channels_last", "contiguous", "strided")
 #: The tables of the package.
 FOLDER = Path(__file__).parent / "tuned"
-#: What the configurations steer.
-KERNEL_SOURCES = ("head_stages.py", "exit_kernel.py", "fused_head_kernel.py", "exit_launch.py")
-
-_POOLS = ("avg", "max")
-_DTYPES = ("float16", "bfloat16", "float32")
-#: Of a table, what its entries were measured with.
+#: Of a table: what its entries were measured with.
 VERSIONS = ("triton", "torch", "cuda", "cudnn", "driver", "commit")
 
 
 class BadTable(ValueError):
     """A table that cannot be read: names file and entry, in one line."""
-
-
-class HeadShape(NamedTuple):
-    """What of a head a configuration is tuned for; sizes are those of its ``HeadView``."""
-
-    samples: int
-    channels: int
-    height: int
-    width: int
-    grid_h: int
-    grid_w: int
-    layout: str
-    """One of ``LAYOUTS``."""
-    pool: str
-    """What windows are reduced to: "avg" or "max"; "avg" if nothing is pooled."""
-    classes: int
-    dtype: str
-    """Of x and weight: "float16", "bfloat16" or "float32"."""
-
-    @classmethod
-    def of(cls, view: HeadView, classes: int, *, pool_max: bool, dtype: torch.dtype) -> "HeadShape":
-        """Describe a head by the arguments of ``LaunchConfig.choose``."""
-        samples, channels, height, width = view.shape
-        pool, name = "max" if pool_max else "avg", str(dtype).removeprefix("torch.")
-        return cls(samples, channels, height, width, view.grid_h, view.grid_w, _layout(view), pool, classes, name)
-
-    @property
-    def view(self) -> HeadView:
-        """A view of this shape, of memory without gaps if the layout has none."""
-        samples, channels, height, width = shape = self[:4]
-        if self.layout == "channels_last":
-            strides = (channels * height * width, 1, width * channels, channels)
-        else:
-            gap = 1 if self.layout == "contiguous" else 2
-            strides = (channels * height * width * gap, height * width * gap, width * gap, gap)
-        return HeadView(shape, strides, self.grid_h, self.grid_w)
-
-    def by_rule(self) -> LaunchConfig:
-        """Return what ``LaunchConfig.by_rule`` says of such a head."""
-        size = getattr(torch, self.dtype).itemsize
-        return LaunchConfig.by_rule(self.view, self.classes, pool_max=self.pool == "max", element_size=size)
-
-
-def _layout(view: HeadView) -> str:
-    """Name what lies side by side; strides of dimensions of one element say nothing and are not asked."""
-    (_, channels, height, width), (_, stride_c, stride_h, stride_w) = view.shape, view.strides
-    if channels > 1 and stride_c == 1:
-        return "channels_last"
-    if width > 1 or height > 1:
-        return "contiguous" if (stride_w if width > 1 else stride_h) == 1 else "strided"
-    return "strided" if channels > 1 else "channels_last"
 
 
 class Entry(NamedTuple):
@@ -100,7 +38,8 @@ class Entry(NamedTuple):
     serves: tuple[int, int]
     """Batch sizes, first and last, for which ``config`` was measured to lose at most 1 % to their own best."""
     margin: float
-    """What of the time of the rule's configuration it saves: 0.1 is 10 %."""
+    """What it saves of the time that the rule's configuration takes, 0.1 for 10 %: of the launch alone, or of the whole
+    network."""
 
     def serves_batch(self, samples: int) -> bool:
         """Whether the configuration may be taken for a batch of this size."""
@@ -202,6 +141,11 @@ def table_path(device_name: str) -> Path:
     return FOLDER / f"{re.sub(r'[^a-z0-9]+', '-', device_name.lower()).strip('-')}.json"
 
 
+def tuned_devices() -> list[str]:
+    """Return the names of the files that there are tables in, without their endings."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
 @lru_cache
 def table_of(device_name: str) -> TunedTable | None:
     """Read the table of a device, once; None if it has none.
@@ -249,7 +193,7 @@ def read_table(path: Path) -> TunedTable:
     for number, row in enumerate(values["entries"] if head["kernel"] == kernel_hash() else [], start=1):
         try:
             entry = _entry(row)
-            _check((entry.shape, entry.place) not in entries, "shape", entry.shape, "no second entry for it")
+            _check((entry.shape, entry.place) not in entries, "shape", str(entry.shape), "no second entry for it")
         except ValueError as error:
             raise BadTable(f"{path}, entry {number}: {error}") from None
         entries[entry.shape, entry.place] = entry
@@ -275,7 +219,7 @@ def shape_from(values: Any) -> HeadShape:
         ValueError: names the field, what it got and what it wants.
     """
     _check_names("shape", values, set(HeadShape._fields))
-    for name, allowed in (("layout", LAYOUTS), ("pool", _POOLS), ("dtype", _DTYPES)):
+    for name, allowed in (("layout", LAYOUTS), ("pool", POOLS), ("dtype", DTYPES)):
         _check(values[name] in allowed, name, values[name], f"one of {', '.join(allowed)}")
     for name in set(HeadShape._fields) - {"layout", "pool", "dtype"}:
         _check_count(name, values[name])
@@ -300,7 +244,7 @@ def config_from(values: Any, pool: str) -> LaunchConfig:
         pool != "max" or config.window_parts == 1, "window_parts", config.window_parts, "1: a maximum is not added up"
     )
     if config.tiled:
-        for name in ("block_n", "block_f", "block_k"):
+        for name in ("block_n", "block_f"):
             _check(values[name] >= 16, name, values[name], "at least 16 where samples are multiplied in groups")
     else:
         _check(config.block_f == 1, "block_f", config.block_f, "1 where samples are not multiplied in groups")
@@ -321,31 +265,3 @@ def _check_count(name: str, value: Any) -> None:
 def _check(fits: bool, name: str, value: Any, wanted: str) -> None:
     if not fits:
         raise ValueError(f"{name}: got {value!r}, wants {wanted}")
-
-
-@lru_cache
-def kernel_hash() -> str:
-    """Name the code that the configurations steer: 16 hexadecimal digits, the same until that code changes.
-
-    Comments, docstrings and blank lines are left out: a table is not to be thrown away for one of them.
-    """
-    digest = hashlib.sha256()
-    for name in KERNEL_SOURCES:
-        digest.update(_code((Path(__file__).parent / name).read_text(encoding="utf-8")).encode())
-    return digest.hexdigest()[:16]
-
-
-def _code(source: str) -> str:
-    """Return what of a module runs; every Python says the same, though they cut strings into different tokens."""
-    lines = source.splitlines(keepends=True)
-    starts = [0, *accumulate(map(len, lines))]
-    kept, end = [], 0
-    begins = True  # a statement, so that a string is all of it
-    for token in tokenize.generate_tokens(iter(lines).__next__):
-        if token.type == tokenize.COMMENT or (begins and token.type == tokenize.STRING):
-            kept.append(source[end : starts[token.start[0] - 1] + token.start[1]])
-            end = starts[token.end[0] - 1] + token.end[1]
-        elif token.type != tokenize.NL:
-            begins = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
-    code = "".join(kept) + source[end:]
-    return "\n".join(line.rstrip() for line in code.splitlines() if line.strip())

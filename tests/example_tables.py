@@ -1,8 +1,10 @@
 """Tuned tables of a device that does not exist."""
 
 import torch
+from auxhead.kernels.head_shape import HeadShape
 from auxhead.kernels.head_view import head_view
-from auxhead.kernels.tuned_table import Entry, HeadShape, TunedTable, kernel_hash
+from auxhead.kernels.kernel_hash import kernel_hash
+from auxhead.kernels.tuned_table import Entry, TunedTable
 
 DEVICE = "ACME X-1 80GB"
 FILE_NAME = "acme-x-1-80gb.json"

@@ -8,7 +8,7 @@ from auxhead.autotune.comparison import Paired
 from auxhead.autotune.measurer import ALONE, NETWORK, Failure, Target
 from auxhead.autotune.space import text
 from auxhead.autotune.sweep_records import Book
-from auxhead.kernels.tuned_table import HeadShape
+from auxhead.kernels.head_shape import HeadShape
 
 ENVIRONMENT = {
     "gpu": "H200",

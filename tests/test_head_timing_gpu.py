@@ -16,7 +16,7 @@ from auxhead.autotune.strategies import STRATEGIES
 from auxhead.autotune.subject import build_subject
 from auxhead.autotune.sweep import Sweep
 from auxhead.autotune.sweep_records import Book
-from auxhead.kernels.tuned_table import kernel_hash
+from auxhead.kernels.kernel_hash import kernel_hash
 from example_models import needs_gpu
 
 pytestmark = needs_gpu

@@ -19,7 +19,7 @@ from auxhead.autotune.space import (
     text,
 )
 from auxhead.kernels import LaunchConfig
-from auxhead.kernels.tuned_table import HeadShape
+from auxhead.kernels.head_shape import HeadShape
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -9,9 +9,15 @@ import pytest
 import torch
 from auxhead.autotune.__main__ import app
 from auxhead.autotune.bench import DeviceLost
+from auxhead.autotune.measurer import ALONE, NETWORK
 from auxhead.autotune.record import read_records
+from auxhead.autotune.replay import ReplayMeasurer, recorded_targets
+from auxhead.autotune.strategies import STRATEGIES
+from auxhead.autotune.sweep import Sweep
 from auxhead.autotune.sweep_progress import SweepProgress
-from auxhead.kernels.tuned_table import kernel_hash
+from auxhead.autotune.sweep_records import Book
+from auxhead.kernels.kernel_hash import kernel_hash
+from auxhead.kernels.tuned_table import read_table
 from rich.console import Console
 from sweep_fakes import ENVIRONMENT, Synthetic, small_target
 from typer.testing import CliRunner
@@ -141,3 +147,16 @@ def test_records_say_what_the_configuration_is(pretended):
     for line in pretended.read_text().splitlines():
         record = json.loads(line)
         assert record["protocol"]["config"]["num_warps"] >= 1 and record["environment"]["sm_count"] == 132
+
+
+def test_what_was_found_is_what_is_promoted(pretended, tmp_path):
+    assert tune("resnet18", "--effort", "full", "--classes", 10).exit_code == 0
+    (found,) = Measurer.cells
+    promoted = CliRunner().invoke(app, ["promote", str(pretended), "--out", str(tmp_path / "table.json")])
+    assert promoted.exit_code == 0, promoted.output
+    table = read_table(tmp_path / "table.json")
+    records = read_records(pretended)
+    replayed = Sweep(ReplayMeasurer(records), STRATEGIES["full"], Book(None, {}, {}, {}))
+    for outcome in replayed.run(recorded_targets(records, "resnet18")):
+        for place, config in ((ALONE, outcome.alone), (NETWORK, outcome.network)):
+            assert table.find(outcome.target.shape, place).config == config, f"{place} of {found}"

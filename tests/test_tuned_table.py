@@ -7,22 +7,22 @@ import json
 import re
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, LaunchConfig, fused_head, runs_triton
+from auxhead.kernels.head_shape import HeadShape
 from auxhead.kernels.head_view import HeadView, head_view
+from auxhead.kernels.kernel_hash import KERNEL_SOURCES, _code, kernel_hash
 from auxhead.kernels.tuned_table import (
-    KERNEL_SOURCES,
     BadTable,
-    HeadShape,
-    _code,
-    kernel_hash,
     lookup,
     overriding,
     read_table,
     table_of,
     table_path,
+    tuned_devices,
 )
 from example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, map_strides, table
 from head_cases import check_head, make_head, readable
@@ -149,6 +149,12 @@ BAD = {
     "a missing field": (changed_table(*CONFIG, "max_registers", without=True), "config: missing max_registers, wants"),
     "too many warps": (changed_table(*CONFIG, "num_warps", to=64), "entry 1: num_warps: got 64, wants at most 32"),
     "tiles of 8 samples": (changed_table(*CONFIG, "block_n", to=8), "entry 1: block_n: got 8, wants at least 16"),
+    "tiles of 8 features": (
+        changed_table(
+            *CONFIG, to=dataclasses.asdict(dataclasses.replace(head_shape().by_rule(), block_n=16, block_f=8))
+        ),
+        "entry 1: block_f: got 8, wants at least 16",
+    ),
     "features of others": (changed_table(*CONFIG, "block_f", to=2), "entry 1: block_f: got 2, wants 1 where"),
     "parts of a maximum": (
         changed_table("entries", 1, "config", "window_parts", to=2),
@@ -157,7 +163,10 @@ BAD = {
     "serves others only": (changed_table("entries", 0, "serves", to=[2, 4]), "entry 1: serves: got [2, 4], wants"),
     "serves one end": (changed_table("entries", 0, "serves", to=[1]), "entry 1: serves: got [1], wants"),
     "no margin": (changed_table("entries", 0, "margin", to=None), "entry 1: margin: got None, wants a number"),
-    "twice the same": (table(*2 * [entry(head_shape())]).as_text(), "entry 2: shape: got HeadShape("),
+    "twice the same": (
+        table(*2 * [entry(head_shape())]).as_text(),
+        "entry 2: shape: got 'batch 1, 64x1x3136, avg, 10 classes, float16, channels_last', wants no",
+    ),
 }
 
 
@@ -180,8 +189,9 @@ def test_a_file_that_is_not_there_or_that_of_another_device(tables):
     with pytest.raises(BadTable, match="cannot be read"):
         read_table(tables / FILE_NAME)
     assert table_of(DEVICE) is None and lookup(DEVICE, head_shape(), "alone") is None
-    assert table_path(DEVICE) == tables / FILE_NAME
+    assert table_path(DEVICE) == tables / FILE_NAME and tuned_devices() == []
     write(tables, table(), "nvidia-h200.json")
+    assert tuned_devices() == ["nvidia-h200"]
     with pytest.raises(BadTable, match="device: got 'ACME X-1 80GB', wants"):
         table_of("NVIDIA H200")
 
@@ -327,10 +337,10 @@ def test_a_head_is_launched_as_the_table_says_of_its_place(place, tables, device
 
 
 def test_kernel_hash_changes_with_code_alone(tmp_path, monkeypatch):
-    module = importlib.import_module("auxhead.kernels.tuned_table")
-    sources = {name: (module.FOLDER.parent / name).read_text() for name in KERNEL_SOURCES}
+    module = importlib.import_module("auxhead.kernels.kernel_hash")
+    sources = {name: (Path(module.__file__).parent / name).read_text() for name in KERNEL_SOURCES}
     assert re.fullmatch("[0-9a-f]{16}", kernel_hash())
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "tuned_table.py"))
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "kernel_hash.py"))
 
     def hash_of(changed):
         for name, source in {**sources, **changed}.items():

@@ -1,0 +1,244 @@
+"""From the records of sweeps to the tuned table of a device."""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.table import Table
+
+from ..kernels.head_shape import HeadShape
+from ..kernels.kernel_hash import kernel_hash
+from ..kernels.launch_config import LaunchConfig
+from ..kernels.tuned_table import (
+    PLACES,
+    VERSIONS,
+    BadTable,
+    Entry,
+    TunedTable,
+    config_from,
+    read_table,
+    shape_from,
+    table_path,
+)
+from .comparison import Paired, over_baseline, winner
+from .record import BadRecord, Record, read_records
+from .space import simplicity
+
+#: By how much a configuration may be slower than the best of another batch size to serve that one, too.
+MAY_LOSE = 0.01
+
+
+class Outcome(NamedTuple):
+    """What the records say of one shape in one place."""
+
+    entry: Entry
+    variant: str
+    """The winner, as its records name it."""
+    configs: int
+    """How many configurations it was chosen from."""
+    fastest: bool
+    """Whether it has the lowest median; else it is tied with the one that has, and simpler."""
+
+
+class Promotion(NamedTuple):
+    """A table that was written."""
+
+    path: Path
+    table: TunedTable
+    outcomes: list[Outcome]
+    """Of the records, in their order; the table's other entries were there before."""
+
+
+@dataclass(frozen=True)
+class _Measurement:
+    """One record of a sweep."""
+
+    shape: HeadShape
+    place: str
+    config: LaunchConfig
+    variant: str
+    context: str
+    """The network around the head; measurements in different ones say nothing about each other."""
+    times: int
+    """How often it was timed: in all rounds of all captures."""
+    paired: Paired
+
+
+def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
+    """Choose a winner for each shape and place that was swept, and write the table.
+
+    What was timed most often decides, not a first look at many configurations; of tied ones the rule's wins, and then
+    the simplest. A table of the same device and kernel that is already there keeps its other entries.
+
+    Args:
+        paths: files of records, of one device.
+        out: the table; by default that of the device in the package.
+
+    Raises:
+        BadRecord: no records of sweeps; several devices; records of another kernel than the one here; a shape of which
+            fewer than two configurations could be measured; or a record that lacks something.
+        BadTable: ``out`` is there, and is no table or that of another device.
+    """
+    records = [(path, record) for path in paths for record in read_records(path) if record.kind == "sweep"]
+    names = ", ".join(map(str, paths))
+    if not records:
+        raise BadRecord(f"{names}: got no records of kind 'sweep', wants those of `auxhead-tune sweep`")
+    device, sm_count = _device(names, [record for _, record in records])
+    for path, record in records:
+        kernel = record.protocol.get("kernel")
+        if kernel != kernel_hash():
+            raise BadRecord(
+                f"{path}: kernel: got records of {kernel}, wants {kernel_hash()}, the one here; sweep again"
+            )
+    outcomes = _outcomes(_candidates(records), names)
+    path = out or table_path(device)
+    measured = {name: _versions(record.environment.get(name) for _, record in records) for name in VERSIONS}
+    table = TunedTable(device=device, sm_count=sm_count, kernel=kernel_hash(), entries=(), **measured)
+    decided = {(entry.shape, entry.place): entry for entry, *_ in outcomes}
+    kept = [entry for entry in _entries_of(path, table) if (entry.shape, entry.place) not in decided]
+    table = replace(table, entries=(*kept, *decided.values()))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(table.as_text(), encoding="utf-8")
+    os.replace(unfinished, path)
+    return Promotion(path, table, outcomes)
+
+
+def _device(names: str, records: Iterable[Record]) -> tuple[str, int]:
+    devices = {(record.environment.get("gpu"), record.environment.get("sm_count")) for record in records}
+    if len(devices) > 1:
+        listed = " and ".join(sorted(f"{gpu} ({sm_count} SMs)" for gpu, sm_count in devices))
+        raise BadRecord(f"{names}: device: got records of {listed}, wants those of one device")
+    ((gpu, sm_count),) = devices
+    if not isinstance(gpu, str) or not isinstance(sm_count, int):
+        raise BadRecord(f"{names}: device: got {gpu} ({sm_count} SMs), wants the environment's gpu and sm_count")
+    return gpu, sm_count
+
+
+def _versions(found: Iterable[Any]) -> str | None:
+    return ", ".join(sorted({str(one) for one in found if one is not None})) or None
+
+
+def _entries_of(path: Path, table: TunedTable) -> tuple[Entry, ...]:
+    """Return the entries that are there; none if they are those of an earlier kernel."""
+    if not path.exists():
+        return ()
+    old = read_table(path)
+    if (old.device, old.sm_count) != (table.device, table.sm_count):
+        wanted = f"wants one of {table.device} ({table.sm_count} SMs), or no file"
+        raise BadTable(f"{path}: device: got a table of {old.device} ({old.sm_count} SMs), {wanted}")
+    return old.entries
+
+
+_Candidates = dict[tuple[HeadShape, str], dict[LaunchConfig, _Measurement]]
+
+
+def _candidates(records: Iterable[tuple[Path, Record]]) -> _Candidates:
+    """Return what of each shape and place was timed most often; of a configuration what was the last time.
+
+    Of several networks the one decides where something was timed most often, then the one with the most configurations.
+    """
+    contexts: dict[tuple[HeadShape, str], dict[str, list[_Measurement]]] = {}
+    for path, record in records:
+        try:
+            shape, place = shape_from({name: record.cell.get(name) for name in HeadShape._fields}), _place(record)
+            measured = None if record.error is not None else _measurement(record, shape, place)
+        except ValueError as error:
+            raise BadRecord(f"{path}: {record.variant}: {error}") from None
+        found = contexts.setdefault((shape, place), {})  # even if nothing of it could be measured
+        if measured is not None:
+            found.setdefault(measured.context, []).append(measured)
+    return {thing: _most_timed(max(found.values(), key=_weight, default=[])) for thing, found in contexts.items()}
+
+
+def _place(record: Record) -> str:
+    place = record.protocol.get("place")
+    if place not in PLACES:
+        raise ValueError(f"place: got {place!r}, wants one of {', '.join(PLACES)}")
+    return str(place)
+
+
+def _measurement(record: Record, shape: HeadShape, place: str) -> _Measurement:
+    rule = next((pair for pair in record.paired if pair.get("role") == "rule"), None)
+    if record.device_us is None or "samples" not in record.device_us or rule is None or "samples" not in rule:
+        raise ValueError("paired: got no samples, wants device_us and a pair of role 'rule', both with samples")
+    others = {name: value for name, value in record.cell.items() if name not in HeadShape._fields}
+    return _Measurement(
+        shape=shape,
+        place=place,
+        config=config_from(record.protocol.get("config"), shape.pool),
+        variant=record.variant,
+        context=json.dumps([others, record.protocol.get("trunk")], sort_keys=True),
+        times=sum(map(len, record.device_us["samples"])),
+        paired=Paired(record.device_us["samples"], rule["samples"], record.run),
+    )
+
+
+def _most_timed(measured: Sequence[_Measurement]) -> dict[LaunchConfig, _Measurement]:
+    most = max((one.times for one in measured), default=0)
+    return {one.config: one for one in measured if one.times == most}
+
+
+def _weight(measured: Sequence[_Measurement]) -> tuple[int, int]:
+    """Return how often the measurements that decide were timed, and how many they are."""
+    decisive = _most_timed(measured)
+    return max(one.times for one in decisive.values()), len(decisive)
+
+
+def _outcomes(candidates: _Candidates, names: str) -> list[Outcome]:
+    outcomes = []
+    for (shape, place), measured in candidates.items():
+        if len(measured) < 2:
+            raise BadRecord(
+                f"{names}: {shape}, {place}: got {len(measured)} measured configurations, wants two or more"
+            )
+        rule = shape.by_rule()
+        simpler_first = sorted(measured, key=simplicity)
+        simpler_first.sort(key=rule.__ne__)
+        config = winner({one.config: one.paired for one in measured.values()}, simpler_first)
+        ratios = {one.config: over_baseline(one.paired) for one in measured.values()}
+        entry = Entry(shape, place, config, _serves(shape, place, config, candidates), round(1 - ratios[config], 4))
+        fastest = ratios[config] == min(ratios.values())
+        outcomes.append(Outcome(entry, measured[config].variant, len(measured), fastest))
+    return outcomes
+
+
+def _serves(shape: HeadShape, place: str, config: LaunchConfig, candidates: _Candidates) -> tuple[int, int]:
+    """Return how far from its own batch size a configuration was measured to be as good as the best, or nearly so."""
+    ratios = {
+        other.samples: {one.config: over_baseline(one.paired) for one in measured.values()}
+        for (other, where), measured in candidates.items()
+        if measured and where == place and other[1:] == shape[1:]
+    }
+    ends = []
+    for beyond in (
+        sorted((size for size in ratios if size < shape.samples), reverse=True),
+        sorted(size for size in ratios if size > shape.samples),
+    ):
+        end = shape.samples
+        for size in beyond:
+            if ratios[size].get(config, math.inf) > (1 + MAY_LOSE) * min(ratios[size].values()):
+                break
+            end = size
+        ends.append(end)
+    return ends[0], ends[1]
+
+
+def as_rich(promotion: Promotion) -> Table:
+    """Return a table of what was decided, a shape and place a row."""
+    drawn = Table(title=f"{promotion.table.device}: what the records decide", title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in ("head", "place", "winner", "time / rule's", "", "serves batch"):
+        # a winner's name may be longer than the terminal is wide, and none of it may be missing
+        drawn.add_column(heading, no_wrap=heading != "winner", overflow="fold")
+    for outcome in sorted(promotion.outcomes, key=lambda one: (one.entry.shape[1:], one.entry.shape.samples)):
+        shape, place, config, (low, high), margin = outcome.entry
+        whose = "the rule's: " if config == shape.by_rule() else ""
+        verdict = f"{'fastest' if outcome.fastest else 'tied with the fastest'} of {outcome.configs}"
+        served = str(low) if low == high else f"{low} to {high}"
+        drawn.add_row(str(shape), place, f"{whose}{outcome.variant}", f"{1 - margin:.3f}", verdict, served)
+    return drawn

@@ -1,0 +1,71 @@
+"""What of a head a launch configuration is tuned for."""
+
+from typing import NamedTuple
+
+import torch
+
+from .head_view import HeadView
+from .launch_config import LaunchConfig
+
+#: Of the memory of x: channels side by side, rows of the map side by side, or neither.
+LAYOUTS = ("channels_last", "contiguous", "strided")
+#: Of x and weight.
+DTYPES = ("float16", "bfloat16", "float32")
+#: What windows are reduced to.
+POOLS = ("avg", "max")
+
+
+class HeadShape(NamedTuple):
+    """What of a head a configuration is tuned for; sizes are those of its ``HeadView``."""
+
+    samples: int
+    channels: int
+    height: int
+    width: int
+    grid_h: int
+    grid_w: int
+    layout: str
+    """One of ``LAYOUTS``."""
+    pool: str
+    """One of ``POOLS``; "avg" if nothing is pooled."""
+    classes: int
+    dtype: str
+    """One of ``DTYPES``."""
+
+    @classmethod
+    def of(cls, view: HeadView, classes: int, *, pool_max: bool, dtype: torch.dtype) -> "HeadShape":
+        """Describe a head by the arguments of ``LaunchConfig.choose``."""
+        samples, channels, height, width = view.shape
+        pool, name = "max" if pool_max else "avg", str(dtype).removeprefix("torch.")
+        return cls(samples, channels, height, width, view.grid_h, view.grid_w, _layout(view), pool, classes, name)
+
+    def __str__(self) -> str:
+        windows = "" if self.grid_h == self.grid_w == 1 else f" in {self.grid_h}x{self.grid_w} windows"
+        size = f"{self.channels}x{self.height}x{self.width}{windows}"
+        return f"batch {self.samples}, {size}, {self.pool}, {self.classes} classes, {self.dtype}, {self.layout}"
+
+    @property
+    def view(self) -> HeadView:
+        """A view of this shape, of memory without gaps if the layout has none."""
+        samples, channels, height, width = shape = self[:4]
+        if self.layout == "channels_last":
+            strides = (channels * height * width, 1, width * channels, channels)
+        else:
+            gap = 1 if self.layout == "contiguous" else 2
+            strides = (channels * height * width * gap, height * width * gap, width * gap, gap)
+        return HeadView(shape, strides, self.grid_h, self.grid_w)
+
+    def by_rule(self) -> LaunchConfig:
+        """Return what ``LaunchConfig.by_rule`` says of such a head."""
+        size = getattr(torch, self.dtype).itemsize
+        return LaunchConfig.by_rule(self.view, self.classes, pool_max=self.pool == "max", element_size=size)
+
+
+def _layout(view: HeadView) -> str:
+    """Name what lies side by side; strides of dimensions of one element say nothing and are not asked."""
+    (_, channels, height, width), (_, stride_c, stride_h, stride_w) = view.shape, view.strides
+    if channels > 1 and stride_c == 1:
+        return "channels_last"
+    if width > 1 or height > 1:
+        return "contiguous" if (stride_w if width > 1 else stride_h) == 1 else "strided"
+    return "strided" if channels > 1 else "channels_last"
