@@ -1,4 +1,4 @@
-"""The command ``auxhead-tune``: bench, table, promote and explain."""
+"""The command ``auxhead-tune``: sweep, bench, table, promote and explain."""
 
 import fnmatch
 import json
@@ -6,7 +6,6 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,17 +17,19 @@ from rich.markup import escape
 from ..model.bad_input import BadInput
 from ..model.one_line_errors import one_line_errors
 from .bench import DeviceLost, run_cell
-from .cells import INNER_STAGES, STAGES, Cell, chosen_cells
+from .bench_plan import ROUNDS, Plan, unsettled
+from .cells import STAGES, Cell, chosen_cells
 from .environment import environment
-from .plan import ROUNDS, Plan, unsettled
+from .options import Dtype, Placement
 from .record import BadRecord, Record, read_records
 from .subject import Subject, build_subject, is_factory, load_subject
+from .sweep_command import sweep
 from .table_commands import explain, promote
 from .tables import as_markdown, as_rich, bench_tables, wide_console
 from .variants import RUNNERS, TRUNKS, catalogue
 
 app = typer.Typer(
-    help="Benchmarks on your GPU, kept as records.",
+    help="Benchmarks and tuning on your GPU, kept as records.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -38,25 +39,12 @@ app = typer.Typer(
 QUICK_ROUNDS = 20
 
 
-class Dtype(str, Enum):
-    """Data types by name."""
-
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-    float32 = "float32"
-
-
-class Placement(str, Enum):
-    """Where heads are."""
-
-    blocks = "blocks"
-    stages = "stages"
-    inner_stages = INNER_STAGES
+app.command()(sweep)
 
 
 @app.callback()
 def main() -> None:
-    """Benchmarks on your GPU, kept as records."""
+    """Benchmarks and tuning on your GPU, kept as records."""
 
 
 @app.command()
@@ -64,7 +52,7 @@ def bench(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="resnet18, resnet50, or your own: package.module:function, which takes nothing and returns "
+            help="resnet18, resnet34, resnet50, or your own: package.module:function, which takes nothing and returns "
             "(EarlyExitNetwork in eval mode, example batch), both on the GPU.",
             show_default=False,
         ),

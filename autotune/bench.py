@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from ..model.spread import spread
+from .bench_plan import Plan, Unit
 from .cells import NEVER
 from .correctness import Comparison, Rounding, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
 from .environment import clocks
-from .plan import Plan, Unit
 from .record import Record, append_record
 from .subject import Subject
-from .timing import VariantFailed, spread, time_captures
+from .timing import VariantFailed, time_captures
 from .variants import AS_IS, Capture, Variant, Workshop, bare_name, segments_name, truncated_name
 
 #: Back-to-back calls last about this long, microseconds, within the bounds below.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 #: Blocks of each of the four stages of torchvision's ResNets.
-STAGES = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
+STAGES = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
 DTYPES = ("float16", "bfloat16", "float32")
 
 #: The exit pattern in which every sample goes through to the classifier.
@@ -26,7 +26,7 @@ class Cell:
     """One network and batch; all variants of it are measured together."""
 
     model: str
-    """"resnet18", "resnet50", or where a user's factory is: "package.module:function"."""
+    """"resnet18", "resnet34", "resnet50", or where a user's factory is: "package.module:function"."""
     dtype: str
     batch: int
     classes: int

@@ -1,23 +1,21 @@
 """What a record's numbers belong to: the GPU, its driver and clocks, the versions, the commit."""
 
 import platform
-import re
-import subprocess
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-_DRIVER = Path("/proc/driver/nvidia/version")
+from ..model.machine import driver_version, output_of
 
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Return what does not change during a run; see :class:`~auxhead.autotune.record.Record`. Unknown is None."""
     return {
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "driver": _driver(),
+        "sm_count": torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None,
+        "driver": driver_version(),
         "torch": torch.__version__,
         **{name: _version(name) for name in ("triton", "torchvision")},
         "cudnn": torch.backends.cudnn.version(),
@@ -34,7 +32,7 @@ def clocks(device: torch.device) -> dict[str, float] | None:
         return None
     names = ("clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu", "power.draw")
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    said = _output(["nvidia-smi", "-i", uuid, f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"])
+    said = output_of(["nvidia-smi", "-i", uuid, f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"])
     values = (said or "").split(",")
     if len(values) != len(names):
         return None
@@ -47,25 +45,14 @@ def clocks(device: torch.device) -> dict[str, float] | None:
     return found
 
 
-def _driver() -> str | None:
-    try:
-        found = re.search(r"(\d+\.\d+(?:\.\d+)?)", _DRIVER.read_text())
-    except OSError:
-        found = None
-    if found:
-        return found[1]
-    said = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
-    return said.splitlines()[0].strip() if said else None
-
-
 def _commit(folder: Path) -> str | None:
     """Return the commit of the checkout that this very code runs from, if it does."""
     git = ["git", "-C", str(folder)]
     # an installation may lie in a checkout of something else, whose commit says nothing about this code
-    if _output([*git, "ls-files", "--error-unmatch", Path(__file__).name]) is None:
+    if output_of([*git, "ls-files", "--error-unmatch", Path(__file__).name]) is None:
         return None
-    commit = _output([*git, "rev-parse", "HEAD"])
-    changed = _output([*git, "status", "--porcelain", "--untracked-files=no"])
+    commit = output_of([*git, "rev-parse", "HEAD"])
+    changed = output_of([*git, "status", "--porcelain", "--untracked-files=no"])
     return commit if commit is None else commit.strip() + ("-dirty" if changed else "")
 
 
@@ -73,12 +60,4 @@ def _version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
-
-
-def _output(command: Sequence[str]) -> str | None:
-    """Return what a command prints; None where it is missing, fails or takes too long."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
         return None

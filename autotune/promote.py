@@ -3,8 +3,7 @@
 import json
 import math
 import os
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +25,9 @@ from ..kernels.tuned_table import (
     shape_from,
     table_path,
 )
+from .comparison import Paired, over_baseline, winner
 from .record import BadRecord, Record, read_records
+from .space import simplicity
 
 #: By how much a configuration may be slower than the best of another batch size to serve that one, too.
 MAY_LOSE = 0.01
@@ -65,7 +66,7 @@ class _Measurement:
     """The network around the head; measurements in different ones say nothing about each other."""
     times: int
     """How often it was timed: in all rounds of all captures."""
-    paired: "Paired"
+    paired: Paired
 
 
 def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
@@ -241,34 +242,3 @@ def as_rich(promotion: Promotion) -> Table:
         served = str(low) if low == high else f"{low} to {high}"
         drawn.add_row(str(shape), place, f"{whose}{outcome.variant}", f"{1 - margin:.3f}", verdict, served)
     return drawn
-
-
-# What follows stands in for autotune/comparison.py (Paired, over_baseline, winner) and autotune/space.py (simplicity),
-# whose names and meanings it has; delete it and import those.
-
-
-class Paired(NamedTuple):
-    """One variant and the baseline that was timed in the same rounds: microseconds, [captures][rounds]."""
-
-    own: Sequence[Sequence[float]]
-    baseline: Sequence[Sequence[float]]
-    run: str
-
-
-def over_baseline(paired: Paired) -> float:
-    """Return a variant's time over its baseline's."""
-    own, baseline = (
-        statistics.geometric_mean(statistics.median(rounds) for rounds in one) for one in (paired.own, paired.baseline)
-    )
-    return own / baseline
-
-
-def winner(samples: Mapping[LaunchConfig, Paired], simpler_first: Sequence[LaunchConfig]) -> LaunchConfig:
-    """Return the fastest variant, or the first of ``simpler_first`` that is within 0.5 % of it."""
-    ratios = {config: over_baseline(paired) for config, paired in samples.items()}
-    return next(config for config in simpler_first if ratios[config] <= 1.005 * min(ratios.values()))
-
-
-def simplicity(config: LaunchConfig) -> tuple[Any, ...]:
-    """Return what configurations are ordered by when they are tied, the simplest first."""
-    return (config.max_registers, config.max_programs, config.tiled, config.window_parts, config.stages, repr(config))

@@ -27,9 +27,11 @@ class Record:
     """One variant measured, or failed, in one cell."""
 
     kind: str
-    """What measured it: "bench"."""
+    """What measured it: "bench" or "sweep"."""
     cell: dict[str, Any]
-    """model, dtype, batch, classes, placement (of the heads), taps (their names), input (the shape of one sample)."""
+    """Of the benchmark: model, dtype, batch, classes, placement (of the heads), taps (their names), input (the shape of
+    one sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a head of that shape,
+    separated by commas)."""
     exits: str
     """Where the samples leave: "never", the name of a tap, the percent that leave at each tap and at the classifier
     ("40/30/20/10"), or "own" for the thresholds that a model came with."""
@@ -39,19 +41,23 @@ class Record:
     utc: str
     """When it was appended, ISO 8601."""
     environment: dict[str, Any]
-    """gpu, driver, torch, triton, cudnn, cuda, python, auxhead, commit (its end "-dirty" says that files differed; None
-    outside a checkout) and clocks: the GPU's, as found right after the measurement."""
+    """gpu, sm_count, driver, torch, triton, cudnn, cuda, python, auxhead, commit (its end "-dirty" says that files
+    differed; None outside a checkout) and clocks: the GPU's, as found right after the measurement."""
     protocol: dict[str, Any]
     """rounds, warm_up, repeat, captures, order, l2, samples_by_exit (how many of all inputs leave where, by the eager
-    network on the same trunk) and whatever else says how the numbers came about."""
+    network on the same trunk) and whatever else says how the numbers came about. Of a sweep: place ("alone" or
+    "network"), config (the fields of the LaunchConfig that ``variant`` names), kernel (its hash), and in situ trunk
+    (its fingerprint) and forks (the taps after which launches leave it)."""
     host_us: dict[str, Any] | None = None
     """Microseconds from the call, on an idle device, until the caller's stream has the answer: median, p20, p80 over
     the rounds, and captures: the median of each fresh capture."""
     device_us: dict[str, Any] | None = None
-    """The same of the time one call takes on the device when calls follow back to back."""
+    """The same of the time one call takes on the device when calls follow back to back. Of a sweep the only time, of
+    one launch alone or of the whole network in situ, with samples: all rounds of each capture."""
     paired: list[dict[str, Any]] = field(default_factory=list)
     """Baselines of the same run: role ("bare", "truncated", "segments", or for auto "plain"), variant, host_us and
-    device_us (medians), host_ratio and device_ratio (this variant's over the baseline's)."""
+    device_us (medians), host_ratio and device_ratio (this variant's over the baseline's). Of a sweep: role "rule", the
+    rule's configuration; no times of the host; samples: its rounds, the same ones."""
     correctness: dict[str, Any] | None = None
     """samples compared with the eager truth; differing: those with another label or exit; differing_near: how many of
     those rounding explains, the confidence being that close to a threshold or the two classes to each other; near: how

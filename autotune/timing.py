@@ -2,24 +2,20 @@
 
 import itertools
 import random
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+from ..model.spread import Spread, spread
 
 #: Fresh graphs of whatever is timed in one.
 CAPTURES = 5
 
 
-class Spread(NamedTuple):
-    """Median and percentiles of one quantity, in microseconds."""
-
-    median: float
-    p20: float
-    p80: float
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Timing(NamedTuple):
@@ -84,8 +80,8 @@ def time_interleaved(
 class VariantFailed(RuntimeError):
     """A variant raised while it was timed; the error itself is the cause."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, name: Any) -> None:
+        super().__init__(str(name))
         self.name = name
 
 
@@ -157,6 +153,44 @@ def time_captures(
     return samples
 
 
+def time_rounds(
+    variants: Mapping[Key, Sequence[Callable[[], object]]], device: torch.device, *, rounds: int, repeat: int
+) -> dict[Key, list[list[float]]]:
+    """Time all captures of all variants in every round, in another order each time; see ``time_captures``.
+
+    Args:
+        variants: of each its captures, which join their streams to the current one.
+        device: a CUDA device.
+        rounds: of each capture; one more is not timed.
+        repeat: calls between two events, back to back.
+
+    Returns:
+        Of each variant what one call takes on the device, microseconds: [captures][rounds].
+
+    Raises:
+        VariantFailed: a call raised.
+    """
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    calls = [(name, place, call) for name, captures in variants.items() for place, call in enumerate(captures)]
+    found: dict[Key, list[list[float]]] = {name: [[] for _ in captures] for name, captures in variants.items()}
+    order = random.Random(0)
+    for turn in range(-1, rounds):
+        for name, place, call in order.sample(calls, len(calls)):
+            try:
+                torch.cuda.synchronize(device)
+                call()
+                start.record()
+                for _ in range(repeat):
+                    call()
+                end.record()
+                end.synchronize()
+            except Exception as error:
+                raise VariantFailed(name) from error
+            if turn >= 0:
+                found[name][place].append(start.elapsed_time(end) * 1e3 / repeat)
+    return found
+
+
 def captured(function: Callable[[Tensor], object], example: Tensor) -> Callable[[Tensor], object]:
     """Capture ``function`` into CUDA graphs and return a callable that copies its input and replays one.
 
@@ -183,10 +217,3 @@ def captured(function: Callable[[Tensor], object], example: Tensor) -> Callable[
         return result
 
     return replay
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Return median, 20th and 80th percentile of at least one value."""
-    ordered = sorted(values)
-    last = len(ordered) - 1
-    return Spread(statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)])

@@ -19,11 +19,12 @@ from ..autotune.profile_report import print_comparison
 from ..plots.exits import plot_exits
 from ..plots.figure_files import save_figure
 from .bad_input import BadInput
-from .checkpoint import load_checkpoint, write_json
+from .checkpoint import load_checkpoint
 from .data import load_source
 from .demo import DemoReport, run_demo, save_demo
 from .evaluation import batches
 from .images import normalise, open_image, to_pixels
+from .json_file import write_json
 from .one_line_errors import one_line_errors
 from .user_model import load_factory
 

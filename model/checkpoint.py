@@ -15,6 +15,7 @@ from .bad_input import BadInput
 from .early_exit_network import EarlyExitNetwork
 from .exit_rule import ExitRule
 from .images import MEAN, STD
+from .json_file import write_json
 from .small_resnet import ARCHITECTURE, BLOCKS, small_early_exit_network
 
 WEIGHTS = "model.safetensors"
@@ -156,10 +157,3 @@ def _read_description(path: Path) -> _Description:
     if not good:
         raise BadInput(f"--checkpoint: {path} lacks some of what format {FORMAT} has, or has it in another form")
     return description
-
-
-def write_json(path: Path, content: object) -> None:
-    """Write a JSON file, or leave the one that is there as it is."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)

@@ -13,6 +13,7 @@ from .taps import listening
 
 if TYPE_CHECKING:
     from .early_exit_network import EarlyExitNetwork
+    from .trunk import Trunk
 
 
 #: A gate skips at least this much of the trunk, in microseconds: each costs about 10 even if it stays open (H200).
@@ -33,7 +34,7 @@ class GatedRunner(GraphRunner):
         example_input: Tensor,
         *,
         batch_sizes: Sequence[int] = (1,),
-        trunk: str = "as_is",
+        trunk: "str | Trunk" = "as_is",
         lag: int = 0,
     ) -> None:
         """Capture ``network``; see :class:`GraphRunner`.

@@ -15,7 +15,7 @@ from ..kernels import ExitBuffers, ExitHead, ExitLaunch
 from .capture import CAPTURES, Capture, CaptureStreams, Graph, warm_up
 from .exit_result import ExitResult, joined
 from .taps import listening
-from .trunk import make_trunk
+from .trunk import Trunk, make_trunk
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -77,7 +77,7 @@ class GraphRunner(ABC):
         example_input: Tensor,
         *,
         batch_sizes: Sequence[int] = (1,),
-        trunk: str = "as_is",
+        trunk: str | Trunk = "as_is",
     ) -> None:
         """Capture ``network``.
 
@@ -86,7 +86,7 @@ class GraphRunner(ABC):
                 autocast, which frees the weights that it has cast.
             example_input: a batch of any size on that device; requests have its dtype and the shape of its samples.
             batch_sizes: to capture.
-            trunk: how the backbone is run, see :func:`make_trunk`.
+            trunk: how the backbone is run, see :func:`make_trunk`; or what that has made of it.
 
         Raises:
             ValueError, TypeError: an argument that does not fit.
@@ -135,7 +135,9 @@ class GraphRunner(ABC):
             self._last_stream = torch.cuda.current_stream(self._device)
             self._done = torch.cuda.Event()
             self._capture_streams = CaptureStreams(self._device)
-            self._trunk = make_trunk(network.backbone, network.taps, example_input, trunk)
+            self._trunk = (
+                trunk if isinstance(trunk, Trunk) else make_trunk(network.backbone, network.taps, example_input, trunk)
+            )
             # The graphs read this memory even if the network is given other memory, by to() or load_state_dict().
             self._memory = [
                 (name, tensor, tensor.detach())
@@ -157,6 +159,11 @@ class GraphRunner(ABC):
                 self._capture_streams.give_back()
                 raise
             self._done.record(self._last_stream)
+
+    @property
+    def trunk(self) -> Trunk:
+        """What runs under the heads, for a runner that takes this one's place."""
+        return self._trunk
 
     def _new_buffers(self, size: int) -> ExitBuffers:
         classes = self.network.fused_heads[0].num_classes

@@ -27,6 +27,7 @@ def make_runner(
     trunk: str = "as_is",
     lag: int = 0,
     compact: bool = False,
+    forks: Sequence[str] | None = None,
 ) -> EagerRunner | GraphRunner | AutoRunner:
     """Make a runner for a network.
 
@@ -41,6 +42,8 @@ def make_runner(
         lag: for "gated", segments between a head and what it decides about, 0 or 1.
         compact: for "polled", gather the samples that stay open into the captured batch sizes below, where that pays;
             see :class:`CompactingRunner`.
+        forks: for "overlapped", the taps after which a launch of heads leaves the trunk, ``()`` for no overlap; None is
+            by rule. See :class:`OverlappedRunner`.
 
     Raises:
         ValueError, TypeError: an argument that does not fit.
@@ -55,12 +58,14 @@ def make_runner(
         raise ValueError(f"lag: got {lag!r} with exits={exits!r}, wants 0: only 'gated' has a lag")
     if compact and exits != "polled":
         raise ValueError(f"compact: got {compact!r} with exits={exits!r}, wants False: only 'polled' gathers samples")
+    if forks is not None and exits != "overlapped":
+        raise ValueError(f"forks: got {forks!r} with exits={exits!r}, wants None: only 'overlapped' has forks")
     if exits == "eager":
         return EagerRunner(network, trunk=make_trunk(network.backbone, network.taps, example_input, trunk))
     if exits == "auto":
         return AutoRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
     if exits == "overlapped":
-        return OverlappedRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
+        return OverlappedRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk, forks=forks)
     if exits == "polled":
         polled = CompactingRunner if compact else PolledRunner
         return polled(network, example_input, batch_sizes=batch_sizes, trunk=trunk)

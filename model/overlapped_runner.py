@@ -1,6 +1,7 @@
 """The overlapped runner: the whole network in one CUDA graph, heads beside the trunk."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,6 +10,10 @@ from ..kernels import ExitBuffers, ExitLaunch
 from .capture import Capture, warm_up
 from .graph_runner import CapturedBatch, GraphRunner, listed
 from .taps import listening
+
+if TYPE_CHECKING:
+    from .early_exit_network import EarlyExitNetwork
+    from .trunk import Trunk
 
 #: A launch beside the trunk starts while at least this share of the trunk's time is left to hide it.
 _SHARE_TO_HIDE_BEHIND = 0.15
@@ -19,12 +24,40 @@ class OverlappedRunner(GraphRunner):
 
     Heads share launches, because every fork of the graph delays the trunk. Those whose taps come late, with too little
     of the trunk left to hide behind, run with the classifier in one launch at the end of the trunk; the others on a
-    low-priority stream beside it. The times of the segments, measured before the capture, tell which is which.
+    low-priority stream beside it. The times of the segments, measured before the capture, tell which is which, unless
+    ``forks`` says so.
     """
+
+    def __init__(
+        self,
+        network: "EarlyExitNetwork",
+        example_input: Tensor,
+        *,
+        batch_sizes: Sequence[int] = (1,),
+        trunk: "str | Trunk" = "as_is",
+        forks: Sequence[str] | None = None,
+    ) -> None:
+        """Capture ``network``; see :class:`GraphRunner`.
+
+        Args:
+            network: see :class:`GraphRunner`.
+            example_input: see :class:`GraphRunner`.
+            batch_sizes: see :class:`GraphRunner`.
+            trunk: see :class:`GraphRunner`.
+            forks: taps after which a launch leaves the trunk, with all heads since the one before; heads behind the
+                last run with the classifier. None of them, ``()``, is no overlap: all heads in one launch at the end.
+                None is by rule, from the times of the segments.
+        """
+        self._forks = None if forks is None else _places(forks, network.taps)
+        self.forks: dict[int, tuple[str, ...]] = {}
+        """By batch size, the taps after which a launch leaves the trunk."""
+        super().__init__(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
 
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         trunk, side = self._capture_streams.pair
-        ends = _forks(self._segment_times(x), len(x))  # the last place of each launch beside the trunk
+        # the last place of each launch beside the trunk
+        ends = forks_by_rule(self._segment_times(x), len(x)) if self._forks is None else self._forks
+        self.forks[len(x)] = tuple(self.network.taps[end] for end in ends)
         starts = [0, *(end + 1 for end in ends)]
         launches = [
             ExitLaunch(buffers, start, self._places[start : end + 1])
@@ -59,7 +92,27 @@ class OverlappedRunner(GraphRunner):
         return CapturedBatch(x, buffers, launches, capture.graphs, description + ".")
 
 
-def _forks(segment_us: Sequence[float], samples: int) -> list[int]:
+def _places(forks: Sequence[str], taps: Sequence[str]) -> list[int]:
+    """Return the places of the taps at which to fork."""
+    if isinstance(forks, str) or not isinstance(forks, Sequence):
+        raise TypeError(f"forks: got {forks!r}, wants a sequence of taps, or None")
+    for tap in forks:
+        if tap not in taps:
+            raise ValueError(f"forks: got {tap!r}, wants taps of the network: {', '.join(taps)}")
+    return [place for place, tap in enumerate(taps) if tap in forks]
+
+
+def fork_choices(last: int) -> list[list[int]]:
+    """Return where heads may leave the trunk, the fewest forks first: after one tap, every other one, each.
+
+    Args:
+        last: the place of the last tap that is followed by enough of the trunk to hide a launch behind.
+    """
+    choices = ([last], _every_other(last), list(range(last + 1)))
+    return [choice for place, choice in enumerate(choices) if choice not in choices[:place]]
+
+
+def forks_by_rule(segment_us: Sequence[float], samples: int) -> list[int]:
     """Choose the taps at which heads leave the trunk: all heads since the one before share a launch.
 
     One fork is best for small batches, where each costs the trunk about a microsecond, and for large ones, where heads
@@ -69,4 +122,9 @@ def _forks(segment_us: Sequence[float], samples: int) -> list[int]:
     late_enough = [place for place, us in enumerate(left) if us >= _SHARE_TO_HIDE_BEHIND * sum(segment_us)]
     if not late_enough:
         return []
-    return list(range(late_enough[-1] % 2, late_enough[-1] + 1, 2)) if 16 <= samples < 64 else late_enough[-1:]
+    last = late_enough[-1]
+    return _every_other(last) if 16 <= samples < 64 else [last]
+
+
+def _every_other(last: int) -> list[int]:
+    return list(range(last % 2, last + 1, 2))

@@ -4,8 +4,8 @@ import importlib
 
 import torch
 from auxhead.autotune.bench import run_cell
+from auxhead.autotune.bench_plan import Plan, unsettled
 from auxhead.autotune.peers import bare, merged
-from auxhead.autotune.plan import Plan, unsettled
 from auxhead.autotune.record import read_records
 from auxhead.autotune.subject import subject_of
 from auxhead.autotune.timing import Samples

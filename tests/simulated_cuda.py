@@ -42,7 +42,7 @@ class _Event:
     def __init__(self, **_: Any) -> None:
         pass
 
-    def record(self, _stream: object) -> None:
+    def record(self, _stream: object = None) -> None:
         pass
 
     def synchronize(self) -> None:

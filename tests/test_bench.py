@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from auxhead.autotune.bench import DeviceLost
+from auxhead.autotune.bench_plan import unsettled
 from auxhead.autotune.cells import NEVER, SHARES
 from auxhead.autotune.correctness import Comparison, eager_truth, measure_rounding, verdict
 from auxhead.autotune.peers import Compiled, HeadSaid, NaiveHead, in_line, merged, with_item
-from auxhead.autotune.plan import unsettled
 from auxhead.autotune.record import append_record, read_records
 from auxhead.autotune.subject import Subject
 from auxhead.autotune.tables import bench_tables

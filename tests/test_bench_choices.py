@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 from auxhead.autotune.bench import paired_with
+from auxhead.autotune.bench_plan import chosen_variants
 from auxhead.autotune.cells import SHARES, Cell, chosen_cells, core_matrix, resnet_cell
 from auxhead.autotune.correctness import Answer, Comparison, Rounding, Truth, eager_truth, measure_rounding, verdict
 from auxhead.autotune.peers import HeadSaid, Said, merged
-from auxhead.autotune.plan import chosen_variants
 from auxhead.autotune.subject import build_subject, thresholds_of_shares
 from auxhead.autotune.variants import Variant, catalogue, smaller_sizes
 from auxhead.model import FusedAuxHead

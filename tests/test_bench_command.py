@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.autotune.__main__ import app
+from auxhead.autotune.bench_plan import Plan, units_of
 from auxhead.autotune.cells import core_matrix
-from auxhead.autotune.plan import Plan, units_of
 from auxhead.autotune.record import read_records
 from auxhead.autotune.tables import COLUMNS, as_markdown, bench_tables
 from bench_fakes import ENVIRONMENT, faked_plan, run, small_subject
@@ -132,7 +132,7 @@ def on_cpu(): return EarlyExitNetwork(SmallNet(), plain_heads()).eval(), torch.z
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "resnet19"], "--model: got resnet19, wants one of resnet18, resnet50 or package.module:function"),
+        (["--model", "resnet19"], "--model: got resnet19, wants one of resnet18, resnet34, resnet50 or"),
         (["--model", "no_such:thing"], "--model: no module 'no_such'"),
         (["--model", "factories_of_tests:absent"], "which it does not have; wants a function"),
         (["--model", "factories_of_tests:nothing"], "returned (NoneType), wants (EarlyExitNetwork, Tensor)"),

@@ -8,11 +8,11 @@ import pytest
 import torch
 from auxhead.autotune.__main__ import app
 from auxhead.autotune.bench import run_cell
+from auxhead.autotune.bench_plan import Plan, unsettled
 from auxhead.autotune.cells import Cell
 from auxhead.autotune.correctness import Comparison, eager_truth, logits_of_exits, measure_rounding, verdict
 from auxhead.autotune.environment import clocks, environment
 from auxhead.autotune.peers import Graph, NaiveHead, bare, forked, in_line, merged, truncated
-from auxhead.autotune.plan import Plan, unsettled
 from auxhead.autotune.record import read_records
 from auxhead.autotune.segments import SegmentsFloor
 from auxhead.autotune.subject import Subject, build_subject

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from auxhead.autotune.exit_latency import BACKBONE, EAGER, GRAPH, IN_LINE, SIDE_STREAM, STOP, exit_latency
-from auxhead.autotune.timing import spread, time_interleaved
+from auxhead.autotune.timing import time_interleaved
 from auxhead.model import EagerRunner
 from auxhead.model.__main__ import app
 from auxhead.model.checkpoint import load_checkpoint
@@ -14,6 +14,7 @@ from auxhead.model.data import decode, load_folder
 from auxhead.model.demo import calibrate_network, run_demo
 from auxhead.model.evaluation import answers_of_all_exits, batches, early_exit_answers
 from auxhead.model.images import normalise, open_image, to_pixels
+from auxhead.model.spread import spread
 from pictures import write_cifar10, write_image_folder
 from torchvision.datasets import CIFAR10
 from typer.testing import CliRunner

@@ -18,7 +18,7 @@ from auxhead.model import (
 )
 from auxhead.model.graph_runner import GraphRunner
 from auxhead.model.make_runner import EXITS
-from auxhead.model.overlapped_runner import _forks
+from auxhead.model.overlapped_runner import fork_choices, forks_by_rule
 from auxhead.model.polled_runner import Segments
 from example_models import SmallNet, plain_heads
 from torch import Tensor, nn
@@ -226,10 +226,40 @@ def test_runners_that_live_at_once_capture_on_streams_of_their_own(monkeypatch: 
 
 def test_heads_fork_where_enough_of_the_trunk_is_left() -> None:
     blocks = [42.0, 16, 18, 16, 17, 16, 22, 20, 3]  # like ResNet-18 with a head after every block
-    assert _forks(blocks, samples=1) == [5] == _forks(blocks, samples=128)
-    assert _forks(blocks, samples=32) == [1, 3, 5]
-    assert _forks([50.0, 30, 30, 40], samples=1) == [2], "the last of three stages has a fourth to hide behind"
-    assert _forks([100.0, 1], samples=1) == [], "a head at the end runs with the classifier"
+    assert forks_by_rule(blocks, samples=1) == [5] == forks_by_rule(blocks, samples=128)
+    assert forks_by_rule(blocks, samples=32) == [1, 3, 5]
+    assert forks_by_rule([50.0, 30, 30, 40], samples=1) == [2], "the last of three stages has a fourth to hide behind"
+    assert forks_by_rule([100.0, 1], samples=1) == [], "a head at the end runs with the classifier"
+
+
+@pytest.mark.parametrize("last", range(9))
+@pytest.mark.parametrize("samples", [1, 32, 128])
+def test_what_the_rule_chooses_is_one_of_the_choices(last: int, samples: int) -> None:
+    choices = fork_choices(last)
+    assert forks_by_rule([10.0] * (last + 1) + [20.0, 1.0], samples) in choices
+    assert choices == sorted(choices, key=len) and len({tuple(choice) for choice in choices}) == len(choices)
+    assert choices[0] == [last] and choices[-1] == list(range(last + 1))
+
+
+@pytest.mark.parametrize("exits", [name for name in EXITS if name != "overlapped"])
+def test_only_the_overlapped_runner_forks_at_chosen_taps(exits: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"forks: got () with exits='{exits}', wants None")):
+        make_runner(network(1.0), images(1), exits=exits, forks=())
+
+
+@pytest.mark.parametrize(
+    ("forks", "kind", "message"),
+    [
+        (("block0", "block9"), ValueError, "got 'block9', wants taps of the network: block0, block1, block2"),
+        ((0,), ValueError, "got 0, wants taps"),
+        ("block0", TypeError, "got 'block0', wants a sequence of taps, or None"),
+        (1, TypeError, "got 1, wants a sequence"),
+    ],
+    ids=str,
+)
+def test_forks_are_taps(forks: object, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=f"forks: {message}"):
+        OverlappedRunner(network(1.0), images(1), forks=forks)
 
 
 @pytest.mark.parametrize(

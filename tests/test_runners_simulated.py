@@ -86,6 +86,37 @@ def test_a_runner_says_what_it_captured(network, way):
     ) in said
 
 
+@pytest.mark.parametrize(
+    ("forks", "said"),
+    [
+        ((), "beside the trunk after no tap; with the classifier those of block0, block1, block2."),
+        (("block0",), "beside the trunk after block0; with the classifier those of block1, block2."),
+        (("block2", "block0"), "beside the trunk after block0, block2."),
+        (SmallNet.taps, "beside the trunk after block0, block1, block2."),
+    ],
+    ids=str,
+)
+def test_heads_leave_the_trunk_where_they_are_told_to(network, forks, said):
+    x = images(3)
+    with simulated_cuda():
+        runner = make_runner(network, x, batch_sizes=(3,), forks=forks)
+        assert said in runner.describe()
+        assert runner.forks == {3: tuple(tap for tap in SmallNet.taps if tap in forks)}
+        found = runner(x)
+    assert_same(found, make_runner(network, x, exits="eager")(x))
+
+
+def test_runners_may_share_a_trunk(network):
+    x = images(3)
+    with simulated_cuda():
+        first = make_runner(network, x, batch_sizes=(3,), trunk="cudnn")
+        second = PolledRunner(network, x, batch_sizes=(3,), trunk=first.trunk)
+        assert second.trunk is first.trunk and second.describe().startswith(first.describe().partition("\nBatch")[0])
+        first.close()
+        found = second(x)
+    assert_same(found, make_runner(network, x, exits="eager", trunk="cudnn")(x))
+
+
 def times(**medians: float) -> dict[str, HostTime]:
     return {name.replace("_", " "): HostTime(us, us * 0.95, us * 1.05) for name, us in medians.items()}
 

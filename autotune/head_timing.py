@@ -1,0 +1,187 @@
+"""Measures heads on a GPU: alone, as a chain of launches in a graph, and in situ, in a captured network."""
+
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from ..kernels.head_shape import HeadShape
+from ..kernels.launch_config import LaunchConfig
+from .alone_head import CHAIN, AloneHead
+from .bench import DeviceLost
+from .cells import NEVER
+from .comparison import Paired
+from .heads_in_situ import HeadsInSitu
+from .measurer import ALONE, NETWORK, Failure, Target
+from .subject import Subject
+from .timing import VariantFailed, time_rounds
+
+#: Back-to-back replays last about this long, microseconds.
+BLOCK_US = 1000.0
+#: What is compiled at the same time, at most: each takes a core.
+_MOST_WORKERS = 32
+
+
+class HeadTiming:
+    """A :class:`~auxhead.autotune.measurer.Measurer` of one network on one CUDA device."""
+
+    def __init__(self, subject: Subject, trunk: str = "cudnn") -> None:
+        """Measure the heads of ``subject``, in situ beside a trunk of that kind."""
+        self._subject = subject
+        self._device = subject.example.device
+        self._in_situ = HeadsInSitu(subject, trunk)
+        self._lost: str | None = None
+        by_shape: dict[HeadShape, list[tuple[str, AloneHead]]] = {}
+        for tap, head in zip(subject.network.taps, self._in_situ.heads, strict=True):
+            by_shape.setdefault(head.shape, []).append((tap, head))
+        self._heads = {
+            Target(shape, subject.cell.model, tuple(tap for tap, _ in heads)): heads[0][1]
+            for shape, heads in by_shape.items()
+        }
+
+    @property
+    def targets(self) -> list[Target]:
+        """What there is to tune: the network's shapes of heads, in the order of their first taps."""
+        return list(self._heads)
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """What the times depend on, beside what is measured; see :class:`~auxhead.autotune.sweep_records.Book`."""
+        return {
+            "chain": CHAIN,
+            "order": "interleaved, shuffled every round",
+            "l2": "warm, by the variant itself",
+            "clocks": "as found",
+        }
+
+    @property
+    def of_network(self) -> dict[str, Any]:
+        """What times in situ depend on further."""
+        return self._in_situ.protocol
+
+    def compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
+        """Compile in threads; the compiler leaves Python for most of the time. Launches each configuration once."""
+
+        def attempt(config: LaunchConfig) -> Failure | None:
+            try:
+                with torch.cuda.device(self._device), torch.no_grad():
+                    if place == ALONE:
+                        self._heads[target].launch(config)
+                    else:
+                        self._in_situ.launch(target, config)
+                    torch.cuda.current_stream(self._device).synchronize()
+            except Exception as error:
+                return _failure(error)
+            return None
+
+        self._check_device()
+        first = [attempt(config) for config in configs[:1]]  # by itself: it reads the kernel's sources for all
+        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_WORKERS)) as pool:
+            rest = list(pool.map(attempt, configs[1:]))
+        self._see_whether_lost()
+        return {config: failed for config, failed in zip(configs, first + rest, strict=True) if failed}
+
+    def check(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
+        """Compare each configuration with the truth; in situ that is done with the very captures that are timed."""
+        if place == NETWORK:
+            return {}
+        failures = {}
+        for config in configs:
+            self._check_device()
+            try:
+                wrong = self._heads[target].wrong(config)
+            except Exception as error:
+                failures[config] = _failure(error)
+                self._see_whether_lost()
+                continue
+            if wrong is not None:
+                failures[config] = Failure("wrong answer", wrong)
+        return failures
+
+    def alone(
+        self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
+    ) -> Mapping[LaunchConfig, Paired | Failure]:
+        """Time chains of launches in graphs."""
+
+        def build(config: LaunchConfig) -> list[Callable[[], object]]:
+            return [self._heads[target].chain(config) for _ in range(captures)]
+
+        return self._time(target, configs, build, rounds, launches=CHAIN)
+
+    def in_situ(
+        self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
+    ) -> Mapping[LaunchConfig, Paired | Failure]:
+        """Time captured networks in which all heads of the target's shape are launched in that way."""
+        with ExitStack() as opened, self._subject.exits(NEVER):
+
+            def build(config: LaunchConfig) -> list[Callable[[], object]]:
+                calls: list[Callable[[], object]] = []
+                for _ in range(captures):
+                    runner = self._in_situ.runner(target, config)
+                    opened.callback(runner.close)
+                    wrong = self._in_situ.wrong(target, runner)
+                    if wrong is not None:
+                        raise _Wrong(wrong)
+                    calls.append(lambda runner=runner: runner(self._subject.example))  # type: ignore[misc]
+                return calls
+
+            return self._time(target, configs, build, rounds, launches=1)
+
+    def _time(
+        self,
+        target: Target,
+        configs: Sequence[LaunchConfig],
+        build: Callable[[LaunchConfig], list[Callable[[], object]]],
+        rounds: int,
+        launches: int,
+    ) -> dict[LaunchConfig, Paired | Failure]:
+        """Capture and time; what fails meanwhile is left out, and the rest begins again."""
+        results: dict[LaunchConfig, Paired | Failure] = {}
+        calls: dict[LaunchConfig, list[Callable[[], object]]] = {}
+        for config in configs:
+            self._check_device()
+            try:
+                calls[config] = build(config)
+            except _Wrong as wrong:
+                results[config] = Failure("wrong answer", str(wrong))
+            except Exception as error:
+                results[config] = _failure(error)
+                self._see_whether_lost()
+        while target.rule in calls:
+            self._check_device()
+            try:
+                first = time_rounds({target.rule: calls[target.rule][:1]}, self._device, rounds=2, repeat=2)
+                repeat = max(2, round(BLOCK_US / min(first[target.rule][0])))
+                times = time_rounds(calls, self._device, rounds=rounds, repeat=repeat)
+            except VariantFailed as failed:
+                assert isinstance(failed.name, LaunchConfig)
+                results[failed.name] = _failure(failed.__cause__ or failed)
+                del calls[failed.name]
+                self._see_whether_lost()
+                continue
+            run = secrets.token_hex(6)
+            each = {config: [[us / launches for us in one] for one in found] for config, found in times.items()}
+            return {**results, **{config: Paired(own, each[target.rule], run) for config, own in each.items()}}
+        return results
+
+    def _see_whether_lost(self) -> None:
+        try:
+            torch.cuda.synchronize(self._device)
+        except Exception as error:
+            self._lost = str(_failure(error))
+
+    def _check_device(self) -> None:
+        if self._lost is not None:
+            raise DeviceLost(f"the CUDA context is lost ({self._lost})")
+
+
+class _Wrong(Exception):
+    """A capture does not answer as it should."""
+
+
+def _failure(error: BaseException) -> Failure:
+    return Failure(type(error).__name__, " ".join(str(error).split())[:300])

@@ -1,0 +1,148 @@
+"""A network whose heads are launched in given ways: captured as its overlapped runner does, compared with the truth."""
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels import ExitBuffers, ExitHead, ExitLaunch
+from ..kernels.launch_config import LaunchConfig
+from ..kernels.tuned_table import overriding
+from ..model import FusedAuxHead, Trunk, make_trunk
+from ..model.overlapped_runner import OverlappedRunner
+from ..model.taps import listening
+from .alone_head import AloneHead
+from .cells import NEVER
+from .correctness import Answer, Comparison, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
+from .measurer import NETWORK, Target
+from .subject import Subject
+
+
+class HeadsInSitu:
+    """A subject on a trunk.
+
+    Captures differ in the configuration of one target's heads alone: they fork at the same taps, and all other heads
+    are launched by rule, whatever the tables hold.
+    """
+
+    def __init__(self, subject: Subject, trunk: str) -> None:
+        """Run the heads of ``subject`` beside a trunk of that kind; see :func:`auxhead.model.make_trunk`."""
+        self.subject = subject
+        self._network = subject.network
+        self._kind = trunk
+        self._trunk: Trunk = make_trunk(self._network.backbone, self._network.taps, subject.example, trunk)
+        self._features, self._final = self._run_trunk()
+        self.heads = [AloneHead(head, x) for head, x in zip(subject.heads, self._features, strict=True)]
+        """Those of the taps, each with what its tap gives it."""
+        classifier = self._trunk.classifier
+        launched = [*self.heads, *([] if classifier is None else [AloneHead(classifier, self._final)])]
+        self._by_rule = {(head.shape, NETWORK): head.shape.by_rule() for head in launched}
+
+    def _run_trunk(self) -> tuple[list[Tensor], Tensor]:
+        """Return what each tap gives its head, as it lies in memory, and what the classifier gets."""
+        features: list[Tensor] = []
+        x = self.subject.example.contiguous(memory_format=self._trunk.memory_format)
+        taps = self._network.taps
+        with torch.no_grad(), listening(self._trunk.module, taps, lambda _place, y: features.append(y.clone())):
+            final = self._trunk.module(x)
+        return features, final.clone()
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """What times in situ depend on, beside what those alone do."""
+        return {
+            "trunk": trunk_fingerprint(self._trunk, self._network.taps, self.subject.example),
+            "trunk_kind": self._kind,
+            "forks": list(self._forks),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        }
+
+    @cached_property
+    def _forks(self) -> tuple[str, ...]:
+        """The taps after which launches leave the trunk: the same ones in every capture."""
+        example = self.subject.example
+        with overriding(self._by_rule):
+            runner = OverlappedRunner(self._network, example, batch_sizes=(len(example),), trunk=self._trunk)
+        forks = runner.forks[len(example)]
+        runner.close()
+        return forks
+
+    def runner(self, target: Target, config: LaunchConfig) -> OverlappedRunner:
+        """Capture afresh, with that configuration for all heads of the target's shape."""
+        example, forks = self.subject.example, self._forks
+        with overriding({**self._by_rule, (target.shape, NETWORK): config}):
+            return OverlappedRunner(self._network, example, batch_sizes=(len(example),), trunk=self._trunk, forks=forks)
+
+    def launch(self, target: Target, config: LaunchConfig) -> None:
+        """Launch as the runner will, all launches that a head of the target has a part in."""
+        taps, example = self._network.taps, self.subject.example
+        ends = [taps.index(fork) for fork in self._forks]
+        starts = [0, *(end + 1 for end in ends)]
+        heads: list[ExitHead | None] = [_exit_head(head) for head in self.subject.heads]
+        classifier = self._trunk.classifier
+        heads.append(None if classifier is None else _exit_head(classifier))
+        inputs = [*self._features, self._final]
+        with_probs = all(head.return_probs for head in self.subject.heads)
+        classes = self.subject.heads[0].num_classes
+        buffers = ExitBuffers.allocate(len(heads), len(example), classes, with_probs=with_probs, device=example.device)
+        mine = {taps.index(tap) for tap in target.taps}
+        with overriding({**self._by_rule, (target.shape, NETWORK): config}):
+            for start, end in zip(starts, [*ends, len(heads) - 1], strict=True):
+                if mine & set(range(start, end + 1)):
+                    ExitLaunch(buffers, start, heads[start : end + 1])(inputs[start : end + 1])
+
+    @cached_property
+    def _logits(self) -> list[list[Tensor]]:
+        """Of each input the logits of every exit, as the trunk gives them eagerly."""
+        classifier = self._trunk.classifier
+        return [
+            logits_of_exits(
+                self._trunk.module,
+                self._network.taps,
+                [head.logits for head in self.subject.heads],
+                x.contiguous(memory_format=self._trunk.memory_format),
+                None if classifier is None else classifier.logits,
+            )
+            for x in self.subject.inputs
+        ]
+
+    @cached_property
+    def _truths(self) -> dict[str, list[Truth]]:
+        """Of each exit pattern the truth for each input."""
+        rounding = measure_rounding(self._network, self.subject.inputs)
+        found = {}
+        for pattern in (NEVER, *self._network.taps):
+            with self.subject.exits(pattern):
+                found[pattern] = [eager_truth(logits, self.subject.heads, rounding) for logits in self._logits]
+        return found
+
+    def wrong(self, target: Target, runner: OverlappedRunner) -> str | None:
+        """Say what is wrong with a captured network's answers where nothing and where all leaves at the target's taps.
+
+        Two inputs a pattern: an answer for the one before shows.
+        """
+        comparison = Comparison()
+        for pattern in (NEVER, *target.taps):
+            with self.subject.exits(pattern):
+                for x, truth in list(zip(self.subject.inputs, self._truths[pattern], strict=True))[:2]:
+                    said = runner(x)
+                    comparison.add(Answer(said.label, said.confidence.double(), said.exit_index), truth)
+        return verdict(comparison.counts())
+
+
+def trunk_fingerprint(trunk: Trunk, taps: Sequence[str], example: Tensor) -> str:
+    """Name a trunk by its layers, their sizes and types and its input: 16 hexadecimal digits."""
+    parts = [f"{name} {list(one.shape)} {one.dtype}" for name, one in trunk.module.state_dict().items()]
+    layers = [f"{name} {type(layer).__qualname__} {layer.extra_repr()}" for name, layer in trunk.module.named_modules()]
+    around = [str(list(example.shape)), str(example.dtype), str(trunk.memory_format), *taps, *trunk.notes]
+    return hashlib.sha256("\n".join([*parts, *layers, *around]).encode()).hexdigest()[:16]
+
+
+def _exit_head(head: FusedAuxHead) -> ExitHead:
+    rule = head.rule
+    return ExitHead(
+        head.linear.weight, head.linear.bias, rule.temperature_tensor, rule.threshold_tensor, head.pool, head.pool_size
+    )

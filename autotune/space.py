@@ -1,0 +1,244 @@
+"""The launch configurations of one head that are worth trying, and how they are written, ordered and varied.
+
+A grid over the fields that matter most, the others following from them; and from any configuration the ones a step
+away, along every field. What is excluded, and why, is said in ``exclusion``.
+"""
+
+import dataclasses
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+from ..kernels.head_shape import HeadShape
+from ..kernels.launch_config import LaunchConfig, next_power_of_2
+from .exclusion import ELEMENTS_PER_THREAD, FIELDS, FURTHER, GRID, Point, Sizes, excluded, reason_among, steps
+
+#: Steps from the rule's configuration within which candidates are spread out.
+WITHIN = 6
+
+
+def grid(shape: HeadShape, reasons: Counter[str] | None = None) -> Iterator[LaunchConfig]:
+    """Return the grid's configurations for a head, in a fixed order.
+
+    Args:
+        shape: of the head.
+        reasons: is told how many points each reason excludes, once the iterator is exhausted.
+    """
+    sizes = Sizes(shape)
+    counted = Counter[str]() if reasons is None else reasons
+    names = list(GRID)
+
+    def extend(point: dict[str, int], place: int) -> Iterator[LaunchConfig]:
+        if place == len(names):
+            filled = _filled(point, sizes)
+            reason = reason_among(sizes, filled, point, FURTHER)
+            if reason is None:
+                yield LaunchConfig(**filled)
+            else:
+                counted[reason] += 1
+            return
+        name = names[place]
+        for value in GRID[name]:
+            longer = dict(point)
+            reason = reason_among(sizes, {name: value}, longer, [name])
+            if reason is None:
+                yield from extend(longer, place + 1)
+            else:
+                counted[reason] += prod(len(GRID[left]) for left in names[place + 1 :])
+
+    return extend({}, 0)
+
+
+def _filled(point: Point, sizes: Sizes) -> dict[str, int]:
+    """Add the fields that the grid leaves open, as :meth:`LaunchConfig.by_rule` chooses them."""
+    tiled = point["block_n"] > 1
+    block_j = min(sizes.needed_k, 1024)
+    features = max(next_power_of_2(sizes.shape.channels * sizes.positions), 16)
+    most = ELEMENTS_PER_THREAD * 32 * point["num_warps"]
+    return {
+        **point,
+        "block_f": max(min(128 // sizes.element_size, features, most // point["block_k"]), 16) if tiled else 1,
+        "block_s": 1 if tiled else min(next_power_of_2(sizes.splits(point)), max(min(most, 8192) // block_j, 1), 64),
+        "block_j": block_j,
+        "max_registers": 0,
+        "max_programs": 0,
+    }
+
+
+#: Steps of two fields at once, which keep a tile as large as it is.
+_EXCHANGES = (("block_c", "block_a"), ("window_parts", "block_a"), ("block_c", "block_k"), ("block_s", "block_j"))
+
+
+def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
+    """Return the configurations one step away along a field, or two fields the other way round, in a fixed order.
+
+    Where a step leaves more partial sums in a step than there are, or more steps read ahead, the neighbour has fewer.
+    """
+    sizes, here = Sizes(shape), dataclasses.asdict(config)
+    moves: list[dict[str, int]] = []
+    for name in FIELDS:
+        if name != "block_n":
+            moves += [{name: value} for value in _beside(name, here[name])]
+    for one, other in _EXCHANGES:
+        for up, down in ((one, other), (other, one)):
+            if here[down] > 1:
+                moves.append({up: 2 * here[up], down: here[down] // 2})
+    points = [{**here, **move} for move in moves]
+    other_way = {**here, "block_n": 1 if config.tiled else 16, "block_k": min(here["block_k"], 64)}
+    points.append(_filled(other_way, sizes))
+    found: list[LaunchConfig] = []
+    for point in points:
+        steps_of_part = -(-steps(sizes, point) // point["window_parts"])
+        point["stages"] = max(value for value in GRID["stages"] if value <= min(point["stages"], steps_of_part))
+        if point["block_n"] == 1:
+            point["block_s"] = min(point["block_s"], next_power_of_2(sizes.splits(point)))
+        neighbour = LaunchConfig(**point)
+        if neighbour != config and neighbour not in found and excluded(neighbour, shape) is None:
+            found.append(neighbour)
+    return found
+
+
+def _beside(name: str, value: int) -> list[int]:
+    values = FIELDS[name]
+    if value not in values:  # of a configuration that is not from here
+        return [next_power_of_2(value) // 2, next_power_of_2(value)] if value > 1 else []
+    place = values.index(value)
+    return [values[other] for other in (place - 1, place + 1) if 0 <= other < len(values)]
+
+
+@lru_cache(maxsize=64)
+def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
+    """Return up to ``count`` configurations of the grid, always the same ones, as far from each other as can be.
+
+    They lie around the rule's, at most ``WITHIN`` steps along the fields away: farther off hardly anything is fast.
+    """
+    rule = shape.by_rule()
+    near = [config for config in grid(shape) if config != rule and _steps_between(config, rule) <= WITHIN]
+    random.Random(0).shuffle(near)
+    chosen: list[LaunchConfig] = []
+    for apart in range(WITHIN, 0, -1):
+        for config in near:
+            if len(chosen) == count:
+                return tuple(chosen)
+            if all(_steps_between(config, other) >= apart for other in chosen):
+                chosen.append(config)
+    return tuple(chosen)
+
+
+def _steps_between(one: LaunchConfig, other: LaunchConfig) -> int:
+    """Doublings and halvings that lead from one configuration to another; tiles or not is one step."""
+    fields = [name for name in GRID if name != "block_n"]
+    apart = sum(abs(getattr(one, name).bit_length() - getattr(other, name).bit_length()) for name in fields)
+    return int(apart + (one.tiled != other.tiled))
+
+
+def simplicity(config: LaunchConfig) -> tuple[Any, ...]:
+    """Return what configurations are ordered by when they are tied, the simplest first.
+
+    No caps before caps, split before tiled, whole windows before parts, no reading ahead before reading ahead, few
+    warps before many; and then large blocks before small ones, so that there are few programs.
+    """
+    return (
+        config.max_registers > 0,
+        config.max_programs > 0,
+        config.tiled,
+        config.window_parts,
+        config.stages,
+        config.num_warps,
+        *(-getattr(config, name) for name in ("block_c", "block_p", "block_a", "block_k", "block_f", "block_s")),
+        -config.block_j,
+        config.max_registers,
+        config.max_programs,
+        config.block_n,
+    )
+
+
+#: The field that each part of a configuration's text stands for.
+_LETTERS = {
+    "n": "block_n",
+    "c": "block_c",
+    "p": "block_p",
+    "a": "block_a",
+    "f": "block_f",
+    "k": "block_k",
+    "s": "block_s",
+    "j": "block_j",
+    "parts": "window_parts",
+    "stages": "stages",
+    "warps": "num_warps",
+    "registers": "max_registers",
+    "programs": "max_programs",
+}
+
+
+def text(config: LaunchConfig) -> str:
+    """Write a configuration: ``n1-c32-p1-a64-f1-k512-s8-j1024-parts2-stages1-warps4``; caps where there are any."""
+    values = [(letters, getattr(config, name)) for letters, name in _LETTERS.items()]
+    return "-".join(
+        f"{letters}{value}" for letters, value in values if value or letters not in ("registers", "programs")
+    )
+
+
+def changes(config: LaunchConfig, rule: LaunchConfig) -> str:
+    """Write what of a configuration differs from the rule's: ``c32 warps8``."""
+    values = [(letters, getattr(config, name), getattr(rule, name)) for letters, name in _LETTERS.items()]
+    return " ".join(f"{letters}{value}" for letters, value, usual in values if value != usual) or "as by rule"
+
+
+def parse(written: str) -> LaunchConfig:
+    """Read what ``text`` wrote.
+
+    Raises:
+        ValueError: anything else.
+    """
+    found = [re.fullmatch(r"([a-z]+)(\d+)", part) for part in written.split("-")]
+    values = {_LETTERS.get(one[1], ""): int(one[2]) for one in found if one}
+    try:
+        config = LaunchConfig(**values)
+    except TypeError:
+        config = None
+    if config is None or text(config) != written:
+        raise ValueError(f"config: got {written!r}, wants the like of {text(_EXAMPLE)!r}")
+    return config
+
+
+_EXAMPLE = LaunchConfig(1, 32, 1, 64, 1, 512, 8, 1024, 2, stages=1, num_warps=4)
+
+
+class NetworkPoint(NamedTuple):
+    """Choices of a whole network, beside those of its heads."""
+
+    forks: tuple[int, ...]
+    """Places of the taps at which heads leave the trunk: all heads since the one before share a launch, and those after
+    the last fork run with the classifier."""
+    trunk_priority: int
+    """Of the trunk's stream; lower goes first, and 0 is that of the side stream."""
+
+    def heads_per_launch(self, taps: int) -> tuple[int, ...]:
+        """Return how many of ``taps`` heads each launch serves, that at the end of the trunk last (it may be none)."""
+        ends = (-1, *self.forks, taps - 1)
+        return tuple(end - start for start, end in zip(ends[:-1], ends[1:], strict=True))
+
+
+#: Of the trunk's stream: before the heads, and like them.
+TRUNK_PRIORITIES = (-1, 0)
+
+
+def network_points(taps: int) -> list[NetworkPoint]:
+    """Return the choices worth trying for a network of ``taps`` heads, the simplest first.
+
+    No fork at all; one fork, at each place; and forks in equal steps, down to one for each head.
+    """
+    forks = [(), *((place,) for place in range(taps))]
+    forks += [tuple(range((taps - 1) % step, taps, step)) for step in range(taps // 2, 0, -1)]
+    found = dict.fromkeys(forks)
+    # without a fork nothing runs beside the trunk, whose priority then does not matter
+    return [
+        NetworkPoint(points, priority)
+        for points in found
+        for priority in (TRUNK_PRIORITIES if points else TRUNK_PRIORITIES[:1])
+    ]

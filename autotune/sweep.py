@@ -1,0 +1,175 @@
+"""The sweep: asks what a strategy wants to know, measures what no record says, and keeps every finished measurement."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..kernels.launch_config import LaunchConfig
+from .comparison import Difference, Paired, compare_runs, over_baseline
+from .measurer import ALONE, NETWORK, Failure, Measurer, Target
+from .search import Answers, Ask, Search, decide, fastest_first
+from .space import text
+from .sweep_records import Book
+
+#: Configurations beside the rule's that are measured in the same rounds, alone and in the network, where each is
+#: captured with all its activations.
+TOGETHER = {ALONE: 32, NETWORK: 8}
+
+
+class Outcome(NamedTuple):
+    """What a sweep found for one target."""
+
+    target: Target
+    alone: LaunchConfig | None
+    """The winner alone; None if nothing could be measured."""
+    alone_over_rule: Difference | None
+    network: LaunchConfig | None
+    """The winner in situ."""
+    over_rule: Difference | None
+    """Times of the whole network: the winner in situ against the rule's configuration."""
+    over_alone: Difference | None
+    """And against the winner alone."""
+    failures: Counter[str]
+    """By kind."""
+
+
+class Status(NamedTuple):
+    """How far a sweep is."""
+
+    done: float
+    """Share of all targets, from 0 to 1."""
+    doing: str
+    best: str
+    """Of the target under way; empty if nothing was measured yet."""
+    failures: Counter[str]
+    """Of all targets, by kind."""
+
+
+@dataclass
+class Sweep:
+    """One run over targets."""
+
+    measurer: Measurer
+    search: Search
+    book: Book
+    watch: Callable[[Status], None] = lambda status: None
+    failures: Counter[str] = field(default_factory=Counter)
+
+    def run(self, targets: Sequence[Target]) -> list[Outcome]:
+        """Tune the targets one after another."""
+        outcomes = []
+        for number, target in enumerate(targets):
+            tune = _Tuning(self, target, number / len(targets), 1 / len(targets))
+            outcomes.append(tune.run())
+        return outcomes
+
+
+@dataclass
+class _Tuning:
+    """The work on one target."""
+
+    sweep: Sweep
+    target: Target
+    begins: float
+    """Share of the sweep that is done before, and how much of it this is."""
+    weighs: float
+    _done: float = 0.0
+    _best: str = ""
+    _failures: Counter[str] = field(default_factory=Counter)
+
+    def run(self) -> Outcome:
+        """Serve the strategy until it wants to know no more."""
+        steps = self.sweep.search(self.target)
+        last: dict[str, Answers] = {}
+        try:
+            ask = next(steps)
+            while True:
+                last[ask.place] = self._answer(ask)
+                self._done, self._best = ask.share, _best(ask.place, last[ask.place]) or self._best
+                ask = steps.send(last[ask.place])
+        except StopIteration:
+            self._tell("done", 1.0)
+        return outcome(self.target, last, self._failures)
+
+    def _tell(self, doing: str, done: float) -> None:
+        status = Status(self.begins + self.weighs * done, f"{self.target}: {doing}", self._best, self.sweep.failures)
+        self.sweep.watch(status)
+
+    def _answer(self, ask: Ask) -> Answers:
+        """Return what is known of the configurations, after measuring what is not."""
+        found = {config: self.sweep.book.find(self.target, ask, config) for config in dict.fromkeys(ask.configs)}
+        known = {config: result for config, result in found.items() if result is not None}
+        missing = [config for config in found if config not in known]
+        together = TOGETHER[ask.place]
+        for start in range(0, len(missing), together):
+            done = self._done + (ask.share - self._done) * start / len(missing)
+            where = "alone" if ask.place == ALONE else "in situ"
+            self._tell(f"{len(missing)} configurations {where}, {ask.rounds} rounds", done)
+            known |= self._measure(ask, missing[start : start + together])
+        answers = {}
+        for config, result in known.items():
+            if isinstance(result, Failure):
+                self._failures[result.kind] += 1
+                self.sweep.failures[result.kind] += 1
+            else:
+                answers[config] = result
+        return answers
+
+    def _measure(self, ask: Ask, missing: Sequence[LaunchConfig]) -> dict[LaunchConfig, Paired | Failure]:
+        """Compile, check and time configurations beside the rule's, and record each."""
+        target, rule = self.target, self.target.rule
+        measurer, book = self.sweep.measurer, self.sweep.book
+        batch = list(dict.fromkeys([rule, *missing]))
+        results: dict[LaunchConfig, Paired | Failure] = {}
+
+        def settle(config: LaunchConfig, result: Paired | Failure) -> None:
+            if config in missing:  # the rule's may be known
+                result = book.add(target, ask, config, result)
+            results[config] = result
+
+        for step in (measurer.compile, measurer.check):
+            for config, failure in step(target, ask.place, batch).items():
+                settle(config, failure)
+            batch = [config for config in batch if config not in results]
+            if rule in results:
+                break
+        else:
+            time = measurer.alone if ask.place == ALONE else measurer.in_situ
+            for config, result in time(target, batch, ask.rounds, ask.captures).items():
+                settle(config, result)
+        # not recorded: it is no fault of theirs
+        nothing = Failure("no baseline", "the rule's configuration failed")
+        return {config: results.get(config, nothing) for config in missing}
+
+
+def outcome(target: Target, last: dict[str, Answers], failures: Counter[str]) -> Outcome:
+    """Decide by the last answers from each place."""
+    alone, network = last.get(ALONE, {}), last.get(NETWORK, {})
+    best_alone, best = decide(target, alone), decide(target, network)
+    return Outcome(
+        target,
+        best_alone,
+        _between(alone, best_alone, target.rule),
+        best,
+        _between(network, best, target.rule),
+        _between(network, best, best_alone),
+        failures,
+    )
+
+
+def _between(answers: Answers, one: LaunchConfig | None, other: LaunchConfig | None) -> Difference | None:
+    """Compare two configurations, if both were measured."""
+    if one is None or other is None or one not in answers or other not in answers:
+        return None
+    if one == other:
+        return Difference(1.0, 1.0, 1.0)
+    return compare_runs(answers[one], answers[other])
+
+
+def _best(place: str, answers: Answers) -> str:
+    if not answers:
+        return ""
+    config = fastest_first(answers)[0]
+    where = "alone" if place == ALONE else "in situ"
+    return f"{text(config)}, {over_baseline(answers[config]):.3f} of the rule's time {where}"

@@ -1,0 +1,134 @@
+"""The measurements of sweeps on disk: each appended when it is finished, and found again under an equal key."""
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..kernels.head_shape import HeadShape
+from ..kernels.launch_config import LaunchConfig
+from ..model.spread import spread
+from .comparison import Paired, Timings, over_baseline, typical
+from .measurer import NETWORK, Failure, Target
+from .record import Record, append_record, read_records
+from .search import Ask
+from .space import text
+
+#: The kind of a sweep's records.
+KIND = "sweep"
+#: What of a record's protocol may differ between two measurements of one thing.
+_NO_KEY = ("captures", "rounds", "config")
+
+
+@dataclass
+class Book:
+    """The records of one device and kernel: what is there under an equal key is not measured again."""
+
+    out: Path | None
+    """Where records are appended; None: nowhere."""
+    environment: dict[str, Any]
+    """See :class:`~auxhead.autotune.record.Record`, and sm_count."""
+    protocol: dict[str, Any]
+    """kernel (its hash) and what else says how the numbers come about."""
+    network: dict[str, Any]
+    """trunk (its fingerprint) and what else of a network only times in situ depend on."""
+    _found: dict[str, list[Record]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.out.exists():
+            for record in read_records(self.out):
+                self._remember(record)
+
+    def find(self, target: Target, ask: Ask, config: LaunchConfig) -> Paired | Failure | None:
+        """Return what was recorded of a configuration, in as many captures and rounds or the next larger numbers."""
+        records = self._found.get(_key(self._record(target, ask, config)), [])
+        enough = [one for one in records if one.error is not None or has_enough(one, ask.rounds, ask.captures)]
+        return result_of(min(enough, key=lambda one: (one.error is not None, size(one)))) if enough else None
+
+    def add(self, target: Target, ask: Ask, config: LaunchConfig, result: Paired | Failure) -> Paired | Failure:
+        """Append a finished measurement, and return it as it will be read."""
+        record = self._record(target, ask, config)
+        if isinstance(result, Failure):
+            record = dataclasses.replace(record, error=str(result))
+        else:
+            own, baseline = _rounded(result.own), _rounded(result.baseline)
+            ratio = over_baseline(Paired(own, baseline, result.run))
+            pair = {"role": "rule", "variant": text(target.rule), "device_us": typical(baseline), "device_ratio": ratio}
+            record = dataclasses.replace(
+                record, run=result.run, device_us=_summary(own), paired=[{**pair, "samples": baseline}]
+            )
+        if self.out is not None:
+            append_record(self.out, record)
+        self._remember(record)
+        return result_of(record)
+
+    def _remember(self, record: Record) -> None:
+        if record.kind == KIND:
+            self._found.setdefault(_key(record), []).append(record)
+
+    def _record(self, target: Target, ask: Ask, config: LaunchConfig) -> Record:
+        how = {"place": ask.place, "captures": ask.captures, "rounds": ask.rounds}
+        protocol = {**self.protocol, **how, "config": dataclasses.asdict(config)}
+        cell: dict[str, Any] = target.shape._asdict()
+        if ask.place == NETWORK:
+            cell |= {"model": target.model, "tap": ", ".join(target.taps)}
+            protocol |= self.network
+        return Record(
+            kind=KIND,
+            cell=cell,
+            exits="never",
+            variant=text(config),
+            run="",
+            utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            environment=self.environment,
+            protocol=protocol,
+        )
+
+
+def result_of(record: Record) -> Paired | Failure:
+    """Return what a sweep's record says."""
+    if record.error is not None:
+        kind, _, detail = record.error.partition(": ")
+        return Failure(kind, detail)
+    assert record.device_us is not None
+    return Paired(record.device_us["samples"], record.paired[0]["samples"], record.run)
+
+
+def shape_of(record: Record) -> HeadShape:
+    """Return the shape of the head that a sweep's record is about."""
+    return HeadShape(**{name: record.cell[name] for name in HeadShape._fields})
+
+
+def has_enough(record: Record, rounds: int, captures: int) -> bool:
+    """Whether it was measured in at least so many rounds of at least so many captures."""
+    return bool(record.protocol["rounds"] >= rounds and record.protocol["captures"] >= captures)
+
+
+def size(record: Record) -> tuple[int, int]:
+    """Return in how many captures, and rounds of each, it was measured."""
+    return record.protocol["captures"], record.protocol["rounds"]
+
+
+def sweep_records(records: Iterable[Record]) -> list[Record]:
+    """Return those of sweeps."""
+    return [record for record in records if record.kind == KIND]
+
+
+def _key(record: Record) -> str:
+    """Return what is equal for two measurements of one thing, all but how often."""
+    protocol = {name: value for name, value in record.protocol.items() if name not in _NO_KEY}
+    environment = (*record.environment_key, record.environment.get("sm_count"))
+    return json.dumps([record.key, environment, protocol], sort_keys=True)
+
+
+def _rounded(timings: Timings) -> list[list[float]]:
+    return [[round(us, 2) for us in rounds] for rounds in timings]
+
+
+def _summary(timings: list[list[float]]) -> dict[str, Any]:
+    """Summarise timed rounds as other records do, and keep them all."""
+    overall = spread([us for rounds in timings for us in rounds])
+    return {**overall._asdict(), "captures": [spread(rounds).median for rounds in timings], "samples": timings}

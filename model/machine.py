@@ -1,0 +1,41 @@
+"""What PyTorch does not say about the machine: its driver and its processor."""
+
+import re
+import subprocess
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+_PROCESSORS = Path("/proc/cpuinfo")
+
+
+@cache
+def driver_version() -> str | None:
+    """Return the version of NVIDIA's driver; None if unknown."""
+    try:
+        found = re.search(r"(\d+\.\d+(?:\.\d+)?)", _DRIVER.read_text())
+    except OSError:
+        found = None
+    if found:
+        return found[1]
+    said = output_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+    return said.splitlines()[0].strip() if said else None
+
+
+@cache
+def processor_name() -> str | None:
+    """Return the name of the host's processor; None if unknown."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", _PROCESSORS.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else None
+
+
+def output_of(command: Sequence[str]) -> str | None:
+    """Return what a command prints; None where it is missing, fails or takes too long."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,196 @@
+"""The measurer of a GPU, on a machine without one: what it does around its kernels, which are interpreted."""
+
+import importlib
+from contextlib import contextmanager
+
+import pytest
+import torch
+from auxhead.autotune.bench import DeviceLost
+from auxhead.autotune.comparison import Paired
+from auxhead.autotune.head_timing import HeadTiming
+from auxhead.autotune.measurer import ALONE, NETWORK, Failure
+from auxhead.autotune.space import neighbours
+from auxhead.autotune.subject import subject_of
+from auxhead.autotune.timing import VariantFailed, time_rounds
+from auxhead.kernels import HeadOutput, runs_triton
+from auxhead.kernels.tuned_table import lookup
+from auxhead.model import EarlyExitNetwork
+from example_models import SmallNet, plain_heads
+from simulated_cuda import _Event, _Stream, simulated_cuda
+
+alone_head = importlib.import_module("auxhead.autotune.alone_head")
+head_timing = importlib.import_module("auxhead.autotune.head_timing")
+launch_config = importlib.import_module("auxhead.kernels.launch_config")
+
+
+class _Graph:
+    """Launches that ran; replaying them is not what these tests are about."""
+
+    replays = 0
+
+    def replay(self):
+        _Graph.replays += 1
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    """Streams, events and graphs that are none; kernels are interpreted."""
+    if not runs_triton(torch.zeros(1)):
+        pytest.skip("needs the interpreter")
+
+    @contextmanager
+    def graph(_graph, stream):
+        yield
+
+    with simulated_cuda():
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda _device=None: None)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
+        monkeypatch.setattr(torch.cuda, "graph", graph)
+        streams = importlib.import_module("auxhead.model.streams").StreamPair(_Stream(), _Stream())
+        monkeypatch.setattr(alone_head, "stream_pair", lambda _device: streams)
+        monkeypatch.setattr(alone_head, "CHAIN", 2)
+        monkeypatch.setattr(head_timing, "CHAIN", 2)
+        monkeypatch.setattr(alone_head, "_BUSY_SIZE", 8)
+        monkeypatch.setattr(alone_head, "_CHECKED_LAUNCHES", 2)
+        monkeypatch.setattr(head_timing, "BLOCK_US", 2.0)
+        yield
+
+
+@pytest.fixture
+def timing(simulated):
+    torch.manual_seed(0)
+    heads, example = plain_heads(), torch.randn(1, 3, 8, 8)
+    del heads["block0"]  # what is interpreted takes its time
+    network = EarlyExitNetwork(SmallNet(), heads, example_input=example).eval()
+    return HeadTiming(subject_of("tests:small", network, example), "as_is")
+
+
+def called_once(variants, device, *, rounds, repeat):
+    for captures in variants.values():
+        for call in captures:
+            call()
+    return {name: [[1.0] * rounds for _ in captures] for name, captures in variants.items()}
+
+
+def test_a_network_is_measured(timing, monkeypatch):
+    targets = timing.targets
+    assert [target.taps for target in targets] == [("block1",), ("block2",)]
+    assert [target.shape.channels for target in targets] == [12, 16] and targets[0].shape.layout == "contiguous"
+    assert targets[0].model == "tests:small"
+    target = targets[0]
+    other = neighbours(target.rule, target.shape)[0]
+    configs = [target.rule, other]
+    monkeypatch.setattr(head_timing, "time_rounds", called_once)
+    asked = []
+    chosen = launch_config.chosen.__wrapped__
+
+    def spy(*arguments):
+        asked.append((arguments[0].shape[1], chosen(*arguments)))
+        return asked[-1][1]
+
+    monkeypatch.setattr(launch_config.chosen, "__wrapped__", spy)
+    for place, time in ((ALONE, timing.alone), (NETWORK, timing.in_situ)):
+        assert timing.compile(target, place, configs) == {} and timing.check(target, place, configs) == {}
+        found = time(target, configs, 3, 2 if place == ALONE else 1)
+        assert list(found) == configs and all(isinstance(result, Paired) for result in found.values())
+        (rule, tried) = found.values()
+        assert rule.own == rule.baseline == tried.baseline and rule.run == tried.run != ""
+        assert [len(rounds) for rounds in tried.own] == ([3, 3] if place == ALONE else [3])
+    assert (12, other) in asked and (12, target.rule) in asked, "the network was captured with each"
+    by_channels = {one.shape.channels: one.rule for one in targets}
+    assert all(config == by_channels[channels] for channels, config in asked if channels != 12), "the others by rule"
+    assert lookup("cpu", target.shape, NETWORK) is None, "and nothing is left of it"
+    assert timing.of_network["forks"] and len(timing.of_network["trunk"]) == 16
+
+
+def test_wrong_answers_are_not_timed(timing, monkeypatch):
+    target = timing.targets[0]
+    launch = alone_head.AloneHead.launch
+
+    def off(self, config):
+        out = launch(self, config)
+        return out if config == target.rule else HeadOutput(out.probs + 0.01, out.label, out.confidence, out.exit)
+
+    monkeypatch.setattr(alone_head.AloneHead, "launch", off)
+    other = neighbours(target.rule, target.shape)[0]
+    failures = timing.check(target, ALONE, [target.rule, other])
+    assert list(failures) == [other] and failures[other].kind == "wrong answer"
+    assert "probabilities are off by 0.01" in failures[other].detail
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda out, _turn: out._replace(label=(out.label + 1) % 5), "a label is not that of the largest probability"),
+        (lambda out, turn: out._replace(confidence=out.confidence + 1e-7 * turn), "two launches on the same"),
+        (lambda out, _turn: out._replace(confidence=out.confidence * float("nan")), "probabilities are off by nan"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong(change, message, timing, monkeypatch):
+    head, turns = next(iter(timing._heads.values())), iter(range(100))
+    launch = alone_head.AloneHead.launch
+    monkeypatch.setattr(alone_head.AloneHead, "launch", lambda self, config: change(launch(self, config), next(turns)))
+    assert message in head.wrong(timing.targets[0].rule)
+
+
+def test_wrong_answers_in_situ_are_not_timed(timing, monkeypatch):
+    target = timing.targets[0]
+    runner = importlib.import_module("auxhead.autotune.heads_in_situ").OverlappedRunner
+    call = runner.__call__
+    monkeypatch.setattr(
+        runner, "__call__", lambda self, x: (said := call(self, x))._replace(label=(said.label + 1) % 5)
+    )
+    failures = timing.in_situ(target, [target.rule], 1, 1)
+    assert failures[target.rule].kind == "wrong answer" and "answers differ" in failures[target.rule].detail
+
+
+def test_what_raises_is_a_failure_and_the_rest_is_timed(timing, monkeypatch):
+    target = timing.targets[0]
+    rule, bad, worse = target.rule, *neighbours(target.rule, target.shape)[:2]
+    launch = alone_head.AloneHead.launch
+
+    def raising(self, config):
+        if config == bad:
+            raise RuntimeError("out of resource:\n  shared memory")
+        return launch(self, config)
+
+    monkeypatch.setattr(alone_head.AloneHead, "launch", raising)
+    reason = Failure("RuntimeError", "out of resource: shared memory")
+    assert timing.compile(target, ALONE, [rule, bad, worse]) == {bad: reason}
+    assert timing.check(target, ALONE, [rule, bad, worse]) == {bad: reason}
+    chains = timing.alone(target, [rule, bad, worse], 1, 1)
+    assert chains[bad] == reason and isinstance(chains[worse], Paired)
+
+    def failing(variants, device, *, rounds, repeat):
+        if worse in variants:
+            raise VariantFailed(worse) from RuntimeError("launch failed")
+        return time_rounds(variants, device, rounds=rounds, repeat=repeat)
+
+    monkeypatch.setattr(head_timing, "time_rounds", failing)
+    found = timing.alone(target, [rule, worse], 1, 1)
+    assert found[worse] == Failure("RuntimeError", "launch failed") and isinstance(found[rule], Paired)
+
+
+def test_a_lost_device_ends_the_sweep_after_its_failure_is_told(timing, monkeypatch):
+    target = timing.targets[0]
+
+    def lost(*_):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(alone_head.AloneHead, "wrong", lost)
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        timing.check(target, ALONE, [target.rule, target.rule])
+    with pytest.raises(DeviceLost):
+        timing.alone(target, [target.rule], 1, 1)
+
+
+def test_every_capture_is_timed_in_every_round(simulated, monkeypatch):
+    called = []
+    monkeypatch.setattr(_Event, "elapsed_time", lambda self, end: 0.25)
+    variants = {"a": [lambda: called.append("a0"), lambda: called.append("a1")], "b": [lambda: called.append("b0")]}
+    found = time_rounds(variants, torch.device("cpu"), rounds=3, repeat=5)
+    assert found == {"a": [[50.0] * 3] * 2, "b": [[50.0] * 3]}
+    assert [called.count(name) for name in ("a0", "a1", "b0")] == [4 * 6] * 3
+    orders = [tuple(called[turn * 18 : turn * 18 + 18 : 6]) for turn in range(4)]
+    assert len(set(orders)) > 1, "another order each time"

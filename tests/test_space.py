@@ -1,0 +1,252 @@
+"""The space of configurations: what is excluded and why, what lies beside what, and how it is written."""
+
+import dataclasses
+import random
+from collections import Counter
+from math import prod
+
+import pytest
+from auxhead.autotune.exclusion import ELEMENTS_PER_THREAD, FIELDS, GRID, RULES, SHARED_BYTES, Sizes, excluded
+from auxhead.autotune.space import (
+    NetworkPoint,
+    changes,
+    grid,
+    neighbours,
+    network_points,
+    parse,
+    simplicity,
+    spread_out,
+    text,
+)
+from auxhead.kernels import LaunchConfig
+from auxhead.kernels.head_shape import HeadShape
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def shape_of(
+    samples=1, channels=64, columns=3136, grid_h=1, grid_w=1, layout="channels_last", pool="avg", classes=1000
+):
+    height = 1 if grid_h == grid_w == 1 else columns
+    return HeadShape(samples, channels, height, columns, grid_h, grid_w, layout, pool, classes, "float16")
+
+
+#: The taps of ResNet-18.
+TAPS = ((64, 3136), (128, 784), (256, 196), (512, 49))
+
+powers = st.integers(0, 11).map(lambda bits: 1 << bits)
+configs = st.builds(
+    LaunchConfig,
+    **{field.name: powers for field in dataclasses.fields(LaunchConfig)},
+)
+shapes = st.builds(
+    HeadShape,
+    samples=st.integers(1, 300),
+    channels=st.integers(1, 2100),
+    height=st.integers(1, 9),
+    width=st.integers(1, 4000),
+    grid_h=st.integers(1, 3),
+    grid_w=st.integers(1, 3),
+    layout=st.sampled_from(["channels_last", "contiguous", "strided"]),
+    pool=st.sampled_from(["avg", "max"]),
+    classes=st.integers(1, 2000),
+    dtype=st.sampled_from(["float16", "bfloat16", "float32"]),
+)
+
+
+@pytest.mark.parametrize("classes", [10, 1000])
+@pytest.mark.parametrize("samples", [1, 8, 32, 128])
+@pytest.mark.parametrize("tap", TAPS)
+def test_what_is_launched_untuned_is_worth_trying(tap, samples, classes):
+    shape = shape_of(samples, *tap, classes=classes)
+    reason = excluded(shape.by_rule(), shape)
+    assert reason in (None, "reads ahead of more steps than there are"), "which costs nothing"
+    beside = neighbours(shape.by_rule(), shape)
+    assert len(beside) >= 8 and all(excluded(config, shape) is None for config in beside)
+
+
+def test_the_grid_counts_what_it_leaves_out():
+    shape, reasons = shape_of(32, 512, 49, pool="max"), Counter()
+    found = list(grid(shape, reasons))
+    assert found == list(grid(shape)), "in the same order"
+    assert len(found) == len(set(found)) and len(found) + reasons.total() == prod(
+        len(values) for values in GRID.values()
+    )
+    assert reasons["a maximum does not add up"] and {config.window_parts for config in found} == {1}
+    assert {config.block_n for config in found} == {1, 16}
+    assert reasons.keys() <= {rule.reason for rule in RULES}
+    assert {config.block_n for config in grid(shape_of(15))} == {1}
+
+
+@settings(max_examples=8)
+@given(shapes)
+def test_what_is_left_can_be_run(shape):
+    """What the rules promise, said once more in other words."""
+    sizes, found = Sizes(shape), list(grid(shape))
+    for config in random.Random(0).sample(found, min(len(found), 20)):
+        assert excluded(config, shape) is None
+        programs = config.programs(sizes.view, shape.classes)
+        assert config.block_n == 1 or shape.samples >= 16
+        assert config.window_parts == 1 or shape.pool == "avg"
+        assert programs.splits <= 512
+        features = config.block_c * config.block_p
+        tiles = [features * config.block_a, config.block_s * config.block_j]
+        tiles += [config.block_k * (config.block_f if config.tiled else features), config.block_n * config.block_k]
+        if config.tiled:
+            assert min(config.block_f, config.block_k) >= 16, "tl.dot multiplies blocks of 16 and more"
+            assert 3 * (16 + config.block_k) * config.block_f * 4 <= SHARED_BYTES
+        assert max(tiles) <= ELEMENTS_PER_THREAD * 32 * config.num_warps
+        if config.num_warps > 1:
+            assert max(tiles) >= 32 * config.num_warps
+
+
+BASE = LaunchConfig(1, 16, 1, 64, 1, 256, 4, 1024, 1, stages=1, num_warps=4)
+TILED = {"block_n": 16, "block_f": 64, "block_s": 1, "block_k": 64}
+ODD = [
+    (TILED, {}, "tiles want 16 samples"),
+    ({"block_c": 128}, {}, "more channels than there are"),
+    ({"block_p": 2}, {}, "more positions than there are"),
+    ({"window_parts": 2}, {"pool": "max"}, "a maximum does not add up"),
+    ({"window_parts": 64}, {}, "more parts than a window has steps"),
+    ({"block_a": 128, "block_c": 64, "num_warps": 1}, {"samples": 128}, "more registers than a thread has"),
+    ({"block_k": 2048}, {}, "more classes a step than there are"),
+    ({"block_k": 16}, {}, "a product of many steps"),
+    ({"num_warps": 16, "block_a": 4, "block_c": 4, "block_k": 64}, {"layout": "strided"}, "more threads than elements"),
+    ({"block_s": 8}, {}, "more partial sums a step than there are"),
+    (
+        {"stages": 4, "block_a": 1024, "block_c": 4},
+        {"columns": 2000, "layout": "strided"},
+        "reads ahead of more steps than there are",
+    ),
+    ({"block_c": 64, "block_a": 1, "block_k": 256}, {"columns": 3136}, "few programs for what they read"),
+    ({"max_registers": 32}, {}, "registers that the tiles do not fit into"),
+    ({"max_registers": 192, "num_warps": 16}, {}, "more registers than a multiprocessor has for a thread"),
+    ({"max_programs": 4}, {}, "a cap above the number of programs"),
+    ({"max_programs": 1}, {"samples": 128}, "programs that take too many turns"),
+    ({"block_a": 4}, {"layout": "contiguous"}, "columns that are less than a sector"),
+    ({"block_c": 4}, {}, "channels that are less than a sector"),
+    ({"block_c": 1024}, {"channels": 1024}, "more features than a program should pool"),
+    ({"window_parts": 64, "block_a": 8}, {"channels": 512}, "more partial sums than a sample should have"),
+    ({"block_a": 2048}, {}, "more columns than a window has"),
+    ({**TILED, "block_k": 512}, {"samples": 16}, "more classes a tile than tl.dot should take"),
+    ({"block_f": 16}, {}, "features of a step that are not its own"),
+    ({**TILED, "block_f": 8}, {"samples": 16}, "fewer features than tl.dot takes"),
+    ({**TILED, "block_f": 128}, {"samples": 16}, "more features a step than there are"),
+    ({"block_j": 2048}, {}, "more classes of the softmax than there are"),
+    ({"block_j": 32}, {}, "a softmax of many steps"),
+    (
+        {"block_n": 16, "block_k": 256, "block_f": 256, "block_s": 1, "num_warps": 16, "block_a": 128},
+        {"samples": 16, "channels": 256},
+        "more shared memory than there is",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "head", "reason"), ODD, ids=[row[2] for row in ODD])
+def test_reasons(changes, head, reason):
+    head = {"columns": 1024, **head}
+    found = excluded(dataclasses.replace(BASE, **changes), shape_of(**head))
+    assert found == reason
+
+
+def test_every_rule_is_among_them():
+    assert {row[2] for row in ODD} == {rule.reason for rule in RULES}
+    assert excluded(BASE, shape_of(columns=1024)) is None, "so each change above is what the reason speaks of"
+
+
+@settings(max_examples=30)
+@given(configs, shapes)
+def test_any_configuration_is_either_valid_or_excluded_for_a_reason(config, shape):
+    reason = excluded(config, shape)
+    assert reason is None or reason in {rule.reason for rule in RULES}
+
+
+@settings(max_examples=6)
+@given(shapes, st.integers(0, 2**32))
+def test_neighbours(shape, seed):
+    found = list(grid(shape))
+    if not found:
+        return
+    config = random.Random(seed).choice(found)
+    beside = neighbours(config, shape)
+    assert beside == neighbours(config, shape) and len(set(beside)) == len(beside) and config not in beside
+    for other in beside:
+        assert excluded(other, shape) is None
+        changed = {name for name in FIELDS if getattr(other, name) != getattr(config, name)}
+        if other.tiled == config.tiled:
+            assert len(changed - {"block_s", "stages"}) <= 2 and len(changed) <= 4
+
+
+def test_every_field_has_neighbours():
+    """From one configuration or another, every field is varied; caps are, too, which the grid leaves out."""
+    changed = set()
+    for shape in (shape_of(32), shape_of(32, 8, 28, 4, 4)):
+        for config in spread_out(shape, 4):
+            for other in neighbours(config, shape):
+                changed |= {name for name in FIELDS if getattr(other, name) != getattr(config, name)}
+    assert changed == set(FIELDS) == {field.name for field in dataclasses.fields(LaunchConfig)}
+
+
+def test_candidates_are_spread_out():
+    shape = shape_of(32)
+    found = spread_out(shape, 12)
+    assert found == spread_out(shape, 12) and len(set(found)) == 12 and shape.by_rule() not in found
+    assert found[:5] == spread_out(shape, 5)
+    assert {config.tiled for config in found} == {False, True}
+    varied = ("block_c", "block_a", "block_k", "num_warps")
+    assert all(len({getattr(config, name) for config in found}) >= 2 for name in varied)
+    few = shape_of(1, 1, 1, classes=1)
+    assert len(spread_out(few, 500)) == len(set(grid(few)) - {few.by_rule()}) or len(spread_out(few, 500)) < 500
+
+
+@given(configs)
+def test_text_and_back(config):
+    assert parse(text(config)) == config
+    bare = dataclasses.replace(config, max_registers=0, max_programs=0)
+    assert parse(text(bare)) == bare and "registers" not in text(bare)
+
+
+def test_text():
+    assert text(BASE) == "n1-c16-p1-a64-f1-k256-s4-j1024-parts1-stages1-warps4"
+    capped = dataclasses.replace(BASE, max_registers=64, max_programs=32)
+    assert text(capped) == "n1-c16-p1-a64-f1-k256-s4-j1024-parts1-stages1-warps4-registers64-programs32"
+
+
+@pytest.mark.parametrize(
+    "written", ["", "n1", text(BASE) + "-x1", text(BASE).replace("c16", "c16-c16"), "c16-" + text(BASE)]
+)
+def test_other_texts_are_refused(written):
+    with pytest.raises(ValueError, match="config: got .*, wants the like of 'n1-c32-"):
+        parse(written)
+
+
+def test_changes():
+    assert changes(BASE, BASE) == "as by rule"
+    other = dataclasses.replace(BASE, block_c=32, num_warps=8, max_programs=64)
+    assert changes(other, BASE) == "c32 warps8 programs64"
+    assert changes(BASE, other) == "c16 warps4 programs0"
+
+
+def test_the_order_of_simplicity_is_total():
+    found = spread_out(shape_of(32), 50)
+    ordered = sorted(found, key=simplicity)
+    assert len({simplicity(config) for config in found}) == 50
+    assert sorted(reversed(found), key=simplicity) == ordered
+    tiled = [config.tiled for config in ordered]
+    assert tiled == sorted(tiled)
+    assert simplicity(BASE) < simplicity(dataclasses.replace(BASE, max_registers=64))
+    assert simplicity(BASE) < simplicity(dataclasses.replace(BASE, max_programs=64))
+    assert simplicity(BASE) < simplicity(dataclasses.replace(BASE, window_parts=2, block_a=32))
+    assert simplicity(BASE) < simplicity(dataclasses.replace(BASE, num_warps=8))
+
+
+def test_points_of_a_network():
+    points = network_points(4)
+    assert points[0] == NetworkPoint((), -1) and len(set(points)) == len(points)
+    forks = list(dict.fromkeys(point.forks for point in points))
+    assert forks == [(), (0,), (1,), (2,), (3,), (1, 3), (0, 1, 2, 3)]
+    assert {point.trunk_priority for point in points if point.forks} == {-1, 0}
+    assert NetworkPoint((1, 3), -1).heads_per_launch(4) == (2, 2, 0)
+    assert NetworkPoint((), -1).heads_per_launch(4) == (4,)
+    assert NetworkPoint((0,), -1).heads_per_launch(4) == (1, 3)
+    assert network_points(1) == [NetworkPoint((), -1), NetworkPoint((0,), -1), NetworkPoint((0,), 0)]

@@ -1,0 +1,292 @@
+"""Sweeps on made-up times: what is measured, kept and found again, and what they lead to."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from auxhead.autotune.comparison import Paired, compare_runs
+from auxhead.autotune.measurer import ALONE, NETWORK, Failure
+from auxhead.autotune.record import append_record, read_records
+from auxhead.autotune.replay import UNAVAILABLE, ReplayMeasurer, recorded_targets
+from auxhead.autotune.search import FINAL_ROUNDS, Ask
+from auxhead.autotune.space import neighbours, spread_out, text
+from auxhead.autotune.strategies import STRATEGIES
+from auxhead.autotune.sweep import Sweep
+from auxhead.autotune.sweep_records import shape_of
+from sweep_fakes import Synthetic, book_at, small_target, true_us
+
+TARGET = small_target()
+CANDIDATES = spread_out(TARGET.shape, 6)
+
+
+def asking(*configs, place=ALONE, rounds=4, captures=5):
+    """A strategy that asks for some configurations and the rule's."""
+
+    def search(target):
+        yield Ask(place, (target.rule, *configs), rounds, 1.0, captures)
+
+    return search
+
+
+def run(search, book, measurer=None, targets=(TARGET,)):
+    measurer = measurer or Synthetic()
+    sweep = Sweep(measurer, search, book)
+    return sweep.run(targets), measurer, sweep
+
+
+def test_what_is_recorded(tmp_path):
+    out = tmp_path / "records.jsonl"
+    run(asking(CANDIDATES[0], place=NETWORK), book_at(out))
+    rule, other = read_records(out)
+    assert (rule.variant, other.variant) == (text(TARGET.rule), text(CANDIDATES[0])) and rule.run == other.run != ""
+    assert other.kind == "sweep" and other.cell == {**TARGET.shape._asdict(), "model": "resnet18", "tap": "layer1"}
+    assert shape_of(other) == TARGET.shape
+    assert other.protocol["config"] == dataclasses.asdict(CANDIDATES[0]) and other.protocol["place"] == NETWORK
+    assert other.protocol["kernel"] == "0123456789abcdef" and other.protocol["trunk"] == "feedfacecafebeef"
+    assert other.environment["sm_count"] == 132
+    (pair,) = other.paired
+    assert pair["role"] == "rule" and pair["samples"] == rule.device_us["samples"]
+    truth = [true_us(TARGET, NETWORK, config) for config in (CANDIDATES[0], TARGET.rule)]
+    assert pair["device_ratio"] == pytest.approx(truth[0] / truth[1], rel=0.03)
+    samples = other.device_us["samples"]
+    assert len(samples) == 5 and all(len(rounds) == 4 for rounds in samples)
+    assert all(us == round(us, 2) for rounds in samples for us in rounds)
+    assert other.device_us["p20"] <= other.device_us["median"] <= other.device_us["p80"]
+    alone = tmp_path / "alone.jsonl"
+    run(asking(), book_at(alone))
+    (record,) = read_records(alone)
+    assert record.cell == TARGET.shape._asdict() and "trunk" not in record.protocol, "of any network"
+
+
+def test_one_more_configuration_is_one_more_measured(tmp_path):
+    out = tmp_path / "records.jsonl"
+    (before,), _, _ = run(asking(*CANDIDATES[:3]), book_at(out))
+    kept = out.read_bytes()
+    (again,), measurer, _ = run(asking(*CANDIDATES[:3]), book_at(out))
+    assert not measurer.compiled and again == before and out.read_bytes() == kept
+    _, measurer, _ = run(asking(*CANDIDATES[:4]), book_at(out))
+    assert measurer.timed == [(ALONE, text(TARGET.rule), 4), (ALONE, text(CANDIDATES[3]), 4)], "and its baseline"
+    assert [record.variant for record in read_records(out)][4:] == [text(CANDIDATES[3])]
+    _, measurer, _ = run(asking(CANDIDATES[0], rounds=3), book_at(out))
+    assert not measurer.timed, "more rounds than asked for are enough"
+    _, measurer, _ = run(asking(CANDIDATES[0], rounds=5), book_at(out))
+    assert len(measurer.timed) == 2, "fewer are not"
+    _, measurer, _ = run(asking(CANDIDATES[0], captures=6), book_at(out))
+    assert len(measurer.timed) == 2, "nor are fewer captures"
+
+
+KEYS = [
+    *({"environment": {name: "other"}} for name in ("gpu", "sm_count", "driver", "torch", "triton", "cudnn", "cuda")),
+    {"protocol": {"kernel": "other"}},
+    {"network": {"trunk": "other"}},
+    {"network": {"forks": []}},
+]
+
+
+@pytest.mark.parametrize("changes", KEYS, ids=json.dumps)
+def test_what_was_measured_elsewhere_is_measured_again(changes, tmp_path):
+    out = tmp_path / "records.jsonl"
+    run(asking(place=NETWORK), book_at(out))
+    _, measurer, _ = run(asking(place=NETWORK), book_at(out, **changes))
+    assert measurer.timed
+    _, measurer, _ = run(asking(place=NETWORK), book_at(out, environment={"commit": "d", "python": "3"}))
+    assert not measurer.timed, "the commit says nothing that the kernels' hash does not"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        small_target(samples=9),
+        small_target(classes=11),
+        small_target()._replace(shape=TARGET.shape._replace(dtype="bfloat16")),
+        small_target()._replace(shape=TARGET.shape._replace(layout="contiguous")),
+        small_target(model="resnet50"),
+        small_target(taps=("layer2",)),
+    ],
+)
+def test_other_heads_are_measured_for_themselves(target, tmp_path):
+    out = tmp_path / "records.jsonl"
+    run(asking(place=NETWORK), book_at(out))
+    _, measurer, _ = run(asking(place=NETWORK), book_at(out), targets=[target])
+    assert measurer.timed
+
+
+def fails_at(step, *configs):
+    def fails(config):
+        return (step, "out of resources", f"shared memory at {step}: 3 > 2") if config in configs else None
+
+    return fails
+
+
+@pytest.mark.parametrize("step", ["compile", "check", "time"])
+def test_failures_are_recorded_with_their_reason(step, tmp_path):
+    out = tmp_path / "records.jsonl"
+    bad = CANDIDATES[1]
+    measurer = Synthetic(fails=fails_at(step, bad))
+    (found,), _, sweep = run(asking(*CANDIDATES[:3]), book_at(out), measurer)
+    assert found.failures == sweep.failures == Counter({"out of resources": 1}) and found.alone is not None
+    records = {record.variant: record for record in read_records(out)}
+    assert len(records) == 4 and records[text(bad)].error == f"out of resources: shared memory at {step}: 3 > 2"
+    assert [record.error for record in records.values()].count(None) == 3
+    if step != "time":
+        assert text(bad) not in {config for _, config, _ in measurer.timed}
+    (again,), measurer, _ = run(asking(*CANDIDATES[:3]), book_at(out))
+    assert not measurer.compiled and again.failures == found.failures, "it would fail again"
+
+
+@pytest.mark.parametrize("step", ["compile", "check"])
+def test_without_a_baseline_nothing_is_timed(step, tmp_path):
+    out = tmp_path / "records.jsonl"
+    measurer = Synthetic(fails=fails_at(step, TARGET.rule))
+    (found,), _, _ = run(STRATEGIES["quick"], book_at(out), measurer)
+    assert found.alone is found.network is found.over_rule is None and not measurer.timed
+    assert [record.variant for record in read_records(out)] == [text(TARGET.rule)], "the others did not fail"
+    assert found.failures["out of resources"] == 1 and found.failures["no baseline"] == 20
+
+
+KILLED = """
+    import os, signal, sys
+    from pathlib import Path
+    from auxhead.autotune.strategies import STRATEGIES
+    from auxhead.autotune.sweep import Sweep
+    from sweep_fakes import Synthetic, book_at, small_target
+
+    class Killed(Synthetic):
+        def in_situ(self, target, configs, rounds, captures):
+            if target.taps == ("layer2",):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().in_situ(target, configs, rounds, captures)
+
+    targets = [small_target(), small_target(columns=25, taps=("layer2",))]
+    Sweep(Killed(), STRATEGIES["quick"], book_at(Path(sys.argv[1]))).run(targets)
+"""
+
+
+def test_a_killed_sweep_loses_nothing_and_goes_on(tmp_path):
+    out = tmp_path / "records.jsonl"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(out)], env=environment)
+    assert done.returncode == -signal.SIGKILL
+    finished = read_records(out)
+    first, second = small_target(), small_target(columns=25, taps=("layer2",))
+    places = [(shape_of(record), record.protocol["place"]) for record in finished]
+    assert Counter(places) == {(first.shape, ALONE): 21, (first.shape, NETWORK): 4, (second.shape, ALONE): 21}
+    whole = out.read_bytes()
+    out.write_bytes(whole[:-100])  # and a line that was being written
+    outcomes, measurer, _ = run(STRATEGIES["quick"], book_at(out), targets=[first, second])
+    assert all(found.network is not None for found in outcomes)
+    assert Counter(place for place, _, _ in measurer.timed) == {ALONE: 2, NETWORK: 4}
+    assert out.read_bytes().startswith(whole[: whole[:-100].rfind(b"\n") + 1])
+
+
+def test_quick_finds_what_is_better_than_the_rule():
+    (found,), measurer, _ = run(STRATEGIES["quick"], book_at(None))
+    assert found.alone is not None and true_us(TARGET, ALONE, found.alone) < 0.95 * true_us(TARGET, ALONE, TARGET.rule)
+    assert found.network is not None and found.over_rule is not None and found.over_alone is not None
+    assert found.over_rule.median_ratio == pytest.approx(
+        true_us(TARGET, NETWORK, found.network) / true_us(TARGET, NETWORK, TARGET.rule), rel=0.02
+    )
+    assert found.over_alone.high >= 1.0 or found.over_alone.median_ratio < 1.0, "it is never worse beyond noise"
+    count = Counter(place for place, _, _ in measurer.timed)
+    assert count == {ALONE: 21, NETWORK: 4} and {rounds for _, _, rounds in measurer.timed} == {FINAL_ROUNDS}
+    in_situ = {config for place, config, _ in measurer.timed if place == NETWORK}
+    assert {text(TARGET.rule), text(found.alone)} <= in_situ
+
+
+def test_full_finds_what_quick_does_not():
+    """Without noise it gets to a point that no neighbour improves on, or within 5 % of the best of the grid."""
+    target = small_target(classes=100, columns=196)
+    (quick,), _, _ = run(STRATEGIES["quick"], book_at(None), Synthetic(noise=0.0), [target])
+    (full,), measurer, _ = run(STRATEGIES["full"], book_at(None), Synthetic(noise=0.0), [target])
+    assert quick.alone is not None and full.alone is not None
+    assert true_us(target, ALONE, full.alone) < true_us(target, ALONE, quick.alone)
+    assert Counter(place for place, _, _ in measurer.timed)[NETWORK] in (10, 11)
+    beside = [true_us(target, ALONE, config) for config in neighbours(full.alone, target.shape)]
+    assert min(beside) > 0.95 * true_us(target, ALONE, full.alone)
+
+
+@pytest.mark.parametrize("effort", STRATEGIES)
+def test_searches_go_on_to_the_end_in_shares(effort):
+    seen = []
+    sweep = Sweep(Synthetic(), STRATEGIES[effort], book_at(None), seen.append)
+    sweep.run([TARGET, small_target(columns=25)])
+    shares = [status.done for status in seen]
+    assert shares == sorted(shares) and shares[0] == 0.0 and shares[-1] == pytest.approx(1.0) and 0.5 in shares
+    assert "of the rule's time alone" in " ".join(status.best for status in seen)
+    assert seen[0].doing.startswith("resnet18 float16, batch 8, layer1: ")
+
+
+def test_a_head_that_has_one_configuration():
+    target = small_target(samples=1, channels=1, columns=1, classes=1)
+    (found,), _, _ = run(STRATEGIES["full"], book_at(None), targets=[target])
+    assert found.alone is not None and found.network is not None
+
+
+@pytest.mark.parametrize("effort", STRATEGIES)
+def test_replay_answers_as_was_measured(effort, tmp_path):
+    out = tmp_path / "records.jsonl"
+    targets = [TARGET, small_target(columns=25, taps=("layer2", "layer3"))]
+    measured, _, _ = run(STRATEGIES[effort], book_at(out), targets=targets)
+    records = read_records(out)
+    assert recorded_targets(records, "resnet18") == targets and recorded_targets(records, "resnet50") == []
+    replayed, _, sweep = run(STRATEGIES[effort], book_at(None), ReplayMeasurer(records), targets)
+    assert replayed == measured and not sweep.failures
+
+
+def test_replay_without_some_records(tmp_path):
+    out = tmp_path / "records.jsonl"
+    run(asking(*CANDIDATES[:2], rounds=4), book_at(out), Synthetic(fails=fails_at("check", CANDIDATES[1])))
+    measurer = ReplayMeasurer(read_records(out))
+    (found,), _, _ = run(asking(*CANDIDATES[:4], rounds=20), book_at(None), measurer)
+    assert found.failures == Counter({UNAVAILABLE: 2, "out of resources": 1}) and found.alone is not None
+    missing = measurer.alone(TARGET, [CANDIDATES[3]], 1, 1)[CANDIDATES[3]]
+    assert isinstance(missing, Failure) and str(missing) == f"not recorded: {text(CANDIDATES[3])}, alone"
+    there = measurer.alone(TARGET, [CANDIDATES[0]], 1, 1)[CANDIDATES[0]]
+    assert isinstance(there, Paired) and len(there.own[0]) == 4, "the rounds there are"
+
+
+def test_replay_takes_the_last_of_equal_records(tmp_path):
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    run(asking(), book_at(first), Synthetic(1))
+    run(asking(), book_at(second), Synthetic(2))
+    (newer,) = read_records(second)
+    append_record(first, newer)
+    measurer = ReplayMeasurer(read_records(first))
+    assert measurer.alone(TARGET, [TARGET.rule], 4, 5)[TARGET.rule].own == newer.device_us["samples"]
+
+
+def test_retuning_converges():
+    """Ten times afresh: the same configuration as most often, or one that a further measurement calls tied with it."""
+    sizes = ((1, 64, 49), (1, 32, 196), (8, 64, 49), (8, 32, 196))
+    targets = [small_target(*size) for size in sizes]
+    chosen = {target: [] for target in targets}
+    for seed in range(10):
+        outcomes, _, _ = run(STRATEGIES["quick"], book_at(None), Synthetic(seed), targets)
+        for found in outcomes:
+            chosen[found.target].append(found.network)
+    same = 0
+    for target, configs in chosen.items():
+        usual, _ = Counter(configs).most_common(1)[0]
+        search = asking(usual, *configs, place=NETWORK, rounds=FINAL_ROUNDS)
+        answers = answered(target, search, Synthetic(10))
+        same += sum(compare_runs(answers[config], answers[usual]).is_tie for config in configs)
+    assert same >= 0.95 * sum(len(configs) for configs in chosen.values())
+
+
+def answered(target, search, measurer):
+    """What a strategy of one question is told."""
+    found = {}
+
+    def asks(target):
+        (ask,) = search(target)
+        found.update((yield ask))
+
+    Sweep(measurer, asks, book_at(None)).run([target])
+    return found

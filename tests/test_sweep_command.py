@@ -1,0 +1,162 @@
+"""The command ``auxhead-tune sweep`` without a GPU: what it measures, shows and refuses."""
+
+import importlib
+import json
+import os
+import re
+
+import pytest
+import torch
+from auxhead.autotune.__main__ import app
+from auxhead.autotune.bench import DeviceLost
+from auxhead.autotune.measurer import ALONE, NETWORK
+from auxhead.autotune.record import read_records
+from auxhead.autotune.replay import ReplayMeasurer, recorded_targets
+from auxhead.autotune.strategies import STRATEGIES
+from auxhead.autotune.sweep import Sweep
+from auxhead.autotune.sweep_progress import SweepProgress
+from auxhead.autotune.sweep_records import Book
+from auxhead.kernels.kernel_hash import kernel_hash
+from auxhead.kernels.tuned_table import read_table
+from rich.console import Console
+from sweep_fakes import ENVIRONMENT, Synthetic, small_target
+from typer.testing import CliRunner
+
+command = importlib.import_module("auxhead.autotune.sweep_command")
+
+
+def tune(*arguments):
+    return CliRunner().invoke(app, ["sweep", *map(str, arguments)])
+
+
+class Measurer(Synthetic):
+    """Made-up times of a cell's two shapes of heads; remembers which cells were measured."""
+
+    cells = []
+    lost = False
+    protocol = {"chain": 20}
+    of_network = {"trunk": "feedfacecafebeef", "forks": []}
+
+    def __init__(self, subject):
+        super().__init__(fails=lambda config: config.stages > 1 and ("check", "wrong answer", "off by 2"))
+        self.cell = subject
+        Measurer.cells.append(subject)
+
+    @property
+    def targets(self):
+        cell = self.cell
+        sizes = ((64, 49, ("layer1", "layer2")), (32, 25, ("layer3",)))
+        made = [small_target(cell.batch, *size, cell.classes, taps) for *size, taps in sizes]
+        return [one._replace(shape=one.shape._replace(dtype=cell.dtype)) for one in made]
+
+    def in_situ(self, *arguments):
+        if Measurer.lost:
+            raise DeviceLost("the CUDA context is lost (RuntimeError: an illegal memory access)")
+        return super().in_situ(*arguments)
+
+
+@pytest.fixture
+def pretended(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200 (fake)")
+    monkeypatch.setattr(command, "environment", lambda device: ENVIRONMENT)
+    monkeypatch.setattr(command, "build_subject", lambda cell, device: cell)
+    monkeypatch.setattr(command, "HeadTiming", Measurer)
+    monkeypatch.setattr(Measurer, "cells", [])
+    monkeypatch.setattr(Measurer, "lost", False)
+    return tmp_path / "autotune-records" / "sweep-nvidia-h200-fake.jsonl"
+
+
+def test_a_sweep_is_shown_kept_and_not_repeated(pretended):
+    done = tune("resnet18", "--batch", 8, "--batch", 1, "--classes", 10)
+    assert done.exit_code == 0, done.output
+    assert [(cell.batch, cell.dtype, cell.placement) for cell in Measurer.cells] == [
+        (8, "float16", "stages"), (1, "float16", "stages"),
+    ]  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert lines[0].lstrip().startswith("0% resnet18 float16, batch 8, 10 classes, 4 heads (stages)")
+    assert any("21 configurations alone, 20 rounds" in line for line in lines)
+    in_situ = next(line for line in lines if "4 configurations in situ" in line)
+    assert all(part in in_situ for part in (" left: ", "best so far n1-", "failed: ", " wrong answer"))
+    assert "layer1, layer2" in done.stdout and "Not timed: " in done.stdout
+    assert "win" in done.stdout or "tie" in done.stdout
+    assert "Records: autotune-records/sweep-nvidia-h200-fake.jsonl" in done.stdout
+    records = read_records(pretended)
+    assert {record.protocol["kernel"] for record in records} == {kernel_hash()}
+    assert {record.cell["samples"] for record in records} == {1, 8}
+    kept = pretended.read_bytes()
+    again = tune("resnet18", "--batch", 8, "--batch", 1, "--classes", 10)
+    assert again.exit_code == 0 and pretended.read_bytes() == kept and "configurations" not in again.stdout
+    assert tables(again) == tables(done)
+
+
+def tables(result):
+    """What is printed at the end."""
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
+    return [line for line in lines if not re.match(r" *\d+% ", line)]
+
+
+def test_replay_needs_no_gpu(pretended, monkeypatch):
+    done = tune("resnet18", "--batch", 8, "--classes", 10)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    replayed = tune("resnet18", "--batch", 8, "--replay", pretended)
+    assert replayed.exit_code == 0, replayed.output
+    assert f"resnet18 float16, batch 8, 10 classes, from {pretended}" in replayed.stdout.replace("\n", "")
+    rows = [line for line in tables(done) if "layer" in line]
+    assert len(rows) >= 2 and rows == [line for line in tables(replayed) if "layer" in line]
+    other = tune("resnet18", "--batch", 4, "--replay", pretended)
+    assert_one_line_error(other, "holds nothing of resnet18 like this, wants records of such a sweep")
+    assert_one_line_error(tune("resnet18", "--replay", pretended, "--out", "x"), "--out: got x with --replay")
+    assert_one_line_error(tune("resnet18", "--replay", "absent.jsonl"), "absent.jsonl: no such file")
+
+
+def assert_one_line_error(result, message):
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("Error: ") and message in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_lost_device_is_one_line_and_what_was_measured_is_there(pretended, monkeypatch):
+    monkeypatch.setattr(Measurer, "lost", True)
+    assert_one_line_error(tune("resnet18"), "the CUDA context is lost (RuntimeError: an illegal memory access)")
+    assert {record.protocol["place"] for record in read_records(pretended)} == {"alone"}
+    monkeypatch.setattr(Measurer, "lost", False)
+    assert tune("resnet18").exit_code == 0
+
+
+def test_bad_options(pretended, monkeypatch):
+    assert_one_line_error(tune("resnet19"), "MODEL: got resnet19, wants one of resnet18, resnet34, resnet50 or")
+    assert_one_line_error(tune("a:b", "--batch", 8), "--batch: is that of the network which a:b returns")
+    assert_one_line_error(tune("no_such:thing"), "no module 'no_such'")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert_one_line_error(tune("resnet18"), "torch sees no CUDA device here, wants one; --replay needs none")
+
+
+def test_a_bar_on_a_terminal(pretended):
+    shown = Console(force_terminal=True, width=200, file=open(os.devnull, "w"), record=True)  # noqa: SIM115
+    with SweepProgress(shown) as progress:
+        progress.show(command.Status(0.25, "layer1: 4 configurations [alone]", "n1, 0.9 of the rule's", {}))
+    printed = shown.export_text()
+    assert "25 %" in printed and "layer1: 4 configurations [alone]; best so far n1" in printed
+
+
+def test_records_say_what_the_configuration_is(pretended):
+    assert tune("resnet18", "--effort", "quick").exit_code == 0
+    for line in pretended.read_text().splitlines():
+        record = json.loads(line)
+        assert record["protocol"]["config"]["num_warps"] >= 1 and record["environment"]["sm_count"] == 132
+
+
+def test_what_was_found_is_what_is_promoted(pretended, tmp_path):
+    assert tune("resnet18", "--effort", "full", "--classes", 10).exit_code == 0
+    (found,) = Measurer.cells
+    promoted = CliRunner().invoke(app, ["promote", str(pretended), "--out", str(tmp_path / "table.json")])
+    assert promoted.exit_code == 0, promoted.output
+    table = read_table(tmp_path / "table.json")
+    records = read_records(pretended)
+    replayed = Sweep(ReplayMeasurer(records), STRATEGIES["full"], Book(None, {}, {}, {}))
+    for outcome in replayed.run(recorded_targets(records, "resnet18")):
+        for place, config in ((ALONE, outcome.alone), (NETWORK, outcome.network)):
+            assert table.find(outcome.target.shape, place).config == config, f"{place} of {found}"
