@@ -254,7 +254,9 @@ def _auto(trunk: str, workshop: Workshop, _pattern: str) -> Capture:
     """Let "auto" choose by the subject's inputs and the rules in force now."""
     subject, batch = workshop.subject, workshop.subject.cell.batch
     samples = torch.cat(subject.inputs[: max(1, AUTO_SAMPLES // batch)])
-    runner = workshop.factories.make_runner(subject.network, samples, exits="auto", batch_sizes=(batch,), trunk=trunk)
+    runner = workshop.factories.make_runner(
+        subject.network, samples, exits="auto", batch_sizes=(batch,), trunk=trunk, fresh=True
+    )
     return Capture(runner, _answer_of_result, runner.close, note=runner.describe().partition("\n")[0])
 
 
