@@ -102,7 +102,7 @@ def _settings() -> dict[str, Any]:
     return {
         "benchmark": torch.backends.cudnn.benchmark,
         "deterministic": torch.backends.cudnn.deterministic,
-        "convolutions": torch.backends.cudnn.conv.fp32_precision,
+        "convolutions": torch.backends.cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
         "products": torch.backends.cuda.matmul.fp32_precision,
     }
 

@@ -1,12 +1,16 @@
 """``exits="auto"`` without a GPU: what it measures, chooses, remembers and says; see test_planner_gpu.py."""
 
 import re
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 import torch
 from auxhead.model import AutoRunner, make_runner
+from auxhead.model.planner import measure
 from planner_fakes import NAMES, PLAIN, FakeGpu, images, small_network
+from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
@@ -200,3 +204,54 @@ def test_bad_arguments(gpu: FakeGpu, example, options, kind, message) -> None:
 def test_only_auto_remembers(exits: str) -> None:
     with pytest.raises(ValueError, match=f"fresh: got True with exits='{exits}', wants False"):
         make_runner(small_network(), images(2), exits=exits, fresh=True)
+
+
+class Clock:
+    """Time that passes only while a runner answers."""
+
+    us = 0.0
+
+    def perf_counter(self) -> float:
+        return self.us / 1e6
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Event:
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def record(self) -> None:
+        self.us = self.clock.us
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: "Event") -> float:
+        return (end.us - self.us) / 1e3
+
+
+@pytest.mark.parametrize(("batches", "passes"), [(16, 8), (3, 14), (1, 40)])
+def test_a_pass_takes_all_batches_and_its_time_is_their_mean(monkeypatch, batches: int, passes: int) -> None:
+    """The median of a runner that answers most batches early would tell nothing of the others."""
+    clock = Clock()
+    monkeypatch.setattr("auxhead.model.planner.time", clock)
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(clock))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: clock)
+    us = {"early": [10.0 if place else 110.0 for place in range(batches)], "plain": [50.0] * batches}
+    calls: list[tuple[str, int]] = []
+
+    def answer(name: str, x: Tensor) -> None:
+        calls.append((name, int(x)))
+        clock.us += us[name][int(x)]
+
+    times = measure({name: partial(answer, name) for name in us}, [torch.tensor(place) for place in range(batches)])
+    for name in us:
+        wanted = pytest.approx([sum(us[name]) / batches] * passes)
+        assert times[name].host == wanted and times[name].device == wanted
+    assert set(calls) == {(name, place) for name in us for place in range(batches)}
+    turns = [(name, len(list(of_one))) for name, of_one in groupby(name for name, _ in calls)]
+    one = 1 + 2 * batches
+    assert turns[:3] == [("early", one), ("plain", 2 * one), ("early", 2 * one)], "who was last is first the next time"
