@@ -1,4 +1,4 @@
-"""The command ``auxhead-tune``: bench and table."""
+"""The command ``auxhead-tune``: bench, table and plan."""
 
 import fnmatch
 import json
@@ -6,7 +6,6 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,13 +16,14 @@ from rich.markup import escape
 
 from ..model.bad_input import BadInput
 from ..model.one_line_errors import one_line_errors
+from . import plan_command
 from .bench import DeviceLost, run_cell
-from .bench_plan import ROUNDS, Plan, unsettled
-from .cells import INNER_STAGES, STAGES, Cell, chosen_cells
+from .bench_plan import ROUNDS, Plan, check_patterns, unsettled
+from .cells import STAGES, Cell, Dtype, Placement, chosen_cells
 from .environment import environment
 from .record import BadRecord, Record, read_records
 from .subject import Subject, build_subject, is_factory, load_subject
-from .tables import WIDTH, as_markdown, as_rich, bench_tables
+from .tables import as_markdown, as_rich, bench_tables, wide_console
 from .variants import RUNNERS, TRUNKS, catalogue
 
 app = typer.Typer(
@@ -35,22 +35,6 @@ app = typer.Typer(
 
 #: Rounds of ``--quick``.
 QUICK_ROUNDS = 20
-
-
-class Dtype(str, Enum):
-    """Data types by name."""
-
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-    float32 = "float32"
-
-
-class Placement(str, Enum):
-    """Where heads are."""
-
-    blocks = "blocks"
-    stages = "stages"
-    inner_stages = INNER_STAGES
 
 
 @app.callback()
@@ -96,14 +80,14 @@ def bench(
 
     Every option that chooses may be given several times. A run that was stopped goes on where it was.
     """
-    console = _console()
+    console = wide_console()
     with one_line_errors(BadRecord):
         device = _device()
         own, cells = _what(model or [], dtype or [], batch or [], classes or [], placement or [], quick)
         wanted = tuple(variant or (_QUICK_VARIANTS if quick else ()))
         where_to_exit = tuple(exits or (_QUICK_EXITS if quick else ()))
         _check_variants(wanted, cells)
-        _check_exits(where_to_exit, cells)
+        check_patterns(where_to_exit, cells)
         gpu = torch.cuda.get_device_name(device)
         where = out or Path("autotune-records") / f"bench-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.jsonl"
         progress = _Progress(console)
@@ -147,7 +131,10 @@ def table(
         if markdown:
             print("\n".join(as_markdown(one) for one in bench_tables(found)))
         else:
-            _print_tables(_console(), found)
+            _print_tables(wide_console(), found)
+
+
+app.command()(plan_command.plan)
 
 
 #: What takes seconds to build.
@@ -246,20 +233,6 @@ def _check_variants(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
     for glob in wanted:
         if not fnmatch.filter(names, glob):
             raise BadInput(f"--variant: got {glob}, wants names or globs of: {', '.join(names)}")
-
-
-def _check_exits(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
-    """Refuse a glob that fits no exit pattern."""
-    names = list(dict.fromkeys(name for cell in cells for name in cell.patterns))
-    for glob in wanted:
-        if not fnmatch.filter(names, glob):
-            raise BadInput(f"--exits: got {glob}, wants names or globs of: {', '.join(names)}")
-
-
-def _console() -> Console:
-    """Return the terminal as wide as it is; a file or pipe, which has no width, gets room for whole tables."""
-    console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, WIDTH))
 
 
 def _print_tables(console: Console, records: Sequence[Record]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from .record import Record, latest
@@ -96,6 +97,12 @@ def _remarks(record: Record) -> list[str]:
             ratios = f"{pair['host_ratio']:.3f} to the answer, {pair['device_ratio']:.3f} on the device"
             remarks.append(f"{what}: time over that of {pair['variant']}: {ratios}")
     return remarks
+
+
+def wide_console() -> Console:
+    """Return the terminal as wide as it is; a file or pipe, which has no width, gets room for whole tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, WIDTH))
 
 
 def as_rich(table: BenchTable) -> Table:
