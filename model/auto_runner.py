@@ -28,7 +28,8 @@ class AutoRunner:
 
     What was chosen is kept on disk, see :mod:`auxhead.model.plan_store`, and measured again only where something
     differs that it depends on: device, driver, versions, this package's code, network, trunk, batch sizes, rules, and
-    where the samples of the example leave.
+    where the samples of the example leave. The plan of a network whose source cannot be read, as in a notebook, is not
+    kept.
     """
 
     def __init__(

@@ -144,6 +144,23 @@ def test_a_remembered_runner_that_cannot_be_made_any_more_is_measured_anew(gpu: 
     assert "polled left out: no memory." in runner.describe()
 
 
+def test_a_network_that_cannot_be_told_from_others_is_never_remembered(
+    gpu: FakeGpu, monkeypatch, own_cache: Path
+) -> None:
+    monkeypatch.setattr("auxhead.model.plan_key.network_fingerprint", lambda _network: None)
+    assert not auto().plans[2].remembered and not auto().plans[2].remembered
+    assert gpu.measured == 2 and not own_cache.exists()
+
+
+def test_a_damaged_file_is_measured_anew_and_mended(gpu: FakeGpu, own_cache: Path) -> None:
+    auto()
+    (path,) = own_cache.rglob("*.json")
+    path.write_text(path.read_text()[:-100])
+    with pytest.warns(UserWarning, match="holds no plan"):
+        assert not auto().plans[2].remembered
+    assert gpu.measured == 2 and auto().plans[2].remembered
+
+
 @pytest.mark.parametrize(
     "other",
     [
