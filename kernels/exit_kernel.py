@@ -103,8 +103,9 @@ def place_program(
             decided = True
             off_n = pid_n + tl.arange(0, 1)
             decide(
-                tl.zeros((1, BLOCK_J), tl.float32), logits, 0, stride_ln, stride_lk, None, 0, 1.0, 1.0, probs, label, confidence, exits,
-                off_n, off_n < N, K, K, 1, False, False, INTERPRETED, 1, BLOCK_J, BLOCK_J >= K,
+                tl.zeros((1, BLOCK_J), tl.float32), logits, 0, stride_ln, stride_lk, None, 0, 1.0, 1.0,
+                probs, label, confidence, exits, off_n, off_n < N, K, K, 1,
+                False, False, INTERPRETED, 1, BLOCK_J, BLOCK_J >= K,
             )  # fmt: skip
     else:
         (
@@ -134,25 +135,14 @@ def place_program(
 
 
 @triton.jit
-def exit_kernel(
-    heads,  # of each place: tensors and sizes for head_program, and its first program of each stage; or logits [N, K]
-    probs, label, confidence, exits,  # what each place says: [PLACES, N, K] or None, [PLACES, N]
-    answer_probs, answer_label, answer_confidence, answer_exit,  # the network's answer: [N, K] or None, [N]
-    valid,  # [1] int32: the samples of the batch that do not pad it
-    joined,  # [N] int32, 0 before and after
-    tally,  # [1] int64, 0 before and after
-    tickets,  # [1] int32, 0 before and after
-    open_samples,  # [1] int64 in pinned memory, or None
-    requests,  # [1] int64: requests so far
-    condition,  # [1] int64: handle of a conditional node, or None
-    N, K,
-    CONFIGS: tl.constexpr,
-    PLACE: tl.constexpr, LAST: tl.constexpr, TICKETS: tl.constexpr,
+def exit_program(
+    pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
+    valid, joined, tally, open_samples, requests, condition, N, K,
+    CONFIGS: tl.constexpr, PLACE: tl.constexpr, LAST: tl.constexpr,
     INTERPRETED: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    """See the module's docstring; ExitLaunch has sized everything."""
+    """Do the work of program ``pid``; see exit_kernel for the arguments."""
     HEADS: tl.constexpr = len(CONFIGS)
-    pid = draw_ticket(tickets) if TICKETS else tl.program_id(0)
     pid_n = 0
     merges = False
     for i in tl.static_range(HEADS):
@@ -205,3 +195,39 @@ def exit_kernel(
                     handle = tl.load(condition)
                     if handle != 0:  # it is 0 until the graph with the node exists
                         set_condition(handle, (total > 0).to(tl.int32))
+
+
+@triton.jit
+def exit_kernel(
+    heads,  # of each place: tensors and sizes for head_program, and its first program of each stage; or logits [N, K]
+    probs, label, confidence, exits,  # what each place says: [PLACES, N, K] or None, [PLACES, N]
+    answer_probs, answer_label, answer_confidence, answer_exit,  # the network's answer: [N, K] or None, [N]
+    valid,  # [1] int32: the samples of the batch that do not pad it
+    joined,  # [N] int32, 0 before and after
+    tally,  # [1] int64, 0 before and after
+    tickets,  # [1] int32, 0 before and after
+    open_samples,  # [1] int64 in pinned memory, or None
+    requests,  # [1] int64: requests so far
+    condition,  # [1] int64: handle of a conditional node, or None
+    total,  # programs that there is work for: if BOUNDED, there are fewer, which go on until all is done
+    N, K,
+    CONFIGS: tl.constexpr,
+    PLACE: tl.constexpr, LAST: tl.constexpr, TICKETS: tl.constexpr, BOUNDED: tl.constexpr,
+    INTERPRETED: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """See the module's docstring; ExitLaunch has sized everything."""
+    last_ticket = tl.num_programs(0) - 1 + (total if BOUNDED else 0)
+    pid = draw_ticket(tickets, last_ticket) if TICKETS else tl.program_id(0)
+    if BOUNDED:
+        while pid < total:
+            exit_program(
+                pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
+                valid, joined, tally, open_samples, requests, condition, N, K,
+                CONFIGS, PLACE, LAST, INTERPRETED, BLOCK_J,
+            )  # fmt: skip
+            pid = draw_ticket(tickets, last_ticket)
+    else:
+        exit_program(
+            pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
+            valid, joined, tally, open_samples, requests, condition, N, K, CONFIGS, PLACE, LAST, INTERPRETED, BLOCK_J,
+        )  # fmt: skip

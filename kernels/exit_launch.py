@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from .head_view import HeadView, head_view
-from .launch_config import LaunchConfig, Programs, next_power_of_2
+from .launch_config import MOST_WAITING, LaunchConfig, Programs, next_power_of_2
+from .workspace import Workspace
 
 
 class ExitHead(NamedTuple):
@@ -114,7 +115,7 @@ class ExitLaunch:
         self._joined = torch.zeros(samples, dtype=torch.int32, device=device)
         self._tally = torch.zeros(1, dtype=torch.int64, device=device)
         self._tickets = torch.zeros(1, dtype=torch.int32, device=device)
-        self._workspaces: dict[int, _Workspace] = {}
+        self._spaces: dict[int, _Space] = {}
 
     def __call__(self, inputs: Sequence[Tensor]) -> None:
         """Launch on the current stream.
@@ -132,7 +133,7 @@ class ExitLaunch:
             next(head.weight.shape[0] for head in self._heads if head) if any(self._heads) else inputs[-1].shape[1]
         )
         spaces = [
-            None if head is None else self._workspace(i, head, x)
+            None if head is None else self._space(i, head, x)
             for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True))
         ]
         arguments: list[tuple[Any, ...]] = []
@@ -141,7 +142,10 @@ class ExitLaunch:
         first_pool = 0
         first_tile = sum(samples if space is None else space.programs.pools for space in spaces)
         first_decision = first_tile + sum(space.programs.tiles for space in spaces if space)
-        num_warps = 1
+        num_warps, waiting = 1, 0
+        # Heads that share a launch share its limits: those of the heads that have any, lest one be starved the largest.
+        max_registers = max((space.config.max_registers for space in spaces if space), default=0)
+        most = max((space.config.max_programs for space in spaces if space), default=0)
         for head, x, space in zip(self._heads, inputs, spaces, strict=True):
             if head is None or space is None:
                 arguments.append((x, *x.stride(), first_pool))
@@ -154,7 +158,7 @@ class ExitLaunch:
                 (
                     x, *view.strides, head.weight, *head.weight.stride(),
                     head.bias, 0 if head.bias is None else head.bias.stride(0), head.temperature, head.threshold,
-                    space.features, space.partial, space.arrived,
+                    *space.workspace,
                     *view.shape[1:], view.grid_h, view.grid_w, view.window_h, view.window_w,
                     programs.splits, first_pool, first_tile, first_decision,
                 )
@@ -164,58 +168,52 @@ class ExitLaunch:
                     head.pool == "max", view.positions == config.block_p == 1,
                     config.block_n, config.block_c, config.block_p, config.block_a, config.block_f,
                     config.block_k, config.block_s, config.block_j, classes <= config.block_j, config.window_parts,
-                    config.stages, config.multiplies_alone(view, classes), config.waits,
+                    config.stages, config.multiplies_alone(view, classes), config.hands_over,
                 )
             )  # fmt: skip
             first_pool += programs.pools
             first_tile += programs.tiles
             first_decision += programs.decisions
             num_warps = max(num_warps, config.num_warps)
+            waiting += config.waiting(view, classes)
+        total = first_decision  # where the next one would begin
         answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(buffers.packed_answer)
         with torch.cuda.device_of(buffers.label):
-            exit_kernel.exit_kernel[(first_decision,)](  # where the next one would begin
+            exit_kernel.exit_kernel[(min(total, most or total),)](
                 tuple(arguments),
                 buffers.probs, buffers.label, buffers.confidence, buffers.exits,
                 answer_probs, answer_label, answer_confidence, answer_exit,
                 buffers.valid, self._joined, self._tally, self._tickets,
-                self._open_samples, buffers.requests, self._condition,
+                self._open_samples, buffers.requests, self._condition, total,
                 samples, classes,
                 CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last,
-                TICKETS=any(space.config.tiled and not space.config.waits for space in spaces if space),
-                INTERPRETED=head_stages.INTERPRETED, BLOCK_J=min(next_power_of_2(classes), 1024), num_warps=num_warps,
+                TICKETS=waiting > MOST_WAITING or 0 < most < total, BOUNDED=0 < most < total,
+                INTERPRETED=head_stages.INTERPRETED, BLOCK_J=min(next_power_of_2(classes), 1024),
+                num_warps=num_warps, maxnreg=max_registers or None,
             )  # fmt: skip
 
-    def _workspace(self, place: int, head: ExitHead, x: Tensor) -> "_Workspace":
+    def _space(self, place: int, head: ExitHead, x: Tensor) -> "_Space":
         view = head_view(x.shape, x.stride(), head.pool, head.pool_size)
-        space = self._workspaces.get(place)
+        space = self._spaces.get(place)
         if space is None or space.view != view:
-            space = self._workspaces[place] = _Workspace.allocate(view, head, x)
+            space = self._spaces[place] = _Space.allocate(view, head, x)
         return space
 
 
-class _Workspace(NamedTuple):
-    """What the programs of one head leave for each other."""
+class _Space(NamedTuple):
+    """How one head is launched, and with what memory."""
 
     view: HeadView
     config: LaunchConfig
     programs: Programs
-    features: Tensor | None
-    partial: Tensor
-    arrived: Tensor | None
+    workspace: Workspace
 
     @classmethod
-    def allocate(cls, view: HeadView, head: ExitHead, x: Tensor) -> "_Workspace":
-        samples, classes = view.shape[0], head.weight.shape[0]
+    def allocate(cls, view: HeadView, head: ExitHead, x: Tensor) -> "_Space":
+        classes = head.weight.shape[0]
         config = LaunchConfig.choose(
             view, classes, pool_max=head.pool == "max", dtype=x.dtype, device=x.device, place="network"
         )
         programs = config.programs(view, classes)
-        device = x.device
-        if config.waits:
-            zeros = torch.zeros(programs.partial_sums + programs.features, dtype=torch.int32, device=device)
-            features = zeros[programs.partial_sums :] if config.tiled else None
-            return cls(view, config, programs, features, zeros, None)
-        features = torch.empty(programs.features, dtype=torch.float32, device=device) if config.tiled else None
-        partial = torch.empty(programs.partial_sums, dtype=torch.float32, device=device)
-        arrived = torch.zeros(programs.counters, dtype=torch.int32, device=device)
-        return cls(view, config, programs, features, partial, arrived)
+        zeros = torch.zeros(programs.zeroed, dtype=torch.int32, device=x.device)
+        return cls(view, config, programs, Workspace.of(config, programs, zeros))

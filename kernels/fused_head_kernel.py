@@ -12,7 +12,8 @@ from .arrival_counters import arrival_counters
 from .head_output import HeadOutput
 from .head_stages import INTERPRETED, draw_ticket, head_program
 from .head_view import HeadView
-from .launch_config import LaunchConfig, Programs
+from .launch_config import MOST_WAITING, LaunchConfig
+from .workspace import Workspace
 
 
 @triton.jit
@@ -22,38 +23,39 @@ def fused_head_kernel(
     bias, stride_bk,
     temperature, threshold,
     probs, label, confidence, exits,
-    features, partial, arrived,
+    features, partial, arrived, tickets, total,
     N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
     POOL_MAX: tl.constexpr, ONE_WINDOW: tl.constexpr, INTERPRETED: tl.constexpr,
     TEMPERATURE_TENSOR: tl.constexpr, THRESHOLD_TENSOR: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_A: tl.constexpr,
     BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
     ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr, ALONE: tl.constexpr,
-    WAITS: tl.constexpr,
+    WAITS: tl.constexpr, TICKETS: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """One head; see head_program for the arguments. If tiled, the last of the counters is for the tickets."""
-    if BLOCK_N > 1 and not WAITS:
-        pid = draw_ticket(arrived + 3 * tl.cdiv(N, BLOCK_N))
+    """One head; see head_program for most arguments.
+
+    There is work for ``total`` programs: if BOUNDED, fewer that go on until all is done.
+    """
+    last_ticket = tl.num_programs(0) - 1 + (total if BOUNDED else 0)
+    pid = draw_ticket(tickets, last_ticket) if TICKETS else tl.program_id(0)
+    if BOUNDED:
+        while pid < total:
+            head_program(
+                pid, x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf,
+                bias, stride_bk, temperature, threshold, probs, label, confidence, exits, features, partial, arrived,
+                N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
+                POOL_MAX, ONE_WINDOW, INTERPRETED, TEMPERATURE_TENSOR, THRESHOLD_TENSOR, BLOCK_N, BLOCK_C, BLOCK_P,
+                BLOCK_A, BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS, STAGES, ALONE, WAITS,
+            )  # fmt: skip
+            pid = draw_ticket(tickets, last_ticket)
     else:
-        pid = tl.program_id(0)
-    head_program(
-        pid, x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf,
-        bias, stride_bk, temperature, threshold, probs, label, confidence, exits, features, partial, arrived,
-        N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
-        POOL_MAX, ONE_WINDOW, INTERPRETED, TEMPERATURE_TENSOR, THRESHOLD_TENSOR,
-        BLOCK_N, BLOCK_C, BLOCK_P, BLOCK_A, BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS, STAGES, ALONE, WAITS,
-    )  # fmt: skip
-
-
-def _workspace(x: Tensor, config: LaunchConfig, programs: Programs) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """Return features, partial sums and counters for one launch; see head_program."""
-    counters = arrival_counters(x.device)
-    if config.waits:
-        zeros = counters.take(programs.partial_sums + programs.features)
-        return (zeros[programs.partial_sums :] if config.tiled else None), zeros, None
-    features = x.new_empty(programs.features, dtype=torch.float32) if config.tiled else None
-    partial = x.new_empty(programs.partial_sums, dtype=torch.float32)
-    return features, partial, counters.take(programs.counters + config.tiled)
+        head_program(
+            pid, x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf,
+            bias, stride_bk, temperature, threshold, probs, label, confidence, exits, features, partial, arrived,
+            N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
+            POOL_MAX, ONE_WINDOW, INTERPRETED, TEMPERATURE_TENSOR, THRESHOLD_TENSOR, BLOCK_N, BLOCK_C, BLOCK_P, BLOCK_A,
+            BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS, STAGES, ALONE, WAITS,
+        )  # fmt: skip
 
 
 _compiled: dict[tuple[Hashable, ...], Any] = {}
@@ -83,6 +85,9 @@ def launch_fused_head(
     label = x.new_empty(samples, dtype=torch.int64)
     confidence = x.new_empty(samples, dtype=torch.float32)
     exits = x.new_empty(samples, dtype=torch.bool)
+    zeros = arrival_counters(x.device).take(programs.zeroed + 1)
+    bounded = 0 < config.max_programs < programs.total
+    grid = config.max_programs if bounded else programs.total
     with torch.cuda.device_of(x):
         arguments = (
             x, *view.strides,
@@ -90,7 +95,7 @@ def launch_fused_head(
             bias, 0 if bias is None else bias.stride(0),
             temperature, threshold,
             probs, label, confidence, exits,
-            *_workspace(x, config, programs),
+            *Workspace.of(config, programs, zeros[:-1]), zeros[-1:], programs.total,
             samples, channels, height, width, classes,
             view.grid_h, view.grid_w, view.window_h, view.window_w, programs.splits,
             pool_max, view.positions == config.block_p == 1,
@@ -99,7 +104,8 @@ def launch_fused_head(
             config.block_n, config.block_c, config.block_p, config.block_a,
             config.block_f, config.block_k, config.block_s, config.block_j,
             classes <= config.block_j, config.window_parts, config.stages,
-            config.multiplies_alone(view, classes), config.waits,
+            config.multiplies_alone(view, classes), config.hands_over,
+            bounded or config.waiting(view, classes) > MOST_WAITING, bounded,
         )  # fmt: skip
         # All that Triton would look at to choose a compiled kernel, which is half of what its launch costs the host.
         pointers = tuple(t is None or t.data_ptr() % 16 for t in (x, weight, bias))
@@ -108,7 +114,9 @@ def launch_fused_head(
         key = (x.device, x.dtype, view, classes, strides, pointers, rules, pool_max, return_probs, config)
         compiled = _compiled.get(key)
         if compiled is not None:
-            compiled[(programs.total, 1, 1)](*arguments)
+            compiled[(grid, 1, 1)](*arguments)
         else:
-            _compiled[key] = fused_head_kernel[(programs.total,)](*arguments, num_warps=config.num_warps)
+            _compiled[key] = fused_head_kernel[(grid,)](
+                *arguments, num_warps=config.num_warps, maxnreg=config.max_registers or None
+            )
     return HeadOutput(probs, label, confidence, exits)

@@ -8,10 +8,13 @@
 Two ways lead to the logits, and the configuration chooses:
 
 *   split: each program pools a block of features of one sample and multiplies it with its columns of the weight. The
-    partial logits go to a workspace; the program of a sample that arrives last adds them up in a fixed order.
+    partial logits go to a workspace; one program of the sample, the last to arrive or the last of all, adds them up in
+    a fixed order.
 *   tiled, for batches: the first programs pool; the next ones wait until a group of samples is pooled and multiply it
-    with some rows of the weight, on tensor cores; the last ones wait for the logits of a sample. The number of a
-    program is a ticket that it draws (``draw_ticket``), so that nothing waits for a program that has not started.
+    with some rows of the weight, on tensor cores; the last ones wait for the logits of a sample.
+
+Nothing may wait for a program that has not started. Programs start in the order of their numbers: that is what all
+GPUs do, but CUDA does not promise it. So where more than a few wait, the number is a ticket (``draw_ticket``).
 
 Either way one program then decides about a sample: softmax, class, confidence, exit. Sums are float32 and their order
 is fixed, so that results repeat bit for bit. Prefixes: ``pid_`` program, ``off_`` index along a dimension, ``mask_``
@@ -197,7 +200,8 @@ def decide(
     probs,  # [N, K] float32, contiguous, or None
     label, confidence, exits,  # [N] int64, float32, bool, contiguous
     off_n, mask_n, K, row_width, SPLITS,
-    ALONE: tl.constexpr, WAITS: tl.constexpr, INTERPRETED: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr, ONE_BLOCK: tl.constexpr,
+    ALONE: tl.constexpr, WAITS: tl.constexpr, INTERPRETED: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr, ONE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Decide about samples [BLOCK_N]: softmax, class, confidence, exit.
 
@@ -213,8 +217,8 @@ def decide(
     for start_k in range(0, K, BLOCK_J):
         off_j = start_k + tl.arange(0, BLOCK_J)
         logits = logits_block(
-            product, partial, stride_ps, stride_pn, stride_pk, bias, stride_bk, off_n, mask_n, off_j, K, row_width, SPLITS,
-            ALONE, WAITS, INTERPRETED, BLOCK_S,
+            product, partial, stride_ps, stride_pn, stride_pk, bias, stride_bk, off_n, mask_n, off_j, K, row_width,
+            SPLITS, ALONE, WAITS, INTERPRETED, BLOCK_S,
         )  # fmt: skip
         logits = tl.where((off_j < K)[None, :], logits, float("-inf"))
         scaled = tl.div_rn(logits, heat[:, None])
@@ -247,19 +251,11 @@ def decide(
 
 
 @triton.jit
-def wait_for(counter, expected):
-    """Wait until ``counter`` has reached ``expected``; what was written before is then visible."""
-    while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < expected:
-        pass
-    tl.debug_barrier()
-
-
-@triton.jit
-def draw_ticket(tickets):
-    """Number the programs in the order in which they start; ``tickets`` is 0 before and after."""
+def draw_ticket(tickets, last):
+    """Number the programs in the order in which they start; ``tickets`` is 0 before, and after ticket ``last``."""
     ticket = tl.atomic_add(tickets, 1)
-    if ticket == tl.num_programs(0) - 1:
-        tl.store(tickets, 0)  # all are drawn
+    if ticket == last:
+        tl.store(tickets, 0)
     return ticket
 
 
@@ -273,7 +269,7 @@ def head_program(
     probs, label, confidence, exits,  # see decide
     features,  # [WINDOW_PARTS, N, C * GRID_H * GRID_W] if tiled, else None
     partial,  # [SPLITS (1 if tiled), N, K padded to a multiple of ROW_UNIT]
-    arrived,  # counters, int32, 0 before and after: [N], or if tiled [groups] of each of three stages; None if WAITS
+    arrived,  # [N] counters, or None if WAITS. It, and if WAITS the two above, are int32, 0 before and after
     N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
     POOL_MAX: tl.constexpr, ONE_WINDOW: tl.constexpr, INTERPRETED: tl.constexpr,
     TEMPERATURE_TENSOR: tl.constexpr, THRESHOLD_TENSOR: tl.constexpr,
@@ -297,14 +293,9 @@ def head_program(
     heat = tl.load(temperature) if TEMPERATURE_TENSOR else temperature
     limit = tl.load(threshold) if THRESHOLD_TENSOR else threshold
     if TILED:
-        groups = tl.cdiv(N, BLOCK_N)
         tiles = tl.cdiv(K, BLOCK_K)
-        if not WAITS:
-            pooled_programs = arrived
-            multiplied_tiles = arrived + groups
-            decided_samples = arrived + 2 * groups
         first_tile = N * SPLITS
-        first_decision = first_tile + groups * tiles
+        first_decision = first_tile + tl.cdiv(N, BLOCK_N) * tiles
         pools = pid < first_tile
         decides = pid >= first_decision
     pid_n = 0
@@ -334,13 +325,7 @@ def head_program(
         )  # fmt: skip
         if TILED:
             feature = (tl.cast(pid_part, tl.int64) * N + pid_n) * F + off_c.to(tl.int64) * POSITIONS + off_p
-            if WAITS:
-                send(features + feature, pooled, mask_f)
-            else:
-                tl.store(features + feature, pooled, mask=mask_f)
-                # a barrier puts every thread's stores before the one thread's arrival, here and below
-                tl.debug_barrier()
-                tl.atomic_add(pooled_programs + pid_n // BLOCK_N, 1, sem="release", scope="gpu")
+            send(features + feature, pooled, mask_f)
         elif ALONE:  # the only program of the sample: its product is the sum
             product = tl.sum(block.to(tl.float32) * pooled, axis=1)[None, :]
             decides = pid >= 0
@@ -355,24 +340,16 @@ def head_program(
                 else:
                     tl.store(row + off_k, product_k, mask=off_k < row_width)
                 block = following
-            if WAITS:  # programs start in their order, so that whoever is waited for is running
+            if WAITS:
                 decides = pid_split == SPLITS - 1
             else:
-                tl.debug_barrier()
+                tl.debug_barrier()  # puts every thread's stores before the one thread's arrival
                 decides = tl.atomic_add(arrived + pid_n, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
                 if decides:
                     tl.store(arrived + pid_n, 0)
     elif TILED:
         if decides:
             pid_n = pid - first_decision
-            if not WAITS:
-                pid_group = pid_n // BLOCK_N
-                wait_for(multiplied_tiles + pid_group, tiles)
-                members = tl.minimum(N - pid_group * BLOCK_N, BLOCK_N)
-                if tl.atomic_add(decided_samples + pid_group, 1) == members - 1:  # nobody waits here any more
-                    tl.store(pooled_programs + pid_group, 0)
-                    tl.store(multiplied_tiles + pid_group, 0)
-                    tl.store(decided_samples + pid_group, 0)
         else:
             pid_tile = pid - first_tile
             pid_group = pid_tile // tiles
@@ -382,9 +359,6 @@ def head_program(
             off_f = tl.arange(0, BLOCK_F)
             column = weight + off_f.to(tl.int64) * stride_wf
             right = weight_block(column, stride_wk, off_f < F, off_k, K)  # on its way while others pool
-            if not WAITS:
-                members = tl.minimum(N - pid_group * BLOCK_N, BLOCK_N)
-                wait_for(pooled_programs + pid_group, members * SPLITS)
             tile = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
             for start_f in range(0, F, BLOCK_F):
                 off_f = start_f + tl.arange(0, BLOCK_F)
@@ -392,11 +366,7 @@ def head_program(
                 left = tl.zeros((BLOCK_N, BLOCK_F), tl.float32)
                 for part in range(0, WINDOW_PARTS):
                     row = (tl.cast(part, tl.int64) * N + off_n) * F
-                    pointer = features + row[:, None] + off_f[None, :]
-                    if WAITS:
-                        left += awaited(pointer, mask, INTERPRETED)
-                    else:
-                        left += tl.load(pointer, mask=mask, other=0.0, cache_modifier=".cg")
+                    left += awaited(features + row[:, None] + off_f[None, :], mask, INTERPRETED)
                 if INTERPRETED:  # it multiplies bfloat16 wrongly
                     tile = tl.dot(left, tl.trans(right.to(tl.float32)), tile, input_precision="ieee")
                 else:
@@ -404,13 +374,7 @@ def head_program(
                 column += tl.cast(BLOCK_F, tl.int64) * stride_wf
                 right = weight_block(column, stride_wk, off_f + BLOCK_F < F, off_k, K)
             pointer = partial + off_n.to(tl.int64)[:, None] * row_width + off_k[None, :]
-            mask = mask_n[:, None] & (off_k < row_width)[None, :]
-            if WAITS:
-                send(pointer, tile, mask)
-            else:
-                tl.store(pointer, tile, mask=mask)
-                tl.debug_barrier()
-                tl.atomic_add(multiplied_tiles + pid_group, 1, sem="release", scope="gpu")
+            send(pointer, tile, mask_n[:, None] & (off_k < row_width)[None, :])
 
     if decides:
         off_n = pid_n + tl.arange(0, 1)
@@ -419,7 +383,7 @@ def head_program(
             probs, label, confidence, exits, off_n, off_n < N, K, row_width, 1 if TILED else SPLITS,
             ALONE, WAITS, INTERPRETED, BLOCK_S, BLOCK_J, ONE_BLOCK,
         )  # fmt: skip
-        if TILED and WAITS:  # all tiles have taken the features, since their products are here
+        if TILED:  # all tiles have taken the features, since their products are here
             for start_f in range(0, F, BLOCK_F):
                 off_f = start_f + tl.arange(0, BLOCK_F)
                 for part in range(0, WINDOW_PARTS):

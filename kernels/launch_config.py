@@ -29,13 +29,12 @@ class Programs(NamedTuple):
     """Programs that multiply; 0 if split."""
     decisions: int
     """Programs that decide about a sample; 0 if split."""
-    counters: int
-    """Arrival counters, int32, that are 0 before and after."""
-    features: int
-    """Pooled features that programs leave for those that multiply; 0 if split."""
-
     partial_sums: int
     """Logits, or parts of them, that programs leave for those that decide."""
+    features: int
+    """Pooled features that programs leave for those that multiply; 0 if split."""
+    zeroed: int
+    """Of what programs leave for each other, numbers of 32 bits that are 0 before and after a launch."""
 
     @property
     def total(self) -> int:
@@ -43,6 +42,8 @@ class Programs(NamedTuple):
         return self.pools + self.tiles + self.decisions
 
 
+#: Programs of a launch that may wait without a ticket: fewer than run at a time on any slice of a GPU.
+MOST_WAITING = 16
 #: head_stages.ROW_UNIT, which cannot be imported where there is no Triton.
 _ROW_UNIT = 16
 
@@ -78,8 +79,8 @@ class LaunchConfig:
     """Steps of a window whose elements are read at the same time."""
     num_warps: int
     waits: bool = False
-    """Whether programs wait for numbers of others to appear, instead of counting who has arrived. Sooner done, but
-    programs take up room while they wait; split, the last one of a sample, which otherwise nobody waits for."""
+    """Split: whether the last program of a sample waits for the others' numbers, instead of the one that arrives last
+    finding itself the last by a counter. Sooner done, but it takes up room while it waits."""
     max_registers: int = 0
     """Registers a thread at most; 0 for no cap."""
     max_programs: int = 0
@@ -90,12 +91,17 @@ class LaunchConfig:
         """Whether samples are multiplied in groups."""
         return self.block_n > 1
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether programs wait for numbers of others to appear in zeroed memory."""
+        return self.tiled or self.waits
+
     def multiplies_alone(self, view: HeadView, classes: int) -> bool:
-        """Whether one program has all features of a sample and all classes in one step, so that it need not meet others."""
+        """Whether one program has all features of a sample and all classes in one step, and meets no others."""
         return not self.tiled and self.block_k == self.block_j >= classes and self.programs(view, classes).splits == 1
 
     def programs(self, view: HeadView, classes: int) -> Programs:
-        """Count programs and counters for an input and its classes."""
+        """Count programs, and what they leave for each other, for an input and its classes."""
         samples, channels = view.shape[:2]
         row = -(-classes // _ROW_UNIT) * _ROW_UNIT
         splits = -(-channels // self.block_c) * -(-view.positions // self.block_p) * self.window_parts
@@ -103,8 +109,14 @@ class LaunchConfig:
             groups = -(-samples // self.block_n)
             tiles = groups * -(-classes // self.block_k)
             features = self.window_parts * samples * channels * view.positions
-            return Programs(splits, samples * splits, tiles, samples, 3 * groups, features, samples * row)
-        return Programs(splits, samples * splits, 0, 0, samples, 0, splits * samples * row)
+            return Programs(splits, samples * splits, tiles, samples, samples * row, features, samples * row + features)
+        partial_sums = splits * samples * row
+        return Programs(splits, samples * splits, 0, 0, partial_sums, 0, partial_sums if self.waits else samples)
+
+    def waiting(self, view: HeadView, classes: int) -> int:
+        """Count the programs that wait for others."""
+        programs = self.programs(view, classes)
+        return programs.tiles + programs.decisions if self.tiled else view.shape[0] if self.waits else 0
 
     @classmethod
     def choose(
