@@ -1,4 +1,4 @@
-"""The command ``auxhead-tune``: sweep, bench, table, promote and explain."""
+"""The command ``auxhead-tune``: sweep, bench, table, promote, explain and plan."""
 
 import fnmatch
 import json
@@ -16,11 +16,11 @@ from rich.markup import escape
 
 from ..model.bad_input import BadInput
 from ..model.one_line_errors import one_line_errors
+from . import plan_command
 from .bench import DeviceLost, run_cell
-from .bench_plan import ROUNDS, Plan, unsettled
-from .cells import STAGES, Cell, chosen_cells
+from .bench_plan import ROUNDS, Plan, check_patterns, unsettled
+from .cells import STAGES, Cell, Dtype, Placement, chosen_cells
 from .environment import environment
-from .options import Dtype, Placement
 from .record import BadRecord, Record, read_records
 from .subject import Subject, build_subject, is_factory, load_subject
 from .sweep_command import sweep
@@ -92,7 +92,7 @@ def bench(
         wanted = tuple(variant or (_QUICK_VARIANTS if quick else ()))
         where_to_exit = tuple(exits or (_QUICK_EXITS if quick else ()))
         _check_variants(wanted, cells)
-        _check_exits(where_to_exit, cells)
+        check_patterns(where_to_exit, cells)
         gpu = torch.cuda.get_device_name(device)
         where = out or Path("autotune-records") / f"bench-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.jsonl"
         progress = _Progress(console)
@@ -141,6 +141,7 @@ def table(
 
 app.command()(promote)
 app.command()(explain)
+app.command()(plan_command.plan)
 
 
 #: What takes seconds to build.
@@ -239,14 +240,6 @@ def _check_variants(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
     for glob in wanted:
         if not fnmatch.filter(names, glob):
             raise BadInput(f"--variant: got {glob}, wants names or globs of: {', '.join(names)}")
-
-
-def _check_exits(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
-    """Refuse a glob that fits no exit pattern."""
-    names = list(dict.fromkeys(name for cell in cells for name in cell.patterns))
-    for glob in wanted:
-        if not fnmatch.filter(names, glob):
-            raise BadInput(f"--exits: got {glob}, wants names or globs of: {', '.join(names)}")
 
 
 def _print_tables(console: Console, records: Sequence[Record]) -> None:

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ..model.bad_input import BadInput
 from .cells import Cell
 from .record import Record, is_settled, read_records
 from .variants import Factories, Variant, bare_name, catalogue, segments_name, truncated_name
@@ -58,6 +59,14 @@ def chosen_variants(cell: Cell, pattern: str, wanted: Sequence[str]) -> list[Var
 def chosen_patterns(cell: Cell, wanted: Sequence[str]) -> list[str]:
     """Return the exit patterns asked for that the cell has."""
     return [name for name in cell.patterns if not wanted or any(fnmatchcase(name, glob) for glob in wanted)]
+
+
+def check_patterns(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
+    """Refuse a glob that fits no exit pattern, with ``BadInput``."""
+    names = list(dict.fromkeys(name for cell in cells for name in cell.patterns))
+    for glob in wanted:
+        if not any(fnmatchcase(name, glob) for name in names):
+            raise BadInput(f"--exits: got {glob}, wants names or globs of: {', '.join(names)}")
 
 
 def units_of(cell: Cell, plan: Plan, records: Iterable[Record]) -> list[Unit]:

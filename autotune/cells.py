@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 #: Blocks of each of the four stages of torchvision's ResNets.
 STAGES = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
-DTYPES = ("float16", "bfloat16", "float32")
 
 #: The exit pattern in which every sample goes through to the classifier.
 NEVER = "never"
@@ -19,6 +19,22 @@ SHARES = "40/30/20/10"
 INNER_STAGES = "inner-stages"
 #: Of each placement that has one, the exit pattern in which samples of one batch leave at several exits.
 MIXED = {INNER_STAGES: SHARES, "own": OWN}
+
+
+class Dtype(str, Enum):
+    """Data types by name."""
+
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
+
+class Placement(str, Enum):
+    """Where heads are."""
+
+    blocks = "blocks"
+    stages = "stages"
+    inner_stages = INNER_STAGES
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,10 @@ from ..kernels.kernel_hash import kernel_hash
 from ..model.bad_input import BadInput
 from ..model.one_line_errors import one_line_errors
 from .bench import DeviceLost
-from .cells import STAGES, Cell, resnet_cell
+from .cells import STAGES, Cell, Dtype, Placement, resnet_cell
 from .environment import environment
 from .head_timing import HeadTiming
 from .measurer import Measurer, Target
-from .options import Dtype, Placement
 from .record import BadRecord, read_records
 from .replay import ReplayMeasurer, recorded_targets
 from .strategies import STRATEGIES

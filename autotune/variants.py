@@ -252,10 +252,17 @@ def _runner(trunk: str, options: dict[str, Any], workshop: Workshop, _pattern: s
 
 def _auto(trunk: str, workshop: Workshop, _pattern: str) -> Capture:
     """Let "auto" choose by the subject's inputs and the rules in force now."""
-    subject, batch = workshop.subject, workshop.subject.cell.batch
-    samples = torch.cat(subject.inputs[: max(1, AUTO_SAMPLES // batch)])
-    runner = workshop.factories.make_runner(subject.network, samples, exits="auto", batch_sizes=(batch,), trunk=trunk)
+    subject = workshop.subject
+    samples, sizes = samples_for_auto(subject), (subject.cell.batch,)
+    runner = workshop.factories.make_runner(
+        subject.network, samples, exits="auto", batch_sizes=sizes, trunk=trunk, fresh=True
+    )
     return Capture(runner, _answer_of_result, runner.close, note=runner.describe().partition("\n")[0])
+
+
+def samples_for_auto(subject: Subject) -> Tensor:
+    """Return inputs of a subject in one batch, to choose a runner by."""
+    return torch.cat(subject.inputs[: max(1, AUTO_SAMPLES // subject.cell.batch)])
 
 
 def _answer_of_result(result: ExitResult) -> Answer:

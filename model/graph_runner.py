@@ -94,17 +94,7 @@ class GraphRunner(ABC):
                 current stream is being captured.
         """
         self._sizes = check_sizes(batch_sizes)
-        if not (isinstance(example_input, Tensor) and example_input.ndim > 0 and len(example_input)):
-            raise ValueError("example_input: wants a tensor [N, ...] of at least one sample")
-        _check_cuda(example_input)
-        if any(module.training for module in network.modules()):
-            raise ValueError("network: in training mode, wants network.eval()")
-        _check_device(network.backbone, example_input.device)
-        if torch.is_autocast_enabled("cuda"):
-            raise RuntimeError("a runner cannot capture under autocast; leave it and cast the network, or use 'eager'")
-        _refuse_outer_capture()
-        network.check_taps(example_input)
-        _check_device(network, example_input.device)
+        check_capturable(network, example_input)
         self.network = network
         self._busy = threading.Lock()
         self._shape, self._dtype, self._device = example_input.shape[1:], example_input.dtype, example_input.device
@@ -348,6 +338,21 @@ class GraphRunner(ABC):
         self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def check_capturable(network: "EarlyExitNetwork", example_input: Tensor) -> None:
+    """Raise what :class:`GraphRunner` does for a network or example that cannot be captured, and check the taps."""
+    if not (isinstance(example_input, Tensor) and example_input.ndim > 0 and len(example_input)):
+        raise ValueError("example_input: wants a tensor [N, ...] of at least one sample")
+    _check_cuda(example_input)
+    if any(module.training for module in network.modules()):
+        raise ValueError("network: in training mode, wants network.eval()")
+    _check_device(network.backbone, example_input.device)
+    if torch.is_autocast_enabled("cuda"):
+        raise RuntimeError("a runner cannot capture under autocast; leave it and cast the network, or use 'eager'")
+    _refuse_outer_capture()
+    network.check_taps(example_input)
+    _check_device(network, example_input.device)
 
 
 def check_sizes(batch_sizes: Sequence[int]) -> list[int]:

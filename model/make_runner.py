@@ -28,6 +28,7 @@ def make_runner(
     lag: int = 0,
     compact: bool = False,
     forks: Sequence[str] | None = None,
+    fresh: bool = False,
 ) -> EagerRunner | GraphRunner | AutoRunner:
     """Make a runner for a network.
 
@@ -36,7 +37,7 @@ def make_runner(
         example_input: a batch [N, ...] of any size, on the network's device; for "auto" samples like those to come.
         exits: "eager" (no graph, any device), "overlapped" (one graph, every head computed), "polled" (a graph a
             segment, the host stops launching), "gated" (one graph with conditional nodes, no host) or "auto" (for each
-            batch size the one of these that is fastest on the example).
+            batch size the one of these that is fastest on the example, measured once and then remembered).
         batch_sizes: to capture.
         trunk: how the backbone is run, see :func:`make_trunk`.
         lag: for "gated", segments between a head and what it decides about, 0 or 1.
@@ -44,6 +45,7 @@ def make_runner(
             see :class:`CompactingRunner`.
         forks: for "overlapped", the taps after which a launch of heads leaves the trunk, ``()`` for no overlap; None is
             by rule. See :class:`OverlappedRunner`.
+        fresh: for "auto", measure anew what was measured before and is remembered.
 
     Raises:
         ValueError, TypeError: an argument that does not fit.
@@ -60,10 +62,12 @@ def make_runner(
         raise ValueError(f"compact: got {compact!r} with exits={exits!r}, wants False: only 'polled' gathers samples")
     if forks is not None and exits != "overlapped":
         raise ValueError(f"forks: got {forks!r} with exits={exits!r}, wants None: only 'overlapped' has forks")
+    if fresh and exits != "auto":
+        raise ValueError(f"fresh: got {fresh!r} with exits={exits!r}, wants False: only 'auto' remembers")
     if exits == "eager":
         return EagerRunner(network, trunk=make_trunk(network.backbone, network.taps, example_input, trunk))
     if exits == "auto":
-        return AutoRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
+        return AutoRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk, fresh=fresh)
     if exits == "overlapped":
         return OverlappedRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk, forks=forks)
     if exits == "polled":

@@ -1,10 +1,12 @@
 """What every test shares: where kernels run, fixed seeds, memory that shows when nobody wrote it."""
 
 import importlib
+import itertools
 import os
 
 import torch
 
+_CACHES = itertools.count()
 HAS_CUDA = torch.cuda.is_available()
 if not HAS_CUDA:
     # Read when the kernels are imported: without a GPU the kernels themselves then run, on CPU tensors.
@@ -85,6 +87,14 @@ def tables(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def fixed_seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path_factory):
+    """No test finds what another has remembered, nor writes to the user's own cache."""
+    directory = tmp_path_factory.getbasetemp() / f"cache-{next(_CACHES)}"
+    monkeypatch.setenv("AUXHEAD_CACHE", str(directory))
+    return directory
 
 
 @pytest.fixture

@@ -3,9 +3,8 @@
 import pytest
 import torch
 from auxhead.kernels import runs_triton
-from auxhead.model import EarlyExitNetwork, ExitResult, OverlappedRunner, PolledRunner, make_runner
-from auxhead.model.auto_runner import HostTime, choose
-from auxhead.model.graph_runner import GraphRunner
+from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, PolledRunner, make_runner
+from auxhead.model.planner import PassTimes, measure_plan
 from example_models import SmallNet, plain_heads
 from simulated_cuda import simulated_cuda
 from torch import Tensor
@@ -117,65 +116,18 @@ def test_runners_may_share_a_trunk(network):
     assert_same(found, make_runner(network, x, exits="eager", trunk="cudnn")(x))
 
 
-def times(**medians: float) -> dict[str, HostTime]:
-    return {name.replace("_", " "): HostTime(us, us * 0.95, us * 1.05) for name, us in medians.items()}
+def test_the_planner_can_make_every_candidate_and_each_answers_as_the_plain_graph(network, monkeypatch):
+    def measure(runners, _batches):
+        return {name: PassTimes([len(runners) - place] * 8, [1.0] * 8) for place, name in enumerate(runners)}
 
-
-def test_auto_takes_the_plain_graph_unless_another_is_faster_beyond_the_spread():
-    assert choose(times(overlapped=100, polled=60, gated=80)) == "polled"
-    assert choose(times(overlapped=100, polled=95, gated=97)) == "overlapped"
-    assert choose(times(overlapped=100, polled=180, gated=170)) == "overlapped"
-
-
-def test_auto_keeps_for_each_batch_size_the_runner_that_was_fastest(network, monkeypatch):
-    fastest = {1: "gated, lag 1", 2: "polled"}
-    closed = []
-
-    def measure(runners, batches):
-        size = len(batches[0])
-        assert list(runners) == ["overlapped", "polled", "gated", "gated, lag 1"] and len(batches) == 2 // size
-        monkeypatch.setattr(GraphRunner, "close", close)
-        return {name: HostTime(50.0 if name == fastest[size] else 90.0, 40.0, 60.0) for name in runners}
-
-    def choose(measured):
-        return min(measured, key=lambda name: measured[name].median)
-
-    def close(runner):
-        closed.append(type(runner))
-        runner._captured.clear()
-
-    monkeypatch.setattr("auxhead.model.auto_runner.measure", measure)
-    monkeypatch.setattr("auxhead.model.auto_runner.choose", choose)
-    x = images(3)
+    monkeypatch.setattr("auxhead.model.planner.measure", measure)
+    x = images(2)
     with simulated_cuda():
-        runner = make_runner(network, images(2), exits="auto", batch_sizes=(2, 1), trunk="cudnn")
+        plan, runner = measure_plan(network, x, [x], smaller=(1,), trunk="as_is", shares=(1.0,))
         found = runner(x)
-        said = runner.describe()
-    assert len(closed) == 6 and closed.count(OverlappedRunner) == 2 and closed.count(PolledRunner) == 1
-    assert "Batch 1: gated, lag 1, 50 us to the answer (overlapped 90, polled 90, gated 90)." in said
-    assert "Batch 2: polled, 50 us to the answer (overlapped 90, gated 90, gated, lag 1 90)." in said
-    assert_same(found, make_runner(network, x, exits="eager", trunk="cudnn")(x))
-    runner.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        runner(x)
-
-
-def test_auto_leaves_out_what_cannot_be_made_or_answers_otherwise(network, monkeypatch):
-    def cannot(*_args, **_options):
-        raise RuntimeError("no conditional nodes here")
-
-    monkeypatch.setattr("auxhead.model.auto_runner.GatedRunner", cannot)
-    monkeypatch.setattr(
-        "auxhead.model.auto_runner.measure", lambda runners, _: dict.fromkeys(runners, HostTime(9, 9, 9))
-    )
-    with simulated_cuda():
-        wrong = PolledRunner._answer_polling
-
-        def answer(runner, captured, x, caller):
-            result = wrong(runner, captured, x, caller)
-            return result._replace(label=result.label + 1)
-
-        monkeypatch.setattr(PolledRunner, "_answer_polling", answer)
-        said = make_runner(network, images(4), exits="auto", batch_sizes=(2,)).describe()
-    assert said.startswith("Batch 2: overlapped, 9 us to the answer. polled left out: it answered otherwise")
-    assert said.count("gated left out: no conditional nodes here") == 1 and "gated, lag 1 left out" in said
+    assert list(plan.times) == [
+        "serial", "overlapped (1 fork)", "overlapped (2 forks)", "overlapped (3 forks)",
+        "polled", "gated", "gated (lag 1)", "polled (compact)",
+    ]  # fmt: skip
+    assert not plan.left_out and plan.chosen.name == "polled (compact)" and isinstance(runner, CompactingRunner)
+    assert_same(found, make_runner(network, x, exits="eager")(x))
