@@ -30,6 +30,7 @@ FURTHER: dict[str, tuple[int, ...]] = {
     "block_f": (1, 16, 32, 64, 128, 256, 512),
     "block_s": (1, 2, 4, 8, 16, 32, 64),
     "block_j": tuple(1 << bits for bits in range(12)),
+    "waits": (False, True),
     "max_registers": (0, 128, 96, 64, 48, 32),
     "max_programs": (0, 128, 64, 32, 16),
 }
@@ -213,6 +214,7 @@ RULES = (
     Rule("a softmax of many steps", "block_j", lambda s, p: MOST_STEPS * p["block_j"] < min(s.needed_k, 8192)),
     Rule("more registers than a thread has", "block_j", lambda s, p: _per_thread(p) > ELEMENTS_PER_THREAD),
     Rule("more shared memory than there is", "block_j", lambda s, p: _shared_bytes(s, p) > SHARED_BYTES),
+    Rule("nobody to wait for", "waits", lambda s, p: p["waits"] and (p["block_n"] > 1 or s.splits(p) == 1)),
     Rule(
         "registers that the tiles do not fit into",
         "max_registers",

@@ -27,7 +27,7 @@ def plan(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="resnet18, resnet50, or your own: package.module:function, which takes nothing and returns "
+            help="resnet18, resnet34, resnet50, or your own: package.module:function, which takes nothing and returns "
             "(EarlyExitNetwork in eval mode, example batch), both on the GPU. The batch is what is measured with: it "
             "should be like the requests to come.",
             show_default=False,

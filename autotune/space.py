@@ -14,7 +14,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ..kernels.head_shape import HeadShape
-from ..kernels.launch_config import LaunchConfig, next_power_of_2
+from ..kernels.launch_config import LaunchConfig, next_power_of_2, waits_by_rule
 from .exclusion import ELEMENTS_PER_THREAD, FIELDS, FURTHER, GRID, Point, Sizes, excluded, reason_among, steps
 
 #: Steps from the rule's configuration within which candidates are spread out.
@@ -64,6 +64,7 @@ def _filled(point: Point, sizes: Sizes) -> dict[str, int]:
         "block_f": max(min(128 // sizes.element_size, features, most // point["block_k"]), 16) if tiled else 1,
         "block_s": 1 if tiled else min(next_power_of_2(sizes.splits(point)), max(min(most, 8192) // block_j, 1), 64),
         "block_j": block_j,
+        "waits": waits_by_rule(sizes.shape.samples) and not tiled and sizes.splits(point) > 1,
         "max_registers": 0,
         "max_programs": 0,
     }
@@ -139,13 +140,14 @@ def _steps_between(one: LaunchConfig, other: LaunchConfig) -> int:
 def simplicity(config: LaunchConfig) -> tuple[Any, ...]:
     """Return what configurations are ordered by when they are tied, the simplest first.
 
-    No caps before caps, split before tiled, whole windows before parts, no reading ahead before reading ahead, few
+    No caps before caps, split before tiled, counting before waiting, whole windows before parts, no reading ahead before reading ahead, few
     warps before many; and then large blocks before small ones, so that there are few programs.
     """
     return (
         config.max_registers > 0,
         config.max_programs > 0,
         config.tiled,
+        config.waits,
         config.window_parts,
         config.stages,
         config.num_warps,
@@ -170,22 +172,21 @@ _LETTERS = {
     "parts": "window_parts",
     "stages": "stages",
     "warps": "num_warps",
+    "waits": "waits",
     "registers": "max_registers",
     "programs": "max_programs",
 }
 
 
 def text(config: LaunchConfig) -> str:
-    """Write a configuration: ``n1-c32-p1-a64-f1-k512-s8-j1024-parts2-stages1-warps4``; caps where there are any."""
-    values = [(letters, getattr(config, name)) for letters, name in _LETTERS.items()]
-    return "-".join(
-        f"{letters}{value}" for letters, value in values if value or letters not in ("registers", "programs")
-    )
+    """Write a configuration: ``n1-c32-p1-a64-f1-k512-s8-j1024-parts2-stages1-warps4``; waiting and caps where there are any."""
+    values = [(letters, int(getattr(config, name))) for letters, name in _LETTERS.items()]
+    return "-".join(f"{letters}{value}" for letters, value in values if value)
 
 
 def changes(config: LaunchConfig, rule: LaunchConfig) -> str:
     """Write what of a configuration differs from the rule's: ``c32 warps8``."""
-    values = [(letters, getattr(config, name), getattr(rule, name)) for letters, name in _LETTERS.items()]
+    values = [(letters, int(getattr(config, name)), int(getattr(rule, name))) for letters, name in _LETTERS.items()]
     return " ".join(f"{letters}{value}" for letters, value, usual in values if value != usual) or "as by rule"
 
 
@@ -198,7 +199,7 @@ def parse(written: str) -> LaunchConfig:
     found = [re.fullmatch(r"([a-z]+)(\d+)", part) for part in written.split("-")]
     values = {_LETTERS.get(one[1], ""): int(one[2]) for one in found if one}
     try:
-        config = LaunchConfig(**values)
+        config = LaunchConfig(**{**values, "waits": bool(values.get("waits"))})
     except TypeError:
         config = None
     if config is None or text(config) != written:

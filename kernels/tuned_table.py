@@ -236,6 +236,8 @@ def config_from(values: Any, pool: str) -> LaunchConfig:
     for name, value in values.items():
         if name in ("max_registers", "max_programs"):
             _check(type(value) is int and value >= 0, name, value, "a whole number, 0 for no limit")
+        elif name == "waits":
+            _check(type(value) is bool, name, value, "true or false")
         else:
             _check(type(value) is int and value >= 1 and value & (value - 1) == 0, name, value, "a power of two")
     config = LaunchConfig(**values)
@@ -244,6 +246,7 @@ def config_from(values: Any, pool: str) -> LaunchConfig:
         pool != "max" or config.window_parts == 1, "window_parts", config.window_parts, "1: a maximum is not added up"
     )
     if config.tiled:
+        _check(not config.waits, "waits", config.waits, "false where samples are multiplied in groups: they always wait")
         for name in ("block_n", "block_f"):
             _check(values[name] >= 16, name, values[name], "at least 16 where samples are multiplied in groups")
     else:

@@ -123,7 +123,7 @@ def test_a_layer_that_cannot_be_captured_is_one_line(gpu: FakeGpu) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["resnet19"], "MODEL: got resnet19, wants one of resnet18, resnet50 or package.module:function"),
+        (["resnet19"], "MODEL: got resnet19, wants one of resnet18, resnet34, resnet50 or"),
         (["resnet18", "--exits", "layer5"], "--exits: got layer5, wants names or globs of: never, layer1"),
         (["tests:small", "--exits", "layer5"], "--exits: got layer5, wants names or globs of: never, block0"),
         (["resnet18", "--trunk", "fast"], "--trunk: got fast, wants one of as_is, cudnn, inductor"),
