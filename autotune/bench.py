@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..model.fused_convolution import fastest_convolutions
 from ..model.spread import spread
 from .bench_plan import Plan, Unit
 from .cells import NEVER
@@ -31,18 +32,21 @@ class DeviceLost(RuntimeError):
 def run_cell(subject: Subject, units: Sequence[Unit], plan: Plan, done: Callable[[], None] = lambda: None) -> None:
     """Measure the units of one cell and append their records; ``done`` is called after each.
 
+    Every variant gets the fastest algorithms that cuDNN finds, not ours alone.
+
     Raises:
         DeviceLost: after a record that says which variant it was.
     """
     torch.compiler.reset()  # what was compiled for other cells would count against the limit on recompilations
-    bench = _CellBench(subject, plan)
-    try:
-        for unit in units:
-            with subject.exits(unit.pattern):
-                bench.measure(unit)
-            done()
-    finally:
-        bench.close()
+    with fastest_convolutions():
+        bench = _CellBench(subject, plan)
+        try:
+            for unit in units:
+                with subject.exits(unit.pattern):
+                    bench.measure(unit)
+                done()
+        finally:
+            bench.close()
 
 
 @dataclass

@@ -7,7 +7,7 @@ memory, or because it does the work of another one with something to spare. ``RU
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..kernels.head_shape import HeadShape
 from ..kernels.head_view import HeadView
@@ -49,7 +49,7 @@ MOST_SPLITS = 512
 #: Steps of the product or the softmax at most.
 MOST_STEPS = 16
 #: Programs that keep the memory busy, whatever each of them reads.
-ENOUGH_PROGRAMS = 64
+ENOUGH_PROGRAMS = 16
 #: Bytes of the map that a program may read where there are fewer.
 MOST_BYTES = 64 * 1024
 #: Bytes that are read from memory together.
@@ -102,10 +102,16 @@ class Sizes:
 
     def programs(self, point: Mapping[str, int]) -> int:
         """Programs in all, if nothing caps them."""
-        return LaunchConfig(**point).programs(self.view, self.shape.classes).total
+        return config_of(point).programs(self.view, self.shape.classes).total
 
 
 Point = Mapping[str, int]
+
+
+def config_of(point: Point) -> LaunchConfig:
+    """Return the configuration that a point with all fields stands for."""
+    values: dict[str, Any] = {**point, "waits": bool(point["waits"])}
+    return LaunchConfig(**values)
 
 
 class Rule(NamedTuple):
@@ -214,7 +220,7 @@ RULES = (
     Rule("a softmax of many steps", "block_j", lambda s, p: MOST_STEPS * p["block_j"] < min(s.needed_k, 8192)),
     Rule("more registers than a thread has", "block_j", lambda s, p: _per_thread(p) > ELEMENTS_PER_THREAD),
     Rule("more shared memory than there is", "block_j", lambda s, p: _shared_bytes(s, p) > SHARED_BYTES),
-    Rule("nobody to wait for", "waits", lambda s, p: p["waits"] and (p["block_n"] > 1 or s.splits(p) == 1)),
+    Rule("nobody to wait for", "waits", lambda s, p: bool(p["waits"]) and (p["block_n"] > 1 or s.splits(p) == 1)),
     Rule(
         "registers that the tiles do not fit into",
         "max_registers",

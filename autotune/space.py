@@ -15,7 +15,18 @@ from typing import Any, NamedTuple
 
 from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig, next_power_of_2, waits_by_rule
-from .exclusion import ELEMENTS_PER_THREAD, FIELDS, FURTHER, GRID, Point, Sizes, excluded, reason_among, steps
+from .exclusion import (
+    ELEMENTS_PER_THREAD,
+    FIELDS,
+    FURTHER,
+    GRID,
+    Point,
+    Sizes,
+    config_of,
+    excluded,
+    reason_among,
+    steps,
+)
 
 #: Steps from the rule's configuration within which candidates are spread out.
 WITHIN = 6
@@ -37,7 +48,7 @@ def grid(shape: HeadShape, reasons: Counter[str] | None = None) -> Iterator[Laun
             filled = _filled(point, sizes)
             reason = reason_among(sizes, filled, point, FURTHER)
             if reason is None:
-                yield LaunchConfig(**filled)
+                yield config_of(filled)
             else:
                 counted[reason] += 1
             return
@@ -64,7 +75,7 @@ def _filled(point: Point, sizes: Sizes) -> dict[str, int]:
         "block_f": max(min(128 // sizes.element_size, features, most // point["block_k"]), 16) if tiled else 1,
         "block_s": 1 if tiled else min(next_power_of_2(sizes.splits(point)), max(min(most, 8192) // block_j, 1), 64),
         "block_j": block_j,
-        "waits": waits_by_rule(sizes.shape.samples) and not tiled and sizes.splits(point) > 1,
+        "waits": waits_by_rule(sizes.shape.samples, sizes.shape.classes) and not tiled and sizes.splits(point) > 1,
         "max_registers": 0,
         "max_programs": 0,
     }
@@ -97,7 +108,7 @@ def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
         point["stages"] = max(value for value in GRID["stages"] if value <= min(point["stages"], steps_of_part))
         if point["block_n"] == 1:
             point["block_s"] = min(point["block_s"], next_power_of_2(sizes.splits(point)))
-        neighbour = LaunchConfig(**point)
+        neighbour = config_of(point)
         if neighbour != config and neighbour not in found and excluded(neighbour, shape) is None:
             found.append(neighbour)
     return found
@@ -140,8 +151,8 @@ def _steps_between(one: LaunchConfig, other: LaunchConfig) -> int:
 def simplicity(config: LaunchConfig) -> tuple[Any, ...]:
     """Return what configurations are ordered by when they are tied, the simplest first.
 
-    No caps before caps, split before tiled, counting before waiting, whole windows before parts, no reading ahead before reading ahead, few
-    warps before many; and then large blocks before small ones, so that there are few programs.
+    No caps before caps, split before tiled, counting before waiting, whole windows before parts, no reading ahead
+    before reading ahead, few warps before many; then large blocks before small ones, so that there are few programs.
     """
     return (
         config.max_registers > 0,
@@ -179,7 +190,7 @@ _LETTERS = {
 
 
 def text(config: LaunchConfig) -> str:
-    """Write a configuration: ``n1-c32-p1-a64-f1-k512-s8-j1024-parts2-stages1-warps4``; waiting and caps where there are any."""
+    """Write a configuration: ``n1-c32-p1-a64-f1-k512-s8-j1024-parts2-stages1-warps4``, and waiting and caps if any."""
     values = [(letters, int(getattr(config, name))) for letters, name in _LETTERS.items()]
     return "-".join(f"{letters}{value}" for letters, value in values if value)
 
@@ -199,7 +210,7 @@ def parse(written: str) -> LaunchConfig:
     found = [re.fullmatch(r"([a-z]+)(\d+)", part) for part in written.split("-")]
     values = {_LETTERS.get(one[1], ""): int(one[2]) for one in found if one}
     try:
-        config = LaunchConfig(**{**values, "waits": bool(values.get("waits"))})
+        config = config_of({"waits": 0, **values})
     except TypeError:
         config = None
     if config is None or text(config) != written:

@@ -286,6 +286,8 @@ def head_program(
     POSITIONS = GRID_H * GRID_W
     F = C * POSITIONS
     row_width = tl.cdiv(K, ROW_UNIT) * ROW_UNIT
+    # what is left for a program that decides: no more than that takes, and clears if it is waited for
+    sent = row_width if BLOCK_J >= ROW_UNIT else tl.cdiv(K, BLOCK_J) * BLOCK_J
     pools = True
     decides = False
     product = tl.zeros((1, BLOCK_J), tl.float32)
@@ -336,9 +338,9 @@ def head_program(
                 following = weight_block(column, stride_wk, mask_f, off_k + BLOCK_K, K)
                 product_k = tl.sum(block.to(tl.float32) * pooled, axis=1)
                 if WAITS:
-                    send(row + off_k, product_k, off_k < row_width)
+                    send(row + off_k, product_k, off_k < sent)
                 else:
-                    tl.store(row + off_k, product_k, mask=off_k < row_width)
+                    tl.store(row + off_k, product_k, mask=off_k < sent)
                 block = following
             if WAITS:
                 decides = pid_split == SPLITS - 1
@@ -374,7 +376,7 @@ def head_program(
                 column += tl.cast(BLOCK_F, tl.int64) * stride_wf
                 right = weight_block(column, stride_wk, off_f + BLOCK_F < F, off_k, K)
             pointer = partial + off_n.to(tl.int64)[:, None] * row_width + off_k[None, :]
-            send(pointer, tile, mask_n[:, None] & (off_k < row_width)[None, :])
+            send(pointer, tile, mask_n[:, None] & (off_k < sent)[None, :])
 
     if decides:
         off_n = pid_n + tl.arange(0, 1)

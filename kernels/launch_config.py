@@ -170,12 +170,12 @@ class LaunchConfig:
         block_a = min(next_power_of_2(window_w), max(8192 // (block_c * block_p), 1))
         enough = 64 if not only_pools else 128 if samples < 16 else 256
         stages = 1
-        if only_pools and positions == 1 and samples >= 16 and block_f <= 64:
-            # Beside the trunk small programs find room between convolutions, and loads under way make up for it.
-            num_warps = 4
-            block_c = min(128 // element_size, next_power_of_2(channels))
-            block_a = min(next_power_of_2(window_w), 64)
-            stages = 4
+        if positions == 1 and window_w >= 16 and block_f <= 64:
+            pool = _global_pool(samples, channels, window_w, classes, element_size)
+            if pool is not None:
+                block_c = min(pool.block_c, next_power_of_2(channels))
+                block_a = min(pool.block_a, next_power_of_2(window_w))
+                num_warps, stages, enough = pool.num_warps, pool.stages, pool.enough
         block_j = min(next_power_of_2(classes), 1024)
         # Programs enough to read a large map through many SMs at once, each with more than one step.
         window_parts = 1
@@ -189,12 +189,58 @@ class LaunchConfig:
             window_parts *= 2
         if tiled:
             block_k = min(max(next_power_of_2(classes), 16), 64)
-            step_f = 128 // element_size
+            step_f = max(min((256 if samples < 64 else 128) // element_size, next_power_of_2(features)), 16)
             return cls(16, block_c, block_p, block_a, step_f, block_k, 1, block_j, window_parts, stages, num_warps)
         block_k = min(max(next_power_of_2(classes), 16), max(16384 // max(block_c * block_p, 16), 16))
+        if channels <= block_c and window_parts == 1 and block_j * block_c <= 8192:
+            block_k = block_j  # one program may multiply all of a sample
         config = cls(1, block_c, block_p, block_a, 1, block_k, 1, block_j, window_parts, stages, num_warps)
         splits = config.programs(view, classes).splits
-        return replace(config, block_s=min(next_power_of_2(splits), max(8192 // block_j, 1), 64))
+        return replace(
+            config,
+            block_s=min(next_power_of_2(splits), max(8192 // block_j, 1), 64),
+            waits=waits_by_rule(samples, classes) and splits > 1,
+        )
+
+
+class _Pool(NamedTuple):
+    """How programs pool."""
+
+    block_c: int
+    block_a: int
+    num_warps: int
+    stages: int
+    enough: int
+    """Programs below which windows are divided."""
+
+
+def _global_pool(samples: int, channels: int, window_w: int, classes: int, element_size: int) -> _Pool | None:
+    """Choose how maps are pooled to one position a channel: what was best, or near it, beside the trunk of ResNet-18.
+
+    Small programs find room between convolutions, and loads under way make up for their size. Where there are many
+    samples, one program a sample needs to meet no others. None: nothing better is known than for other heads.
+    """
+    line = 128 // element_size  # channels that a line of memory holds
+    if classes > 128:
+        if samples >= 32:
+            return _Pool(line, 64, 8, 1, 128) if samples < 64 else _Pool(line, 64, 4, 4, 256)
+        return _Pool(64, 128, 8, 1, 16) if 4 <= samples < 16 and window_w > 64 else None
+    if samples >= 64 and classes <= 16 and 128 <= channels <= 512 and window_w <= 1024:
+        return _Pool(512, 64 if channels <= 128 else 32 if channels <= 256 else 8, 4, 4, 0)
+    if samples >= 16:
+        return _Pool(line, 64, 4, 4, 256)
+    if window_w > 1024:
+        return _Pool(16, 512, 8, 1, 128)
+    if window_w > 256:
+        return _Pool(16, 128, 4, 4, 0)
+    if window_w > 64:
+        return _Pool(16, 64, 8, 1, 0)
+    return _Pool(64, 16, 4, 4, 0) if samples < 4 else _Pool(32, 16, 8, 1, 0)
+
+
+def waits_by_rule(samples: int, classes: int) -> bool:
+    """Whether the last program of a sample waits, if there are several: not for many numbers of many programs."""
+    return samples < 64 and classes <= 128
 
 
 @lru_cache(maxsize=4096)

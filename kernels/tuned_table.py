@@ -246,9 +246,9 @@ def config_from(values: Any, pool: str) -> LaunchConfig:
         pool != "max" or config.window_parts == 1, "window_parts", config.window_parts, "1: a maximum is not added up"
     )
     if config.tiled:
-        _check(not config.waits, "waits", config.waits, "false where samples are multiplied in groups: they always wait")
         for name in ("block_n", "block_f"):
             _check(values[name] >= 16, name, values[name], "at least 16 where samples are multiplied in groups")
+        _check(not config.waits, "waits", config.waits, "false: where samples are multiplied in groups all wait")
     else:
         _check(config.block_f == 1, "block_f", config.block_f, "1 where samples are not multiplied in groups")
     return config

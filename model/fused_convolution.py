@@ -1,5 +1,8 @@
 """``FusedConvolution``: a convolution and what follows it, as few launches as cuDNN has for them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +15,22 @@ COARSE_TOLERANCE = 2**-5
 def has_cudnn(x: Tensor) -> bool:
     """Whether a convolution of ``x`` may go to cuDNN."""
     return x.device.type == "cuda" and torch.backends.cudnn.enabled
+
+
+@contextmanager
+def fastest_convolutions() -> Iterator[None]:
+    """Let cuDNN time its algorithms for each convolution that is new to this thread, and keep the fastest.
+
+    Later ones of the same sizes take the same algorithm. Where PyTorch is asked to be deterministic nothing is timed:
+    two processes might find different ones the fastest.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark
+    cudnn.benchmark = before or not (cudnn.deterministic or torch.are_deterministic_algorithms_enabled())
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before
 
 
 class FusedConvolution(nn.Module):

@@ -99,6 +99,7 @@ class GraphRunner(ABC):
         self._busy = threading.Lock()
         self._shape, self._dtype, self._device = example_input.shape[1:], example_input.dtype, example_input.device
         self._heads = [_exit_head(head) for head in network.fused_heads]
+        self._classes = network.fused_heads[0].num_classes
         self._with_probs = all(head.return_probs for head in network.fused_heads)
         # Looked up without nn.Module's attribute access, which would cost each request some microseconds a head.
         self._captured_objects = [
@@ -139,11 +140,12 @@ class GraphRunner(ABC):
             ]
             self._pool = torch.cuda.MemPool()
             try:
-                for size in reversed(self._sizes):
-                    repeats = -(-size // len(example_input))
-                    x = torch.cat([example_input[:size]] * repeats)[:size]
-                    x = x.contiguous(memory_format=self._trunk.memory_format)
-                    self._captured[size] = self._capture(x, self._new_buffers(size))
+                with self._trunk.choosing():
+                    for size in reversed(self._sizes):
+                        repeats = -(-size // len(example_input))
+                        x = torch.cat([example_input[:size]] * repeats)[:size]
+                        x = x.contiguous(memory_format=self._trunk.memory_format)
+                        self._captured[size] = self._capture(x, self._new_buffers(size))
             except BaseException:
                 self._captured.clear()
                 self._capture_streams.give_back()
@@ -156,8 +158,9 @@ class GraphRunner(ABC):
         return self._trunk
 
     def _new_buffers(self, size: int) -> ExitBuffers:
-        classes = self.network.fused_heads[0].num_classes
-        return ExitBuffers.allocate(len(self._places), size, classes, with_probs=self._with_probs, device=self._device)
+        return ExitBuffers.allocate(
+            len(self._places), size, self._classes, with_probs=self._with_probs, device=self._device
+        )
 
     @abstractmethod
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:

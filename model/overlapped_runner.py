@@ -56,7 +56,7 @@ class OverlappedRunner(GraphRunner):
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         trunk, side = self._capture_streams.pair
         # the last place of each launch beside the trunk
-        ends = forks_by_rule(self._segment_times(x), len(x)) if self._forks is None else self._forks
+        ends = forks_by_rule(self._segment_times(x), len(x), self._classes) if self._forks is None else self._forks
         self.forks[len(x)] = tuple(self.network.taps[end] for end in ends)
         starts = [0, *(end + 1 for end in ends)]
         launches = [
@@ -112,18 +112,19 @@ def fork_choices(last: int) -> list[list[int]]:
     return [choice for place, choice in enumerate(choices) if choice not in choices[:place]]
 
 
-def forks_by_rule(segment_us: Sequence[float], samples: int) -> list[int]:
+def forks_by_rule(segment_us: Sequence[float], samples: int, classes: int) -> list[int]:
     """Choose the taps at which heads leave the trunk: all heads since the one before share a launch.
 
-    One fork is best for small batches, where each costs the trunk about a microsecond, and for large ones, where heads
-    compete with the trunk for memory; in between, heads that start early find idle multiprocessors (ResNet-18, H200).
+    Heads that start early find idle multiprocessors, which is worth the microsecond that each fork costs the trunk. One
+    fork is best for large batches, where heads compete with the trunk for memory, and for small ones with many classes,
+    whose heads all read their weights from the L2 cache (ResNet-18, H200).
     """
     left = [sum(segment_us[place + 1 :]) for place in range(len(segment_us) - 1)]
     late_enough = [place for place, us in enumerate(left) if us >= _SHARE_TO_HIDE_BEHIND * sum(segment_us)]
     if not late_enough:
         return []
     last = late_enough[-1]
-    return _every_other(last) if 16 <= samples < 64 else [last]
+    return _every_other(last) if samples < 64 and (samples >= 16 or classes <= 128) else [last]
 
 
 def _every_other(last: int) -> list[int]:

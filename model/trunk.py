@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .backbone_rewriter import BackboneRewriter
 from .fused_aux_head import FusedAuxHead
-from .fused_convolution import FusedConvolution
+from .fused_convolution import FusedConvolution, fastest_convolutions
 from .taps import listening
 
 #: "as_is" is the backbone itself; "cudnn" folds batch norms and uses cuDNN's fused convolutions; "inductor" compiles.
@@ -35,6 +35,16 @@ class Trunk:
     """What the input should be laid out as."""
     notes: tuple[str, ...]
     """In sentences: what was done to the backbone, and what was not and why."""
+
+    @contextmanager
+    def choosing(self) -> Iterator[None]:
+        """Let a "cudnn" trunk, of a size that runs for the first time in here, take the fastest algorithms there are.
+
+        See :func:`fastest_convolutions`.
+        """
+        fused = any(isinstance(module, FusedConvolution) for module in self.module.modules())
+        with fastest_convolutions() if fused else nullcontext():
+            yield
 
     def refresh(self) -> None:
         """Fold the backbone's weights again, in place, so that captured graphs see what they are now.
@@ -84,14 +94,15 @@ def make_trunk(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, 
         return _as_is(backbone, example_input, f"Not {kind}: the backbone is in training mode; call its eval().")
     with torch.inference_mode(False), torch.no_grad(), _buffers_kept(backbone):
         example_input = example_input.clone(memory_format=torch.preserve_format)  # made in inference mode, it may be
-        as_it_is = _run(backbone, taps, example_input)
+        # The backbone itself chooses here, too, since what is chosen for a convolution stays chosen.
+        choosing = fastest_convolutions if kind == "cudnn" else nullcontext
+        with choosing():
+            as_it_is = _run(backbone, taps, example_input)
         try:
-            if kind == "cudnn":
-                trunk = _cudnn(backbone, taps, example_input)
-            else:
-                trunk = _inductor(backbone, taps, example_input)
-            x = example_input.contiguous(memory_format=trunk.memory_format)
-            outputs = _run(trunk.module, taps, x, trunk.classifier)
+            with choosing():
+                trunk = (_cudnn if kind == "cudnn" else _inductor)(backbone, taps, example_input)
+                x = example_input.contiguous(memory_format=trunk.memory_format)
+                outputs = _run(trunk.module, taps, x, trunk.classifier)
         except Exception as error:  # of the user's code in an unusual place, or of a compiler
             reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             return _as_is(backbone, example_input, f"Not {kind}: it failed with {reason}")

@@ -32,7 +32,7 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, classe
     config = LaunchConfig.by_rule(view, classes, **options)
     assert config == LaunchConfig.by_rule(view, classes, **options)
     for name, value in dataclasses.asdict(config).items():
-        least = 0 if name in ("max_registers", "max_programs") else 1
+        least = 0 if name in ("waits", "max_registers", "max_programs") else 1
         assert value >= least and value & (value - 1) == 0, f"{name} = {value} is no power of two"
     features = config.block_c * config.block_p
     if config.tiled:
@@ -60,9 +60,13 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, classe
         groups = math.ceil(samples / config.block_n)
         tiles = groups * math.ceil(classes / config.block_k)
         assert programs[1:4] == (samples * splits, tiles, samples)
-        assert programs.counters == 3 * groups, "of each stage"
+        assert programs.zeroed == programs.features + programs.partial_sums
+        assert config.waiting(view, classes) == tiles + samples
     else:
-        assert programs[1:] == (samples * splits, 0, 0, samples)
+        assert programs[1:4] == (samples * splits, 0, 0) and programs.features == 0
+        assert programs.zeroed == (programs.partial_sums if config.waits else samples)
+        assert config.waiting(view, classes) == (samples if config.waits else 0)
+    assert programs.partial_sums >= (1 if config.tiled else splits) * samples * classes
 
 
 @pytest.mark.parametrize("classes", [10, 1000])
@@ -101,9 +105,19 @@ CONFIGS = {
     "long rows": LaunchConfig(1, 4, 1, 128, 1, 16, 4, 16, 1, stages=4, num_warps=4),
     "two parts of a window": LaunchConfig(1, 4, 1, 2, 1, 16, 4, 16, 2, stages=1, num_warps=4),
     "more parts of a window than steps": LaunchConfig(1, 4, 2, 4, 1, 16, 4, 16, 8, stages=1, num_warps=4),
+    "waits": LaunchConfig(1, 4, 1, 4, 1, 16, 4, 16, 2, stages=2, num_warps=4, waits=True),
+    "waits, few classes of the softmax": LaunchConfig(1, 2, 2, 4, 1, 4, 2, 2, 1, stages=1, num_warps=4, waits=True),
+    "waits for more than there is": LaunchConfig(1, 64, 4, 2, 1, 32, 8, 64, 1, stages=1, num_warps=2, waits=True),
+    "alone": LaunchConfig(1, 256, 4, 2, 1, 8, 1, 8, 1, stages=1, num_warps=4),
+    "two programs for all": LaunchConfig(1, 4, 1, 4, 1, 16, 4, 16, 1, stages=1, num_warps=4, max_programs=2),
+    "one program for all waits": LaunchConfig(
+        1, 4, 1, 4, 1, 16, 4, 16, 1, stages=1, num_warps=4, waits=True, max_programs=1
+    ),
+    "few registers": LaunchConfig(1, 4, 1, 4, 1, 16, 4, 16, 1, stages=1, num_warps=4, max_registers=32),
     "tiles": LaunchConfig(16, 16, 1, 4, 16, 16, 1, 16, 1, stages=4, num_warps=4),
     "tiles, few classes of the softmax": LaunchConfig(16, 8, 2, 2, 32, 16, 1, 4, 1, stages=1, num_warps=4),
     "tiles, positions": LaunchConfig(16, 4, 8, 2, 16, 32, 1, 16, 1, stages=1, num_warps=8),
+    "tiles, one program for all": LaunchConfig(16, 16, 4, 4, 16, 16, 1, 16, 1, stages=1, num_warps=4, max_programs=1),
     "tiles, more of everything than there is": LaunchConfig(32, 64, 16, 8, 128, 64, 1, 64, 1, stages=1, num_warps=8),
 }
 HEADS = {
@@ -139,9 +153,11 @@ def test_hand_made_configurations(head, config, device):
         config = LaunchConfig.by_rule(view, classes, pool_max=pool == "max", element_size=x.element_size())
     if config.window_parts > 1 and pool == "max":
         pytest.skip("a maximum does not add up")
-    out = launch_fused_head(
-        x, view, weight, bias, 1.0, 0.5, pool_max=pool == "max", return_probs=True, config=config
-    )  # fmt: skip
+    with taken_counters() as taken:
+        out = launch_fused_head(
+            x, view, weight, bias, 1.0, 0.5, pool_max=pool == "max", return_probs=True, config=config
+        )
+    assert not any(counters.any() for counters in taken), "what programs leave for each other is cleared"
     check_head(x, weight, bias, pool=pool, pool_size=pool_size, out=out)
 
 
@@ -185,7 +201,7 @@ def tiled_heads(draw):
     seed=st.integers(0, 9),
 )
 def test_any_tiled_head(head, dtype, bias, seed, device):
-    """Right, the same bits again, and with every counter at zero afterwards."""
+    """Right, the same bits again, and with nothing left behind."""
     from auxhead.kernels.fused_head_kernel import launch_fused_head
 
     shape, pool, pool_size, classes, config = head
@@ -206,7 +222,7 @@ def test_any_tiled_head(head, dtype, bias, seed, device):
         check_head(x, weight, offset, pool=pool, pool_size=pool_size, temperature=1.3, threshold=0.4, out=first)
         assert_same_bits(first, launch())
     programs = config.programs(view, classes)
-    assert [counters.numel() for counters in taken] == 2 * [programs.counters + 1], "one for the tickets"
+    assert [counters.numel() for counters in taken] == 2 * [programs.zeroed + 1], "one for the tickets"
     assert not any(counters.any() for counters in taken)
 
 

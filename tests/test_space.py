@@ -37,7 +37,7 @@ TAPS = ((64, 3136), (128, 784), (256, 196), (512, 49))
 powers = st.integers(0, 11).map(lambda bits: 1 << bits)
 configs = st.builds(
     LaunchConfig,
-    **{field.name: powers for field in dataclasses.fields(LaunchConfig)},
+    **{**{field.name: powers for field in dataclasses.fields(LaunchConfig)}, "waits": st.booleans()},
 )
 shapes = st.builds(
     HeadShape,
@@ -104,6 +104,7 @@ BASE = LaunchConfig(1, 16, 1, 64, 1, 256, 4, 1024, 1, stages=1, num_warps=4)
 TILED = {"block_n": 16, "block_f": 64, "block_s": 1, "block_k": 64}
 ODD = [
     (TILED, {}, "tiles want 16 samples"),
+    ({**TILED, "waits": True}, {"samples": 16}, "nobody to wait for"),
     ({"block_c": 128}, {}, "more channels than there are"),
     ({"block_p": 2}, {}, "more positions than there are"),
     ({"window_parts": 2}, {"pool": "max"}, "a maximum does not add up"),
@@ -202,8 +203,8 @@ def test_candidates_are_spread_out():
 @given(configs)
 def test_text_and_back(config):
     assert parse(text(config)) == config
-    bare = dataclasses.replace(config, max_registers=0, max_programs=0)
-    assert parse(text(bare)) == bare and "registers" not in text(bare)
+    bare = dataclasses.replace(config, waits=False, max_registers=0, max_programs=0)
+    assert parse(text(bare)) == bare and "registers" not in text(bare) and "waits" not in text(bare)
 
 
 def test_text():
