@@ -1,4 +1,4 @@
-"""The choice among runners that were measured taking turns: the simplest of those that nothing beats beyond noise."""
+"""The choice among runners that were measured taking turns: the plain one, unless others beat it beyond noise."""
 
 import math
 import statistics
@@ -15,14 +15,17 @@ def choose(us: Mapping[str, Sequence[float]], plain: str) -> str:
 
     Args:
         us: by name, simplest first, the time of each pass; the n-th passes of all were measured beside each other.
-        plain: nothing slower than this one is chosen.
+        plain: what is chosen where nothing else is surely better.
 
     Returns:
-        str: the first that is slower, beyond noise, neither than the plain one nor than the fastest.
+        str: the plain one, unless others are faster beyond noise; of those the first that is not slower, beyond noise,
+        than the fastest.
     """
-    allowed = [name for name, times in us.items() if not slower(times, us[plain])]
-    fastest = min(allowed, key=lambda name: statistics.median(us[name]))
-    return next(name for name in allowed if not slower(us[name], us[fastest]))
+    faster = [name for name, times in us.items() if slower(us[plain], times)]
+    if not faster:
+        return plain
+    fastest = min(faster, key=lambda name: statistics.median(us[name]))
+    return next(name for name in faster if not slower(us[name], us[fastest]))
 
 
 def slower(us: Sequence[float], other_us: Sequence[float]) -> bool:

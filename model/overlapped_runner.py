@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .trunk import Trunk
 
 #: A launch beside the trunk starts while at least this share of the trunk's time is left to hide it.
-_SHARE_TO_HIDE_BEHIND = 0.15
+_SHARE_TO_HIDE_BEHIND = 0.2
 
 
 class OverlappedRunner(GraphRunner):

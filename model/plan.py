@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .candidates import Candidate
-from .choice import LEAST_DIFFERENCE
 from .spread import Spread
 
 
@@ -41,7 +40,9 @@ class Plan:
         when = f"remembered from {self.utc[:10]}: measured" if self.remembered else "measured"
         said = [f"{self.chosen.name}, {when} {self.reason()}."]
         others = [
-            f"{name} {self._us(name)}" for name in self.times if name not in (self.chosen.name, self._compared_with)
+            f"{name} {self._us(name)}"
+            for name in self.times
+            if name not in (self.chosen.name, self._fastest, self.plain)
         ]
         if others:
             said.append(f"The others: {', '.join(others)} us.")
@@ -50,21 +51,21 @@ class Plan:
 
     def reason(self) -> str:
         """Say why it was chosen, beginning with the time of a request."""
-        chosen, other = self.chosen.name, self._compared_with
-        took, other_us = f"{self._us(chosen)} us to the answer", self._us(other)
-        if chosen == other:
-            return f"{took}: nothing is faster than this plain graph"
-        less = 1 - self.times[chosen].host.median / self.times[other].host.median
-        names = list(self.times)
-        if less < LEAST_DIFFERENCE and names.index(chosen) < names.index(other):
-            return f"{took}: {other}, {other_us}, is no faster beyond the noise, and less simple"
-        return f"{took}: {less:.1%} less than the plain graph, {other}, {other_us}"
+        chosen, plain, fastest = self.chosen.name, self.plain, self._fastest
+        said = f"{self._us(chosen)} us to the answer: "
+        if chosen == plain:
+            said += "nothing is faster than this plain graph" if fastest == plain else "this is the plain graph"
+        else:
+            less = 1 - self.times[chosen].host.median / self.times[plain].host.median
+            said += f"{less:.1%} less than the plain graph, {plain}, {self._us(plain)}"
+        if fastest == chosen:
+            return said
+        simpler = "" if chosen == plain else ", and less simple"
+        return f"{said}; {fastest}, {self._us(fastest)}, is no faster beyond the noise{simpler}"
 
     @property
-    def _compared_with(self) -> str:
-        """The fastest if it was not chosen, else the plain graph."""
-        fastest = min(self.times, key=lambda name: self.times[name].host.median)
-        return self.plain if fastest == self.chosen.name else fastest
+    def _fastest(self) -> str:
+        return min(self.times, key=lambda name: (self.times[name].host.median, name != self.plain))
 
     def _us(self, name: str) -> str:
         return f"{self.times[name].host.median:,.1f}"

@@ -17,8 +17,9 @@ def passes(median: float, noise: float = 0.0, count: int = 12, seed: int = 0) ->
 @pytest.mark.parametrize(
     ("us", "chosen"),
     [
-        ({"serial": 100, PLAIN: 100, "polled": 100}, "serial"),
-        ({"serial": 100.4, PLAIN: 100, "polled": 99.5}, "serial"),
+        ({"serial": 100, PLAIN: 100, "polled": 100}, PLAIN),
+        ({"serial": 99.5, PLAIN: 100, "polled": 99.4}, PLAIN),
+        ({"serial": 97.5, PLAIN: 100, "polled": 97.4}, "serial"),
         ({"serial": 104, PLAIN: 100, "polled": 99.5}, PLAIN),
         ({"serial": 104, PLAIN: 100, "polled": 60}, "polled"),
         ({"serial": 104, PLAIN: 100, "polled": 60.3, "gated": 60}, "polled"),
@@ -29,14 +30,14 @@ def passes(median: float, noise: float = 0.0, count: int = 12, seed: int = 0) ->
     ],
     ids=str,
 )
-def test_the_simplest_of_those_that_nothing_beats(us: dict[str, float], chosen: str) -> None:
+def test_the_plain_graph_or_the_simplest_of_what_beats_it(us: dict[str, float], chosen: str) -> None:
     assert (
         choose({name: passes(float(time)) for name, time in us.items()}, PLAIN if PLAIN in us else "serial") == chosen
     )
 
 
-def test_nothing_slower_than_the_plain_graph_is_chosen_though_it_ties_with_a_noisy_winner() -> None:
-    """Serial is slower than the plain graph in every pass; than the fastest in half of them only."""
+def test_the_plain_graph_is_chosen_though_others_tie_with_a_noisy_winner() -> None:
+    """The fastest is faster in half of the passes only; serial, slower than the plain graph in all, ties with it."""
     us = {"serial": [102.0] * 12, PLAIN: [100.0] * 12, "polled": [95.0] * 7 + [103.0] * 5}
     assert slower(us["serial"], us[PLAIN]) and not slower(us["serial"], us["polled"])
     assert choose(us, PLAIN) == PLAIN

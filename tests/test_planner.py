@@ -45,9 +45,9 @@ def test_all_candidates_share_a_trunk_and_all_but_the_chosen_are_closed(gpu: Fak
 def test_each_batch_size_has_its_own_plan(gpu: FakeGpu) -> None:
     gpu.us["polled (compact)"] = 50.0
     runner = auto(batch_sizes=(4, 1))
-    assert [plan.chosen.name for plan in runner.plans.values()] == ["serial", "polled (compact)"]
+    assert [plan.chosen.name for plan in runner.plans.values()] == [PLAIN, "polled (compact)"]
     assert list(runner.plans) == [1, 4] and runner._runners[4].sizes == (1, 4)
-    assert "Batch 1: serial, measured 100.1 us" in runner.describe()
+    assert "Batch 1: overlapped (1 fork), measured 100.1 us" in runner.describe()
     assert "\nBatch 4: polled (compact), measured 50.0" in runner.describe().replace("50.1", "50.0")
 
 
@@ -66,13 +66,14 @@ def test_each_batch_size_has_its_own_plan(gpu: FakeGpu) -> None:
         ),
         (
             {"gated": 99.7},
-            "serial, measured 100.1 us to the answer: gated, 99.8, is no faster beyond the noise, and less simple. "
-            "The others: overlapped (1 fork) 100.1, overlapped (2 forks) 100.1, polled 100.1, gated (lag 1) 100.1 us.",
+            "overlapped (1 fork), measured 100.1 us to the answer: this is the plain graph; gated, 99.8, is no faster "
+            "beyond the noise. The others: serial 100.1, overlapped (2 forks) 100.1, polled 100.1, "
+            "gated (lag 1) 100.1 us.",
         ),
         (
-            {},
-            "serial, measured 100.1 us to the answer: overlapped (1 fork), 100.1, is no faster beyond the noise, and "
-            "less simple. The others: overlapped (2 forks) 100.1, polled",
+            {"serial": 80, "polled": 79.5},
+            "serial, measured 80.1 us to the answer: 20.0% less than the plain graph, overlapped (1 fork), 100.1; "
+            "polled, 79.6, is no faster beyond the noise, and less simple. The others: overlapped (2 forks) 100.1, ",
         ),
     ],
     ids=str,
@@ -140,7 +141,7 @@ def test_a_remembered_runner_that_cannot_be_made_any_more_is_measured_anew(gpu: 
     auto().close()
     gpu.fails["polled"] = torch.OutOfMemoryError("no memory")
     runner = auto()
-    assert gpu.measured == 2 and runner.plans[2].chosen.name == "serial" and not runner.plans[2].remembered
+    assert gpu.measured == 2 and runner.plans[2].chosen.name == PLAIN and not runner.plans[2].remembered
     assert "polled left out: no memory." in runner.describe()
 
 

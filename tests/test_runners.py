@@ -238,7 +238,7 @@ def test_heads_fork_where_enough_of_the_trunk_is_left() -> None:
 def test_what_the_rule_chooses_is_one_of_the_choices(last: int, samples: int) -> None:
     choices = fork_choices(last)
     for classes in (10, 1000):
-        assert forks_by_rule([10.0] * (last + 1) + [20.0, 1.0], samples, classes) in choices
+        assert forks_by_rule([10.0] * (last + 1) + [40.0, 1.0], samples, classes) in choices
     assert choices == sorted(choices, key=len) and len({tuple(choice) for choice in choices}) == len(choices)
     assert choices[0] == [last] and choices[-1] == list(range(last + 1))
 
