@@ -32,13 +32,13 @@ class DeviceLost(RuntimeError):
 def run_cell(subject: Subject, units: Sequence[Unit], plan: Plan, done: Callable[[], None] = lambda: None) -> None:
     """Measure the units of one cell and append their records; ``done`` is called after each.
 
-    Every variant gets the fastest algorithms that cuDNN finds, not ours alone.
+    Every variant gets the algorithms of cuDNN that the "cudnn" trunk gets, not ours alone.
 
     Raises:
         DeviceLost: after a record that says which variant it was.
     """
     torch.compiler.reset()  # what was compiled for other cells would count against the limit on recompilations
-    with fastest_convolutions():
+    with fastest_convolutions(subject.cell.batch):
         bench = _CellBench(subject, plan)
         try:
             for unit in units:

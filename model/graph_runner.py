@@ -140,11 +140,11 @@ class GraphRunner(ABC):
             ]
             self._pool = torch.cuda.MemPool()
             try:
-                with self._trunk.choosing():
-                    for size in reversed(self._sizes):
-                        repeats = -(-size // len(example_input))
-                        x = torch.cat([example_input[:size]] * repeats)[:size]
-                        x = x.contiguous(memory_format=self._trunk.memory_format)
+                for size in reversed(self._sizes):
+                    repeats = -(-size // len(example_input))
+                    x = torch.cat([example_input[:size]] * repeats)[:size]
+                    x = x.contiguous(memory_format=self._trunk.memory_format)
+                    with self._trunk.choosing(size):
                         self._captured[size] = self._capture(x, self._new_buffers(size))
             except BaseException:
                 self._captured.clear()

@@ -37,13 +37,13 @@ class Trunk:
     """In sentences: what was done to the backbone, and what was not and why."""
 
     @contextmanager
-    def choosing(self) -> Iterator[None]:
-        """Let a "cudnn" trunk, of a size that runs for the first time in here, take the fastest algorithms there are.
+    def choosing(self, samples: int) -> Iterator[None]:
+        """Let a "cudnn" trunk that runs for the first time with a batch of that size take the fastest algorithms.
 
         See :func:`fastest_convolutions`.
         """
         fused = any(isinstance(module, FusedConvolution) for module in self.module.modules())
-        with fastest_convolutions() if fused else nullcontext():
+        with fastest_convolutions(samples) if fused else nullcontext():
             yield
 
     def refresh(self) -> None:
@@ -95,11 +95,10 @@ def make_trunk(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, 
     with torch.inference_mode(False), torch.no_grad(), _buffers_kept(backbone):
         example_input = example_input.clone(memory_format=torch.preserve_format)  # made in inference mode, it may be
         # The backbone itself chooses here, too, since what is chosen for a convolution stays chosen.
-        choosing = fastest_convolutions if kind == "cudnn" else nullcontext
-        with choosing():
+        with fastest_convolutions(len(example_input)) if kind == "cudnn" else nullcontext():
             as_it_is = _run(backbone, taps, example_input)
         try:
-            with choosing():
+            with fastest_convolutions(len(example_input)) if kind == "cudnn" else nullcontext():
                 trunk = (_cudnn if kind == "cudnn" else _inductor)(backbone, taps, example_input)
                 x = example_input.contiguous(memory_format=trunk.memory_format)
                 outputs = _run(trunk.module, taps, x, trunk.classifier)
