@@ -1,9 +1,9 @@
-"""Counters by which the programs of a launch find out which of them is last.
+"""Memory by which the programs of a launch find each other: counters, or numbers that are 0 until they are there.
 
-A counter is zero before a launch and set back to zero by the launch's last program, so that no launch needs a second
-one to clear it. Two launches that may run at the same time never share counters: launches on one stream share, because
-they run one after another; a launch that a graph captures keeps counters of its own for good, because the graph may
-be replayed on any stream at any time. They are a few bytes a captured launch and are never given back.
+It is zero before a launch and set back to zero by the launch's programs, so that no launch needs a second one to clear
+it. Two launches that may run at the same time never share any: launches on one stream share, because they run one after
+another; a launch that a graph captures keeps memory of its own for good, because the graph may be replayed on any
+stream at any time. That is a few bytes a captured launch, or what its programs hand over, and is never given back.
 """
 
 import threading
@@ -11,8 +11,8 @@ import threading
 import torch
 from torch import Tensor
 
-_SHARED = 1 << 16  # counters (256 KiB) of a stream, so that hardly a batch asks for more and clears memory on its way
-_RESERVE = 1 << 22  # counters (16 MiB) kept ready for captures, which cannot clear memory without a launch of their own
+_SHARED = 1 << 16  # numbers (256 KiB) of a stream, so that hardly a batch asks for more and clears memory on its way
+_RESERVE = 1 << 22  # numbers (16 MiB) kept ready for captures, which cannot clear memory without a launch of their own
 
 
 class ArrivalCounters:

@@ -280,6 +280,8 @@ def head_program(
 ):  # fmt: skip
     """Do the work of program ``pid`` of a head; if tiled, those that pool come first, those that decide last.
 
+    WAITS: partial sums and, if tiled, features are handed to programs that wait (``awaited``); otherwise the
+    last program of a sample to arrive adds the sums up. ALONE: a sample has one program, which keeps its sum.
     Returns whether it decided about a sample, and which.
     """
     TILED: tl.constexpr = BLOCK_N > 1
