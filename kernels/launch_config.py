@@ -192,7 +192,8 @@ class LaunchConfig:
             step_f = max(min((256 if samples < 64 else 128) // element_size, next_power_of_2(features)), 16)
             return cls(16, block_c, block_p, block_a, step_f, block_k, 1, block_j, window_parts, stages, num_warps)
         block_k = min(max(next_power_of_2(classes), 16), max(16384 // max(block_c * block_p, 16), 16))
-        if channels <= block_c and window_parts == 1 and block_j * block_c <= 8192:
+        has_all = channels <= block_c and positions <= block_p and window_parts == 1
+        if has_all and block_j * block_c * block_p <= 8192:
             block_k = block_j  # one program may multiply all of a sample
         config = cls(1, block_c, block_p, block_a, 1, block_k, 1, block_j, window_parts, stages, num_warps)
         splits = config.programs(view, classes).splits

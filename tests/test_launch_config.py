@@ -10,7 +10,7 @@ from auxhead.kernels.arrival_counters import ArrivalCounters
 from auxhead.kernels.head_view import HeadView, head_view
 from auxhead.kernels.launch_config import next_power_of_2
 from head_cases import DTYPES, assert_same_bits, check_head, feature_count, make_head
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 SIZES = {
@@ -27,6 +27,7 @@ SIZES = {
 
 @settings(max_examples=500)
 @given(**SIZES)
+@example(samples=1, channels=1, positions=200_000, window_h=1, window_w=1, classes=1000, pool_max=False, element_size=2)
 def test_choice_by_rule(samples, channels, positions, window_h, window_w, classes, **options):
     view = HeadView((samples, channels, window_h * positions, window_w), (0, 0, 0, 0), positions, 1)
     config = LaunchConfig.by_rule(view, classes, **options)
