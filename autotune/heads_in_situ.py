@@ -11,7 +11,7 @@ from torch import Tensor
 from ..kernels import ExitBuffers, ExitHead, ExitLaunch
 from ..kernels.launch_config import LaunchConfig
 from ..kernels.tuned_table import overriding
-from ..model import FusedAuxHead, Trunk, make_trunk
+from ..model import Trunk, make_trunk
 from ..model.overlapped_runner import OverlappedRunner
 from ..model.taps import listening
 from .alone_head import AloneHead
@@ -81,9 +81,9 @@ class HeadsInSitu:
         taps, example = self._network.taps, self.subject.example
         ends = [taps.index(fork) for fork in self._forks]
         starts = [0, *(end + 1 for end in ends)]
-        heads: list[ExitHead | None] = [_exit_head(head) for head in self.subject.heads]
+        heads: list[ExitHead | None] = [head.as_exit_head() for head in self.subject.heads]
         classifier = self._trunk.classifier
-        heads.append(None if classifier is None else _exit_head(classifier))
+        heads.append(None if classifier is None else classifier.as_exit_head())
         inputs = [*self._features, self._final]
         with_probs = all(head.return_probs for head in self.subject.heads)
         classes = self.subject.heads[0].num_classes
@@ -139,10 +139,3 @@ def trunk_fingerprint(trunk: Trunk, taps: Sequence[str], example: Tensor) -> str
     layers = [f"{name} {type(layer).__qualname__} {layer.extra_repr()}" for name, layer in trunk.module.named_modules()]
     around = [str(list(example.shape)), str(example.dtype), str(trunk.memory_format), *taps, *trunk.notes]
     return hashlib.sha256("\n".join([*parts, *layers, *around]).encode()).hexdigest()[:16]
-
-
-def _exit_head(head: FusedAuxHead) -> ExitHead:
-    rule = head.rule
-    return ExitHead(
-        head.linear.weight, head.linear.bias, rule.temperature_tensor, rule.threshold_tensor, head.pool, head.pool_size
-    )

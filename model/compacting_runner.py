@@ -7,8 +7,9 @@ from torch import Tensor
 
 from ..kernels import Answer, ExitBuffers, collect, destination, gather_open, moves_rows, new_destinations
 from .capture import Capture, Graph, warm_up
+from .captured_batch import CapturedBatch
 from .exit_result import ExitResult
-from .graph_runner import CapturedBatch, choose_stops, listed
+from .graph_runner import choose_stops, listed
 from .polled_runner import Cut, PolledRunner, Segments
 
 # What the choices are made from, in microseconds, as an H200 and its host have them.

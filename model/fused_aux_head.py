@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels import HeadOutput, check_input, check_pool, fused_head, pooled_features
+from ..kernels import ExitHead, HeadOutput, check_input, check_pool, fused_head, pooled_features
 from .exit_rule import ExitRule, as_exit_rule
 from .head_pattern import match_head
 
@@ -142,6 +142,17 @@ class FusedAuxHead(nn.Module):
         check_input(x, self.pool, self.pool_size)
         features = pooled_features(x, self.pool, self.pool_size)
         return self.linear(F.dropout(features, self.dropout, self.training))
+
+    def as_exit_head(self) -> ExitHead:
+        """Return the tensors and sizes that a launch for a whole network reads: the very ones, not copies."""
+        return ExitHead(
+            self.linear.weight,
+            self.linear.bias,
+            self.rule.temperature_tensor,
+            self.rule.threshold_tensor,
+            self.pool,
+            self.pool_size,
+        )
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         """Accept the parameters of a classifier whose linear layer has another name, as an ``nn.Sequential``'s has."""

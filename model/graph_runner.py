@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..kernels import ExitBuffers, ExitHead, ExitLaunch
-from .capture import CAPTURES, Capture, CaptureStreams, Graph, warm_up
+from ..kernels import ExitBuffers, ExitHead
+from .capture import CAPTURES, Capture, CaptureStreams, warm_up
+from .captured_batch import CapturedBatch
 from .exit_result import ExitResult, joined
 from .taps import listening
 from .trunk import Trunk, make_trunk
@@ -21,45 +22,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from .early_exit_network import EarlyExitNetwork
-    from .fused_aux_head import FusedAuxHead
-
-
-class CapturedBatch:
-    """A network captured for one batch size."""
-
-    def __init__(
-        self,
-        x: Tensor,
-        buffers: ExitBuffers,
-        launches: Sequence[ExitLaunch],
-        graphs: Sequence[Graph],
-        description: str,
-    ) -> None:
-        """Answer for ``x``, a static batch, in ``buffers``; the graphs use the memory of ``launches``."""
-        self.description = description
-        self.x = x
-        self.buffers = buffers
-        self.graphs = graphs
-        self._launches = launches
-        self._valid = len(x)
-
-    def fill(self, x: Tensor) -> None:
-        """Copy in a batch on the current stream; it may be smaller than the captured one."""
-        n = len(x)
-        (self.x if n == len(self.x) else self.x[:n]).copy_(x, non_blocking=True)
-        if self._valid != n:
-            self._valid = n
-            self.buffers.valid.fill_(n)
-
-    def empty_answer(self) -> tuple[Tensor, ExitResult]:
-        """Allocate the memory of an answer: what ``packed_answer`` is copied to, and the result that views it."""
-        packed = torch.empty_like(self.buffers.packed_answer)
-        label, exit_index, confidence, probs = self.buffers.answer(packed)
-        n = self._valid
-        if n < len(self.x):
-            label, exit_index, confidence = label[:n], exit_index[:n], confidence[:n]
-            probs = None if probs is None else probs[:n]
-        return packed, ExitResult(label, confidence, probs, exit_index)
 
 
 class GraphRunner(ABC):
@@ -98,7 +60,7 @@ class GraphRunner(ABC):
         self.network = network
         self._busy = threading.Lock()
         self._shape, self._dtype, self._device = example_input.shape[1:], example_input.dtype, example_input.device
-        self._heads = [_exit_head(head) for head in network.fused_heads]
+        self._heads = [head.as_exit_head() for head in network.fused_heads]
         self._classes = network.fused_heads[0].num_classes
         self._with_probs = all(head.return_probs for head in network.fused_heads)
         # Looked up without nn.Module's attribute access, which would cost each request some microseconds a head.
@@ -136,7 +98,7 @@ class GraphRunner(ABC):
             ]
             self._places: list[ExitHead | None] = [
                 *self._heads,
-                None if self._trunk.classifier is None else _exit_head(self._trunk.classifier),
+                None if self._trunk.classifier is None else self._trunk.classifier.as_exit_head(),
             ]
             self._pool = torch.cuda.MemPool()
             try:
@@ -403,10 +365,3 @@ def _refuse_outer_capture() -> None:
 def listed(places: Sequence[int], taps: Sequence[str]) -> str:
     """Name the taps at some places."""
     return ", ".join(taps[place] for place in places)
-
-
-def _exit_head(head: "FusedAuxHead") -> ExitHead:
-    rule = head.rule
-    return ExitHead(
-        head.linear.weight, head.linear.bias, rule.temperature_tensor, rule.threshold_tensor, head.pool, head.pool_size
-    )

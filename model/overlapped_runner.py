@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ..kernels import ExitBuffers, ExitLaunch
 from .capture import Capture, warm_up
-from .graph_runner import CapturedBatch, GraphRunner, listed
+from .captured_batch import CapturedBatch
+from .graph_runner import GraphRunner, listed
 from .taps import listening
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..kernels import ExitBuffers, ExitLaunch
 from .capture import Capture, Graph, warm_up
+from .captured_batch import CapturedBatch
 from .exit_result import ExitResult
-from .graph_runner import CapturedBatch, GraphRunner, listed
+from .graph_runner import GraphRunner, listed
 from .taps import listening
 
 #: A graph holds at least this much of the trunk, in microseconds: in that time its first head runs, the host sees what

@@ -1,0 +1,48 @@
+"""A network captured for one batch size: its graphs, its static input, and the way to its answer."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..kernels import ExitBuffers, ExitLaunch
+from .capture import Graph
+from .exit_result import ExitResult
+
+
+class CapturedBatch:
+    """A network captured for one batch size."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        buffers: ExitBuffers,
+        launches: Sequence[ExitLaunch],
+        graphs: Sequence[Graph],
+        description: str,
+    ) -> None:
+        """Answer for ``x``, a static batch, in ``buffers``; the graphs use the memory of ``launches``."""
+        self.description = description
+        self.x = x
+        self.buffers = buffers
+        self.graphs = graphs
+        self._launches = launches
+        self._valid = len(x)
+
+    def fill(self, x: Tensor) -> None:
+        """Copy in a batch on the current stream; it may be smaller than the captured one."""
+        n = len(x)
+        (self.x if n == len(self.x) else self.x[:n]).copy_(x, non_blocking=True)
+        if self._valid != n:
+            self._valid = n
+            self.buffers.valid.fill_(n)
+
+    def empty_answer(self) -> tuple[Tensor, ExitResult]:
+        """Allocate the memory of an answer: what ``packed_answer`` is copied to, and the result that views it."""
+        packed = torch.empty_like(self.buffers.packed_answer)
+        label, exit_index, confidence, probs = self.buffers.answer(packed)
+        n = self._valid
+        if n < len(self.x):
+            label, exit_index, confidence = label[:n], exit_index[:n], confidence[:n]
+            probs = None if probs is None else probs[:n]
+        return packed, ExitResult(label, confidence, probs, exit_index)
