@@ -3,6 +3,7 @@
 import datetime
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -56,10 +57,8 @@ def make_planned(
     key = plan_key(network, batches, smaller, trunk, exits)
     plan = None if fresh or key is None else remembered_plan(key)
     if plan is not None:
-        try:
+        with suppress(RuntimeError, ValueError):  # there may be less memory than then; what can be made now is measured
             return plan, plan.chosen.make(network, example_input, size, smaller, trunk)
-        except (RuntimeError, ValueError):
-            pass  # there may be less memory than then; what can be made now is measured
     plan, runner = measure_plan(network, example_input, batches, smaller, trunk, shares_of(exits, len(network.taps)))
     if key is not None:
         remember_plan(key, plan)
