@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig, next_power_of_2, waits_by_rule
@@ -219,38 +219,3 @@ def parse(written: str) -> LaunchConfig:
 
 
 _EXAMPLE = LaunchConfig(1, 32, 1, 64, 1, 512, 8, 1024, 2, stages=1, num_warps=4)
-
-
-class NetworkPoint(NamedTuple):
-    """Choices of a whole network, beside those of its heads."""
-
-    forks: tuple[int, ...]
-    """Places of the taps at which heads leave the trunk: all heads since the one before share a launch, and those after
-    the last fork run with the classifier."""
-    trunk_priority: int
-    """Of the trunk's stream; lower goes first, and 0 is that of the side stream."""
-
-    def heads_per_launch(self, taps: int) -> tuple[int, ...]:
-        """Return how many of ``taps`` heads each launch serves, that at the end of the trunk last (it may be none)."""
-        ends = (-1, *self.forks, taps - 1)
-        return tuple(end - start for start, end in zip(ends[:-1], ends[1:], strict=True))
-
-
-#: Of the trunk's stream: before the heads, and like them.
-TRUNK_PRIORITIES = (-1, 0)
-
-
-def network_points(taps: int) -> list[NetworkPoint]:
-    """Return the choices worth trying for a network of ``taps`` heads, the simplest first.
-
-    No fork at all; one fork, at each place; and forks in equal steps, down to one for each head.
-    """
-    forks = [(), *((place,) for place in range(taps))]
-    forks += [tuple(range((taps - 1) % step, taps, step)) for step in range(taps // 2, 0, -1)]
-    found = dict.fromkeys(forks)
-    # without a fork nothing runs beside the trunk, whose priority then does not matter
-    return [
-        NetworkPoint(points, priority)
-        for points in found
-        for priority in (TRUNK_PRIORITIES if points else TRUNK_PRIORITIES[:1])
-    ]

@@ -8,11 +8,9 @@ from math import prod
 import pytest
 from auxhead.autotune.exclusion import ELEMENTS_PER_THREAD, FIELDS, GRID, RULES, SHARED_BYTES, Sizes, excluded
 from auxhead.autotune.space import (
-    NetworkPoint,
     changes,
     grid,
     neighbours,
-    network_points,
     parse,
     simplicity,
     spread_out,
@@ -239,15 +237,3 @@ def test_the_order_of_simplicity_is_total():
     assert simplicity(BASE) < simplicity(dataclasses.replace(BASE, max_programs=64))
     assert simplicity(BASE) < simplicity(dataclasses.replace(BASE, window_parts=2, block_a=32))
     assert simplicity(BASE) < simplicity(dataclasses.replace(BASE, num_warps=8))
-
-
-def test_points_of_a_network():
-    points = network_points(4)
-    assert points[0] == NetworkPoint((), -1) and len(set(points)) == len(points)
-    forks = list(dict.fromkeys(point.forks for point in points))
-    assert forks == [(), (0,), (1,), (2,), (3,), (1, 3), (0, 1, 2, 3)]
-    assert {point.trunk_priority for point in points if point.forks} == {-1, 0}
-    assert NetworkPoint((1, 3), -1).heads_per_launch(4) == (2, 2, 0)
-    assert NetworkPoint((), -1).heads_per_launch(4) == (4,)
-    assert NetworkPoint((0,), -1).heads_per_launch(4) == (1, 3)
-    assert network_points(1) == [NetworkPoint((), -1), NetworkPoint((0,), -1), NetworkPoint((0,), 0)]
