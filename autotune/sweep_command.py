@@ -1,11 +1,8 @@
 """The command ``auxhead-tune sweep``."""
 
 import gc
-import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -18,14 +15,14 @@ from ..kernels.kernel_hash import kernel_hash
 from ..model.bad_input import BadInput
 from ..model.one_line_errors import one_line_errors
 from .bench import DeviceLost
-from .cells import STAGES, Cell, Dtype, Placement, resnet_cell
 from .environment import environment
 from .head_timing import HeadTiming
 from .measurer import Measurer, Target
-from .record import BadRecord, read_records
+from .network_choice import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
+from .record import BadRecord, default_path, read_records
 from .replay import ReplayMeasurer, recorded_targets
 from .strategies import STRATEGIES
-from .subject import Subject, build_subject, is_factory, load_subject
+from .subject import build_subject
 from .sweep import Outcome, Status, Sweep
 from .sweep_progress import WIDTH, SweepProgress, failures_in_words, outcome_table
 from .sweep_records import Book
@@ -39,21 +36,11 @@ class Effort(str, Enum):
 
 
 def sweep(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="resnet18, resnet34, resnet50, or your own: package.module:function, which takes nothing and returns "
-            "(EarlyExitNetwork in eval mode, example batch), both on the GPU.",
-            show_default=False,
-        ),
-    ],
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Images a call.", show_default="1")] = None,
-    dtype: Annotated[list[Dtype] | None, typer.Option(help="Of weights and inputs.", show_default="float16")] = None,
-    classes: Annotated[list[int] | None, typer.Option(min=1, help="Of every exit.", show_default="1000")] = None,
-    placement: Annotated[
-        list[Placement] | None,
-        typer.Option(help="A head after every block, every stage, or every stage but the last.", show_default="stages"),
-    ] = None,
+    model: Model,
+    batch: Batches = None,
+    dtype: Dtypes = None,
+    classes: Classes = None,
+    placement: Placements = None,
     effort: Annotated[Effort, typer.Option(help="About a minute a network, or five.")] = Effort.quick,
     out: Annotated[
         Path | None, typer.Option(help="Records are appended here.", show_default="autotune-records/sweep-DEVICE.jsonl")
@@ -70,8 +57,7 @@ def sweep(
     """
     console = Console()
     console = console if console.is_terminal else Console(width=max(console.width, WIDTH))
-    dtypes, placements = [one.value for one in dtype or []], [one.value for one in placement or []]
-    chosen = _Chosen(model, batch or [], dtypes, classes or [], placements)
+    chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
     with one_line_errors(BadRecord):
         if replay is not None:
             if out is not None:
@@ -81,61 +67,13 @@ def sweep(
             _measure(console, chosen, effort, out)
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """The networks that the options choose."""
-
-    model: str
-    batches: Sequence[int]
-    dtypes: Sequence[str]
-    classes: Sequence[int]
-    placements: Sequence[str]
-
-    def cells(self) -> list[Cell]:
-        """Return those of torchvision's networks."""
-        if self.model not in STAGES:
-            raise BadInput(f"MODEL: got {self.model}, wants one of {', '.join(STAGES)} or package.module:function")
-        return [
-            resnet_cell(self.model, dtype, batch, classes, placement)
-            for dtype in self.dtypes or ["float16"]
-            for batch in self.batches or [1]
-            for classes in self.classes or [1000]
-            for placement in self.placements or ["stages"]
-        ]
-
-    def own(self) -> Subject:
-        """Return the user's."""
-        given = (
-            ("batch", self.batches),
-            ("dtype", self.dtypes),
-            ("classes", self.classes),
-            ("placement", self.placements),
-        )
-        for option, values in given:
-            if values:
-                raise BadInput(f"--{option}: is that of the network which {self.model} returns, wants no value here")
-        sys.path.insert(0, "")  # as `python -m` does: the user's module lies where the command is run
-        return load_subject(self.model)
-
-    def fits(self, target: Target) -> bool:
-        """Whether a recorded target is of what was asked for; where heads were is not recorded."""
-        shape = target.shape
-        asked: tuple[tuple[object, Sequence[object]], ...] = (
-            (shape.samples, self.batches),
-            (shape.dtype, self.dtypes),
-            (shape.classes, self.classes),
-        )
-        return all(not values or value in values for value, values in asked)
-
-
-def _measure(console: Console, chosen: _Chosen, effort: Effort, out: Path | None) -> None:
+def _measure(console: Console, chosen: NetworkChoice, effort: Effort, out: Path | None) -> None:
     if not torch.cuda.is_available():
         raise BadInput("sweep: torch sees no CUDA device here, wants one; --replay needs none")
     device = torch.device("cuda", torch.cuda.current_device())
-    own = chosen.own() if is_factory(chosen.model) else None
+    own = chosen.own()
     cells = [own.cell] if own is not None else chosen.cells()
-    gpu = torch.cuda.get_device_name(device)
-    where = out or Path("autotune-records") / f"sweep-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.jsonl"
+    where = out or default_path("sweep", torch.cuda.get_device_name(device))
     found: list[tuple[str, list[Outcome]]] = []
     failures: Counter[str] = Counter()
     with SweepProgress(console) as progress:
@@ -159,7 +97,7 @@ def _measure(console: Console, chosen: _Chosen, effort: Effort, out: Path | None
     console.print(f"Records: {where}", highlight=False, soft_wrap=True)
 
 
-def _replay(console: Console, chosen: _Chosen, effort: Effort, path: Path) -> None:
+def _replay(console: Console, chosen: NetworkChoice, effort: Effort, path: Path) -> None:
     records = read_records(path)
     targets = [target for target in recorded_targets(records, chosen.model) if chosen.fits(target)]
     if not targets:

@@ -1,4 +1,4 @@
-"""Tables of benchmark records, for the terminal and for Markdown; made without torch, anywhere."""
+"""Tables of records, for the terminal and for Markdown, and those of the benchmark; made without torch, anywhere."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from rich.table import Table
 
 from .record import Record, latest
 
-#: Of every table.
+#: Of the benchmark's tables.
 COLUMNS = (
     "exits",
     "variant",
@@ -28,17 +28,20 @@ WIDTH = 162
 _TEXT_COLUMNS = 2
 
 
-class BenchTable(NamedTuple):
-    """All exit patterns of one cell in one environment."""
+class RecordTable(NamedTuple):
+    """What records of one environment say."""
 
     title: str
+    columns: tuple[str, ...]
+    text_columns: int
+    """How many of them, from the left, are text."""
     rows: list[tuple[str, ...]]
-    """A row a variant, a cell a column."""
+    """A cell a column; those with the same first one belong together."""
     remarks: list[str]
-    """Failures, answers that differ within rounding, and how auto compares with the plain graph."""
+    """What is no number: failures, and what else to know of a row."""
 
 
-def bench_tables(records: Iterable[Record]) -> list[BenchTable]:
+def bench_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return one table for each cell and environment, of the last measurement of each variant.
 
     Ratios stand only where the bare trunk of the same option was measured in the same run, and so does what compares
@@ -52,7 +55,7 @@ def bench_tables(records: Iterable[Record]) -> list[BenchTable]:
     return [_table(group) for group in groups.values()]
 
 
-def _table(records: Sequence[Record]) -> BenchTable:
+def _table(records: Sequence[Record]) -> RecordTable:
     cell, environment = records[0].cell, records[0].environment
     shape = "x".join(str(size) for size in cell["input"])
     title = (
@@ -62,7 +65,8 @@ def _table(records: Sequence[Record]) -> BenchTable:
     )
     order = {pattern: place for place, pattern in enumerate(["never", *cell["taps"], "own"])}
     ordered = sorted(records, key=lambda record: order.get(record.exits, len(order)))
-    return BenchTable(title, [_row(record) for record in ordered], [line for one in ordered for line in _remarks(one)])
+    rows, remarks = [_row(record) for record in ordered], [line for one in ordered for line in _remarks(one)]
+    return RecordTable(title, COLUMNS, _TEXT_COLUMNS, rows, remarks)
 
 
 def _row(record: Record) -> tuple[str, ...]:
@@ -105,12 +109,12 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=max(console.width, WIDTH))
 
 
-def as_rich(table: BenchTable) -> Table:
-    """Return the table for a terminal of ``WIDTH`` columns, a section for each exit pattern."""
+def as_rich(table: RecordTable) -> Table:
+    """Return the table for a terminal of ``WIDTH`` columns, a section for each first cell of rows."""
     drawn = Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, name in enumerate(COLUMNS):
+    for place, name in enumerate(table.columns):
         heading = name.replace(" / ", "\n/ ").replace(" over ", "\nover ")
-        text = place < _TEXT_COLUMNS
+        text = place < table.text_columns
         drawn.add_column(heading, justify="left" if text else "right", no_wrap=text)
     for place, row in enumerate(table.rows):
         follows = place + 1 < len(table.rows) and table.rows[place + 1][0] != row[0]
@@ -118,9 +122,18 @@ def as_rich(table: BenchTable) -> Table:
     return drawn
 
 
-def as_markdown(table: BenchTable) -> str:
+def print_tables(console: Console, tables: Iterable[RecordTable]) -> None:
+    """Print tables, each with its remarks below."""
+    for one in tables:
+        console.print(as_rich(one))
+        for remark in one.remarks:
+            console.print(remark, highlight=False, markup=False, soft_wrap=True)
+
+
+def as_markdown(table: RecordTable) -> str:
     """Return the table in Markdown, its title in bold above and its remarks below."""
-    lines = [f"**{table.title}**", "", _line(COLUMNS), _line(["---"] * _TEXT_COLUMNS + ["---:"] * (len(COLUMNS) - 2))]
+    numbers = len(table.columns) - table.text_columns
+    lines = [f"**{table.title}**", "", _line(table.columns), _line(["---"] * table.text_columns + ["---:"] * numbers)]
     lines += [_line(row) for row in table.rows]
     if table.remarks:
         lines += ["", *(f"- {remark}" for remark in table.remarks)]
