@@ -11,14 +11,15 @@ import torch
 
 from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig
-from .alone_head import CHAIN, AloneHead
+from .alone_head import CHAIN, AloneHead, Chain
 from .bench import DeviceLost
 from .cells import NEVER
 from .comparison import Paired
+from .head_peers import FUSED, LAUNCHES
 from .heads_in_situ import HeadsInSitu
 from .measurer import ALONE, NETWORK, Failure, Target
 from .subject import Subject
-from .timing import VariantFailed, time_rounds
+from .timing import Key, VariantFailed, time_rounds
 
 #: Back-to-back replays last about this long, microseconds.
 BLOCK_US = 1000.0
@@ -38,15 +39,16 @@ class HeadTiming:
         by_shape: dict[HeadShape, list[tuple[str, AloneHead]]] = {}
         for tap, head in zip(subject.network.taps, self._in_situ.heads, strict=True):
             by_shape.setdefault(head.shape, []).append((tap, head))
-        self._heads = {
+        self.heads = {
             Target(shape, subject.cell.model, tuple(tap for tap, _ in heads)): heads[0][1]
             for shape, heads in by_shape.items()
         }
+        """Of each shape the first head that has it, and what its tap gives it."""
 
     @property
     def targets(self) -> list[Target]:
         """What there is to tune: the network's shapes of heads, in the order of their first taps."""
-        return list(self._heads)
+        return list(self.heads)
 
     @property
     def protocol(self) -> dict[str, Any]:
@@ -70,7 +72,7 @@ class HeadTiming:
             try:
                 with torch.cuda.device(self._device), torch.no_grad():
                     if place == ALONE:
-                        self._heads[target].launch(config)
+                        self.heads[target].launch(config)
                     else:
                         self._in_situ.launch(target, config)
                     torch.cuda.current_stream(self._device).synchronize()
@@ -93,7 +95,7 @@ class HeadTiming:
         for config in configs:
             self._check_device()
             try:
-                wrong = self._heads[target].wrong(config)
+                wrong = self.heads[target].wrong(config)
             except Exception as error:
                 failures[config] = _failure(error)
                 self._see_whether_lost()
@@ -108,9 +110,9 @@ class HeadTiming:
         """Time chains of launches in graphs."""
 
         def build(config: LaunchConfig) -> list[Callable[[], object]]:
-            return [self._heads[target].chain(config) for _ in range(captures)]
+            return [self.heads[target].chain(config) for _ in range(captures)]
 
-        return self._time(target, configs, build, rounds, launches=CHAIN)
+        return self._time(target.rule, configs, build, rounds, launches=CHAIN)
 
     def in_situ(
         self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
@@ -129,43 +131,77 @@ class HeadTiming:
                     calls.append(lambda runner=runner: runner(self._subject.example))  # type: ignore[misc]
                 return calls
 
-            return self._time(target, configs, build, rounds, launches=1)
+            return self._time(target.rule, configs, build, rounds, launches=1)
+
+    def against_peers(
+        self, target: Target, rounds: int, captures: int, begins: Callable[[str], None]
+    ) -> Mapping[str, Paired | Failure]:
+        """Time a head alone, launched as the project chooses, between its peers; microseconds of a head.
+
+        Args:
+            target: whose head it is.
+            rounds: of each capture.
+            captures: fresh ones of each variant.
+            begins: is told which variant is made, checked and captured.
+
+        Returns:
+            Of each of ``head_peers.LAUNCHES`` its times and those of the fused head in the same rounds; the answers of
+            every timed capture were compared with the truth.
+        """
+        head = self.heads[target]
+
+        def build(variant: str) -> list[Callable[[], object]]:
+            begins(variant)
+            launch = LAUNCHES[variant](head)
+            wrong = head.wrong(head.chosen) if variant == FUSED else None
+            calls: list[Callable[[], object]] = []
+            for _ in range(captures):
+                chain = Chain(launch, self._device)
+                chain()
+                wrong = wrong or head.wrong_answer(chain.said)
+                calls.append(chain)
+            if wrong is not None:
+                raise _Wrong(wrong)
+            return calls
+
+        found = self._time(FUSED, list(LAUNCHES), build, rounds, launches=CHAIN)
+        nothing = Failure("no baseline", "the fused head failed")
+        return {variant: found.get(variant, nothing) for variant in LAUNCHES}
 
     def _time(
         self,
-        target: Target,
-        configs: Sequence[LaunchConfig],
-        build: Callable[[LaunchConfig], list[Callable[[], object]]],
+        baseline: Key,
+        variants: Sequence[Key],
+        build: Callable[[Key], list[Callable[[], object]]],
         rounds: int,
         launches: int,
-    ) -> dict[LaunchConfig, Paired | Failure]:
+    ) -> dict[Key, Paired | Failure]:
         """Capture and time; what fails meanwhile is left out, and the rest begins again."""
-        results: dict[LaunchConfig, Paired | Failure] = {}
-        calls: dict[LaunchConfig, list[Callable[[], object]]] = {}
-        for config in configs:
+        results: dict[Key, Paired | Failure] = {}
+        calls: dict[Key, list[Callable[[], object]]] = {}
+        for variant in variants:
             self._check_device()
             try:
-                calls[config] = build(config)
+                calls[variant] = build(variant)
             except _Wrong as wrong:
-                results[config] = Failure("wrong answer", str(wrong))
+                results[variant] = Failure("wrong answer", str(wrong))
             except Exception as error:
-                results[config] = _failure(error)
+                results[variant] = _failure(error)
                 self._see_whether_lost()
-        while target.rule in calls:
+        while baseline in calls:
             self._check_device()
             try:
-                first = time_rounds({target.rule: calls[target.rule][:1]}, self._device, rounds=2, repeat=2)
-                repeat = max(2, round(BLOCK_US / min(first[target.rule][0])))
+                first = time_rounds({baseline: calls[baseline][:1]}, self._device, rounds=2, repeat=2)
+                repeat = max(2, round(BLOCK_US / min(first[baseline][0])))
                 times = time_rounds(calls, self._device, rounds=rounds, repeat=repeat)
             except VariantFailed as failed:
-                assert isinstance(failed.name, LaunchConfig)
                 results[failed.name] = _failure(failed.__cause__ or failed)
                 del calls[failed.name]
                 self._see_whether_lost()
                 continue
             run = secrets.token_hex(6)
-            each = {config: [[us / launches for us in one] for one in found] for config, found in times.items()}
-            return {**results, **{config: Paired(own, each[target.rule], run) for config, own in each.items()}}
+            each = {variant: [[us / launches for us in one] for one in found] for variant, found in times.items()}
+            return {**results, **{variant: Paired(own, each[baseline], run) for variant, own in each.items()}}
         return results
 
     def _see_whether_lost(self) -> None:
