@@ -1,8 +1,7 @@
-"""The command ``auxhead-tune``: sweep, bench, table, plan, promote and explain."""
+"""The command ``auxhead-tune``: sweep, bench, heads, table, plan, promote and explain."""
 
 import fnmatch
 import json
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -20,12 +19,14 @@ from .bench import DeviceLost, run_cell
 from .bench_plan import ROUNDS, Plan, check_patterns, unsettled
 from .cells import STAGES, Cell, Dtype, Placement, chosen_cells
 from .environment import environment
+from .head_tables import head_tables
+from .heads_command import heads
 from .plan_command import plan
-from .record import BadRecord, Record, read_records
+from .record import BadRecord, default_path, read_records
 from .subject import Subject, build_subject, is_factory, load_subject
 from .sweep_command import sweep
 from .table_commands import explain, promote
-from .tables import as_markdown, as_rich, bench_tables, wide_console
+from .tables import as_markdown, bench_tables, print_tables, wide_console
 from .variants import RUNNERS, TRUNKS, catalogue
 
 app = typer.Typer(
@@ -93,8 +94,7 @@ def bench(
         where_to_exit = tuple(exits or (_QUICK_EXITS if quick else ()))
         _check_variants(wanted, cells)
         check_patterns(where_to_exit, cells)
-        gpu = torch.cuda.get_device_name(device)
-        where = out or Path("autotune-records") / f"bench-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.jsonl"
+        where = out or default_path("bench", torch.cuda.get_device_name(device))
         progress = _Progress(console)
         plan = Plan(
             out=where,
@@ -119,24 +119,32 @@ def bench(
                     progress.say(f"FAILED {failed[-1]}", True)
         chosen = {_identity(cell.as_json()) for cell in cells}
         found = read_records(where) if where.exists() else []
-        _print_tables(console, [record for record in found if _identity(record.cell) in chosen])
+        print_tables(console, bench_tables(record for record in found if _identity(record.cell) in chosen))
         console.print(f"Records: {where}", highlight=False, soft_wrap=True)
         if failed:
             raise BadInput(f"{len(failed)} of {len(left)} cells could not be measured, the first: {failed[0]}")
 
 
+app.command()(heads)
+
+
 @app.command()
 def table(
-    records: Annotated[Path, typer.Argument(help="A .jsonl file of `auxhead-tune bench`.", show_default=False)],
+    records: Annotated[
+        Path, typer.Argument(help="A .jsonl file of `auxhead-tune bench` or `auxhead-tune heads`.", show_default=False)
+    ],
     markdown: Annotated[bool, typer.Option("--markdown", help="For a README.")] = False,
 ) -> None:
     """Print the tables of records again."""
     with one_line_errors(BadRecord):
         found = read_records(records)
+        tables = [*bench_tables(found), *head_tables(found)]
+        if not tables:
+            raise BadInput(f"RECORDS: {records} holds none of a bench or of heads, wants some")
         if markdown:
-            print("\n".join(as_markdown(one) for one in bench_tables(found)))
+            print("\n".join(as_markdown(one) for one in tables))
         else:
-            _print_tables(wide_console(), found)
+            print_tables(wide_console(), tables)
 
 
 app.command()(plan)
@@ -240,13 +248,6 @@ def _check_variants(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
     for glob in wanted:
         if not fnmatch.filter(names, glob):
             raise BadInput(f"--variant: got {glob}, wants names or globs of: {', '.join(names)}")
-
-
-def _print_tables(console: Console, records: Sequence[Record]) -> None:
-    for one in bench_tables(records):
-        console.print(as_rich(one))
-        for remark in one.remarks:
-            console.print(remark, highlight=False, markup=False, soft_wrap=True)
 
 
 def _identity(cell: dict[str, Any]) -> str:

@@ -58,7 +58,7 @@ class Book:
             ratio = over_baseline(Paired(own, baseline, result.run))
             pair = {"role": "rule", "variant": text(target.rule), "device_us": typical(baseline), "device_ratio": ratio}
             record = dataclasses.replace(
-                record, run=result.run, device_us=_summary(own), paired=[{**pair, "samples": baseline}]
+                record, run=result.run, device_us=summary(own), paired=[{**pair, "samples": baseline}]
             )
         if self.out is not None:
             append_record(self.out, record)
@@ -128,7 +128,7 @@ def _rounded(timings: Timings) -> list[list[float]]:
     return [[round(us, 2) for us in rounds] for rounds in timings]
 
 
-def _summary(timings: list[list[float]]) -> dict[str, Any]:
+def summary(timings: Timings) -> dict[str, Any]:
     """Summarise timed rounds as other records do, and keep them all."""
     overall = spread([us for rounds in timings for us in rounds])
     return {**overall._asdict(), "captures": [spread(rounds).median for rounds in timings], "samples": timings}
