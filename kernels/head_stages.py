@@ -358,7 +358,7 @@ def head_program(
             decides = pid >= 0
         else:
             row = partial + (tl.cast(pid_split, tl.int64) * N + pid_n) * row_width
-            for start_k in range(0, K, BLOCK_K):
+            for start_k in range(0, sent, BLOCK_K):  # beyond K, too, if that is waited for
                 off_k = start_k + tl.arange(0, BLOCK_K)
                 following = weight_block(column, stride_wk, mask_f, off_k + BLOCK_K, K)
                 product_k = tl.sum(block.to(tl.float32) * pooled, axis=1)

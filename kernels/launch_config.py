@@ -69,7 +69,7 @@ class LaunchConfig:
     block_f: int
     """Tiled: features of the product in one step, 16 or more; split: 1."""
     block_k: int
-    """Split: classes of the product in one step; tiled: classes of a tile."""
+    """Split: classes of the product in one step; tiled: classes of a tile, 16 or more."""
     block_s: int
     """Partial sums read in one step by the last program."""
     block_j: int

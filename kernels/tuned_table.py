@@ -249,7 +249,9 @@ def config_from(values: Any, pool: str) -> LaunchConfig:
     if config.tiled:
         _check(block_n == 1 or block_n >= 16, "block_n", block_n, "1, or 16 or more for tensor cores")
         _check(block_f >= 16, "block_f", block_f, "1, or 16 or more where other programs multiply than those that pool")
-        _check(block_n == 1 or config.block_k >= 16, "block_k", config.block_k, "16 or more for tensor cores")
+        _check(
+            config.block_k >= 16, "block_k", config.block_k, "16 or more where other programs multiply: rows are padded"
+        )
         _check(not config.waits, "waits", config.waits, "false where other programs multiply: they all wait")
     else:
         _check(block_n == 1, "block_n", block_n, "1 where the programs that pool multiply (block_f is 1)")

@@ -37,8 +37,8 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, classe
         assert value >= least and value & (value - 1) == 0, f"{name} = {value} is no power of two"
     features = config.block_c * config.block_p
     if config.tiled:
-        assert config.block_n == 1 or min(config.block_n, config.block_k) >= 16, "tl.dot multiplies 16 and more"
-        assert config.block_f >= 16
+        assert config.block_n == 1 or config.block_n >= 16, "tl.dot multiplies 16 and more"
+        assert min(config.block_f, config.block_k) >= 16
     else:
         assert config.block_n == config.block_f == 1, "the features of a program are those that it pooled"
     assert config.window_parts == 1 or not options["pool_max"], "a maximum does not add up"
@@ -109,6 +109,9 @@ CONFIGS = {
     "more parts of a window than steps": LaunchConfig(1, 4, 2, 4, 1, 16, 4, 16, 8, stages=1, num_warps=4),
     "waits": LaunchConfig(1, 4, 1, 4, 1, 16, 4, 16, 2, stages=2, num_warps=4, waits=True),
     "waits, few classes of the softmax": LaunchConfig(1, 2, 2, 4, 1, 4, 2, 2, 1, stages=1, num_warps=4, waits=True),
+    "waits, fewer classes a step than a row is padded to": LaunchConfig(
+        1, 4, 1, 4, 1, 4, 4, 16, 1, stages=1, num_warps=4, waits=True
+    ),
     "waits for more than there is": LaunchConfig(1, 64, 4, 2, 1, 32, 8, 64, 1, stages=1, num_warps=2, waits=True),
     "alone": LaunchConfig(1, 256, 4, 2, 1, 8, 1, 8, 1, stages=1, num_warps=4),
     "two programs for all": LaunchConfig(1, 4, 1, 4, 1, 16, 4, 16, 1, stages=1, num_warps=4, max_programs=2),
@@ -116,10 +119,10 @@ CONFIGS = {
         1, 4, 1, 4, 1, 16, 4, 16, 1, stages=1, num_warps=4, waits=True, max_programs=1
     ),
     "few registers": LaunchConfig(1, 4, 1, 4, 1, 16, 4, 16, 1, stages=1, num_warps=4, max_registers=32),
-    "tiles of a sample": LaunchConfig(1, 4, 1, 4, 16, 4, 1, 32, 1, stages=1, num_warps=4),
+    "tiles of a sample": LaunchConfig(1, 4, 1, 4, 16, 16, 1, 32, 1, stages=1, num_warps=4),
     "tiles of a sample, parts of a window": LaunchConfig(1, 8, 2, 2, 32, 16, 1, 8, 4, stages=1, num_warps=2),
     "tiles of a sample, one program for all": LaunchConfig(
-        1, 4, 1, 4, 16, 8, 1, 32, 1, stages=1, num_warps=4, max_programs=1
+        1, 4, 1, 4, 16, 16, 1, 32, 1, stages=1, num_warps=4, max_programs=1
     ),
     "tiles": LaunchConfig(16, 16, 1, 4, 16, 16, 1, 16, 1, stages=4, num_warps=4),
     "tiles, few classes of the softmax": LaunchConfig(16, 8, 2, 2, 32, 16, 1, 4, 1, stages=1, num_warps=4),

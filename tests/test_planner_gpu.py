@@ -69,10 +69,10 @@ def factory():
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "factory_of_tests.py").write_text(FACTORY)
+    (tmp_path / "network_to_plan.py").write_text(FACTORY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    arguments = ["plan", "factory_of_tests:factory", "--batch", "1", "--batch", "4"]
+    arguments = ["plan", "network_to_plan:factory", "--batch", "1", "--batch", "4"]
     first, second = (CliRunner().invoke(app, arguments) for _ in range(2))
     assert first.exit_code == 0, first.output
     assert first.stdout.count("Measured now.") == 2 and first.stdout.count("chosen") == 2

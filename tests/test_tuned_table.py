@@ -151,13 +151,13 @@ BAD = {
     "tiles of 8 samples": (changed_table(*CONFIG, "block_n", to=8), "entry 1: block_n: got 8, wants 1 where"),
     "tiles of 8 features": (changed_table(*CONFIG, "block_f", to=8), "entry 1: block_f: got 8, wants 1, or 16 or more"),
     **{
-        f"groups of 16 and {name} = 8": (
+        f"tiles with {name} = 8": (
             changed_table(*CONFIG, to=dataclasses.asdict(dataclasses.replace(head_shape().by_rule(), **changes))),
             f"entry 1: {name}: got 8, wants",
         )
         for name, changes in {
             "block_n": {"block_n": 8, "block_f": 64},
-            "block_k": {"block_n": 16, "block_f": 64, "block_k": 8},
+            "block_k": {"block_f": 64, "block_k": 8},
         }.items()
     },
     "parts of a maximum": (
