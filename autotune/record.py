@@ -46,8 +46,8 @@ class Record:
     protocol: dict[str, Any]
     """rounds, warm_up, repeat, captures, order, l2, samples_by_exit (how many of all inputs leave where, by the eager
     network on the same trunk) and whatever else says how the numbers came about. Of a sweep: place ("alone" or
-    "network"), config (the fields of the LaunchConfig that ``variant`` names), kernel (its hash), and in situ trunk
-    (its fingerprint) and forks (the taps after which launches leave it)."""
+    "network"), config (the fields of the LaunchConfig that ``variant`` names), rule (the variant of the baseline),
+    kernel (its hash), and in situ trunk (its fingerprint) and forks (the taps after which launches leave it)."""
     host_us: dict[str, Any] | None = None
     """Microseconds from the call, on an idle device, until the caller's stream has the answer: median, p20, p80 over
     the rounds, and captures: the median of each fresh capture."""

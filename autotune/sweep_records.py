@@ -70,7 +70,7 @@ class Book:
             self._found.setdefault(_key(record), []).append(record)
 
     def _record(self, target: Target, ask: Ask, config: LaunchConfig) -> Record:
-        how = {"place": ask.place, "captures": ask.captures, "rounds": ask.rounds}
+        how = {"place": ask.place, "captures": ask.captures, "rounds": ask.rounds, "rule": text(target.rule)}
         protocol = {**self.protocol, **how, "config": dataclasses.asdict(config)}
         cell: dict[str, Any] = target.shape._asdict()
         if ask.place == NETWORK:

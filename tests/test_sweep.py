@@ -20,6 +20,7 @@ from auxhead.autotune.space import neighbours, spread_out, text
 from auxhead.autotune.strategies import STRATEGIES
 from auxhead.autotune.sweep import Sweep
 from auxhead.autotune.sweep_records import shape_of
+from auxhead.kernels.head_shape import HeadShape
 from sweep_fakes import Synthetic, book_at, small_target, true_us
 
 TARGET = small_target()
@@ -116,6 +117,17 @@ def test_other_heads_are_measured_for_themselves(target, tmp_path):
     run(asking(place=NETWORK), book_at(out))
     _, measurer, _ = run(asking(place=NETWORK), book_at(out), targets=[target])
     assert measurer.timed
+
+
+def test_what_was_measured_beside_another_rule_is_measured_again(monkeypatch, tmp_path):
+    out = tmp_path / "records.jsonl"
+    run(asking(CANDIDATES[0]), book_at(out))
+    monkeypatch.setattr(HeadShape, "by_rule", lambda shape: CANDIDATES[1])
+    _, measurer, _ = run(asking(CANDIDATES[0]), book_at(out))
+    assert len(measurer.timed) == 2
+    earlier, later = (ReplayMeasurer(read_records(out)[first : first + 2]) for first in (0, 2))
+    both = list(CANDIDATES[:2])
+    assert list(earlier.compile(TARGET, ALONE, both)) == both and not later.compile(TARGET, ALONE, both)
 
 
 def fails_at(step, *configs):
