@@ -20,12 +20,14 @@ from .bench import DeviceLost, run_cell
 from .bench_plan import ROUNDS, Plan, check_patterns, unsettled
 from .cells import STAGES, Cell, Dtype, Placement, chosen_cells
 from .environment import environment
+from .outcome_tables import outcome_table, summary
 from .plan_command import plan
-from .record import BadRecord, Record, read_records
+from .record import BadRecord, read_records
+from .recorded_outcomes import recorded_outcomes
 from .subject import Subject, build_subject, is_factory, load_subject
 from .sweep_command import sweep
 from .table_commands import explain, promote
-from .tables import as_markdown, as_rich, bench_tables, wide_console
+from .tables import RecordTable, as_markdown, as_rich, bench_tables, wide_console
 from .variants import RUNNERS, TRUNKS, catalogue
 
 app = typer.Typer(
@@ -119,7 +121,7 @@ def bench(
                     progress.say(f"FAILED {failed[-1]}", True)
         chosen = {_identity(cell.as_json()) for cell in cells}
         found = read_records(where) if where.exists() else []
-        _print_tables(console, [record for record in found if _identity(record.cell) in chosen])
+        _print_tables(console, bench_tables(record for record in found if _identity(record.cell) in chosen))
         console.print(f"Records: {where}", highlight=False, soft_wrap=True)
         if failed:
             raise BadInput(f"{len(failed)} of {len(left)} cells could not be measured, the first: {failed[0]}")
@@ -127,16 +129,21 @@ def bench(
 
 @app.command()
 def table(
-    records: Annotated[Path, typer.Argument(help="A .jsonl file of `auxhead-tune bench`.", show_default=False)],
+    records: Annotated[
+        Path, typer.Argument(help="A .jsonl file of `auxhead-tune bench` or `sweep`.", show_default=False)
+    ],
     markdown: Annotated[bool, typer.Option("--markdown", help="For a README.")] = False,
 ) -> None:
-    """Print the tables of records again."""
+    """Print the tables of records again: of a benchmark all times, of sweeps the winners."""
     with one_line_errors(BadRecord):
         found = read_records(records)
+        swept = recorded_outcomes(found)
+        tables = [*bench_tables(found), *(outcome_table(title, outcomes) for title, outcomes in swept)]
+        lines = summary([outcome for _, outcomes in swept for outcome in outcomes]) if swept else []
         if markdown:
-            print("\n".join(as_markdown(one) for one in bench_tables(found)))
+            print("\n".join([*(as_markdown(one) for one in tables), *lines]))
         else:
-            _print_tables(wide_console(), found)
+            _print_tables(wide_console(), tables, lines)
 
 
 app.command()(plan)
@@ -242,11 +249,13 @@ def _check_variants(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
             raise BadInput(f"--variant: got {glob}, wants names or globs of: {', '.join(names)}")
 
 
-def _print_tables(console: Console, records: Sequence[Record]) -> None:
-    for one in bench_tables(records):
+def _print_tables(console: Console, tables: Sequence[RecordTable], lines: Sequence[str] = ()) -> None:
+    for one in tables:
         console.print(as_rich(one))
         for remark in one.remarks:
             console.print(remark, highlight=False, markup=False, soft_wrap=True)
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _identity(cell: dict[str, Any]) -> str:

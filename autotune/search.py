@@ -41,11 +41,10 @@ def fastest_first(answers: Answers) -> list[LaunchConfig]:
     return sorted(answers, key=lambda config: (over_baseline(answers[config]), simplicity(config)))
 
 
-def decide(target: Target, answers: Answers) -> LaunchConfig | None:
+def decide(rule: LaunchConfig, answers: Answers) -> LaunchConfig | None:
     """Return the winner; ties go to the rule's configuration and then to the simplest. None if nothing was measured."""
     if not answers:
         return None
-    rule = target.rule
     return winner(answers, sorted(answers, key=lambda config: (config != rule, simplicity(config))))
 
 
@@ -54,6 +53,6 @@ def finalists(target: Target, answers: Answers, count: int) -> tuple[LaunchConfi
 
     The winner is among them, so that it can be compared in situ with what wins there.
     """
-    best = [decide(target, answers), *fastest_first(answers)]
+    best = [decide(target.rule, answers), *fastest_first(answers)]
     others = dict.fromkeys(config for config in best if config is not None and config != target.rule)
     return (target.rule, *list(others)[:count])

@@ -6,32 +6,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..kernels.launch_config import LaunchConfig
-from .comparison import Difference, Paired, compare_runs, over_baseline
+from .comparison import Paired, over_baseline
 from .measurer import ALONE, NETWORK, Failure, Measurer, Target
-from .search import Answers, Ask, Search, decide, fastest_first
+from .outcome import Outcome, outcome
+from .search import Answers, Ask, Search, fastest_first
 from .space import text
 from .sweep_records import Book
 
 #: Configurations beside the rule's that are measured in the same rounds, alone and in the network, where each is
 #: captured with all its activations.
 TOGETHER = {ALONE: 32, NETWORK: 8}
-
-
-class Outcome(NamedTuple):
-    """What a sweep found for one target."""
-
-    target: Target
-    alone: LaunchConfig | None
-    """The winner alone; None if nothing could be measured."""
-    alone_over_rule: Difference | None
-    network: LaunchConfig | None
-    """The winner in situ."""
-    over_rule: Difference | None
-    """Times of the whole network: the winner in situ against the rule's configuration."""
-    over_alone: Difference | None
-    """And against the winner alone."""
-    failures: Counter[str]
-    """By kind."""
 
 
 class Status(NamedTuple):
@@ -90,7 +74,7 @@ class _Tuning:
                 ask = steps.send(last[ask.place])
         except StopIteration:
             self._tell("done", 1.0)
-        return outcome(self.target, last, self._failures)
+        return outcome(self.target, self.target.rule, last, self._failures)
 
     def _tell(self, doing: str, done: float) -> None:
         status = Status(self.begins + self.weighs * done, f"{self.target}: {doing}", self._best, self.sweep.failures)
@@ -141,30 +125,6 @@ class _Tuning:
         # not recorded: it is no fault of theirs
         nothing = Failure("no baseline", "the rule's configuration failed")
         return {config: results.get(config, nothing) for config in missing}
-
-
-def outcome(target: Target, last: dict[str, Answers], failures: Counter[str]) -> Outcome:
-    """Decide by the last answers from each place."""
-    alone, network = last.get(ALONE, {}), last.get(NETWORK, {})
-    best_alone, best = decide(target, alone), decide(target, network)
-    return Outcome(
-        target,
-        best_alone,
-        _between(alone, best_alone, target.rule),
-        best,
-        _between(network, best, target.rule),
-        _between(network, best, best_alone),
-        failures,
-    )
-
-
-def _between(answers: Answers, one: LaunchConfig | None, other: LaunchConfig | None) -> Difference | None:
-    """Compare two configurations, if both were measured."""
-    if one is None or other is None or one not in answers or other not in answers:
-        return None
-    if one == other:
-        return Difference(1.0, 1.0, 1.0)
-    return compare_runs(answers[one], answers[other])
 
 
 def _best(place: str, answers: Answers) -> str:

@@ -22,13 +22,16 @@ from .cells import STAGES, Cell, Dtype, Placement, resnet_cell
 from .environment import environment
 from .head_timing import HeadTiming
 from .measurer import Measurer, Target
+from .outcome import Outcome
+from .outcome_tables import outcome_table, summary
 from .record import BadRecord, read_records
 from .replay import ReplayMeasurer, recorded_targets
 from .strategies import STRATEGIES
 from .subject import Subject, build_subject, is_factory, load_subject
-from .sweep import Outcome, Status, Sweep
-from .sweep_progress import WIDTH, SweepProgress, failures_in_words, outcome_table
+from .sweep import Status, Sweep
+from .sweep_progress import SweepProgress, failures_in_words
 from .sweep_records import Book
+from .tables import as_rich, wide_console
 
 
 class Effort(str, Enum):
@@ -68,8 +71,7 @@ def sweep(
     Options that choose networks may be given several times. What is recorded is not measured again: a run that was
     stopped, at whatever moment, goes on where it was.
     """
-    console = Console()
-    console = console if console.is_terminal else Console(width=max(console.width, WIDTH))
+    console = wide_console()
     dtypes, placements = [one.value for one in dtype or []], [one.value for one in placement or []]
     chosen = _Chosen(model, batch or [], dtypes, classes or [], placements)
     with one_line_errors(BadRecord):
@@ -189,6 +191,8 @@ def _run(
 
 def _report(console: Console, found: Sequence[tuple[str, Sequence[Outcome]]], failures: Counter[str]) -> None:
     for title, outcomes in found:
-        console.print(outcome_table(title, outcomes))
+        console.print(as_rich(outcome_table(title, outcomes)))
+    for line in summary([outcome for _, outcomes in found for outcome in outcomes]):
+        console.print(line, highlight=False, soft_wrap=True)
     if failures:
         console.print(f"Not timed: {failures_in_words(failures)}", highlight=False, markup=False, soft_wrap=True)

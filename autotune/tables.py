@@ -10,7 +10,7 @@ from rich.table import Table
 
 from .record import Record, latest
 
-#: Of every table.
+#: Of every table of the benchmark.
 COLUMNS = (
     "exits",
     "variant",
@@ -22,24 +22,29 @@ COLUMNS = (
     "device over floor, us",
     "throughput / floor",
 )
-#: What the tables need on a terminal.
-WIDTH = 162
 #: How many of them are text.
 _TEXT_COLUMNS = 2
+#: What the widest tables need on a terminal.
+WIDTH = 200
+#: Characters of a text that stays on one line.
+_UNBROKEN = 60
 
 
-class BenchTable(NamedTuple):
-    """All exit patterns of one cell in one environment."""
+class RecordTable(NamedTuple):
+    """What records say, in words and rounded numbers."""
 
     title: str
+    columns: tuple[str, ...]
+    texts: int
+    """How many columns are text, the first ones."""
     rows: list[tuple[str, ...]]
-    """A row a variant, a cell a column."""
     remarks: list[str]
-    """Failures, answers that differ within rounding, and how auto compares with the plain graph."""
 
 
-def bench_tables(records: Iterable[Record]) -> list[BenchTable]:
-    """Return one table for each cell and environment, of the last measurement of each variant.
+def bench_tables(records: Iterable[Record]) -> list[RecordTable]:
+    """Return one table for each cell and environment, of the last measurement of each variant, a row a variant.
+
+    Remarks are failures, answers that differ within rounding, and how auto compares with the plain graph.
 
     Ratios stand only where the bare trunk of the same option was measured in the same run, and so does what compares
     with the floor: of an exit the truncated network, of mixed exits the trunk's segments, each for the open samples.
@@ -52,7 +57,7 @@ def bench_tables(records: Iterable[Record]) -> list[BenchTable]:
     return [_table(group) for group in groups.values()]
 
 
-def _table(records: Sequence[Record]) -> BenchTable:
+def _table(records: Sequence[Record]) -> RecordTable:
     cell, environment = records[0].cell, records[0].environment
     shape = "x".join(str(size) for size in cell["input"])
     title = (
@@ -62,7 +67,8 @@ def _table(records: Sequence[Record]) -> BenchTable:
     )
     order = {pattern: place for place, pattern in enumerate(["never", *cell["taps"], "own"])}
     ordered = sorted(records, key=lambda record: order.get(record.exits, len(order)))
-    return BenchTable(title, [_row(record) for record in ordered], [line for one in ordered for line in _remarks(one)])
+    remarks = [line for one in ordered for line in _remarks(one)]
+    return RecordTable(title, COLUMNS, _TEXT_COLUMNS, [_row(record) for record in ordered], remarks)
 
 
 def _row(record: Record) -> tuple[str, ...]:
@@ -105,22 +111,25 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=max(console.width, WIDTH))
 
 
-def as_rich(table: BenchTable) -> Table:
-    """Return the table for a terminal of ``WIDTH`` columns, a section for each exit pattern."""
+def as_rich(table: RecordTable) -> Table:
+    """Return the table for a terminal of ``WIDTH`` columns, sections for rows that begin alike."""
     drawn = Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, name in enumerate(COLUMNS):
+    for place, name in enumerate(table.columns):
         heading = name.replace(" / ", "\n/ ").replace(" over ", "\nover ")
-        text = place < _TEXT_COLUMNS
-        drawn.add_column(heading, justify="left" if text else "right", no_wrap=text)
+        text = place < table.texts
+        whole = text and all(len(row[place]) <= _UNBROKEN for row in table.rows)
+        drawn.add_column(heading, justify="left" if text else "right", no_wrap=whole, overflow="fold")
+    sections = len({row[0] for row in table.rows}) < len(table.rows)
     for place, row in enumerate(table.rows):
         follows = place + 1 < len(table.rows) and table.rows[place + 1][0] != row[0]
-        drawn.add_row(*row, end_section=follows)
+        drawn.add_row(*row, end_section=sections and follows)
     return drawn
 
 
-def as_markdown(table: BenchTable) -> str:
+def as_markdown(table: RecordTable) -> str:
     """Return the table in Markdown, its title in bold above and its remarks below."""
-    lines = [f"**{table.title}**", "", _line(COLUMNS), _line(["---"] * _TEXT_COLUMNS + ["---:"] * (len(COLUMNS) - 2))]
+    rule = ["---" if place < table.texts else "---:" for place in range(len(table.columns))]
+    lines = [f"**{table.title}**", "", _line(table.columns), _line(rule)]
     lines += [_line(row) for row in table.rows]
     if table.remarks:
         lines += ["", *(f"- {remark}" for remark in table.remarks)]
