@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +25,12 @@ from ..kernels.tuned_table import (
     shape_from,
     table_path,
 )
-from .comparison import over_baseline, winner
+from .comparison import compare_runs, over_baseline, winner
 from .decisive import Measurement, decisive, measurement
 from .record import BadRecord, Record, read_records
 from .space import simplicity
 
-#: By how much a configuration may be slower than the best of another batch size to serve that one, too.
+#: By how much a configuration may be slower than the winner of another batch size to serve that one, too.
 MAY_LOSE = 0.01
 
 
@@ -160,7 +161,7 @@ def _weight(measured: Mapping[LaunchConfig, Measurement]) -> tuple[int, int]:
 
 
 def _outcomes(candidates: _Candidates, names: str) -> list[Outcome]:
-    outcomes = []
+    winners = {}
     for (shape, place), measured in candidates.items():
         if len(measured) < 2:
             raise BadRecord(
@@ -169,32 +170,39 @@ def _outcomes(candidates: _Candidates, names: str) -> list[Outcome]:
         rule = shape.by_rule()
         simpler_first = sorted(measured, key=simplicity)
         simpler_first.sort(key=rule.__ne__)
-        config = winner({one.config: one.paired for one in measured.values()}, simpler_first)
+        winners[shape, place] = winner({one.config: one.paired for one in measured.values()}, simpler_first)
+    outcomes = []
+    for (shape, place), measured in candidates.items():
+        config = winners[shape, place]
         ratios = {one.config: over_baseline(one.paired) for one in measured.values()}
-        entry = Entry(shape, place, config, _serves(shape, place, config, candidates), round(1 - ratios[config], 4))
+        entry = Entry(shape, place, config, _serves(shape, place, candidates, winners), round(1 - ratios[config], 4))
         fastest = ratios[config] == min(ratios.values())
         outcomes.append(Outcome(entry, measured[config].variant, len(measured), fastest))
     return outcomes
 
 
-def _serves(shape: HeadShape, place: str, config: LaunchConfig, candidates: _Candidates) -> tuple[int, int]:
-    """Return how far from its own batch size a configuration was measured to be as good as the best, or nearly so."""
-    ratios = {
-        other.samples: {one.config: over_baseline(one.paired) for one in measured.values()}
-        for (other, where), measured in candidates.items()
-        if measured and where == place and other[1:] == shape[1:]
-    }
+def _serves(
+    shape: HeadShape, place: str, candidates: _Candidates, winners: Mapping[tuple[HeadShape, str], LaunchConfig]
+) -> tuple[int, int]:
+    """Return how far from its own batch size a winner was measured, next size by next, to be nearly as good as others.
+
+    Sizes in between that nobody measured are served as well: it is good at both ends.
+    """
+    config = winners[shape, place]
+
+    def loses(samples: int) -> float:
+        there = candidates[shape._replace(samples=samples), place]
+        if config not in there:
+            return math.inf
+        best = winners[shape._replace(samples=samples), place]
+        return compare_runs(there[config].paired, there[best].paired).median_ratio - 1
+
+    sizes = sorted(other.samples for other, where in candidates if where == place and other[1:] == shape[1:])
+    own = sizes.index(shape.samples)
     ends = []
-    for beyond in (
-        sorted((size for size in ratios if size < shape.samples), reverse=True),
-        sorted(size for size in ratios if size > shape.samples),
-    ):
-        end = shape.samples
-        for size in beyond:
-            if ratios[size].get(config, math.inf) > (1 + MAY_LOSE) * min(ratios[size].values()):
-                break
-            end = size
-        ends.append(end)
+    for beyond in (sizes[:own][::-1], sizes[own + 1 :]):
+        good = takewhile(lambda samples: loses(samples) <= MAY_LOSE, beyond)
+        ends.append([shape.samples, *good][-1])
     return ends[0], ends[1]
 
 

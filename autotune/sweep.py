@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from ..kernels.launch_config import LaunchConfig
 from .comparison import Paired, over_baseline
+from .exclusion import excluded
 from .measurer import ALONE, NETWORK, Failure, Measurer, Target
 from .outcome import Outcome, outcome
-from .search import Answers, Ask, Search, fastest_first
+from .search import Answers, Ask, Search, decide, fastest_first
 from .space import text
 from .sweep_records import Book
 
@@ -39,18 +40,24 @@ class Sweep:
     book: Book
     watch: Callable[[Status], None] = lambda status: None
     failures: Counter[str] = field(default_factory=Counter)
+    tunings: list["Tuning"] = field(default_factory=list)
+    """Of the targets that were tuned."""
 
     def run(self, targets: Sequence[Target]) -> list[Outcome]:
         """Tune the targets one after another."""
-        outcomes = []
         for number, target in enumerate(targets):
-            tune = _Tuning(self, target, number / len(targets), 1 / len(targets))
-            outcomes.append(tune.run())
-        return outcomes
+            self.tunings.append(Tuning(self, target, number / len(targets), 1 / len(targets)))
+            self.tunings[-1].run()
+        return self.outcomes
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """What was found for each target."""
+        return [tuning.outcome for tuning in self.tunings]
 
 
 @dataclass
-class _Tuning:
+class Tuning:
     """The work on one target."""
 
     sweep: Sweep
@@ -58,23 +65,45 @@ class _Tuning:
     begins: float
     """Share of the sweep that is done before, and how much of it this is."""
     weighs: float
+    _asked: dict[str, Ask] = field(default_factory=dict)
+    """Of each place the last question, which decides."""
+    _answers: dict[str, Answers] = field(default_factory=dict)
     _done: float = 0.0
     _best: str = ""
     _failures: Counter[str] = field(default_factory=Counter)
 
-    def run(self) -> Outcome:
+    def run(self) -> None:
         """Serve the strategy until it wants to know no more."""
         steps = self.sweep.search(self.target)
-        last: dict[str, Answers] = {}
         try:
             ask = next(steps)
             while True:
-                last[ask.place] = self._answer(ask)
-                self._done, self._best = ask.share, _best(ask.place, last[ask.place]) or self._best
-                ask = steps.send(last[ask.place])
+                answers = self._answer(ask)
+                self._asked[ask.place], self._answers[ask.place] = ask, answers
+                self._done, self._best = ask.share, _best(ask.place, answers) or self._best
+                ask = steps.send(answers)
         except StopIteration:
             self._tell("done", 1.0)
-        return outcome(self.target, self.target.rule, last, self._failures)
+
+    def also(self, place: str, config: LaunchConfig) -> bool:
+        """Let a further configuration take part in the decision; return whether it had not yet, and could."""
+        last = self._asked.get(place)
+        if last is None or not self._answers[place]:
+            return False
+        if config in last.configs or excluded(config, self.target.shape) is not None:
+            return False
+        self._answers[place] = {**self._answers[place], **self._answer(last._replace(configs=(config,)))}
+        self._asked[place] = last._replace(configs=(*last.configs, config))
+        return True
+
+    def winner(self, place: str) -> LaunchConfig | None:
+        """Return the winner as it is now; None if nothing was measured."""
+        return decide(self.target.rule, self._answers.get(place, {}))
+
+    @property
+    def outcome(self) -> Outcome:
+        """What was found."""
+        return outcome(self.target, self.target.rule, self._answers, self._failures)
 
     def _tell(self, doing: str, done: float) -> None:
         status = Status(self.begins + self.weighs * done, f"{self.target}: {doing}", self._best, self.sweep.failures)

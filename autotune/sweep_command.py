@@ -1,10 +1,11 @@
 """The command ``auxhead-tune sweep``."""
 
+import dataclasses
 import gc
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -20,8 +21,9 @@ from ..model.one_line_errors import one_line_errors
 from .bench import DeviceLost
 from .cells import STAGES, Cell, Dtype, Placement, resnet_cell
 from .environment import environment
+from .exchange import exchange_winners
 from .head_timing import HeadTiming
-from .measurer import Measurer, Target
+from .measurer import Target
 from .outcome import Outcome
 from .outcome_tables import outcome_table, summary
 from .record import BadRecord, read_records
@@ -68,8 +70,9 @@ def sweep(
 ) -> None:
     """Tune the launches of a network's heads, alone and beside the trunk of the captured network.
 
-    Options that choose networks may be given several times. What is recorded is not measured again: a run that was
-    stopped, at whatever moment, goes on where it was.
+    Options that choose networks may be given several times; winners of batch sizes given together are measured at each
+    other's, too. What is recorded is not measured again: a run that was stopped, at whatever moment, goes on where it
+    was.
     """
     console = wide_console()
     dtypes, placements = [one.value for one in dtype or []], [one.value for one in placement or []]
@@ -141,20 +144,26 @@ def _measure(console: Console, chosen: _Chosen, effort: Effort, out: Path | None
     found: list[tuple[str, list[Outcome]]] = []
     failures: Counter[str] = Counter()
     with SweepProgress(console) as progress:
-        for number, cell in enumerate(cells):
-
-            def show(status: Status, before: int = number) -> None:
-                progress.show(status._replace(done=(before + status.done) / len(cells)))
-
-            show(Status(0.0, f"{cell}: building", "", failures))
-            measurer = HeadTiming(own or build_subject(cell, device))
-            protocol = {"kernel": kernel_hash(), **measurer.protocol}
-            book = Book(where, environment(device), protocol, measurer.of_network)
+        for family in _families(cells):
+            sweeps: dict[str, Sweep] = {}
             try:
-                found.append((str(cell), _run(measurer, measurer.targets, effort, book, show, failures)))
+                for cell in family:
+                    before = len(found) + len(sweeps)
+
+                    def show(status: Status, before: int = before) -> None:
+                        progress.show(status._replace(done=(before + status.done) / len(cells)))
+
+                    show(Status(0.0, f"{cell}: building", "", failures))
+                    measurer = HeadTiming(own or build_subject(cell, device))
+                    protocol = {"kernel": kernel_hash(), **measurer.protocol}
+                    book = Book(where, environment(device), protocol, measurer.of_network)
+                    sweeps[str(cell)] = Sweep(measurer, STRATEGIES[effort.value], book, show, failures)
+                    sweeps[str(cell)].run(measurer.targets)
+                exchange_winners(tuning for sweep in sweeps.values() for tuning in sweep.tunings)
             except DeviceLost as error:
                 raise BadInput(f"{error}; what was measured is recorded: the same command goes on") from None
-            del measurer
+            found += [(name, sweep.outcomes) for name, sweep in sweeps.items()]
+            del measurer, sweeps
             gc.collect()
             torch.cuda.empty_cache()
     _report(console, found, failures)
@@ -168,25 +177,25 @@ def _replay(console: Console, chosen: _Chosen, effort: Effort, path: Path) -> No
         raise BadInput(f"--replay: {path} holds nothing of {chosen.model} like this, wants records of such a sweep")
     failures: Counter[str] = Counter()
     with SweepProgress(console) as progress:
-        book = Book(None, {}, {}, {})
-        outcomes = _run(ReplayMeasurer(records), targets, effort, book, progress.show, failures)
+        sweep = Sweep(
+            ReplayMeasurer(records), STRATEGIES[effort.value], Book(None, {}, {}, {}), progress.show, failures
+        )
+        sweep.run(targets)
+        exchange_winners(sweep.tunings)
     by_network: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
+    for outcome in sweep.outcomes:
         shape = outcome.target.shape
         title = f"{chosen.model} {shape.dtype}, batch {shape.samples}, {shape.classes} classes, from {path}"
         by_network.setdefault(title, []).append(outcome)
     _report(console, list(by_network.items()), failures)
 
 
-def _run(
-    measurer: Measurer,
-    targets: Sequence[Target],
-    effort: Effort,
-    book: Book,
-    show: Callable[[Status], None],
-    failures: Counter[str],
-) -> list[Outcome]:
-    return Sweep(measurer, STRATEGIES[effort.value], book, show, failures).run(targets)
+def _families(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Group cells that differ in the batch size alone."""
+    found: dict[Cell, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(dataclasses.replace(cell, batch=0), []).append(cell)
+    return list(found.values())
 
 
 def _report(console: Console, found: Sequence[tuple[str, Sequence[Outcome]]], failures: Counter[str]) -> None:

@@ -20,6 +20,7 @@ class SweepProgress:
         """Show on ``console``."""
         self._console = console
         self._began = time.monotonic()
+        self._done = 0.0
         self._progress = (
             Progress(
                 TextColumn("{task.percentage:3.0f} %"), BarColumn(20), TextColumn("{task.description}"), console=console
@@ -46,16 +47,17 @@ class SweepProgress:
         if status.failures:
             said.append(f"failed: {failures_in_words(status.failures)}")
         line = "; ".join(said)
-        left = self._left(status.done)
+        self._done = max(self._done, status.done)  # some work goes back to what was done with
+        left = self._left()
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=status.done, description=escape(f"{left}{line}"))
+            self._progress.update(self._task, completed=self._done, description=escape(f"{left}{line}"))
         else:
-            self._console.print(f"{status.done:4.0%} {left}{line}", highlight=False, markup=False, soft_wrap=True)
+            self._console.print(f"{self._done:4.0%} {left}{line}", highlight=False, markup=False, soft_wrap=True)
 
-    def _left(self, done: float) -> str:
-        if not 0.0 < done < 1.0:
+    def _left(self) -> str:
+        if not 0.0 < self._done < 1.0:
             return ""
-        seconds = round((time.monotonic() - self._began) / done * (1.0 - done))
+        seconds = round((time.monotonic() - self._began) / self._done * (1.0 - self._done))
         return f"about {seconds // 60}:{seconds % 60:02d} left: "
 
 

@@ -9,13 +9,16 @@ import pytest
 import torch
 from auxhead.autotune.__main__ import app
 from auxhead.autotune.bench import DeviceLost
+from auxhead.autotune.exclusion import excluded
 from auxhead.autotune.measurer import ALONE, NETWORK
 from auxhead.autotune.record import read_records
+from auxhead.autotune.recorded_outcomes import recorded_outcomes
 from auxhead.autotune.replay import ReplayMeasurer, recorded_targets
+from auxhead.autotune.space import text
 from auxhead.autotune.strategies import STRATEGIES
 from auxhead.autotune.sweep import Sweep
 from auxhead.autotune.sweep_progress import SweepProgress
-from auxhead.autotune.sweep_records import Book
+from auxhead.autotune.sweep_records import Book, shape_of
 from auxhead.kernels.kernel_hash import kernel_hash
 from auxhead.kernels.tuned_table import read_table
 from rich.console import Console
@@ -87,10 +90,24 @@ def test_a_sweep_is_shown_kept_and_not_repeated(pretended):
     records = read_records(pretended)
     assert {record.protocol["kernel"] for record in records} == {kernel_hash()}
     assert {record.cell["samples"] for record in records} == {1, 8}
+    assert_winners_were_exchanged(records)
     kept = pretended.read_bytes()
     again = tune("resnet18", "--batch", 8, "--batch", 1, "--classes", 10)
     assert again.exit_code == 0 and pretended.read_bytes() == kept and "configurations" not in again.stdout
     assert tables(again) == tables(done)
+
+
+def assert_winners_were_exchanged(records):
+    (_, large), (_, small) = recorded_outcomes(records)
+    measured = {(shape_of(one).samples, one.cell["channels"], one.protocol["place"], one.variant) for one in records}
+    exchanged = 0
+    for here, there in [*zip(large, small, strict=True), *zip(small, large, strict=True)]:
+        shape = here.target.shape
+        for place, config in ((ALONE, there.alone), (NETWORK, there.network)):
+            known = (shape.samples, shape.channels, place, text(config)) in measured
+            assert known == (excluded(config, shape) is None), f"{text(config)} at {shape}"
+            exchanged += known and config not in (here.rule, there.rule)
+    assert exchanged
 
 
 def tables(result):
