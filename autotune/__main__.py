@@ -1,4 +1,4 @@
-"""The command ``auxhead-tune``: sweep, bench, table, plan, promote and explain."""
+"""The command ``auxhead-tune``: sweep, retune, bench, table, plan, promote and explain."""
 
 import fnmatch
 import json
@@ -16,18 +16,20 @@ from rich.markup import escape
 
 from ..model.bad_input import BadInput
 from ..model.one_line_errors import one_line_errors
+from .agreement import agreement_tables
 from .bench import DeviceLost, run_cell
 from .bench_plan import ROUNDS, Plan, check_patterns, unsettled
 from .cells import STAGES, Cell, Dtype, Placement, chosen_cells
 from .environment import environment
-from .outcome_tables import outcome_table, summary
+from .outcome_tables import outcome_tables
 from .plan_command import plan
 from .record import BadRecord, read_records
 from .recorded_outcomes import recorded_outcomes
+from .retune_command import retune
 from .subject import Subject, build_subject, is_factory, load_subject
 from .sweep_command import sweep
 from .table_commands import explain, promote
-from .tables import RecordTable, as_markdown, as_rich, bench_tables, wide_console
+from .tables import as_markdown, bench_tables, print_tables, wide_console
 from .variants import RUNNERS, TRUNKS, catalogue
 
 app = typer.Typer(
@@ -42,6 +44,7 @@ QUICK_ROUNDS = 20
 
 
 app.command()(sweep)
+app.command()(retune)
 
 
 @app.callback()
@@ -121,7 +124,7 @@ def bench(
                     progress.say(f"FAILED {failed[-1]}", True)
         chosen = {_identity(cell.as_json()) for cell in cells}
         found = read_records(where) if where.exists() else []
-        _print_tables(console, bench_tables(record for record in found if _identity(record.cell) in chosen))
+        print_tables(console, bench_tables(record for record in found if _identity(record.cell) in chosen))
         console.print(f"Records: {where}", highlight=False, soft_wrap=True)
         if failed:
             raise BadInput(f"{len(failed)} of {len(left)} cells could not be measured, the first: {failed[0]}")
@@ -130,20 +133,18 @@ def bench(
 @app.command()
 def table(
     records: Annotated[
-        Path, typer.Argument(help="A .jsonl file of `auxhead-tune bench` or `sweep`.", show_default=False)
+        Path, typer.Argument(help="A .jsonl file of `auxhead-tune bench`, `sweep` or `retune`.", show_default=False)
     ],
     markdown: Annotated[bool, typer.Option("--markdown", help="For a README.")] = False,
 ) -> None:
-    """Print the tables of records again: of a benchmark all times, of sweeps the winners."""
+    """Print the tables of records again: of a benchmark all times, of sweeps the winners, of retunings what agrees."""
     with one_line_errors(BadRecord):
         found = read_records(records)
-        swept = recorded_outcomes(found)
-        tables = [*bench_tables(found), *(outcome_table(title, outcomes) for title, outcomes in swept)]
-        lines = summary([outcome for _, outcomes in swept for outcome in outcomes]) if swept else []
+        tables = [*bench_tables(found), *outcome_tables(recorded_outcomes(found)), *agreement_tables(found)]
         if markdown:
-            print("\n".join([*(as_markdown(one) for one in tables), *lines]))
+            print("\n".join(as_markdown(one) for one in tables))
         else:
-            _print_tables(wide_console(), tables, lines)
+            print_tables(wide_console(), tables)
 
 
 app.command()(plan)
@@ -247,15 +248,6 @@ def _check_variants(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
     for glob in wanted:
         if not fnmatch.filter(names, glob):
             raise BadInput(f"--variant: got {glob}, wants names or globs of: {', '.join(names)}")
-
-
-def _print_tables(console: Console, tables: Sequence[RecordTable], lines: Sequence[str] = ()) -> None:
-    for one in tables:
-        console.print(as_rich(one))
-        for remark in one.remarks:
-            console.print(remark, highlight=False, markup=False, soft_wrap=True)
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _identity(cell: dict[str, Any]) -> str:

@@ -22,9 +22,15 @@ COLUMNS = (
 _TEXT_COLUMNS = 5
 
 
-def outcome_table(title: str, outcomes: Sequence[Outcome]) -> RecordTable:
-    """Return a table, a shape of heads a row; winners are told by what of the rule's configuration they change."""
-    return RecordTable(title, COLUMNS, _TEXT_COLUMNS, [_row(found) for found in outcomes], [])
+def outcome_tables(found: Sequence[tuple[str, Sequence[Outcome]]]) -> list[RecordTable]:
+    """Return a table for each title and the outcomes under it, a shape of heads a row, below the last the count of all.
+
+    Winners are told by what of the rule's configuration they change.
+    """
+    tables = [RecordTable(title, COLUMNS, _TEXT_COLUMNS, [*map(_row, outcomes)], []) for title, outcomes in found]
+    if tables:
+        tables[-1].remarks.extend(summary([outcome for _, outcomes in found for outcome in outcomes]))
+    return tables
 
 
 def _row(found: Outcome) -> tuple[str, ...]:

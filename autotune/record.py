@@ -27,7 +27,7 @@ class Record:
     """One variant measured, or failed, in one cell."""
 
     kind: str
-    """What measured it: "bench" or "sweep"."""
+    """What measured it: "bench", "sweep", or "retune", which sums up several sweeps of a head."""
     cell: dict[str, Any]
     """Of the benchmark: model, dtype, batch, classes, placement (of the heads), taps (their names), input (the shape of
     one sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a head of that shape,
@@ -47,7 +47,8 @@ class Record:
     """rounds, warm_up, repeat, captures, order, l2, samples_by_exit (how many of all inputs leave where, by the eager
     network on the same trunk) and whatever else says how the numbers came about. Of a sweep: place ("alone" or
     "network"), config (the fields of the LaunchConfig that ``variant`` names), rule (the variant of the baseline),
-    kernel (its hash), and in situ trunk (its fingerprint) and forks (the taps after which launches leave it)."""
+    kernel (its hash), and in situ trunk (its fingerprint) and forks (the taps after which launches leave it).
+    Of a retuning the same, but tunings (how many) for rounds, captures and config; ``variant`` is what most chose."""
     host_us: dict[str, Any] | None = None
     """Microseconds from the call, on an idle device, until the caller's stream has the answer: median, p20, p80 over
     the rounds, and captures: the median of each fresh capture."""
@@ -57,7 +58,8 @@ class Record:
     paired: list[dict[str, Any]] = field(default_factory=list)
     """Baselines of the same run: role ("bare", "truncated", "segments", or for auto "plain"), variant, host_us and
     device_us (medians), host_ratio and device_ratio (this variant's over the baseline's). Of a sweep: role "rule", the
-    rule's configuration; no times of the host; samples: its rounds, the same ones."""
+    rule's configuration; no times of the host; samples: its rounds, the same ones. Of a retuning what was chosen: role
+    "chosen", variant, tunings, and against what most chose median_ratio, low and high, the ends of its interval."""
     correctness: dict[str, Any] | None = None
     """samples compared with the eager truth; differing: those with another label or exit; differing_near: how many of
     those rounding explains, the confidence being that close to a threshold or the two classes to each other; near: how

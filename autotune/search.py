@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..kernels.launch_config import LaunchConfig
 from .comparison import Paired, over_baseline, winner
-from .measurer import Target
+from .measurer import ALONE, Target
 from .space import simplicity
 from .timing import CAPTURES
 
@@ -34,6 +34,21 @@ class Ask(NamedTuple):
 #: Of what was asked for; what failed is absent, and so is everything if the rule's configuration failed.
 Answers = Mapping[LaunchConfig, Paired]
 Search = Callable[[Target], Generator[Ask, Answers, None]]
+
+
+def alone_only(search: Search) -> Search:
+    """Return a strategy that ends where another one goes on in situ."""
+
+    def asks(target: Target) -> Generator[Ask, Answers, None]:
+        steps = search(target)
+        try:
+            ask = next(steps)
+            while ask.place == ALONE:
+                ask = steps.send((yield ask))
+        except StopIteration:
+            return
+
+    return asks
 
 
 def fastest_first(answers: Answers) -> list[LaunchConfig]:

@@ -65,9 +65,10 @@ class Tuning:
     begins: float
     """Share of the sweep that is done before, and how much of it this is."""
     weighs: float
+    answers: dict[str, Answers] = field(default_factory=dict)
+    """Of each place the last ones, which decide."""
     _asked: dict[str, Ask] = field(default_factory=dict)
-    """Of each place the last question, which decides."""
-    _answers: dict[str, Answers] = field(default_factory=dict)
+    """What they answer."""
     _done: float = 0.0
     _best: str = ""
     _failures: Counter[str] = field(default_factory=Counter)
@@ -79,7 +80,7 @@ class Tuning:
             ask = next(steps)
             while True:
                 answers = self._answer(ask)
-                self._asked[ask.place], self._answers[ask.place] = ask, answers
+                self._asked[ask.place], self.answers[ask.place] = ask, answers
                 self._done, self._best = ask.share, _best(ask.place, answers) or self._best
                 ask = steps.send(answers)
         except StopIteration:
@@ -88,22 +89,22 @@ class Tuning:
     def also(self, place: str, config: LaunchConfig) -> bool:
         """Let a further configuration take part in the decision; return whether it had not yet, and could."""
         last = self._asked.get(place)
-        if last is None or not self._answers[place]:
+        if last is None or not self.answers[place]:
             return False
         if config in last.configs or excluded(config, self.target.shape) is not None:
             return False
-        self._answers[place] = {**self._answers[place], **self._answer(last._replace(configs=(config,)))}
+        self.answers[place] = {**self.answers[place], **self._answer(last._replace(configs=(config,)))}
         self._asked[place] = last._replace(configs=(*last.configs, config))
         return True
 
     def winner(self, place: str) -> LaunchConfig | None:
         """Return the winner as it is now; None if nothing was measured."""
-        return decide(self.target.rule, self._answers.get(place, {}))
+        return decide(self.target.rule, self.answers.get(place, {}))
 
     @property
     def outcome(self) -> Outcome:
         """What was found."""
-        return outcome(self.target, self.target.rule, self._answers, self._failures)
+        return outcome(self.target, self.target.rule, self.answers, self._failures)
 
     def _tell(self, doing: str, done: float) -> None:
         status = Status(self.begins + self.weighs * done, f"{self.target}: {doing}", self._best, self.sweep.failures)

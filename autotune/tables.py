@@ -111,6 +111,14 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=max(console.width, WIDTH))
 
 
+def print_tables(console: Console, tables: Iterable[RecordTable]) -> None:
+    """Print tables on a terminal, and below each what there is to say about it."""
+    for table in tables:
+        console.print(as_rich(table))
+        for remark in table.remarks:
+            console.print(remark, highlight=False, markup=False, soft_wrap=True)
+
+
 def as_rich(table: RecordTable) -> Table:
     """Return the table for a terminal of ``WIDTH`` columns, sections for rows that begin alike."""
     drawn = Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

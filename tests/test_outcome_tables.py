@@ -8,7 +8,7 @@ from auxhead.autotune.__main__ import app
 from auxhead.autotune.comparison import Difference
 from auxhead.autotune.measurer import NETWORK
 from auxhead.autotune.outcome import Outcome
-from auxhead.autotune.outcome_tables import COLUMNS, outcome_table, summary
+from auxhead.autotune.outcome_tables import COLUMNS, outcome_tables, summary
 from auxhead.autotune.record import BadRecord, append_record, read_records
 from auxhead.autotune.recorded_outcomes import recorded_outcomes
 from auxhead.autotune.space import changes, neighbours
@@ -64,7 +64,11 @@ def found(network, over_rule, over_alone, alone=FIRST):
 
 
 def test_nulls_are_called_so():
-    (row,) = outcome_table("t", [found(FIRST, NULL, SAME)]).rows
+    def row_of(*arguments):
+        ((row,),) = [table.rows for table in outcome_tables([("t", [found(*arguments)])])]
+        return row
+
+    row = row_of(FIRST, NULL, SAME)
     assert dict(zip(COLUMNS, row, strict=True)) == {
         "taps": "layer1",
         "by rule": row[1],
@@ -75,9 +79,9 @@ def test_nulls_are_called_so():
         "network's time / with rule's": "0.990 (0.970-1.010), no difference",
         "network's time / with winner alone": "the same",
     }
-    (row,) = outcome_table("t", [found(RULE, SAME, SLOWER)]).rows
+    row = row_of(RULE, SAME, SLOWER)
     assert row[3:5] == ("as by rule", "tie") and row[6:] == ("the same", "1.100 (1.090-1.110)")
-    (row,) = outcome_table("t", [found(None, None, None)]).rows
+    row = row_of(None, None, None)
     assert row[3:5] == ("-", "failed") and row[6:] == ("-", "-")
 
 
@@ -115,10 +119,11 @@ def test_the_command(swept, tmp_path):
     title = "resnet18 float16, batch 8, 10 classes; H200, torch 2.11, kernel 0123456789abcdef"
     assert title in drawn.stdout and "layer2, layer3" in drawn.stdout
     printed = CliRunner().invoke(app, ["table", str(swept[0]), "--markdown"])
-    table = outcome_table(title, swept[1])
+    (table,) = outcome_tables([(title, swept[1])])
     assert f"**{title}**\n\n| taps | by rule |" in printed.stdout and "| --- | ---: |" in printed.stdout
     assert all(f"| {' | '.join(row)} |" in printed.stdout for row in table.rows)
-    for line in summary(swept[1]):
+    assert table.remarks == summary(swept[1])
+    for line in table.remarks:
         assert line in drawn.stdout and line in printed.stdout
     bad = tmp_path / "bad.jsonl"
     append_record(bad, dataclasses.replace(read_records(swept[0])[0], cell={}))

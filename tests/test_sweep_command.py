@@ -148,7 +148,7 @@ def test_bad_options(pretended, monkeypatch):
     assert_one_line_error(tune("a:b", "--batch", 8), "--batch: is that of the network which a:b returns")
     assert_one_line_error(tune("no_such:thing"), "no module 'no_such'")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert_one_line_error(tune("resnet18"), "torch sees no CUDA device here, wants one; --replay needs none")
+    assert_one_line_error(tune("resnet18"), "sweep: torch sees no CUDA device here, wants one")
 
 
 def test_a_bar_on_a_terminal(pretended):
