@@ -21,6 +21,7 @@ from .bench import DeviceLost, run_cell
 from .bench_plan import ROUNDS, Plan, check_patterns, unsettled
 from .cells import STAGES, Cell, Dtype, Placement, chosen_cells
 from .environment import environment
+from .network_tables import network_tables
 from .outcome_tables import outcome_tables
 from .plan_command import plan
 from .record import BadRecord, read_records
@@ -140,7 +141,8 @@ def table(
     """Print the tables of records again: of a benchmark all times, of sweeps the winners, of retunings what agrees."""
     with one_line_errors(BadRecord):
         found = read_records(records)
-        tables = [*bench_tables(found), *outcome_tables(recorded_outcomes(found)), *agreement_tables(found)]
+        swept = [*outcome_tables(recorded_outcomes(found)), *network_tables(found)]
+        tables = [*bench_tables(found), *swept, *agreement_tables(found)]
         if markdown:
             print("\n".join(as_markdown(one) for one in tables))
         else:

@@ -2,26 +2,30 @@
 
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig
+from ..model.overlapped_runner import OverlappedRunner
 from .alone_head import CHAIN, AloneHead
 from .bench import DeviceLost
 from .cells import NEVER
 from .comparison import Paired
 from .heads_in_situ import HeadsInSitu
 from .measurer import ALONE, NETWORK, Failure, Target
+from .network_points import NetworkPoint
 from .subject import Subject
 from .timing import VariantFailed, time_rounds
 
 #: Back-to-back replays last about this long, microseconds.
 BLOCK_US = 1000.0
+#: What is timed beside others of its kind.
+Thing = TypeVar("Thing", bound=Hashable)
 #: What is compiled at the same time, at most: each takes a core.
 _MOST_WORKERS = 32
 
@@ -66,24 +70,30 @@ class HeadTiming:
     def compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
         """Compile in threads; the compiler leaves Python for most of the time. Launches each configuration once."""
 
-        def attempt(config: LaunchConfig) -> Failure | None:
+        def launch(config: LaunchConfig) -> None:
+            if place == ALONE:
+                self._heads[target].launch(config)
+            else:
+                self._in_situ.launch({target.shape: config}, self.by_rule, target.taps)
+
+        return self._compile(configs, launch)
+
+    def _compile(self, things: Sequence[Thing], launch: Callable[[Thing], object]) -> dict[Thing, Failure]:
+        def attempt(thing: Thing) -> Failure | None:
             try:
                 with torch.cuda.device(self._device), torch.no_grad():
-                    if place == ALONE:
-                        self._heads[target].launch(config)
-                    else:
-                        self._in_situ.launch(target, config)
+                    launch(thing)
                     torch.cuda.current_stream(self._device).synchronize()
             except Exception as error:
                 return _failure(error)
             return None
 
         self._check_device()
-        first = [attempt(config) for config in configs[:1]]  # by itself: it reads the kernel's sources for all
+        first = [attempt(thing) for thing in things[:1]]  # by itself: it reads the kernel's sources for all
         with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_WORKERS)) as pool:
-            rest = list(pool.map(attempt, configs[1:]))
+            rest = list(pool.map(attempt, things[1:]))
         self._see_whether_lost()
-        return {config: failed for config, failed in zip(configs, first + rest, strict=True) if failed}
+        return {thing: failed for thing, failed in zip(things, first + rest, strict=True) if failed}
 
     def check(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
         """Compare each configuration with the truth; in situ that is done with the very captures that are timed."""
@@ -110,62 +120,96 @@ class HeadTiming:
         def build(config: LaunchConfig) -> list[Callable[[], object]]:
             return [self._heads[target].chain(config) for _ in range(captures)]
 
-        return self._time(target, configs, build, rounds, launches=CHAIN)
+        return self._time(configs, target.rule, build, rounds, launches=CHAIN)
 
     def in_situ(
         self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
     ) -> Mapping[LaunchConfig, Paired | Failure]:
         """Time captured networks in which all heads of the target's shape are launched in that way."""
+
+        def capture(config: LaunchConfig) -> OverlappedRunner:
+            return self._in_situ.runner({target.shape: config}, self.by_rule)
+
+        return self._time_networks(configs, target.rule, capture, target.taps, rounds, captures)
+
+    @property
+    def by_rule(self) -> NetworkPoint:
+        """How launches leave the trunk in situ."""
+        return self._in_situ.by_rule
+
+    def points(
+        self, points: Sequence[NetworkPoint], heads: Mapping[HeadShape, LaunchConfig], rounds: int, captures: int
+    ) -> Mapping[NetworkPoint, Paired | Failure]:
+        """Time the network with its heads as they are tuned; see :class:`~auxhead.autotune.network_sweep.Measurer`."""
+        taps = self._subject.network.taps
+        failed = self._compile(points, lambda point: self._in_situ.launch(heads, point, taps))
+        if points[0] in failed:
+            return failed
+        left = [point for point in points if point not in failed]
+        found = self._time_networks(
+            left, points[0], lambda point: self._in_situ.runner(heads, point), taps, rounds, captures
+        )
+        return {**failed, **found}
+
+    def _time_networks(
+        self,
+        things: Sequence[Thing],
+        baseline: Thing,
+        capture: Callable[[Thing], OverlappedRunner],
+        taps: Sequence[str],
+        rounds: int,
+        captures: int,
+    ) -> dict[Thing, Paired | Failure]:
+        """Capture and time networks, whose answers are compared with the truth at some taps."""
         with ExitStack() as opened, self._subject.exits(NEVER):
 
-            def build(config: LaunchConfig) -> list[Callable[[], object]]:
+            def build(thing: Thing) -> list[Callable[[], object]]:
                 calls: list[Callable[[], object]] = []
                 for _ in range(captures):
-                    runner = self._in_situ.runner(target, config)
+                    runner = capture(thing)
                     opened.callback(runner.close)
-                    wrong = self._in_situ.wrong(target, runner)
+                    wrong = self._in_situ.wrong(taps, runner)
                     if wrong is not None:
                         raise _Wrong(wrong)
                     calls.append(lambda runner=runner: runner(self._subject.example))  # type: ignore[misc]
                 return calls
 
-            return self._time(target, configs, build, rounds, launches=1)
+            return self._time(things, baseline, build, rounds, launches=1)
 
     def _time(
         self,
-        target: Target,
-        configs: Sequence[LaunchConfig],
-        build: Callable[[LaunchConfig], list[Callable[[], object]]],
+        things: Sequence[Thing],
+        baseline: Thing,
+        build: Callable[[Thing], list[Callable[[], object]]],
         rounds: int,
         launches: int,
-    ) -> dict[LaunchConfig, Paired | Failure]:
+    ) -> dict[Thing, Paired | Failure]:
         """Capture and time; what fails meanwhile is left out, and the rest begins again."""
-        results: dict[LaunchConfig, Paired | Failure] = {}
-        calls: dict[LaunchConfig, list[Callable[[], object]]] = {}
-        for config in configs:
+        results: dict[Thing, Paired | Failure] = {}
+        calls: dict[Thing, list[Callable[[], object]]] = {}
+        for thing in things:
             self._check_device()
             try:
-                calls[config] = build(config)
+                calls[thing] = build(thing)
             except _Wrong as wrong:
-                results[config] = Failure("wrong answer", str(wrong))
+                results[thing] = Failure("wrong answer", str(wrong))
             except Exception as error:
-                results[config] = _failure(error)
+                results[thing] = _failure(error)
                 self._see_whether_lost()
-        while target.rule in calls:
+        while baseline in calls:
             self._check_device()
             try:
-                first = time_rounds({target.rule: calls[target.rule][:1]}, self._device, rounds=2, repeat=2)
-                repeat = max(2, round(BLOCK_US / min(first[target.rule][0])))
+                first = time_rounds({baseline: calls[baseline][:1]}, self._device, rounds=2, repeat=2)
+                repeat = max(2, round(BLOCK_US / min(first[baseline][0])))
                 times = time_rounds(calls, self._device, rounds=rounds, repeat=repeat)
             except VariantFailed as failed:
-                assert isinstance(failed.name, LaunchConfig)
                 results[failed.name] = _failure(failed.__cause__ or failed)
                 del calls[failed.name]
                 self._see_whether_lost()
                 continue
             run = secrets.token_hex(6)
-            each = {config: [[us / launches for us in one] for one in found] for config, found in times.items()}
-            return {**results, **{config: Paired(own, each[target.rule], run) for config, own in each.items()}}
+            each = {thing: [[us / launches for us in one] for one in found] for thing, found in times.items()}
+            return {**results, **{thing: Paired(own, each[baseline], run) for thing, own in each.items()}}
         return results
 
     def _see_whether_lost(self) -> None:

@@ -40,13 +40,14 @@ def _row(found: Outcome) -> tuple[str, ...]:
         text(found.rule),
         *("-" if config is None else changes(config, found.rule) for config in winners),
         "failed" if found.network is None else "tie" if found.network == found.rule else "win",
-        _ratio(found.alone_over_rule, found.alone == found.rule),
-        _ratio(found.over_rule, found.network == found.rule),
-        _ratio(found.over_alone, found.network == found.alone),
+        ratio_in_words(found.alone_over_rule, found.alone == found.rule),
+        ratio_in_words(found.over_rule, found.network == found.rule),
+        ratio_in_words(found.over_alone, found.network == found.alone),
     )
 
 
-def _ratio(difference: Difference | None, same: bool) -> str:
+def ratio_in_words(difference: Difference | None, same: bool) -> str:
+    """Write how times compare, with the interval, and whether that is a difference; ``same``: it is the same thing."""
     if difference is None:
         return "-"
     if same:

@@ -27,11 +27,12 @@ class Record:
     """One variant measured, or failed, in one cell."""
 
     kind: str
-    """What measured it: "bench", "sweep", or "retune", which sums up several sweeps of a head."""
+    """What measured it: "bench"; "sweep", of heads; "network", of where a network's launches leave its trunk; "retune",
+    which sums up several sweeps of a head."""
     cell: dict[str, Any]
-    """Of the benchmark: model, dtype, batch, classes, placement (of the heads), taps (their names), input (the shape of
-    one sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a head of that shape,
-    separated by commas)."""
+    """Of the benchmark and of networks: model, dtype, batch, classes, placement (of the heads), taps (their names),
+    input (the shape of one sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a
+    head of that shape, separated by commas)."""
     exits: str
     """Where the samples leave: "never", the name of a tap, the percent that leave at each tap and at the classifier
     ("40/30/20/10"), or "own" for the thresholds that a model came with."""
@@ -47,8 +48,9 @@ class Record:
     """rounds, warm_up, repeat, captures, order, l2, samples_by_exit (how many of all inputs leave where, by the eager
     network on the same trunk) and whatever else says how the numbers came about. Of a sweep: place ("alone" or
     "network"), config (the fields of the LaunchConfig that ``variant`` names), rule (the variant of the baseline),
-    kernel (its hash), and in situ trunk (its fingerprint) and forks (the taps after which launches leave it).
-    Of a retuning the same, but tunings (how many) for rounds, captures and config; ``variant`` is what most chose."""
+    kernel (its hash), and in situ trunk (its fingerprint) and forks (the taps after which launches leave it). Of a
+    network the same but place and config, and trunk_priority ("high", or "same" as the heads') and heads (the variant
+    by tap). Of a retuning tunings (how many) for rounds, captures and config; ``variant`` is what most chose."""
     host_us: dict[str, Any] | None = None
     """Microseconds from the call, on an idle device, until the caller's stream has the answer: median, p20, p80 over
     the rounds, and captures: the median of each fresh capture."""

@@ -112,7 +112,8 @@ class Tuning:
 
     def _answer(self, ask: Ask) -> Answers:
         """Return what is known of the configurations, after measuring what is not."""
-        found = {config: self.sweep.book.find(self.target, ask, config) for config in dict.fromkeys(ask.configs)}
+        book = self.sweep.book
+        found = {config: book.find(book.of_head(self.target, ask, config)) for config in dict.fromkeys(ask.configs)}
         known = {config: result for config, result in found.items() if result is not None}
         missing = [config for config in found if config not in known]
         together = TOGETHER[ask.place]
@@ -139,7 +140,7 @@ class Tuning:
 
         def settle(config: LaunchConfig, result: Paired | Failure) -> None:
             if config in missing:  # the rule's may be known
-                result = book.add(target, ask, config, result)
+                result = book.add(book.of_head(target, ask, config), result)
             results[config] = result
 
         for step in (measurer.compile, measurer.check):

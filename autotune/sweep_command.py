@@ -3,10 +3,10 @@
 import dataclasses
 import gc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 import typer
@@ -20,6 +20,8 @@ from .cells import Cell
 from .environment import environment
 from .exchange import exchange_winners
 from .head_timing import HeadTiming
+from .network_sweep import NetworkOutcome, sweep_network
+from .network_tables import network_table
 from .outcome import Outcome
 from .outcome_tables import outcome_tables
 from .record import BadRecord, read_records
@@ -55,7 +57,9 @@ def sweep(
     dtype: DtypeOption = None,
     classes: ClassesOption = None,
     placement: PlacementOption = None,
-    effort: Annotated[Effort, typer.Option(help="About a minute a network, or five.")] = Effort.quick,
+    effort: Annotated[
+        Effort, typer.Option(help="About a minute a network, or five; full also tries other forks and priorities.")
+    ] = Effort.quick,
     out: Annotated[
         Path | None, typer.Option(help="Records are appended here.", show_default="autotune-records/sweep-DEVICE.jsonl")
     ] = None,
@@ -86,32 +90,56 @@ def _measure(console: Console, chosen: Chosen, effort: Effort, out: Path | None)
     own, cells = chosen.networks()
     where = out or records_of("sweep", device)
     found: list[tuple[str, list[Outcome]]] = []
+    networks: list[NetworkOutcome] = []
     failures: Counter[str] = Counter()
     with SweepProgress(console) as progress:
+
+        def start(cell: Cell, number: int) -> tuple[HeadTiming, Sweep]:
+            def show(status: Status) -> None:
+                progress.show(status._replace(done=(number + status.done) / len(cells)))
+
+            show(Status(0.0, f"{cell}: building", "", failures))
+            measurer = HeadTiming(own or build_subject(cell, device))
+            protocol = {"kernel": kernel_hash(), **measurer.protocol}
+            book = Book(where, environment(device), protocol, measurer.of_network)
+            return measurer, Sweep(measurer, STRATEGIES[effort.value], book, show, failures)
+
         for family in _families(cells):
-            sweeps: dict[str, Sweep] = {}
             try:
-                for cell in family:
-                    before = len(found) + len(sweeps)
-
-                    def show(status: Status, before: int = before) -> None:
-                        progress.show(status._replace(done=(before + status.done) / len(cells)))
-
-                    show(Status(0.0, f"{cell}: building", "", failures))
-                    measurer = HeadTiming(own or build_subject(cell, device))
-                    protocol = {"kernel": kernel_hash(), **measurer.protocol}
-                    book = Book(where, environment(device), protocol, measurer.of_network)
-                    sweeps[str(cell)] = Sweep(measurer, STRATEGIES[effort.value], book, show, failures)
-                    sweeps[str(cell)].run(measurer.targets)
-                exchange_winners(tuning for sweep in sweeps.values() for tuning in sweep.tunings)
+                swept = _sweep_family(family, len(found), start, effort)
             except DeviceLost as error:
                 raise BadInput(f"{error}; what was measured is recorded: the same command goes on") from None
-            found += [(name, sweep.outcomes) for name, sweep in sweeps.items()]
-            del measurer, sweeps
+            found += [(str(cell), outcomes) for cell, outcomes in swept.heads.items()]
+            networks += swept.networks
             gc.collect()
             torch.cuda.empty_cache()
-    _report(console, found, failures)
+    _report(console, found, networks, failures)
     console.print(f"Records: {where}", highlight=False, soft_wrap=True)
+
+
+class _Swept(NamedTuple):
+    """What was found for cells that differ in the batch size alone."""
+
+    heads: dict[Cell, list[Outcome]]
+    networks: list[NetworkOutcome]
+
+
+def _sweep_family(
+    cells: Sequence[Cell], before: int, start: Callable[[Cell, int], tuple[HeadTiming, Sweep]], effort: Effort
+) -> _Swept:
+    """Tune the heads of each, exchange winners, and see how the launches should leave the trunk."""
+    started: dict[Cell, tuple[HeadTiming, Sweep]] = {}
+    for number, cell in enumerate(cells, start=before):
+        measurer, sweep = started[cell] = start(cell, number)
+        sweep.run(measurer.targets)
+    exchange_winners(tuning for _, sweep in started.values() for tuning in sweep.tunings)
+    networks = []
+    if effort is Effort.full:
+        for cell, (measurer, sweep) in started.items():
+            sweep.watch(Status(1.0, f"{cell}: forks and priority", "", sweep.failures))
+            heads = {one.target: one.network or one.rule for one in sweep.outcomes}
+            networks.append(sweep_network(measurer, cell, heads, sweep.book, sweep.failures))
+    return _Swept({cell: sweep.outcomes for cell, (_, sweep) in started.items()}, networks)
 
 
 def _replay(console: Console, chosen: Chosen, effort: Effort, path: Path) -> None:
@@ -131,7 +159,7 @@ def _replay(console: Console, chosen: Chosen, effort: Effort, path: Path) -> Non
         shape = outcome.target.shape
         title = f"{chosen.model} {shape.dtype}, batch {shape.samples}, {shape.classes} classes, from {path}"
         by_network.setdefault(title, []).append(outcome)
-    _report(console, list(by_network.items()), failures)
+    _report(console, list(by_network.items()), [], failures)
 
 
 def _families(cells: Sequence[Cell]) -> list[list[Cell]]:
@@ -142,7 +170,14 @@ def _families(cells: Sequence[Cell]) -> list[list[Cell]]:
     return list(found.values())
 
 
-def _report(console: Console, found: Sequence[tuple[str, Sequence[Outcome]]], failures: Counter[str]) -> None:
+def _report(
+    console: Console,
+    found: Sequence[tuple[str, Sequence[Outcome]]],
+    networks: Sequence[NetworkOutcome],
+    failures: Counter[str],
+) -> None:
     print_tables(console, outcome_tables(found))
+    if networks:
+        print_tables(console, [network_table("Where launches leave the trunk", networks)])
     if failures:
         console.print(f"Not timed: {failures_in_words(failures)}", highlight=False, markup=False, soft_wrap=True)
