@@ -1,8 +1,7 @@
-"""The command ``auxhead-tune``: sweep, retune, bench, table, plan, promote and explain."""
+"""The command ``auxhead-tune``: sweep, retune, bench, heads, table, plan, promote and explain."""
 
 import fnmatch
 import json
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -21,10 +20,12 @@ from .bench import DeviceLost, run_cell
 from .bench_plan import ROUNDS, Plan, check_patterns, unsettled
 from .cells import STAGES, Cell, Dtype, Placement, chosen_cells
 from .environment import environment
+from .head_tables import head_tables
+from .heads_command import heads
 from .network_tables import network_tables
 from .outcome_tables import outcome_tables
 from .plan_command import plan
-from .record import BadRecord, read_records
+from .record import BadRecord, default_path, read_records
 from .recorded_outcomes import recorded_outcomes
 from .retune_command import retune
 from .subject import Subject, build_subject, is_factory, load_subject
@@ -99,8 +100,7 @@ def bench(
         where_to_exit = tuple(exits or (_QUICK_EXITS if quick else ()))
         _check_variants(wanted, cells)
         check_patterns(where_to_exit, cells)
-        gpu = torch.cuda.get_device_name(device)
-        where = out or Path("autotune-records") / f"bench-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.jsonl"
+        where = out or default_path("bench", torch.cuda.get_device_name(device))
         progress = _Progress(console)
         plan = Plan(
             out=where,
@@ -131,18 +131,23 @@ def bench(
             raise BadInput(f"{len(failed)} of {len(left)} cells could not be measured, the first: {failed[0]}")
 
 
+app.command()(heads)
+
+
 @app.command()
 def table(
     records: Annotated[
-        Path, typer.Argument(help="A .jsonl file of `auxhead-tune bench`, `sweep` or `retune`.", show_default=False)
+        Path, typer.Argument(help="A .jsonl file of bench, heads, sweep or retune.", show_default=False)
     ],
     markdown: Annotated[bool, typer.Option("--markdown", help="For a README.")] = False,
 ) -> None:
-    """Print the tables of records again: of a benchmark all times, of sweeps the winners, of retunings what agrees."""
+    """Print the tables of records again: all times, of sweeps the winners, of retunings what agrees."""
     with one_line_errors(BadRecord):
         found = read_records(records)
         swept = [*outcome_tables(recorded_outcomes(found)), *network_tables(found)]
-        tables = [*bench_tables(found), *swept, *agreement_tables(found)]
+        tables = [*bench_tables(found), *head_tables(found), *swept, *agreement_tables(found)]
+        if not tables:
+            raise BadInput(f"RECORDS: {records} holds none of bench, heads, sweep or retune, wants some")
         if markdown:
             print("\n".join(as_markdown(one) for one in tables))
         else:

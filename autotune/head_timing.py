@@ -2,30 +2,29 @@
 
 import os
 import secrets
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig
 from ..model.overlapped_runner import OverlappedRunner
-from .alone_head import CHAIN, AloneHead
+from .alone_head import CHAIN, AloneHead, Chain
 from .bench import DeviceLost
 from .cells import NEVER
 from .comparison import Paired
+from .head_peers import FUSED, LAUNCHES
 from .heads_in_situ import HeadsInSitu
 from .measurer import ALONE, NETWORK, Failure, Target
 from .network_points import NetworkPoint
 from .subject import Subject
-from .timing import VariantFailed, time_rounds
+from .timing import Key, VariantFailed, time_rounds
 
 #: Back-to-back replays last about this long, microseconds.
 BLOCK_US = 1000.0
-#: What is timed beside others of its kind.
-Thing = TypeVar("Thing", bound=Hashable)
 #: What is compiled at the same time, at most: each takes a core.
 _MOST_WORKERS = 32
 
@@ -42,15 +41,16 @@ class HeadTiming:
         by_shape: dict[HeadShape, list[tuple[str, AloneHead]]] = {}
         for tap, head in zip(subject.network.taps, self._in_situ.heads, strict=True):
             by_shape.setdefault(head.shape, []).append((tap, head))
-        self._heads = {
+        self.heads = {
             Target(shape, subject.cell.model, tuple(tap for tap, _ in heads)): heads[0][1]
             for shape, heads in by_shape.items()
         }
+        """Of each shape the first head that has it, and what its tap gives it."""
 
     @property
     def targets(self) -> list[Target]:
         """What there is to tune: the network's shapes of heads, in the order of their first taps."""
-        return list(self._heads)
+        return list(self.heads)
 
     @property
     def protocol(self) -> dict[str, Any]:
@@ -72,28 +72,28 @@ class HeadTiming:
 
         def launch(config: LaunchConfig) -> None:
             if place == ALONE:
-                self._heads[target].launch(config)
+                self.heads[target].launch(config)
             else:
                 self._in_situ.launch({target.shape: config}, self.by_rule, target.taps)
 
         return self._compile(configs, launch)
 
-    def _compile(self, things: Sequence[Thing], launch: Callable[[Thing], object]) -> dict[Thing, Failure]:
-        def attempt(thing: Thing) -> Failure | None:
+    def _compile(self, variants: Sequence[Key], launch: Callable[[Key], object]) -> dict[Key, Failure]:
+        def attempt(variant: Key) -> Failure | None:
             try:
                 with torch.cuda.device(self._device), torch.no_grad():
-                    launch(thing)
+                    launch(variant)
                     torch.cuda.current_stream(self._device).synchronize()
             except Exception as error:
                 return _failure(error)
             return None
 
         self._check_device()
-        first = [attempt(thing) for thing in things[:1]]  # by itself: it reads the kernel's sources for all
+        first = [attempt(variant) for variant in variants[:1]]  # by itself: it reads the kernel's sources for all
         with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_WORKERS)) as pool:
-            rest = list(pool.map(attempt, things[1:]))
+            rest = list(pool.map(attempt, variants[1:]))
         self._see_whether_lost()
-        return {thing: failed for thing, failed in zip(things, first + rest, strict=True) if failed}
+        return {variant: failed for variant, failed in zip(variants, first + rest, strict=True) if failed}
 
     def check(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
         """Compare each configuration with the truth; in situ that is done with the very captures that are timed."""
@@ -103,7 +103,7 @@ class HeadTiming:
         for config in configs:
             self._check_device()
             try:
-                wrong = self._heads[target].wrong(config)
+                wrong = self.heads[target].wrong(config)
             except Exception as error:
                 failures[config] = _failure(error)
                 self._see_whether_lost()
@@ -118,9 +118,9 @@ class HeadTiming:
         """Time chains of launches in graphs."""
 
         def build(config: LaunchConfig) -> list[Callable[[], object]]:
-            return [self._heads[target].chain(config) for _ in range(captures)]
+            return [self.heads[target].chain(config) for _ in range(captures)]
 
-        return self._time(configs, target.rule, build, rounds, launches=CHAIN)
+        return self._time(target.rule, configs, build, rounds, launches=CHAIN)
 
     def in_situ(
         self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
@@ -130,7 +130,7 @@ class HeadTiming:
         def capture(config: LaunchConfig) -> OverlappedRunner:
             return self._in_situ.runner({target.shape: config}, self.by_rule)
 
-        return self._time_networks(configs, target.rule, capture, target.taps, rounds, captures)
+        return self._time_networks(target.rule, configs, capture, target.taps, rounds, captures)
 
     @property
     def by_rule(self) -> NetworkPoint:
@@ -145,28 +145,29 @@ class HeadTiming:
         failed = self._compile(points, lambda point: self._in_situ.launch(heads, point, taps))
         if points[0] in failed:
             return failed
+
+        def capture(point: NetworkPoint) -> OverlappedRunner:
+            return self._in_situ.runner(heads, point)
+
         left = [point for point in points if point not in failed]
-        found = self._time_networks(
-            left, points[0], lambda point: self._in_situ.runner(heads, point), taps, rounds, captures
-        )
-        return {**failed, **found}
+        return {**failed, **self._time_networks(points[0], left, capture, taps, rounds, captures)}
 
     def _time_networks(
         self,
-        things: Sequence[Thing],
-        baseline: Thing,
-        capture: Callable[[Thing], OverlappedRunner],
+        baseline: Key,
+        variants: Sequence[Key],
+        capture: Callable[[Key], OverlappedRunner],
         taps: Sequence[str],
         rounds: int,
         captures: int,
-    ) -> dict[Thing, Paired | Failure]:
+    ) -> dict[Key, Paired | Failure]:
         """Capture and time networks, whose answers are compared with the truth at some taps."""
         with ExitStack() as opened, self._subject.exits(NEVER):
 
-            def build(thing: Thing) -> list[Callable[[], object]]:
+            def build(variant: Key) -> list[Callable[[], object]]:
                 calls: list[Callable[[], object]] = []
                 for _ in range(captures):
-                    runner = capture(thing)
+                    runner = capture(variant)
                     opened.callback(runner.close)
                     wrong = self._in_situ.wrong(taps, runner)
                     if wrong is not None:
@@ -174,27 +175,62 @@ class HeadTiming:
                     calls.append(lambda runner=runner: runner(self._subject.example))  # type: ignore[misc]
                 return calls
 
-            return self._time(things, baseline, build, rounds, launches=1)
+            return self._time(baseline, variants, build, rounds, launches=1)
+
+    def against_peers(
+        self, target: Target, rounds: int, captures: int, begins: Callable[[str], None]
+    ) -> Mapping[str, Paired | Failure]:
+        """Time a head alone, launched as the project chooses, between its peers; microseconds of a head.
+
+        Args:
+            target: whose head it is.
+            rounds: of each capture.
+            captures: fresh ones of each variant.
+            begins: is told which variant is made, checked and captured.
+
+        Returns:
+            Of each of ``head_peers.LAUNCHES`` its times and those of the fused head in the same rounds; the answers of
+            every timed capture were compared with the truth.
+        """
+        head = self.heads[target]
+
+        def build(variant: str) -> list[Callable[[], object]]:
+            begins(variant)
+            launch = LAUNCHES[variant](head)
+            wrong = head.wrong(head.chosen) if variant == FUSED else None
+            calls: list[Callable[[], object]] = []
+            for _ in range(captures):
+                chain = Chain(launch, self._device)
+                chain()
+                wrong = wrong or head.wrong_answer(chain.said)
+                calls.append(chain)
+            if wrong is not None:
+                raise _Wrong(wrong)
+            return calls
+
+        found = self._time(FUSED, list(LAUNCHES), build, rounds, launches=CHAIN)
+        nothing = Failure("no baseline", "the fused head failed")
+        return {variant: found.get(variant, nothing) for variant in LAUNCHES}
 
     def _time(
         self,
-        things: Sequence[Thing],
-        baseline: Thing,
-        build: Callable[[Thing], list[Callable[[], object]]],
+        baseline: Key,
+        variants: Sequence[Key],
+        build: Callable[[Key], list[Callable[[], object]]],
         rounds: int,
         launches: int,
-    ) -> dict[Thing, Paired | Failure]:
+    ) -> dict[Key, Paired | Failure]:
         """Capture and time; what fails meanwhile is left out, and the rest begins again."""
-        results: dict[Thing, Paired | Failure] = {}
-        calls: dict[Thing, list[Callable[[], object]]] = {}
-        for thing in things:
+        results: dict[Key, Paired | Failure] = {}
+        calls: dict[Key, list[Callable[[], object]]] = {}
+        for variant in variants:
             self._check_device()
             try:
-                calls[thing] = build(thing)
+                calls[variant] = build(variant)
             except _Wrong as wrong:
-                results[thing] = Failure("wrong answer", str(wrong))
+                results[variant] = Failure("wrong answer", str(wrong))
             except Exception as error:
-                results[thing] = _failure(error)
+                results[variant] = _failure(error)
                 self._see_whether_lost()
         while baseline in calls:
             self._check_device()
@@ -208,8 +244,8 @@ class HeadTiming:
                 self._see_whether_lost()
                 continue
             run = secrets.token_hex(6)
-            each = {thing: [[us / launches for us in one] for one in found] for thing, found in times.items()}
-            return {**results, **{thing: Paired(own, each[baseline], run) for thing, own in each.items()}}
+            each = {variant: [[us / launches for us in one] for one in found] for variant, found in times.items()}
+            return {**results, **{variant: Paired(own, each[baseline], run) for variant, own in each.items()}}
         return results
 
     def _see_whether_lost(self) -> None:

@@ -6,6 +6,7 @@ Nothing here imports torch, so that figures and tables are made from records any
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,12 +28,12 @@ class Record:
     """One variant measured, or failed, in one cell."""
 
     kind: str
-    """What measured it: "bench"; "sweep", of heads; "network", of where a network's launches leave its trunk; "retune",
-    which sums up several sweeps of a head."""
+    """What measured it: "bench"; "heads"; "sweep", of heads; "network", of where a network's launches leave its trunk;
+    "retune", which sums up several sweeps of a head."""
     cell: dict[str, Any]
     """Of the benchmark and of networks: model, dtype, batch, classes, placement (of the heads), taps (their names),
     input (the shape of one sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a
-    head of that shape, separated by commas)."""
+    head of that shape, separated by commas). Of heads: all of these."""
     exits: str
     """Where the samples leave: "never", the name of a tap, the percent that leave at each tap and at the classifier
     ("40/30/20/10"), or "own" for the thresholds that a model came with."""
@@ -50,18 +51,21 @@ class Record:
     "network"), config (the fields of the LaunchConfig that ``variant`` names), rule (the variant of the baseline),
     kernel (its hash), and in situ trunk (its fingerprint) and forks (the taps after which launches leave it). Of a
     network the same but place and config, and trunk_priority ("high", or "same" as the heads') and heads (the variant
-    by tap). Of a retuning tunings (how many) for rounds, captures and config; ``variant`` is what most chose."""
+    by tap). Of a retuning tunings (how many) for rounds, captures and config; ``variant`` is what most chose. Of heads:
+    place "alone", config and kernel, those of "fused", and for "bytes" the bytes that a head has to move and
+    bytes_per_second, what a copy read and wrote."""
     host_us: dict[str, Any] | None = None
     """Microseconds from the call, on an idle device, until the caller's stream has the answer: median, p20, p80 over
     the rounds, and captures: the median of each fresh capture."""
     device_us: dict[str, Any] | None = None
-    """The same of the time one call takes on the device when calls follow back to back. Of a sweep the only time, of
-    one launch alone or of the whole network in situ, with samples: all rounds of each capture."""
+    """The same of the time one call takes on the device when calls follow back to back. Of a sweep and of heads the
+    only time, of one head alone or of the whole network in situ, with samples: all rounds of each capture."""
     paired: list[dict[str, Any]] = field(default_factory=list)
     """Baselines of the same run: role ("bare", "truncated", "segments", or for auto "plain"), variant, host_us and
     device_us (medians), host_ratio and device_ratio (this variant's over the baseline's). Of a sweep: role "rule", the
     rule's configuration; no times of the host; samples: its rounds, the same ones. Of a retuning what was chosen: role
-    "chosen", variant, tunings, and against what most chose median_ratio, low and high, the ends of its interval."""
+    "chosen", variant, tunings, and against what most chose median_ratio, low and high, the ends of its interval. Of
+    heads: role "fused"; no times of the host; low and high, the ends of the 99 % interval of device_ratio."""
     correctness: dict[str, Any] | None = None
     """samples compared with the eager truth; differing: those with another label or exit; differing_near: how many of
     those rounding explains, the confidence being that close to a threshold or the two classes to each other; near: how
@@ -80,6 +84,16 @@ class Record:
     def environment_key(self) -> tuple[Any, ...]:
         """What the numbers depend on besides the code."""
         return tuple(self.environment.get(name) for name in ENVIRONMENT_KEY)
+
+
+def default_path(kind: str, gpu: str) -> Path:
+    """Return where records of a kind are kept unless another file is named.
+
+    Args:
+        kind: what measured them.
+        gpu: as ``torch.cuda.get_device_name`` says it.
+    """
+    return Path("autotune-records") / f"{kind}-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.jsonl"
 
 
 def append_record(path: Path, record: Record) -> None:

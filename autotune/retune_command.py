@@ -10,11 +10,12 @@ import typer
 from ..kernels.kernel_hash import kernel_hash
 from ..model.bad_input import BadInput
 from ..model.one_line_errors import one_line_errors
-from .agreement import agreement_tables
+from .agreement import KIND, agreement_tables
 from .bench import DeviceLost
 from .environment import environment
 from .head_timing import HeadTiming
-from .record import BadRecord, Record, append_record, read_records
+from .network_choice import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
+from .record import BadRecord, Record, append_record, default_path, read_records
 from .retune import retune as retune_targets
 from .search import alone_only
 from .strategies import STRATEGIES
@@ -23,24 +24,14 @@ from .sweep import Status
 from .sweep_progress import SweepProgress
 from .sweep_records import Book
 from .tables import print_tables, wide_console
-from .tuned_networks import (
-    BatchOption,
-    Chosen,
-    ClassesOption,
-    DtypeOption,
-    ModelArgument,
-    PlacementOption,
-    device_here,
-    records_of,
-)
 
 
 def retune(
-    model: ModelArgument,
-    batch: BatchOption = None,
-    dtype: DtypeOption = None,
-    classes: ClassesOption = None,
-    placement: PlacementOption = None,
+    model: Model,
+    batch: Batches = None,
+    dtype: Dtypes = None,
+    classes: Classes = None,
+    placement: Placements = None,
     times: Annotated[int, typer.Option(min=2, help="Tunings of each head.")] = 10,
     in_situ: Annotated[
         bool, typer.Option("--in-situ", help="Tune in the captured network, too, which takes several times as long.")
@@ -59,10 +50,14 @@ def retune(
     that was stopped goes on where it was.
     """
     console = wide_console()
+    chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
     with one_line_errors(BadRecord):
-        device = device_here("retune")
-        own, cells = Chosen.of(model, batch, dtype, classes, placement).networks()
-        where = out or records_of("retune", device)
+        if not torch.cuda.is_available():
+            raise BadInput("retune: torch sees no CUDA device here, wants one; `auxhead-tune table` needs none")
+        device = torch.device("cuda", torch.cuda.current_device())
+        own = chosen.own()
+        cells = [own.cell] if own is not None else chosen.cells()
+        where = out or default_path(KIND, torch.cuda.get_device_name(device))
         search = STRATEGIES["quick"] if in_situ else alone_only(STRATEGIES["quick"])
         names = [*(f"{number:02}" for number in range(1, times + 1)), "compared"]
         kept = []

@@ -20,11 +20,12 @@ from .cells import Cell
 from .environment import environment
 from .exchange import exchange_winners
 from .head_timing import HeadTiming
+from .network_choice import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
 from .network_sweep import NetworkOutcome, sweep_network
 from .network_tables import network_table
 from .outcome import Outcome
 from .outcome_tables import outcome_tables
-from .record import BadRecord, read_records
+from .record import BadRecord, default_path, read_records
 from .replay import ReplayMeasurer, recorded_targets
 from .strategies import STRATEGIES
 from .subject import build_subject
@@ -32,16 +33,6 @@ from .sweep import Status, Sweep
 from .sweep_progress import SweepProgress, failures_in_words
 from .sweep_records import Book
 from .tables import print_tables, wide_console
-from .tuned_networks import (
-    BatchOption,
-    Chosen,
-    ClassesOption,
-    DtypeOption,
-    ModelArgument,
-    PlacementOption,
-    device_here,
-    records_of,
-)
 
 
 class Effort(str, Enum):
@@ -52,11 +43,11 @@ class Effort(str, Enum):
 
 
 def sweep(
-    model: ModelArgument,
-    batch: BatchOption = None,
-    dtype: DtypeOption = None,
-    classes: ClassesOption = None,
-    placement: PlacementOption = None,
+    model: Model,
+    batch: Batches = None,
+    dtype: Dtypes = None,
+    classes: Classes = None,
+    placement: Placements = None,
     effort: Annotated[
         Effort, typer.Option(help="About a minute a network, or five; full also tries other forks and priorities.")
     ] = Effort.quick,
@@ -75,7 +66,7 @@ def sweep(
     was.
     """
     console = wide_console()
-    chosen = Chosen.of(model, batch, dtype, classes, placement)
+    chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
     with one_line_errors(BadRecord):
         if replay is not None:
             if out is not None:
@@ -85,10 +76,13 @@ def sweep(
             _measure(console, chosen, effort, out)
 
 
-def _measure(console: Console, chosen: Chosen, effort: Effort, out: Path | None) -> None:
-    device = device_here("sweep")
-    own, cells = chosen.networks()
-    where = out or records_of("sweep", device)
+def _measure(console: Console, chosen: NetworkChoice, effort: Effort, out: Path | None) -> None:
+    if not torch.cuda.is_available():
+        raise BadInput("sweep: torch sees no CUDA device here, wants one; --replay needs none")
+    device = torch.device("cuda", torch.cuda.current_device())
+    own = chosen.own()
+    cells = [own.cell] if own is not None else chosen.cells()
+    where = out or default_path("sweep", torch.cuda.get_device_name(device))
     found: list[tuple[str, list[Outcome]]] = []
     networks: list[NetworkOutcome] = []
     failures: Counter[str] = Counter()
@@ -142,7 +136,7 @@ def _sweep_family(
     return _Swept({cell: sweep.outcomes for cell, (_, sweep) in started.items()}, networks)
 
 
-def _replay(console: Console, chosen: Chosen, effort: Effort, path: Path) -> None:
+def _replay(console: Console, chosen: NetworkChoice, effort: Effort, path: Path) -> None:
     records = read_records(path)
     targets = [target for target in recorded_targets(records, chosen.model) if chosen.fits(target)]
     if not targets:

@@ -70,7 +70,7 @@ class Book:
             ratio = over_baseline(Paired(own, baseline, result.run))
             pair = {"role": "rule", "variant": blank.protocol["rule"]}
             pair |= {"device_us": typical(baseline), "device_ratio": ratio, "samples": baseline}
-            record = dataclasses.replace(blank, run=result.run, device_us=_summary(own), paired=[pair])
+            record = dataclasses.replace(blank, run=result.run, device_us=summary(own), paired=[pair])
         if self.out is not None:
             append_record(self.out, record)
         self._remember(record)
@@ -149,7 +149,7 @@ def _rounded(timings: Timings) -> list[list[float]]:
     return [[round(us, 2) for us in rounds] for rounds in timings]
 
 
-def _summary(timings: list[list[float]]) -> dict[str, Any]:
+def summary(timings: Timings) -> dict[str, Any]:
     """Summarise timed rounds as other records do, and keep them all."""
     overall = spread([us for rounds in timings for us in rounds])
     return {**overall._asdict(), "captures": [spread(rounds).median for rounds in timings], "samples": timings}

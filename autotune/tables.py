@@ -1,4 +1,4 @@
-"""Tables of benchmark records, for the terminal and for Markdown; made without torch, anywhere."""
+"""Tables of records, for the terminal and for Markdown, and those of the benchmark; made without torch, anywhere."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from rich.table import Table
 
 from .record import Record, latest
 
-#: Of every table of the benchmark.
+#: Of the benchmark's tables.
 COLUMNS = (
     "exits",
     "variant",
@@ -22,29 +22,29 @@ COLUMNS = (
     "device over floor, us",
     "throughput / floor",
 )
-#: How many of them are text.
-_TEXT_COLUMNS = 2
 #: What the widest tables need on a terminal.
 WIDTH = 200
 #: Characters of a text that stays on one line.
 _UNBROKEN = 60
+#: How many of them are text.
+_TEXT_COLUMNS = 2
 
 
 class RecordTable(NamedTuple):
-    """What records say, in words and rounded numbers."""
+    """What records of one environment say."""
 
     title: str
     columns: tuple[str, ...]
-    texts: int
-    """How many columns are text, the first ones."""
+    text_columns: int
+    """How many of them, from the left, are text."""
     rows: list[tuple[str, ...]]
+    """A cell a column; those with the same first one belong together."""
     remarks: list[str]
+    """What is no number: failures, and what else to know of a row."""
 
 
 def bench_tables(records: Iterable[Record]) -> list[RecordTable]:
-    """Return one table for each cell and environment, of the last measurement of each variant, a row a variant.
-
-    Remarks are failures, answers that differ within rounding, and how auto compares with the plain graph.
+    """Return one table for each cell and environment, of the last measurement of each variant.
 
     Ratios stand only where the bare trunk of the same option was measured in the same run, and so does what compares
     with the floor: of an exit the truncated network, of mixed exits the trunk's segments, each for the open samples.
@@ -67,8 +67,8 @@ def _table(records: Sequence[Record]) -> RecordTable:
     )
     order = {pattern: place for place, pattern in enumerate(["never", *cell["taps"], "own"])}
     ordered = sorted(records, key=lambda record: order.get(record.exits, len(order)))
-    remarks = [line for one in ordered for line in _remarks(one)]
-    return RecordTable(title, COLUMNS, _TEXT_COLUMNS, [_row(record) for record in ordered], remarks)
+    rows, remarks = [_row(record) for record in ordered], [line for one in ordered for line in _remarks(one)]
+    return RecordTable(title, COLUMNS, _TEXT_COLUMNS, rows, remarks)
 
 
 def _row(record: Record) -> tuple[str, ...]:
@@ -111,20 +111,12 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=max(console.width, WIDTH))
 
 
-def print_tables(console: Console, tables: Iterable[RecordTable]) -> None:
-    """Print tables on a terminal, and below each what there is to say about it."""
-    for table in tables:
-        console.print(as_rich(table))
-        for remark in table.remarks:
-            console.print(remark, highlight=False, markup=False, soft_wrap=True)
-
-
 def as_rich(table: RecordTable) -> Table:
-    """Return the table for a terminal of ``WIDTH`` columns, sections for rows that begin alike."""
+    """Return the table for a terminal of ``WIDTH`` columns, sections for rows that begin alike, if any do."""
     drawn = Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for place, name in enumerate(table.columns):
         heading = name.replace(" / ", "\n/ ").replace(" over ", "\nover ")
-        text = place < table.texts
+        text = place < table.text_columns
         whole = text and all(len(row[place]) <= _UNBROKEN for row in table.rows)
         drawn.add_column(heading, justify="left" if text else "right", no_wrap=whole, overflow="fold")
     sections = len({row[0] for row in table.rows}) < len(table.rows)
@@ -134,10 +126,18 @@ def as_rich(table: RecordTable) -> Table:
     return drawn
 
 
+def print_tables(console: Console, tables: Iterable[RecordTable]) -> None:
+    """Print tables, each with its remarks below."""
+    for one in tables:
+        console.print(as_rich(one))
+        for remark in one.remarks:
+            console.print(remark, highlight=False, markup=False, soft_wrap=True)
+
+
 def as_markdown(table: RecordTable) -> str:
     """Return the table in Markdown, its title in bold above and its remarks below."""
-    rule = ["---" if place < table.texts else "---:" for place in range(len(table.columns))]
-    lines = [f"**{table.title}**", "", _line(table.columns), _line(rule)]
+    numbers = len(table.columns) - table.text_columns
+    lines = [f"**{table.title}**", "", _line(table.columns), _line(["---"] * table.text_columns + ["---:"] * numbers)]
     lines += [_line(row) for row in table.rows]
     if table.remarks:
         lines += ["", *(f"- {remark}" for remark in table.remarks)]

@@ -10,6 +10,7 @@ from auxhead.autotune.comparison import Paired
 from auxhead.autotune.head_timing import HeadTiming
 from auxhead.autotune.measurer import ALONE, NETWORK, Failure
 from auxhead.autotune.network_points import NetworkPoint
+from auxhead.autotune.peers import HeadSaid, NaiveHead
 from auxhead.autotune.space import neighbours
 from auxhead.autotune.subject import subject_of
 from auxhead.autotune.timing import VariantFailed, time_rounds
@@ -20,6 +21,7 @@ from example_models import SmallNet, plain_heads
 from simulated_cuda import _Event, _Stream, simulated_cuda
 
 alone_head = importlib.import_module("auxhead.autotune.alone_head")
+copy_speed = importlib.import_module("auxhead.autotune.copy_speed")
 head_timing = importlib.import_module("auxhead.autotune.head_timing")
 heads_in_situ = importlib.import_module("auxhead.autotune.heads_in_situ")
 launch_config = importlib.import_module("auxhead.kernels.launch_config")
@@ -45,6 +47,7 @@ def simulated(monkeypatch):
         yield
 
     with simulated_cuda():
+        monkeypatch.setattr(torch, "compile", lambda module, **_options: module)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda _device=None: None)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
         monkeypatch.setattr(torch.cuda, "graph", graph)
@@ -161,7 +164,7 @@ def test_wrong_answers_are_not_timed(timing, monkeypatch):
     ],
 )  # fmt: skip
 def test_what_is_wrong(change, message, timing, monkeypatch):
-    head, turns = next(iter(timing._heads.values())), iter(range(100))
+    head, turns = next(iter(timing.heads.values())), iter(range(100))
     launch = alone_head.AloneHead.launch
     monkeypatch.setattr(alone_head.AloneHead, "launch", lambda self, config: change(launch(self, config), next(turns)))
     assert message in head.wrong(timing.targets[0].rule)
@@ -228,3 +231,76 @@ def test_every_capture_is_timed_in_every_round(simulated, monkeypatch):
     assert [called.count(name) for name in ("a0", "a1", "b0")] == [4 * 6] * 3
     orders = [tuple(called[turn * 18 : turn * 18 + 18 : 6]) for turn in range(4)]
     assert len(set(orders)) > 1, "another order each time"
+
+
+def test_a_head_is_measured_against_its_peers(timing, monkeypatch):
+    target, head = next(iter(timing.heads.items()))
+    checked, begun, compiled = [], [], []
+    wrong_answer = alone_head.AloneHead.wrong_answer
+
+    def spy(self, said):
+        checked.append(type(said))
+        return wrong_answer(self, said)
+
+    def compile(module, mode, dynamic):
+        compiled.append((mode, dynamic))
+        return module
+
+    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(alone_head.AloneHead, "wrong_answer", spy)
+    monkeypatch.setattr(head_timing, "time_rounds", timed_by_name)
+    found = timing.against_peers(target, 3, 2, begun.append)
+    assert begun == list(found) == ["fused", "eager", "compiled"]
+    assert compiled == [("max-autotune-no-cudagraphs", False)]
+    assert checked == [HeadOutput] * (2 + 2) + [HeadSaid] * (2 + 2), "beside other work, and every capture"
+    for variant, us in (("fused", 2.5), ("eager", 2.5), ("compiled", 4.0)):  # half of the letters: a chain is of two
+        assert found[variant].own == [[us] * 3] * 2 and found[variant].baseline == [[2.5] * 3] * 2
+    assert len({result.run for result in found.values()}) == 1
+    assert head.chosen == target.rule
+    # [1, 12, 4, 4], 5 classes: the map, the weight and the bias in float32; probabilities, label, confidence and exit
+    assert head.bytes_moved == 4 * (12 * 16 + 5 * 12 + 5) + 4 * 5 + 8 + 4 + 1
+
+
+def timed_by_name(variants, device, *, rounds, repeat):
+    """A replay takes as many microseconds as its name has letters."""
+    for captures in variants.values():
+        for call in captures:
+            call()
+    return {name: [[float(len(name))] * rounds for _ in captures] for name, captures in variants.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda said: said._replace(confidence=said.confidence - 0.01), "probabilities are off by 0.01"),
+        (lambda said: said._replace(label=(said.label + 1) % 5), "a label is not that of the largest probability"),
+    ],
+)
+def test_a_peer_that_answers_wrongly_is_not_timed(change, message, timing, monkeypatch):
+    eager = NaiveHead.forward
+    monkeypatch.setattr(NaiveHead, "forward", lambda self, x: change(eager(self, x)))
+    found = timing.against_peers(timing.targets[0], 2, 2, lambda _variant: None)
+    assert isinstance(found["fused"], Paired)
+    for variant in ("eager", "compiled"):
+        assert found[variant].kind == "wrong answer" and message in found[variant].detail
+
+
+def test_a_peer_that_fails_is_a_failure_and_the_rest_is_timed(timing, monkeypatch):
+    def failing(*_, **__):
+        raise RuntimeError("no kernel\n was found")
+
+    monkeypatch.setattr(torch, "compile", failing)
+    found = timing.against_peers(timing.targets[0], 2, 2, lambda _variant: None)
+    assert found["compiled"] == Failure("RuntimeError", "no kernel was found")
+    assert isinstance(found["fused"], Paired) and isinstance(found["eager"], Paired)
+
+    monkeypatch.setattr(alone_head.AloneHead, "launch", failing)
+    found = timing.against_peers(timing.targets[0], 2, 2, lambda _variant: None)
+    assert found["fused"] == Failure("RuntimeError", "no kernel was found")
+    assert found["eager"] == Failure("no baseline", "the fused head failed")
+
+
+def test_a_floor_is_that_of_copies(simulated, monkeypatch):
+    monkeypatch.setattr(copy_speed, "COPIED", 64)
+    speed = copy_speed.measure_copy_speed(torch.device("cpu"), 3)  # four copies take a simulated millisecond
+    assert speed.us == [[250.0] * 3] and speed.floor(32) == [[62.5] * 3]

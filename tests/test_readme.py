@@ -1,10 +1,12 @@
 """The README tells the truth: its snippets run, and its numbers stand in a record of the repository."""
 
 import json
+import math
 import re
 from pathlib import Path
 
 import torch
+from auxhead.autotune.head_tables import last_runs
 from auxhead.autotune.record import read_records
 
 ROOT = Path(__file__).parent.parent
@@ -165,6 +167,54 @@ def test_what_mixed_exits_cost_is_that_of_the_record():
     )
     assert f"takes {compact:.0f} us a batch, `overlapped` {overlapped:.0f}" in README.replace("\n", " ")
     assert f"would allow {floor:.0f} us" in README.replace("\n", " ")
+
+
+HEADS = ROOT / "autotune" / "records" / "heads-h200.jsonl"
+HEADS_HEADING = (
+    "| one head alone, us: fused / plain / torch.compile | batch 1 | 8 | 32 | 128 |\n|---|---|---|---|---|\n"
+)
+PEERS = ("eager", "compiled")
+
+
+def head_rows(heads):
+    """What the table of heads has to say: those after the stages of ResNet-18 in float16."""
+    found = {}
+    for measured in heads:
+        cell = measured["fused"].cell
+        if (cell["model"], cell["dtype"]) == ("resnet18", "float16"):
+            found[cell["tap"], cell["classes"], cell["samples"]] = measured
+    rows = []
+    for classes in (10, 1000):
+        for tap, size in (
+            ("layer1", "64x56x56"),
+            ("layer2", "128x28x28"),
+            ("layer3", "256x14x14"),
+            ("layer4", "512x7x7"),
+        ):
+            of_batches = [found[tap, classes, batch] for batch in BATCHES]
+            cells = [
+                " / ".join(f"{measured[variant].device_us['median']:.1f}" for variant in ("fused", *PEERS))
+                for measured in of_batches
+            ]
+            rows.append(f"| {tap}, {size}, {classes:,} classes | {' | '.join(cells)} |")
+    return rows
+
+
+def least_times_faster(heads, peer):
+    """How many times faster than a peer the fused head is where that is least, rounded down."""
+    return math.floor(10 * min(measured[peer].paired[0]["device_ratio"] for measured in heads)) / 10
+
+
+def test_the_table_of_heads_is_that_of_the_record():
+    if not HEADS.exists():
+        assert HEADS_HEADING not in README, "figures without a record"
+        return
+    heads = last_runs(read_records(HEADS))
+    assert all(one.error is None for measured in heads for one in measured.values())
+    assert table_after(HEADS_HEADING) == head_rows(heads)
+    plain, compiled = (least_times_faster(heads, peer) for peer in PEERS)
+    claim = f"at least {plain} times faster than the plain chain and {compiled} times faster than torch.compile"
+    assert claim in README.replace("\n", " ")
 
 
 def test_the_demo_output_is_that_of_the_record():

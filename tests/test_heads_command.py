@@ -1,0 +1,159 @@
+"""The command ``auxhead-tune heads`` without a GPU: what it measures, shows and refuses."""
+
+import importlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+from auxhead.autotune.__main__ import app
+from auxhead.autotune.bench import DeviceLost
+from auxhead.autotune.head_peers import LAUNCHES
+from auxhead.autotune.measurer import Failure
+from auxhead.autotune.record import append_record, read_records
+from head_fakes import SPEED, a_head, timed
+from sweep_fakes import ENVIRONMENT, small_target
+from typer.testing import CliRunner
+
+command = importlib.import_module("auxhead.autotune.heads_command")
+
+
+def tune(*arguments):
+    return CliRunner().invoke(app, [str(one) for one in arguments])
+
+
+class Timing:
+    """Made-up times of a network's two shapes of heads; remembers what was measured."""
+
+    measured = []
+    results = timed()
+    lost = False
+    protocol = {"chain": 20}
+
+    def __init__(self, cell, trunk):
+        assert trunk == "as_is"
+        sizes = ((64, 49, ("layer1", "layer2")), (32, 25, ("layer3",)))
+        targets = [small_target(cell.batch, *size, cell.classes, taps) for *size, taps in sizes]
+        self.heads = {target: SimpleNamespace(chosen=target.rule, bytes_moved=10_000) for target in targets}
+
+    def against_peers(self, target, rounds, captures, begins):
+        assert (rounds, captures) == (20, 5) and target in self.heads
+        for variant in LAUNCHES:
+            begins(variant)
+        if Timing.lost:
+            raise DeviceLost("the CUDA context is lost (RuntimeError: an illegal memory access)")
+        Timing.measured.append((target.shape.samples, target.taps))
+        return Timing.results
+
+
+@pytest.fixture
+def pretended(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200 (fake)")
+    monkeypatch.setattr(command, "environment", lambda device: ENVIRONMENT)
+    monkeypatch.setattr(command, "clocks", lambda device: {"sm_mhz": 1980.0})
+    monkeypatch.setattr(command, "build_subject", lambda cell, device: cell)
+    monkeypatch.setattr(command, "HeadTiming", Timing)
+    copies = []
+    monkeypatch.setattr(command, "measure_copy_speed", lambda device, rounds: copies.append(device) or SPEED)
+    for name, value in (("measured", []), ("results", timed()), ("lost", False)):
+        monkeypatch.setattr(Timing, name, value)
+    return SimpleNamespace(path=tmp_path / "autotune-records" / "heads-nvidia-h200-fake.jsonl", copies=copies)
+
+
+ARGUMENTS = ("heads", "resnet18", "--batch", 8, "--batch", 1, "--classes", 10)
+
+
+def test_heads_are_measured_shown_kept_and_not_measured_again(pretended):
+    done = tune(*ARGUMENTS)
+    assert done.exit_code == 0, done.output
+    shapes = [("layer1", "layer2"), ("layer3",)]
+    assert Timing.measured == [(batch, taps) for batch in (8, 1) for taps in shapes]
+    assert len(pretended.copies) == 1, "the copy is timed once a run"
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("  0% resnet18 float16, batch 8, 10 classes") and lines[0].endswith(": building")
+    shown = [line for line in lines if ": compiled" in line]
+    assert len(shown) == 4 and shown[0].startswith(" 17% about ") and "batch 8, layer1, layer2: compiled" in shown[0]
+    assert done.stdout.count("4.00 (3.98-4.02)") == 4 and "4.50 (4." in done.stdout
+    assert "Records: autotune-records/heads-nvidia-h200-fake.jsonl" in done.stdout
+    records = read_records(pretended.path)
+    assert [record.variant for record in records] == ["fused", "eager", "compiled", "bytes"] * 4
+    assert all(record.environment["clocks"] == {"sm_mhz": 1980.0} for record in records)
+    kept = pretended.path.read_bytes()
+    again = tune(*ARGUMENTS)
+    assert again.exit_code == 0 and pretended.path.read_bytes() == kept and len(pretended.copies) == 1
+    assert table_of(again) == table_of(done)
+    one = tune("heads", "resnet18", "--batch", 1, "--classes", 10)
+    assert one.stdout.count("4.00 (3.98-4.02)") == 2, "the table has what was asked for"
+
+
+def table_of(result):
+    return result.stdout[result.stdout.index("Heads of resnet18 alone") :]
+
+
+def test_a_run_that_was_killed_goes_on(pretended):
+    tune(*ARGUMENTS)
+    whole = pretended.path.read_bytes().splitlines(keepends=True)
+    pretended.path.write_bytes(b"".join(whole[:5]) + whole[5][:40])  # within a line of the second head
+    Timing.measured.clear()
+    again = tune(*ARGUMENTS)
+    assert again.exit_code == 0 and table_of(again).count("4.00 (3.98-4.02)") == 4
+    assert Timing.measured == [(8, ("layer3",)), (1, ("layer1", "layer2")), (1, ("layer3",))]
+    assert len(read_records(pretended.path)) == 4 + 1 + 3 * 4
+
+
+def test_failures_are_shown_and_kept(pretended, monkeypatch):
+    failed = {**timed(), "compiled": Failure("RuntimeError", "no kernel")}
+    monkeypatch.setattr(Timing, "results", failed)
+    done = tune(*ARGUMENTS)
+    assert done.exit_code == 0 and "failed: 1 RuntimeError" in done.stdout
+    assert "layer1, layer2, batch 8, 10 classes: compiled: RuntimeError: no kernel" in done.stdout
+    assert sum(record.error is not None for record in read_records(pretended.path)) == 4
+
+
+def test_a_lost_device_is_one_line_and_the_same_command_goes_on(pretended, monkeypatch):
+    monkeypatch.setattr(Timing, "lost", True)
+    assert_one_line_error(tune(*ARGUMENTS), "illegal memory access); it is recorded: the same command goes on")
+    assert [record.error is None for record in read_records(pretended.path)] == [False] * 3 + [True]
+    monkeypatch.setattr(Timing, "lost", False)
+    assert tune(*ARGUMENTS).exit_code == 0 and Timing.measured[0] == (8, ("layer3",))
+
+
+def assert_one_line_error(result, message):
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("Error: ") and message in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_bad_options(pretended, monkeypatch):
+    assert_one_line_error(
+        tune("heads", "resnet19"), "MODEL: got resnet19, wants one of resnet18, resnet34, resnet50 or"
+    )
+    assert_one_line_error(tune("heads", "a:b", "--batch", 8), "--batch: is that of the network which a:b returns")
+    assert_one_line_error(tune("heads", "no_such:thing"), "no module 'no_such'")
+    assert tune("heads", "resnet18", "--batch", 0).exit_code == 2
+    pretended.path.parent.mkdir()
+    pretended.path.write_text("{}\n")
+    assert_one_line_error(tune("heads", "resnet18"), "line 1: got schema None")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert_one_line_error(tune("heads", "resnet18"), "heads: torch sees no CUDA device here, wants one")
+
+
+def test_the_table_command(tmp_path):
+    path = tmp_path / "heads.jsonl"
+    for record in a_head():
+        append_record(path, record)
+    printed = tune("table", path, "--markdown")
+    assert printed.exit_code == 0, printed.output
+    row = "| 10 | 8 | layer1 | 64x1x3136 | 3.50 (3.25-4.00) | 0.76 | 1,750.00 | 5.00 (4.90-5.10) | "
+    assert (
+        any(line.startswith(row) for line in printed.stdout.splitlines())
+        and "| --- | --- | --- | --- | ---: |" in printed.stdout
+    )
+    drawn = tune("table", path)
+    assert drawn.exit_code == 0 and "3.50 (3.25-4.00)" in drawn.stdout and "compiled\n" not in drawn.stdout
+    (tmp_path / "empty.jsonl").touch()
+    assert_one_line_error(
+        tune("table", tmp_path / "empty.jsonl"), "empty.jsonl holds none of bench, heads, sweep or retune"
+    )
