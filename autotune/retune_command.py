@@ -1,6 +1,7 @@
 """The command ``auxhead-tune retune``."""
 
 import gc
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -67,6 +68,7 @@ def retune(
                 def show(status: Status, before: int = number) -> None:
                     progress.show(status._replace(done=(before + status.done) / len(cells)))
 
+                show(Status(0.0, f"{cell}: building", "", Counter()))
                 measurer = HeadTiming(own or build_subject(cell, device))
                 protocol = {"kernel": kernel_hash(), **measurer.protocol}
                 books = [

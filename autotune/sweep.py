@@ -1,7 +1,7 @@
 """The sweep: asks what a strategy wants to know, measures what no record says, and keeps every finished measurement."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -86,16 +86,17 @@ class Tuning:
         except StopIteration:
             self._tell("done", 1.0)
 
-    def also(self, place: str, config: LaunchConfig) -> bool:
-        """Let a further configuration take part in the decision; return whether it had not yet, and could."""
+    def also(self, place: str, configs: Iterable[LaunchConfig | None]) -> bool:
+        """Let further configurations take part in the decision; return whether any of them had not yet, and could."""
         last = self._asked.get(place)
         if last is None or not self.answers[place]:
             return False
-        if config in last.configs or excluded(config, self.target.shape) is not None:
-            return False
-        self.answers[place] = {**self.answers[place], **self._answer(last._replace(configs=(config,)))}
-        self._asked[place] = last._replace(configs=(*last.configs, config))
-        return True
+        unknown = [one for one in dict.fromkeys(configs) if one is not None and one not in last.configs]
+        new = [config for config in unknown if excluded(config, self.target.shape) is None]
+        if new:
+            self.answers[place] = {**self.answers[place], **self._answer(last._replace(configs=tuple(new)))}
+            self._asked[place] = last._replace(configs=(*last.configs, *new))
+        return bool(new)
 
     def winner(self, place: str) -> LaunchConfig | None:
         """Return the winner as it is now; None if nothing was measured."""

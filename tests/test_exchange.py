@@ -66,6 +66,16 @@ def test_a_winner_is_measured_at_the_next_sizes_only(fixed, tmp_path):
     assert {samples for samples, variant in measured if variant == text(FAIR)} == {8, 12}, "next to where it won"
 
 
+def test_what_wins_alone_by_then_is_compared_in_situ(monkeypatch):
+    slow_in_situ = {(NETWORK, BEST): 6.0}
+    monkeypatch.setattr(
+        sweep_fakes, "true_us", lambda target, place, config: slow_in_situ.get((place, config), US[config])
+    )
+    sweep = swept({4: [BEST], 8: [FAIR]}, book_at(None), targets=TARGETS[:2])
+    assert winners(sweep) == [(BEST, FAIR), (BEST, FAIR)]
+    assert [found.over_alone.median_ratio for found in sweep.outcomes] == pytest.approx([0.5, 0.5])
+
+
 def test_heads_that_differ_in_more_are_none_of_its_business(fixed):
     others = [small_target(8, classes=11), small_target(8, taps=("layer2",)), small_target(8, model="own:net")]
     sweep = swept({4: [BEST], 8: [GOOD]}, book_at(None), targets=[TARGETS[0], *others])
