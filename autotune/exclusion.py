@@ -15,6 +15,7 @@ from ..kernels.launch_config import LaunchConfig, next_power_of_2
 
 #: What is tried of each field in the grid, in the order of enumeration.
 GRID: dict[str, tuple[int, ...]] = {
+    "block_f": (1, 16, 32, 64, 128, 256, 512),
     "block_n": (1, 16),
     "block_p": (1, 2, 4, 8, 16, 32, 64),
     "block_c": (4, 8, 16, 32, 64, 128, 256, 512),
@@ -27,7 +28,6 @@ GRID: dict[str, tuple[int, ...]] = {
 #: The other fields: in the grid they follow from the rest, and ``neighbours`` steps along these values. Of the classes
 #: of the softmax and the partial sums in one step all are tried that fit.
 FURTHER: dict[str, tuple[int, ...]] = {
-    "block_f": (1, 16, 32, 64, 128, 256, 512),
     "block_s": (1, 2, 4, 8, 16, 32, 64),
     "block_j": tuple(1 << bits for bits in range(12)),
     "waits": (False, True),
@@ -46,8 +46,14 @@ _PRODUCT_STAGES = 3
 MOST_FEATURES = 512
 #: Partial sums of a sample at most.
 MOST_SPLITS = 512
-#: Steps of the product or the softmax at most.
+#: Steps along the classes, of the product or the softmax, at most.
 MOST_STEPS = 16
+#: Steps along the features at most.
+MOST_FEATURE_STEPS = 32
+#: Samples that a group of 16 should have at least: of fewer, a program each is faster.
+LEAST_SAMPLES = 4
+#: Programs that multiply at most, with whom those that pool share the GPU.
+MOST_TILES = 1024
 #: Programs that keep the memory busy, whatever each of them reads.
 ENOUGH_PROGRAMS = 16
 #: Bytes of the map that a program may read where there are fewer.
@@ -137,14 +143,19 @@ def _pool_tile(p: Point) -> int:
 
 
 def _product_tile(p: Point) -> int:
-    """Elements of the weight in one step; tiled, of a grid's point the least that tl.dot takes."""
-    return p["block_k"] * (p.get("block_f", 16) if p["block_n"] > 1 else _features(p))
+    """Elements of the weight in one step."""
+    return p["block_k"] * (p["block_f"] if p["block_f"] > 1 else _features(p))
+
+
+def _tiles_in_all(s: Sizes, p: Point) -> int:
+    return -(-s.shape.samples // p["block_n"]) * -(-s.shape.classes // p["block_k"])
 
 
 def _tiles(p: Point) -> list[int]:
     tiles = [_pool_tile(p), _product_tile(p)]
-    if p["block_n"] > 1:
-        tiles.append(p["block_n"] * p["block_k"])
+    if p["block_f"] > 1:  # what is read of the features in one step, and the sums
+        read = p["block_n"] if p["block_n"] > 1 else p["window_parts"]
+        tiles += [read * p["block_f"], p["block_n"] * p["block_k"]]
     return [*tiles, p["block_s"] * p["block_j"]] if "block_s" in p and "block_j" in p else tiles
 
 
@@ -162,13 +173,24 @@ def _per_thread(p: Point) -> float:
 def _shared_bytes(s: Sizes, p: Point) -> int:
     """An upper bound of what the steps that are under way at once take, and of what is exchanged between warps."""
     pool = (p["stages"] if p["stages"] > 1 else 0) * _pool_tile(p) * s.element_size
-    product = _PRODUCT_STAGES * (p["block_n"] + p["block_k"]) * p["block_f"] * 4 if p["block_n"] > 1 else 0
+    product = _PRODUCT_STAGES * (p["block_n"] + p["block_k"]) * p["block_f"] * 4 if p["block_f"] > 1 else 0
     return max(pool, product, 4 * p["num_warps"] * max(_features(p), p["block_j"]))
 
 
 #: In the order in which they are asked; a point is excluded for the first reason that applies.
 RULES = (
-    Rule("tiles want 16 samples", "block_n", lambda s, p: p["block_n"] > 1 and s.shape.samples < 16),
+    Rule(
+        "more features a step than there are",
+        "block_f",
+        lambda s, p: p["block_f"] > max(next_power_of_2(s.shape.channels * s.positions), 16),
+    ),
+    Rule(
+        "many steps along the features",
+        "block_f",
+        lambda s, p: 1 < p["block_f"] and MOST_FEATURE_STEPS * p["block_f"] < min(s.shape.channels * s.positions, 8192),
+    ),
+    Rule("groups of samples want tiles", "block_n", lambda s, p: p["block_n"] > 1 and p["block_f"] == 1),
+    Rule("groups mostly without samples", "block_n", lambda s, p: p["block_n"] > 1 and s.shape.samples < LEAST_SAMPLES),
     Rule("more positions than there are", "block_p", lambda s, p: p["block_p"] > next_power_of_2(s.positions)),
     Rule("more channels than there are", "block_c", lambda s, p: p["block_c"] > s.needed_c),
     Rule("more features than a program should pool", "block_c", lambda s, p: _features(p) > MOST_FEATURES),
@@ -201,26 +223,26 @@ RULES = (
     Rule(
         "more classes a tile than tl.dot should take", "block_k", lambda s, p: p["block_n"] > 1 and p["block_k"] > 256
     ),
-    Rule("a product of many steps", "block_k", lambda s, p: MOST_STEPS * p["block_k"] < s.needed_k),
+    Rule(
+        "more tiles than a GPU has room for",
+        "block_k",
+        lambda s, p: p["block_f"] > 1 and _tiles_in_all(s, p) > MOST_TILES,
+    ),
+    Rule(
+        "a product of many steps", "block_k", lambda s, p: p["block_f"] == 1 and MOST_STEPS * p["block_k"] < s.needed_k
+    ),
     Rule("more registers than a thread has", "num_warps", lambda s, p: _per_thread(p) > ELEMENTS_PER_THREAD),
     Rule("more threads than elements", "num_warps", lambda s, p: _per_thread(p) < 1 and p["num_warps"] > 1),
-    Rule("features of a step that are not its own", "block_f", lambda s, p: p["block_n"] == 1 and p["block_f"] != 1),
-    Rule("fewer features than tl.dot takes", "block_f", lambda s, p: p["block_n"] > 1 and p["block_f"] < 16),
-    Rule(
-        "more features a step than there are",
-        "block_f",
-        lambda s, p: p["block_f"] > max(next_power_of_2(s.shape.channels * s.positions), 16),
-    ),
     Rule(
         "more partial sums a step than there are",
         "block_s",
-        lambda s, p: p["block_s"] > (1 if p["block_n"] > 1 else next_power_of_2(s.splits(p))),
+        lambda s, p: p["block_s"] > (1 if p["block_f"] > 1 else next_power_of_2(s.splits(p))),
     ),
     Rule("more classes of the softmax than there are", "block_j", lambda s, p: p["block_j"] > s.needed_k),
     Rule("a softmax of many steps", "block_j", lambda s, p: MOST_STEPS * p["block_j"] < min(s.needed_k, 8192)),
     Rule("more registers than a thread has", "block_j", lambda s, p: _per_thread(p) > ELEMENTS_PER_THREAD),
     Rule("more shared memory than there is", "block_j", lambda s, p: _shared_bytes(s, p) > SHARED_BYTES),
-    Rule("nobody to wait for", "waits", lambda s, p: bool(p["waits"]) and (p["block_n"] > 1 or s.splits(p) == 1)),
+    Rule("nobody to wait for", "waits", lambda s, p: bool(p["waits"]) and (p["block_f"] > 1 or s.splits(p) == 1)),
     Rule(
         "registers that the tiles do not fit into",
         "max_registers",

@@ -66,13 +66,11 @@ def grid(shape: HeadShape, reasons: Counter[str] | None = None) -> Iterator[Laun
 
 def _filled(point: Point, sizes: Sizes) -> dict[str, int]:
     """Add the fields that the grid leaves open, as :meth:`LaunchConfig.by_rule` chooses them."""
-    tiled = point["block_n"] > 1
+    tiled = point["block_f"] > 1
     block_j = min(sizes.needed_k, 1024)
-    features = max(next_power_of_2(sizes.shape.channels * sizes.positions), 16)
     most = ELEMENTS_PER_THREAD * 32 * point["num_warps"]
     return {
         **point,
-        "block_f": max(min(128 // sizes.element_size, features, most // point["block_k"]), 16) if tiled else 1,
         "block_s": 1 if tiled else min(next_power_of_2(sizes.splits(point)), max(min(most, 8192) // block_j, 1), 64),
         "block_j": block_j,
         "waits": waits_by_rule(sizes.shape.samples, sizes.shape.classes) and not tiled and sizes.splits(point) > 1,
@@ -81,6 +79,8 @@ def _filled(point: Point, sizes: Sizes) -> dict[str, int]:
     }
 
 
+#: Ways to multiply: samples together, and features in one step.
+_WAYS = ((1, 1), (1, 128), (16, 64))
 #: Steps of two fields at once, which keep a tile as large as it is.
 _EXCHANGES = (("block_c", "block_a"), ("window_parts", "block_a"), ("block_c", "block_k"), ("block_s", "block_j"))
 
@@ -93,20 +93,23 @@ def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
     sizes, here = Sizes(shape), dataclasses.asdict(config)
     moves: list[dict[str, int]] = []
     for name in FIELDS:
-        if name != "block_n":
+        if name not in ("block_n", "block_f") or (name == "block_f" and config.tiled):
             moves += [{name: value} for value in _beside(name, here[name])]
     for one, other in _EXCHANGES:
         for up, down in ((one, other), (other, one)):
             if here[down] > 1:
                 moves.append({up: 2 * here[up], down: here[down] // 2})
     points = [{**here, **move} for move in moves]
-    other_way = {**here, "block_n": 1 if config.tiled else 16, "block_k": min(here["block_k"], 64)}
-    points.append(_filled(other_way, sizes))
+    features = max(next_power_of_2(shape.channels * sizes.positions), 16)
+    for block_n, block_f in _WAYS:
+        if (block_n > 1, block_f > 1) != (config.block_n > 1, config.tiled):
+            other_way = {"block_n": block_n, "block_f": min(block_f, features), "block_k": min(here["block_k"], 64)}
+            points.append(_filled({**here, **other_way}, sizes))
     found: list[LaunchConfig] = []
     for point in points:
         steps_of_part = -(-steps(sizes, point) // point["window_parts"])
         point["stages"] = max(value for value in GRID["stages"] if value <= min(point["stages"], steps_of_part))
-        if point["block_n"] == 1:
+        if point["block_f"] == 1:
             point["block_s"] = min(point["block_s"], next_power_of_2(sizes.splits(point)))
         neighbour = config_of(point)
         if neighbour != config and neighbour not in found and excluded(neighbour, shape) is None:
@@ -142,10 +145,10 @@ def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
 
 
 def _steps_between(one: LaunchConfig, other: LaunchConfig) -> int:
-    """Doublings and halvings that lead from one configuration to another; tiles or not is one step."""
-    fields = [name for name in GRID if name != "block_n"]
+    """Doublings and halvings that lead from one configuration to another; another way to multiply is one step."""
+    fields = [name for name in GRID if name != "block_n" and (name != "block_f" or one.tiled == other.tiled)]
     apart = sum(abs(getattr(one, name).bit_length() - getattr(other, name).bit_length()) for name in fields)
-    return int(apart + (one.tiled != other.tiled))
+    return int(apart + ((one.tiled, one.block_n) != (other.tiled, other.block_n)))
 
 
 def simplicity(config: LaunchConfig) -> tuple[Any, ...]:

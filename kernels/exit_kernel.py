@@ -115,7 +115,7 @@ def place_program(
         ) = head  # fmt: skip
         pools = N * SPLITS
         number = tl.where((pid >= first_pool) & (pid < first_pool + pools), pid - first_pool, -1)
-        if CONFIGS[HEAD][2] > 1:  # tiled
+        if CONFIGS[HEAD][6] > 1:  # tiled
             tiles = tl.cdiv(N, CONFIGS[HEAD][2]) * tl.cdiv(K, CONFIGS[HEAD][7])
             number = tl.where((pid >= first_tile) & (pid < first_tile + tiles), pools + pid - first_tile, number)
             number = tl.where(

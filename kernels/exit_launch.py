@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .head_view import HeadView, head_view
-from .launch_config import MOST_WAITING, LaunchConfig, Programs, next_power_of_2
+from .launch_config import LaunchConfig, Programs, needs_tickets, next_power_of_2
 from .workspace import Workspace
 
 
@@ -177,9 +177,10 @@ class ExitLaunch:
             num_warps = max(num_warps, config.num_warps)
             waiting += config.waiting(view, classes)
         total = first_decision  # where the next one would begin
+        bounded = 0 < most < total
         answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(buffers.packed_answer)
         with torch.cuda.device_of(buffers.label):
-            exit_kernel.exit_kernel[(min(total, most or total),)](
+            exit_kernel.exit_kernel[(most if bounded else total,)](
                 tuple(arguments),
                 buffers.probs, buffers.label, buffers.confidence, buffers.exits,
                 answer_probs, answer_label, answer_confidence, answer_exit,
@@ -187,7 +188,7 @@ class ExitLaunch:
                 self._open_samples, buffers.requests, self._condition, total,
                 samples, classes,
                 CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last,
-                TICKETS=waiting > MOST_WAITING or 0 < most < total, BOUNDED=0 < most < total,
+                TICKETS=bounded or needs_tickets(waiting, num_warps, buffers.label.device), BOUNDED=bounded,
                 INTERPRETED=head_stages.INTERPRETED, BLOCK_J=min(next_power_of_2(classes), 1024),
                 num_warps=num_warps, maxnreg=max_registers or None,
             )  # fmt: skip

@@ -12,7 +12,7 @@ from .arrival_counters import arrival_counters
 from .head_output import HeadOutput
 from .head_stages import INTERPRETED, draw_ticket, head_program
 from .head_view import HeadView
-from .launch_config import MOST_WAITING, LaunchConfig
+from .launch_config import LaunchConfig, needs_tickets
 from .workspace import Workspace
 
 
@@ -105,7 +105,7 @@ def launch_fused_head(
             config.block_f, config.block_k, config.block_s, config.block_j,
             classes <= config.block_j, config.window_parts, config.stages,
             config.multiplies_alone(view, classes), config.hands_over,
-            bounded or config.waiting(view, classes) > MOST_WAITING, bounded,
+            bounded or needs_tickets(config.waiting(view, classes), config.num_warps, x.device), bounded,
         )  # fmt: skip
         # All that Triton would look at to choose a compiled kernel, which is half of what its launch costs the host.
         pointers = tuple(t is None or t.data_ptr() % 16 for t in (x, weight, bias))

@@ -10,8 +10,9 @@ Two ways lead to the logits, and the configuration chooses:
 *   split: each program pools a block of features of one sample and multiplies it with its columns of the weight. The
     partial logits go to a workspace; one program of the sample, the last to arrive or the last of all, adds them up in
     a fixed order.
-*   tiled, for batches: the first programs pool; the next ones wait until a group of samples is pooled and multiply it
-    with some rows of the weight, on tensor cores; the last ones wait for the logits of a sample.
+*   tiled, for batches or many classes: the first programs pool; the next ones wait until a sample, or a group of them,
+    is pooled and multiply it with some rows of the weight, a group on tensor cores; the last ones wait for the logits
+    of a sample.
 
 Nothing may wait for a program that has not started. Programs start in the order of their numbers: that is what all
 GPUs do, but CUDA does not promise it. So where more than a few wait, the number is a ticket (``draw_ticket``).
@@ -110,13 +111,36 @@ def numbers_a_thread(numel, threads):
 
 @triton.constexpr_function
 def waiting_loop(count):
-    """PTX that loads those of ``count`` numbers that are 0 again until none is."""
+    """PTX that loads those of ``count`` numbers that are 0 again until none is.
+
+    Four that lie side by side are loaded at once while all are absent: a quarter of the traffic, which slows down those
+    who are still to send.
+    """
     numbers = range(count)
-    return "\n".join([
+    lines = [
         "{",
         *(f".reg .pred absent{i};" for i in numbers),
         ".reg .pred some;",
+        ".reg .b64 next;",
         *(f"mov.b32 ${i}, ${count + i};" for i in numbers),
+    ]
+    for first in range(0, count - 3, 4):
+        value, place = [f"${first + i}" for i in range(4)], [f"${2 * count + first + i}" for i in range(4)]
+        lines += [
+            f"and.b64 next, {place[0]}, 15;",
+            "setp.eq.u64 some, next, 0;",
+            *(f"add.u64 next, {place[0]}, {4 * i}; setp.eq.and.u64 some, next, {place[i]}, some;" for i in (1, 2, 3)),
+            *(f"setp.eq.and.b32 some, {one}, 0, some;" for one in value),
+            f"@!some bra have{first};",
+            f"again{first}:",
+            f"ld.relaxed.gpu.global.v4.b32 {{{', '.join(value)}}}, [{place[0]}];",
+            f"setp.eq.b32 some, {value[0]}, 0;",
+            *(f"setp.eq.or.b32 some, {one}, 0, some;" for one in value[1:]),
+            f"@some bra again{first};",
+            f"have{first}:",
+        ]
+    return "\n".join([
+        *lines,
         "again:",
         "setp.ne.b32 some, 0, 0;",
         *(f"setp.eq.b32 absent{i}, ${i}, 0;" for i in numbers),
@@ -187,9 +211,9 @@ def logits_block(
 
 
 @triton.jit
-def shifted_exp(scaled, top):
-    """exp(scaled - top), with 0 for a class at -inf even while no larger one was seen."""
-    return tl.exp(scaled - tl.where(top == float("-inf"), 0.0, top)[:, None])
+def heated_exp(logits, top, cold):
+    """exp((logits - top) * cold), with 0 for a class at -inf even while no larger one was seen."""
+    return tl.exp((logits - tl.where(top == float("-inf"), 0.0, top)[:, None]) * cold)
 
 
 @triton.jit
@@ -205,13 +229,13 @@ def decide(
 ):  # fmt: skip
     """Decide about samples [BLOCK_N]: softmax, class, confidence, exit.
 
-    One pass for the largest logit, its class and the sum of exponentials, a second one for the probabilities. The class
-    is that of the largest logit before the temperature, whose division may make equals of them.
+    One pass for the largest logit, its class and the sum of exponentials, a second one for the probabilities. Distances
+    from the largest logit are divided by the temperature, not the logits, of which a division may make equals.
     """
     heat = tl.zeros((off_n.shape[0],), tl.float32) + temperature
+    cold = tl.div_rn(1.0, heat)[:, None]
     top = tl.full((off_n.shape[0],), float("-inf"), tl.float32)
     total = tl.zeros((off_n.shape[0],), tl.float32)
-    top_logit = top
     best = tl.zeros((off_n.shape[0],), tl.int32)
     exps = tl.zeros((off_n.shape[0], BLOCK_J), tl.float32)
     for start_k in range(0, K, BLOCK_J):
@@ -221,19 +245,18 @@ def decide(
             SPLITS, ALONE, WAITS, INTERPRETED, BLOCK_S,
         )  # fmt: skip
         logits = tl.where((off_j < K)[None, :], logits, float("-inf"))
-        scaled = tl.div_rn(logits, heat[:, None])
         # NaN ranks as the largest, so that the label is always a class; its exponential makes the total NaN
         ranked = tl.where(logits != logits, float("inf"), logits)
-        block_top, block_best = tl.max(ranked, axis=1, return_indices=True, return_indices_tie_break_left=True)
-        best = tl.where(block_top > top_logit, start_k + block_best, best)
-        top_logit = tl.maximum(top_logit, block_top)
-        new_top = tl.div_rn(top_logit, heat)
-        exps = shifted_exp(scaled, new_top)
-        total = total * tl.exp(top - tl.where(new_top == float("-inf"), 0.0, new_top)) + tl.sum(exps, axis=1)
+        block_top = tl.max(ranked, axis=1)
+        new_top = tl.maximum(top, block_top)
+        exps = heated_exp(logits, new_top, cold)
+        first = tl.min(tl.where(ranked == block_top[:, None], off_j[None, :], 0x7FFFFFFF), axis=1)
+        best = tl.where(block_top > top, first, best)
+        total = total * tl.sum(heated_exp(top[:, None], new_top, cold), axis=1) + tl.sum(exps, axis=1)
         top = new_top
         if probs is not None and not ONE_BLOCK:
             pointer = probs + off_n.to(tl.int64)[:, None] * K + off_j[None, :]
-            tl.store(pointer, scaled, mask=mask_n[:, None] & (off_j < K)[None, :])
+            tl.store(pointer, logits, mask=mask_n[:, None] & (off_j < K)[None, :])
     sure = tl.where(top == float("-inf"), float("nan"), tl.div_rn(1.0, total))
     tl.store(label + off_n, best.to(tl.int64), mask=mask_n)
     tl.store(confidence + off_n, sure, mask=mask_n)
@@ -246,8 +269,8 @@ def decide(
             mask = mask_n[:, None] & (off_j < K)[None, :]
             pointer = probs + off_n.to(tl.int64)[:, None] * K + off_j[None, :]
             if not ONE_BLOCK:
-                exps = shifted_exp(tl.load(pointer, mask=mask, other=0.0), top)
-            tl.store(pointer, tl.div_rn(exps, total[:, None]), mask=mask)
+                exps = heated_exp(tl.load(pointer, mask=mask, other=0.0), top, cold)
+            tl.store(pointer, exps * sure[:, None], mask=mask)
 
 
 @triton.jit
@@ -284,7 +307,7 @@ def head_program(
     last program of a sample to arrive adds the sums up. ALONE: a sample has one program, which keeps its sum.
     Returns whether it decided about a sample, and which.
     """
-    TILED: tl.constexpr = BLOCK_N > 1
+    TILED: tl.constexpr = BLOCK_F > 1
     POSITIONS = GRID_H * GRID_W
     F = C * POSITIONS
     row_width = tl.cdiv(K, ROW_UNIT) * ROW_UNIT
@@ -366,15 +389,20 @@ def head_program(
             tile = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
             for start_f in range(0, F, BLOCK_F):
                 off_f = start_f + tl.arange(0, BLOCK_F)
-                mask = mask_n[:, None] & (off_f < F)[None, :]
-                left = tl.zeros((BLOCK_N, BLOCK_F), tl.float32)
-                for part in range(0, WINDOW_PARTS):
-                    row = (tl.cast(part, tl.int64) * N + off_n) * F
-                    left += awaited(features + row[:, None] + off_f[None, :], mask, INTERPRETED)
-                if INTERPRETED:  # it multiplies bfloat16 wrongly
-                    tile = tl.dot(left, tl.trans(right.to(tl.float32)), tile, input_precision="ieee")
+                if BLOCK_N == 1:
+                    row = (tl.arange(0, WINDOW_PARTS).to(tl.int64) * N + pid_group) * F
+                    read = awaited(features + row[:, None] + off_f[None, :], (off_f < F)[None, :], INTERPRETED)
+                    tile += tl.sum(right.to(tl.float32) * tl.sum(read, axis=0)[None, :], axis=1)[None, :]
                 else:
-                    tile = tl.dot(left.to(right.dtype), tl.trans(right), tile, input_precision="ieee")
+                    mask = mask_n[:, None] & (off_f < F)[None, :]
+                    left = tl.zeros((BLOCK_N, BLOCK_F), tl.float32)
+                    for part in range(0, WINDOW_PARTS):
+                        row = (tl.cast(part, tl.int64) * N + off_n) * F
+                        left += awaited(features + row[:, None] + off_f[None, :], mask, INTERPRETED)
+                    if INTERPRETED:  # it multiplies bfloat16 wrongly
+                        tile = tl.dot(left, tl.trans(right.to(tl.float32)), tile, input_precision="ieee")
+                    else:
+                        tile = tl.dot(left.to(right.dtype), tl.trans(right), tile, input_precision="ieee")
                 column += tl.cast(BLOCK_F, tl.int64) * stride_wf
                 right = weight_block(column, stride_wk, off_f + BLOCK_F < F, off_k, K)
             pointer = partial + off_n.to(tl.int64)[:, None] * row_width + off_k[None, :]

@@ -246,12 +246,14 @@ def config_from(values: Any, pool: str) -> LaunchConfig:
     _check(
         pool != "max" or config.window_parts == 1, "window_parts", config.window_parts, "1: a maximum is not added up"
     )
+    block_n, block_f = config.block_n, config.block_f
     if config.tiled:
-        for name in ("block_n", "block_f"):
-            _check(values[name] >= 16, name, values[name], "at least 16 where samples are multiplied in groups")
-        _check(not config.waits, "waits", config.waits, "false: where samples are multiplied in groups all wait")
+        _check(block_n == 1 or block_n >= 16, "block_n", block_n, "1, or 16 or more for tensor cores")
+        _check(block_f >= 16, "block_f", block_f, "1, or 16 or more where other programs multiply than those that pool")
+        _check(block_n == 1 or config.block_k >= 16, "block_k", config.block_k, "16 or more for tensor cores")
+        _check(not config.waits, "waits", config.waits, "false where other programs multiply: they all wait")
     else:
-        _check(config.block_f == 1, "block_f", config.block_f, "1 where samples are not multiplied in groups")
+        _check(block_n == 1, "block_n", block_n, "1 where the programs that pool multiply (block_f is 1)")
     return config
 
 

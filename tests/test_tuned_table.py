@@ -148,14 +148,18 @@ BAD = {
     "an unknown field": (changed_table(*CONFIG, "block_z", to=1), "entry 1: config: unknown block_z, wants"),
     "a missing field": (changed_table(*CONFIG, "max_registers", without=True), "config: missing max_registers, wants"),
     "too many warps": (changed_table(*CONFIG, "num_warps", to=64), "entry 1: num_warps: got 64, wants at most 32"),
-    "tiles of 8 samples": (changed_table(*CONFIG, "block_n", to=8), "entry 1: block_n: got 8, wants at least 16"),
-    "tiles of 8 features": (
-        changed_table(
-            *CONFIG, to=dataclasses.asdict(dataclasses.replace(head_shape().by_rule(), block_n=16, block_f=8))
-        ),
-        "entry 1: block_f: got 8, wants at least 16",
-    ),
-    "features of others": (changed_table(*CONFIG, "block_f", to=2), "entry 1: block_f: got 2, wants 1 where"),
+    "tiles of 8 samples": (changed_table(*CONFIG, "block_n", to=8), "entry 1: block_n: got 8, wants 1 where"),
+    "tiles of 8 features": (changed_table(*CONFIG, "block_f", to=8), "entry 1: block_f: got 8, wants 1, or 16 or more"),
+    **{
+        f"groups of 16 and {name} = 8": (
+            changed_table(*CONFIG, to=dataclasses.asdict(dataclasses.replace(head_shape().by_rule(), **changes))),
+            f"entry 1: {name}: got 8, wants",
+        )
+        for name, changes in {
+            "block_n": {"block_n": 8, "block_f": 64},
+            "block_k": {"block_n": 16, "block_f": 64, "block_k": 8},
+        }.items()
+    },
     "parts of a maximum": (
         changed_table("entries", 1, "config", "window_parts", to=2),
         "entry 2: window_parts: got 2, wants 1",
