@@ -1,4 +1,4 @@
-"""The command ``auxhead-tune``: sweep, bench, heads, table, plan, promote and explain."""
+"""The command ``auxhead-tune``: sweep, retune, bench, heads, table, plan, promote and explain."""
 
 import fnmatch
 import json
@@ -15,14 +15,19 @@ from rich.markup import escape
 
 from ..model.bad_input import BadInput
 from ..model.one_line_errors import one_line_errors
+from .agreement import agreement_tables
 from .bench import DeviceLost, run_cell
 from .bench_plan import ROUNDS, Plan, check_patterns, unsettled
 from .cells import STAGES, Cell, Dtype, Placement, chosen_cells
 from .environment import environment
 from .head_tables import head_tables
 from .heads_command import heads
+from .network_tables import network_tables
+from .outcome_tables import outcome_tables
 from .plan_command import plan
 from .record import BadRecord, default_path, read_records
+from .recorded_outcomes import recorded_outcomes
+from .retune_command import retune
 from .subject import Subject, build_subject, is_factory, load_subject
 from .sweep_command import sweep
 from .table_commands import explain, promote
@@ -41,6 +46,7 @@ QUICK_ROUNDS = 20
 
 
 app.command()(sweep)
+app.command()(retune)
 
 
 @app.callback()
@@ -131,16 +137,17 @@ app.command()(heads)
 @app.command()
 def table(
     records: Annotated[
-        Path, typer.Argument(help="A .jsonl file of `auxhead-tune bench` or `auxhead-tune heads`.", show_default=False)
+        Path, typer.Argument(help="A .jsonl file of bench, heads, sweep or retune.", show_default=False)
     ],
     markdown: Annotated[bool, typer.Option("--markdown", help="For a README.")] = False,
 ) -> None:
-    """Print the tables of records again."""
+    """Print the tables of records again: all times, of sweeps the winners, of retunings what agrees."""
     with one_line_errors(BadRecord):
         found = read_records(records)
-        tables = [*bench_tables(found), *head_tables(found)]
+        swept = [*outcome_tables(recorded_outcomes(found)), *network_tables(found)]
+        tables = [*bench_tables(found), *head_tables(found), *swept, *agreement_tables(found)]
         if not tables:
-            raise BadInput(f"RECORDS: {records} holds none of a bench or of heads, wants some")
+            raise BadInput(f"RECORDS: {records} holds none of bench, heads, sweep or retune, wants some")
         if markdown:
             print("\n".join(as_markdown(one) for one in tables))
         else:

@@ -34,8 +34,8 @@ class Explanation:
             lines.append("  used: the rule's configuration")
         elif self.missed:
             low, high = self.entry.serves
-            measured = f"measured to lose at most 1 % to the best from batch {low} to {high}"
-            lines.append(f"  used: the entry of batch {self.entry.shape.samples}, {measured}")
+            measured = f"serves batch {low} to {high}: at both it was measured to lose at most 1 % to the winner"
+            lines.append(f"  used: the entry of batch {self.entry.shape.samples}, which {measured}")
         else:
             lines.append(f"  used: its own entry, {self.entry.margin:.1%} less time than the rule's configuration")
         fields = dataclasses.asdict(self.config)
@@ -78,7 +78,16 @@ def _differences(table: TunedTable, shape: HeadShape, place: str) -> list[str]:
     differing = [name for name in asked if nearest[name] != asked[name]]
     alike = [row for row in rows if all(row[name] == asked[name] for name in asked if name not in differing)]
     has = {name: ", ".join(map(str, sorted({row[name] for row in alike}))) for name in differing}
+    if differing == ["samples"]:
+        sizes = sorted(entry for entry in table.entries if _keys(entry.shape, entry.place) in alike)
+        has["samples"] = ", ".join(map(_size, sizes))
     return [f"{name}: {asked[name]} asked, table has {has[name]}" for name in differing]
+
+
+def _size(entry: Entry) -> str:
+    """Name an entry's batch size and those that it serves besides."""
+    samples, (low, high) = entry.shape.samples, entry.serves
+    return f"{samples} (serves {low} to {high})" if low < high else str(samples)
 
 
 def _keys(shape: HeadShape, place: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 
 from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig
+from ..model.overlapped_runner import OverlappedRunner
 from .alone_head import CHAIN, AloneHead, Chain
 from .bench import DeviceLost
 from .cells import NEVER
@@ -18,6 +19,7 @@ from .comparison import Paired
 from .head_peers import FUSED, LAUNCHES
 from .heads_in_situ import HeadsInSitu
 from .measurer import ALONE, NETWORK, Failure, Target
+from .network_points import NetworkPoint
 from .subject import Subject
 from .timing import Key, VariantFailed, time_rounds
 
@@ -68,24 +70,30 @@ class HeadTiming:
     def compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
         """Compile in threads; the compiler leaves Python for most of the time. Launches each configuration once."""
 
-        def attempt(config: LaunchConfig) -> Failure | None:
+        def launch(config: LaunchConfig) -> None:
+            if place == ALONE:
+                self.heads[target].launch(config)
+            else:
+                self._in_situ.launch({target.shape: config}, self.by_rule, target.taps)
+
+        return self._compile(configs, launch)
+
+    def _compile(self, variants: Sequence[Key], launch: Callable[[Key], object]) -> dict[Key, Failure]:
+        def attempt(variant: Key) -> Failure | None:
             try:
                 with torch.cuda.device(self._device), torch.no_grad():
-                    if place == ALONE:
-                        self.heads[target].launch(config)
-                    else:
-                        self._in_situ.launch(target, config)
+                    launch(variant)
                     torch.cuda.current_stream(self._device).synchronize()
             except Exception as error:
                 return _failure(error)
             return None
 
         self._check_device()
-        first = [attempt(config) for config in configs[:1]]  # by itself: it reads the kernel's sources for all
+        first = [attempt(variant) for variant in variants[:1]]  # by itself: it reads the kernel's sources for all
         with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_WORKERS)) as pool:
-            rest = list(pool.map(attempt, configs[1:]))
+            rest = list(pool.map(attempt, variants[1:]))
         self._see_whether_lost()
-        return {config: failed for config, failed in zip(configs, first + rest, strict=True) if failed}
+        return {variant: failed for variant, failed in zip(variants, first + rest, strict=True) if failed}
 
     def check(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
         """Compare each configuration with the truth; in situ that is done with the very captures that are timed."""
@@ -118,20 +126,56 @@ class HeadTiming:
         self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
     ) -> Mapping[LaunchConfig, Paired | Failure]:
         """Time captured networks in which all heads of the target's shape are launched in that way."""
+
+        def capture(config: LaunchConfig) -> OverlappedRunner:
+            return self._in_situ.runner({target.shape: config}, self.by_rule)
+
+        return self._time_networks(target.rule, configs, capture, target.taps, rounds, captures)
+
+    @property
+    def by_rule(self) -> NetworkPoint:
+        """How launches leave the trunk in situ."""
+        return self._in_situ.by_rule
+
+    def points(
+        self, points: Sequence[NetworkPoint], heads: Mapping[HeadShape, LaunchConfig], rounds: int, captures: int
+    ) -> Mapping[NetworkPoint, Paired | Failure]:
+        """Time the network with its heads as they are tuned; see :class:`~auxhead.autotune.network_sweep.Measurer`."""
+        taps = self._subject.network.taps
+        failed = self._compile(points, lambda point: self._in_situ.launch(heads, point, taps))
+        if points[0] in failed:
+            return failed
+
+        def capture(point: NetworkPoint) -> OverlappedRunner:
+            return self._in_situ.runner(heads, point)
+
+        left = [point for point in points if point not in failed]
+        return {**failed, **self._time_networks(points[0], left, capture, taps, rounds, captures)}
+
+    def _time_networks(
+        self,
+        baseline: Key,
+        variants: Sequence[Key],
+        capture: Callable[[Key], OverlappedRunner],
+        taps: Sequence[str],
+        rounds: int,
+        captures: int,
+    ) -> dict[Key, Paired | Failure]:
+        """Capture and time networks, whose answers are compared with the truth at some taps."""
         with ExitStack() as opened, self._subject.exits(NEVER):
 
-            def build(config: LaunchConfig) -> list[Callable[[], object]]:
+            def build(variant: Key) -> list[Callable[[], object]]:
                 calls: list[Callable[[], object]] = []
                 for _ in range(captures):
-                    runner = self._in_situ.runner(target, config)
+                    runner = capture(variant)
                     opened.callback(runner.close)
-                    wrong = self._in_situ.wrong(target, runner)
+                    wrong = self._in_situ.wrong(taps, runner)
                     if wrong is not None:
                         raise _Wrong(wrong)
                     calls.append(lambda runner=runner: runner(self._subject.example))  # type: ignore[misc]
                 return calls
 
-            return self._time(target.rule, configs, build, rounds, launches=1)
+            return self._time(baseline, variants, build, rounds, launches=1)
 
     def against_peers(
         self, target: Target, rounds: int, captures: int, begins: Callable[[str], None]

@@ -1,7 +1,7 @@
 """A network whose heads are launched in given ways: captured as its overlapped runner does, compared with the truth."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import ExitBuffers, ExitHead, ExitLaunch
+from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig
 from ..kernels.tuned_table import overriding
 from ..model import Trunk, make_trunk
@@ -17,15 +18,18 @@ from ..model.taps import listening
 from .alone_head import AloneHead
 from .cells import NEVER
 from .correctness import Answer, Comparison, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
-from .measurer import NETWORK, Target
+from .measurer import NETWORK
+from .network_points import NetworkPoint
 from .subject import Subject
+
+#: Of the heads of some shapes.
+Configs = Mapping[HeadShape, LaunchConfig]
 
 
 class HeadsInSitu:
     """A subject on a trunk.
 
-    Captures differ in the configuration of one target's heads alone: they fork at the same taps, and all other heads
-    are launched by rule, whatever the tables hold.
+    Captures differ in what is asked for alone: all other heads are launched by rule, whatever the tables hold.
     """
 
     def __init__(self, subject: Subject, trunk: str) -> None:
@@ -39,7 +43,7 @@ class HeadsInSitu:
         """Those of the taps, each with what its tap gives it."""
         classifier = self._trunk.classifier
         launched = [*self.heads, *([] if classifier is None else [AloneHead(classifier, self._final)])]
-        self._by_rule = {(head.shape, NETWORK): head.shape.by_rule() for head in launched}
+        self._heads_by_rule = {(head.shape, NETWORK): head.shape.by_rule() for head in launched}
 
     def _run_trunk(self) -> tuple[list[Tensor], Tensor]:
         """Return what each tap gives its head, as it lies in memory, and what the classifier gets."""
@@ -56,30 +60,31 @@ class HeadsInSitu:
         return {
             "trunk": trunk_fingerprint(self._trunk, self._network.taps, self.subject.example),
             "trunk_kind": self._kind,
-            "forks": list(self._forks),
+            "forks": list(self.by_rule.forks),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
         }
 
     @cached_property
-    def _forks(self) -> tuple[str, ...]:
-        """The taps after which launches leave the trunk: the same ones in every capture."""
+    def by_rule(self) -> NetworkPoint:
+        """How launches leave the trunk by rule: the same way in all captures of heads."""
         example = self.subject.example
-        with overriding(self._by_rule):
+        with overriding(self._heads_by_rule):
             runner = OverlappedRunner(self._network, example, batch_sizes=(len(example),), trunk=self._trunk)
         forks = runner.forks[len(example)]
         runner.close()
-        return forks
+        return NetworkPoint(forks)
 
-    def runner(self, target: Target, config: LaunchConfig) -> OverlappedRunner:
-        """Capture afresh, with that configuration for all heads of the target's shape."""
-        example, forks = self.subject.example, self._forks
-        with overriding({**self._by_rule, (target.shape, NETWORK): config}):
-            return OverlappedRunner(self._network, example, batch_sizes=(len(example),), trunk=self._trunk, forks=forks)
+    def runner(self, configs: Configs, point: NetworkPoint) -> OverlappedRunner:
+        """Capture afresh, with these configurations for the heads of some shapes; the others are launched by rule."""
+        example = self.subject.example
+        kind = OverlappedRunner if point.trunk_first else _SamePriority
+        with overriding({**self._heads_by_rule, **_in_network(configs)}):
+            return kind(self._network, example, batch_sizes=(len(example),), trunk=self._trunk, forks=point.forks)
 
-    def launch(self, target: Target, config: LaunchConfig) -> None:
-        """Launch as the runner will, all launches that a head of the target has a part in."""
+    def launch(self, configs: Configs, point: NetworkPoint, which: Sequence[str]) -> None:
+        """Launch as the runner will, all launches that a head of some taps has a part in."""
         taps, example = self._network.taps, self.subject.example
-        ends = [taps.index(fork) for fork in self._forks]
+        ends = [taps.index(fork) for fork in point.forks]
         starts = [0, *(end + 1 for end in ends)]
         heads: list[ExitHead | None] = [head.as_exit_head() for head in self.subject.heads]
         classifier = self._trunk.classifier
@@ -88,8 +93,8 @@ class HeadsInSitu:
         with_probs = all(head.return_probs for head in self.subject.heads)
         classes = self.subject.heads[0].num_classes
         buffers = ExitBuffers.allocate(len(heads), len(example), classes, with_probs=with_probs, device=example.device)
-        mine = {taps.index(tap) for tap in target.taps}
-        with overriding({**self._by_rule, (target.shape, NETWORK): config}):
+        mine = {taps.index(tap) for tap in which}
+        with overriding({**self._heads_by_rule, **_in_network(configs)}):
             for start, end in zip(starts, [*ends, len(heads) - 1], strict=True):
                 if mine & set(range(start, end + 1)):
                     ExitLaunch(buffers, start, heads[start : end + 1])(inputs[start : end + 1])
@@ -119,18 +124,28 @@ class HeadsInSitu:
                 found[pattern] = [eager_truth(logits, self.subject.heads, rounding) for logits in self._logits]
         return found
 
-    def wrong(self, target: Target, runner: OverlappedRunner) -> str | None:
-        """Say what is wrong with a captured network's answers where nothing and where all leaves at the target's taps.
+    def wrong(self, which: Sequence[str], runner: OverlappedRunner) -> str | None:
+        """Say what is wrong with a captured network's answers where nothing and where all leaves at each of some taps.
 
         Two inputs a pattern: an answer for the one before shows.
         """
         comparison = Comparison()
-        for pattern in (NEVER, *target.taps):
+        for pattern in (NEVER, *which):
             with self.subject.exits(pattern):
                 for x, truth in list(zip(self.subject.inputs, self._truths[pattern], strict=True))[:2]:
                     said = runner(x)
                     comparison.add(Answer(said.label, said.confidence.double(), said.exit_index), truth)
         return verdict(comparison.counts())
+
+
+class _SamePriority(OverlappedRunner):
+    """Waiting blocks of trunk and heads are placed as they come."""
+
+    trunk_priority = 0
+
+
+def _in_network(configs: Configs) -> dict[tuple[HeadShape, str], LaunchConfig]:
+    return {(shape, NETWORK): config for shape, config in configs.items()}
 
 
 def trunk_fingerprint(trunk: Trunk, taps: Sequence[str], example: Tensor) -> str:

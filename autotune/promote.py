@@ -3,8 +3,9 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,16 +21,16 @@ from ..kernels.tuned_table import (
     BadTable,
     Entry,
     TunedTable,
-    config_from,
     read_table,
     shape_from,
     table_path,
 )
-from .comparison import Paired, over_baseline, winner
+from .comparison import compare_runs, over_baseline, winner
+from .decisive import Measurement, decisive, measurement
 from .record import BadRecord, Record, read_records
 from .space import simplicity
 
-#: By how much a configuration may be slower than the best of another batch size to serve that one, too.
+#: By how much a configuration may be slower than the winner of another batch size to serve that one, too.
 MAY_LOSE = 0.01
 
 
@@ -52,21 +53,6 @@ class Promotion(NamedTuple):
     table: TunedTable
     outcomes: list[Outcome]
     """Of the records, in their order; the table's other entries were there before."""
-
-
-@dataclass(frozen=True)
-class _Measurement:
-    """One record of a sweep."""
-
-    shape: HeadShape
-    place: str
-    config: LaunchConfig
-    variant: str
-    context: str
-    """The network around the head; measurements in different ones say nothing about each other."""
-    times: int
-    """How often it was timed: in all rounds of all captures."""
-    paired: Paired
 
 
 def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
@@ -135,25 +121,31 @@ def _entries_of(path: Path, table: TunedTable) -> tuple[Entry, ...]:
     return old.entries
 
 
-_Candidates = dict[tuple[HeadShape, str], dict[LaunchConfig, _Measurement]]
+_Candidates = dict[tuple[HeadShape, str], dict[LaunchConfig, Measurement]]
 
 
 def _candidates(records: Iterable[tuple[Path, Record]]) -> _Candidates:
-    """Return what of each shape and place was timed most often; of a configuration what was the last time.
+    """Return what decides of each shape and place.
 
     Of several networks the one decides where something was timed most often, then the one with the most configurations.
     """
-    contexts: dict[tuple[HeadShape, str], dict[str, list[_Measurement]]] = {}
+    contexts: dict[tuple[HeadShape, str], dict[str, list[Measurement]]] = {}
     for path, record in records:
         try:
             shape, place = shape_from({name: record.cell.get(name) for name in HeadShape._fields}), _place(record)
-            measured = None if record.error is not None else _measurement(record, shape, place)
+            measured = None if record.error is not None else measurement(record)
         except ValueError as error:
             raise BadRecord(f"{path}: {record.variant}: {error}") from None
         found = contexts.setdefault((shape, place), {})  # even if nothing of it could be measured
         if measured is not None:
-            found.setdefault(measured.context, []).append(measured)
-    return {thing: _most_timed(max(found.values(), key=_weight, default=[])) for thing, found in contexts.items()}
+            found.setdefault(_context(record), []).append(measured)
+    return {thing: max(map(decisive, found.values()), key=_weight, default={}) for thing, found in contexts.items()}
+
+
+def _context(record: Record) -> str:
+    """Name the network around the head; measurements in different ones say nothing about each other."""
+    others = {name: value for name, value in record.cell.items() if name not in HeadShape._fields}
+    return json.dumps([others, record.protocol.get("trunk")], sort_keys=True)
 
 
 def _place(record: Record) -> str:
@@ -163,35 +155,13 @@ def _place(record: Record) -> str:
     return str(place)
 
 
-def _measurement(record: Record, shape: HeadShape, place: str) -> _Measurement:
-    rule = next((pair for pair in record.paired if pair.get("role") == "rule"), None)
-    if record.device_us is None or "samples" not in record.device_us or rule is None or "samples" not in rule:
-        raise ValueError("paired: got no samples, wants device_us and a pair of role 'rule', both with samples")
-    others = {name: value for name, value in record.cell.items() if name not in HeadShape._fields}
-    return _Measurement(
-        shape=shape,
-        place=place,
-        config=config_from(record.protocol.get("config"), shape.pool),
-        variant=record.variant,
-        context=json.dumps([others, record.protocol.get("trunk")], sort_keys=True),
-        times=sum(map(len, record.device_us["samples"])),
-        paired=Paired(record.device_us["samples"], rule["samples"], record.run),
-    )
-
-
-def _most_timed(measured: Sequence[_Measurement]) -> dict[LaunchConfig, _Measurement]:
-    most = max((one.times for one in measured), default=0)
-    return {one.config: one for one in measured if one.times == most}
-
-
-def _weight(measured: Sequence[_Measurement]) -> tuple[int, int]:
+def _weight(measured: Mapping[LaunchConfig, Measurement]) -> tuple[int, int]:
     """Return how often the measurements that decide were timed, and how many they are."""
-    decisive = _most_timed(measured)
-    return max(one.times for one in decisive.values()), len(decisive)
+    return max(one.times for one in measured.values()), len(measured)
 
 
 def _outcomes(candidates: _Candidates, names: str) -> list[Outcome]:
-    outcomes = []
+    winners = {}
     for (shape, place), measured in candidates.items():
         if len(measured) < 2:
             raise BadRecord(
@@ -200,32 +170,39 @@ def _outcomes(candidates: _Candidates, names: str) -> list[Outcome]:
         rule = shape.by_rule()
         simpler_first = sorted(measured, key=simplicity)
         simpler_first.sort(key=rule.__ne__)
-        config = winner({one.config: one.paired for one in measured.values()}, simpler_first)
+        winners[shape, place] = winner({one.config: one.paired for one in measured.values()}, simpler_first)
+    outcomes = []
+    for (shape, place), measured in candidates.items():
+        config = winners[shape, place]
         ratios = {one.config: over_baseline(one.paired) for one in measured.values()}
-        entry = Entry(shape, place, config, _serves(shape, place, config, candidates), round(1 - ratios[config], 4))
+        entry = Entry(shape, place, config, _serves(shape, place, candidates, winners), round(1 - ratios[config], 4))
         fastest = ratios[config] == min(ratios.values())
         outcomes.append(Outcome(entry, measured[config].variant, len(measured), fastest))
     return outcomes
 
 
-def _serves(shape: HeadShape, place: str, config: LaunchConfig, candidates: _Candidates) -> tuple[int, int]:
-    """Return how far from its own batch size a configuration was measured to be as good as the best, or nearly so."""
-    ratios = {
-        other.samples: {one.config: over_baseline(one.paired) for one in measured.values()}
-        for (other, where), measured in candidates.items()
-        if measured and where == place and other[1:] == shape[1:]
-    }
+def _serves(
+    shape: HeadShape, place: str, candidates: _Candidates, winners: Mapping[tuple[HeadShape, str], LaunchConfig]
+) -> tuple[int, int]:
+    """Return how far from its own batch size a winner was measured, next size by next, to be nearly as good as others.
+
+    Sizes in between that nobody measured are served as well: it is good at both ends.
+    """
+    config = winners[shape, place]
+
+    def loses(samples: int) -> float:
+        there = candidates[shape._replace(samples=samples), place]
+        if config not in there:
+            return math.inf
+        best = winners[shape._replace(samples=samples), place]
+        return compare_runs(there[config].paired, there[best].paired).median_ratio - 1
+
+    sizes = sorted(other.samples for other, where in candidates if where == place and other[1:] == shape[1:])
+    own = sizes.index(shape.samples)
     ends = []
-    for beyond in (
-        sorted((size for size in ratios if size < shape.samples), reverse=True),
-        sorted(size for size in ratios if size > shape.samples),
-    ):
-        end = shape.samples
-        for size in beyond:
-            if ratios[size].get(config, math.inf) > (1 + MAY_LOSE) * min(ratios[size].values()):
-                break
-            end = size
-        ends.append(end)
+    for beyond in (sizes[:own][::-1], sizes[own + 1 :]):
+        good = takewhile(lambda samples: loses(samples) <= MAY_LOSE, beyond)
+        ends.append([shape.samples, *good][-1])
     return ends[0], ends[1]
 
 

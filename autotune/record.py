@@ -28,11 +28,12 @@ class Record:
     """One variant measured, or failed, in one cell."""
 
     kind: str
-    """What measured it: "bench", "sweep" or "heads"."""
+    """What measured it: "bench"; "heads"; "sweep", of heads; "network", of where a network's launches leave its trunk;
+    "retune", which sums up several sweeps of a head."""
     cell: dict[str, Any]
-    """Of the benchmark: model, dtype, batch, classes, placement (of the heads), taps (their names), input (the shape of
-    one sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a head of that shape,
-    separated by commas). Of heads: all of these."""
+    """Of the benchmark and of networks: model, dtype, batch, classes, placement (of the heads), taps (their names),
+    input (the shape of one sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a
+    head of that shape, separated by commas). Of heads: all of these."""
     exits: str
     """Where the samples leave: "never", the name of a tap, the percent that leave at each tap and at the classifier
     ("40/30/20/10"), or "own" for the thresholds that a model came with."""
@@ -47,10 +48,12 @@ class Record:
     protocol: dict[str, Any]
     """rounds, warm_up, repeat, captures, order, l2, samples_by_exit (how many of all inputs leave where, by the eager
     network on the same trunk) and whatever else says how the numbers came about. Of a sweep: place ("alone" or
-    "network"), config (the fields of the LaunchConfig that ``variant`` names), kernel (its hash), and in situ trunk
-    (its fingerprint) and forks (the taps after which launches leave it). Of heads: place "alone", config and
-    kernel, those of "fused", and for "bytes" the bytes that a head has to move and bytes_per_second, what a copy read
-    and wrote."""
+    "network"), config (the fields of the LaunchConfig that ``variant`` names), rule (the variant of the baseline),
+    kernel (its hash), and in situ trunk (its fingerprint) and forks (the taps after which launches leave it). Of a
+    network the same but place and config, and trunk_priority ("high", or "same" as the heads') and heads (the variant
+    by tap). Of a retuning tunings (how many) for rounds, captures and config; ``variant`` is what most chose. Of heads:
+    place "alone", config and kernel, those of "fused", and for "bytes" the bytes that a head has to move and
+    bytes_per_second, what a copy read and wrote."""
     host_us: dict[str, Any] | None = None
     """Microseconds from the call, on an idle device, until the caller's stream has the answer: median, p20, p80 over
     the rounds, and captures: the median of each fresh capture."""
@@ -60,8 +63,9 @@ class Record:
     paired: list[dict[str, Any]] = field(default_factory=list)
     """Baselines of the same run: role ("bare", "truncated", "segments", or for auto "plain"), variant, host_us and
     device_us (medians), host_ratio and device_ratio (this variant's over the baseline's). Of a sweep: role "rule", the
-    rule's configuration; no times of the host; samples: its rounds, the same ones. Of heads: role "fused"; no times of
-    the host; low and high, the ends of the 99 % interval of device_ratio."""
+    rule's configuration; no times of the host; samples: its rounds, the same ones. Of a retuning what was chosen: role
+    "chosen", variant, tunings, and against what most chose median_ratio, low and high, the ends of its interval. Of
+    heads: role "fused"; no times of the host; low and high, the ends of the 99 % interval of device_ratio."""
     correctness: dict[str, Any] | None = None
     """samples compared with the eager truth; differing: those with another label or exit; differing_near: how many of
     those rounding explains, the confidence being that close to a threshold or the two classes to each other; near: how

@@ -27,6 +27,7 @@ class _Thing(NamedTuple):
 class ReplayMeasurer:
     """Answers from the records of earlier sweeps, wherever they were measured; what is not there is unavailable.
 
+    Nor is what was measured beside another rule's configuration than today's.
     Of a configuration that was measured more than once the answer has as many captures and rounds as asked for, or the
     next larger numbers, or else the largest; of several such records it is the last.
     """
@@ -35,6 +36,8 @@ class ReplayMeasurer:
         """Answer from ``records``, those of other kinds aside."""
         self._found: dict[_Thing, list[Record]] = {}
         for record in sweep_records(records):
+            if record.paired and record.paired[0]["variant"] != text(shape_of(record).by_rule()):
+                continue
             place = record.protocol["place"]
             network = f"{record.cell['model']}: {record.cell['tap']}" if place == NETWORK else ""
             thing = _Thing(shape_of(record), place, network, record.variant)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..kernels.launch_config import LaunchConfig
 from .comparison import Paired, over_baseline, winner
-from .measurer import Target
+from .measurer import ALONE, Target
 from .space import simplicity
 from .timing import CAPTURES
 
@@ -36,16 +36,30 @@ Answers = Mapping[LaunchConfig, Paired]
 Search = Callable[[Target], Generator[Ask, Answers, None]]
 
 
+def alone_only(search: Search) -> Search:
+    """Return a strategy that ends where another one goes on in situ."""
+
+    def asks(target: Target) -> Generator[Ask, Answers, None]:
+        steps = search(target)
+        try:
+            ask = next(steps)
+            while ask.place == ALONE:
+                ask = steps.send((yield ask))
+        except StopIteration:
+            return
+
+    return asks
+
+
 def fastest_first(answers: Answers) -> list[LaunchConfig]:
     """Return the configurations by their time over the baseline's."""
     return sorted(answers, key=lambda config: (over_baseline(answers[config]), simplicity(config)))
 
 
-def decide(target: Target, answers: Answers) -> LaunchConfig | None:
+def decide(rule: LaunchConfig, answers: Answers) -> LaunchConfig | None:
     """Return the winner; ties go to the rule's configuration and then to the simplest. None if nothing was measured."""
     if not answers:
         return None
-    rule = target.rule
     return winner(answers, sorted(answers, key=lambda config: (config != rule, simplicity(config))))
 
 
@@ -54,6 +68,6 @@ def finalists(target: Target, answers: Answers, count: int) -> tuple[LaunchConfi
 
     The winner is among them, so that it can be compared in situ with what wins there.
     """
-    best = [decide(target, answers), *fastest_first(answers)]
+    best = [decide(target.rule, answers), *fastest_first(answers)]
     others = dict.fromkeys(config for config in best if config is not None and config != target.rule)
     return (target.rule, *list(others)[:count])

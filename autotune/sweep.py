@@ -1,13 +1,15 @@
 """The sweep: asks what a strategy wants to know, measures what no record says, and keeps every finished measurement."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..kernels.launch_config import LaunchConfig
-from .comparison import Difference, Paired, compare_runs, over_baseline
+from .comparison import Paired, over_baseline
+from .exclusion import excluded
 from .measurer import ALONE, NETWORK, Failure, Measurer, Target
+from .outcome import Outcome, outcome
 from .search import Answers, Ask, Search, decide, fastest_first
 from .space import text
 from .sweep_records import Book
@@ -15,23 +17,6 @@ from .sweep_records import Book
 #: Configurations beside the rule's that are measured in the same rounds, alone and in the network, where each is
 #: captured with all its activations.
 TOGETHER = {ALONE: 32, NETWORK: 8}
-
-
-class Outcome(NamedTuple):
-    """What a sweep found for one target."""
-
-    target: Target
-    alone: LaunchConfig | None
-    """The winner alone; None if nothing could be measured."""
-    alone_over_rule: Difference | None
-    network: LaunchConfig | None
-    """The winner in situ."""
-    over_rule: Difference | None
-    """Times of the whole network: the winner in situ against the rule's configuration."""
-    over_alone: Difference | None
-    """And against the winner alone."""
-    failures: Counter[str]
-    """By kind."""
 
 
 class Status(NamedTuple):
@@ -55,18 +40,24 @@ class Sweep:
     book: Book
     watch: Callable[[Status], None] = lambda status: None
     failures: Counter[str] = field(default_factory=Counter)
+    tunings: list["Tuning"] = field(default_factory=list)
+    """Of the targets that were tuned."""
 
     def run(self, targets: Sequence[Target]) -> list[Outcome]:
         """Tune the targets one after another."""
-        outcomes = []
         for number, target in enumerate(targets):
-            tune = _Tuning(self, target, number / len(targets), 1 / len(targets))
-            outcomes.append(tune.run())
-        return outcomes
+            self.tunings.append(Tuning(self, target, number / len(targets), 1 / len(targets)))
+            self.tunings[-1].run()
+        return self.outcomes
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """What was found for each target."""
+        return [tuning.outcome for tuning in self.tunings]
 
 
 @dataclass
-class _Tuning:
+class Tuning:
     """The work on one target."""
 
     sweep: Sweep
@@ -74,23 +65,47 @@ class _Tuning:
     begins: float
     """Share of the sweep that is done before, and how much of it this is."""
     weighs: float
+    answers: dict[str, Answers] = field(default_factory=dict)
+    """Of each place the last ones, which decide."""
+    _asked: dict[str, Ask] = field(default_factory=dict)
+    """What they answer."""
     _done: float = 0.0
     _best: str = ""
     _failures: Counter[str] = field(default_factory=Counter)
 
-    def run(self) -> Outcome:
+    def run(self) -> None:
         """Serve the strategy until it wants to know no more."""
         steps = self.sweep.search(self.target)
-        last: dict[str, Answers] = {}
         try:
             ask = next(steps)
             while True:
-                last[ask.place] = self._answer(ask)
-                self._done, self._best = ask.share, _best(ask.place, last[ask.place]) or self._best
-                ask = steps.send(last[ask.place])
+                answers = self._answer(ask)
+                self._asked[ask.place], self.answers[ask.place] = ask, answers
+                self._done, self._best = ask.share, _best(ask.place, answers) or self._best
+                ask = steps.send(answers)
         except StopIteration:
             self._tell("done", 1.0)
-        return outcome(self.target, last, self._failures)
+
+    def also(self, place: str, configs: Iterable[LaunchConfig | None]) -> bool:
+        """Let further configurations take part in the decision; return whether any of them had not yet, and could."""
+        last = self._asked.get(place)
+        if last is None or not self.answers[place]:
+            return False
+        unknown = [one for one in dict.fromkeys(configs) if one is not None and one not in last.configs]
+        new = [config for config in unknown if excluded(config, self.target.shape) is None]
+        if new:
+            self.answers[place] = {**self.answers[place], **self._answer(last._replace(configs=tuple(new)))}
+            self._asked[place] = last._replace(configs=(*last.configs, *new))
+        return bool(new)
+
+    def winner(self, place: str) -> LaunchConfig | None:
+        """Return the winner as it is now; None if nothing was measured."""
+        return decide(self.target.rule, self.answers.get(place, {}))
+
+    @property
+    def outcome(self) -> Outcome:
+        """What was found."""
+        return outcome(self.target, self.target.rule, self.answers, self._failures)
 
     def _tell(self, doing: str, done: float) -> None:
         status = Status(self.begins + self.weighs * done, f"{self.target}: {doing}", self._best, self.sweep.failures)
@@ -98,7 +113,8 @@ class _Tuning:
 
     def _answer(self, ask: Ask) -> Answers:
         """Return what is known of the configurations, after measuring what is not."""
-        found = {config: self.sweep.book.find(self.target, ask, config) for config in dict.fromkeys(ask.configs)}
+        book = self.sweep.book
+        found = {config: book.find(book.of_head(self.target, ask, config)) for config in dict.fromkeys(ask.configs)}
         known = {config: result for config, result in found.items() if result is not None}
         missing = [config for config in found if config not in known]
         together = TOGETHER[ask.place]
@@ -125,7 +141,7 @@ class _Tuning:
 
         def settle(config: LaunchConfig, result: Paired | Failure) -> None:
             if config in missing:  # the rule's may be known
-                result = book.add(target, ask, config, result)
+                result = book.add(book.of_head(target, ask, config), result)
             results[config] = result
 
         for step in (measurer.compile, measurer.check):
@@ -141,30 +157,6 @@ class _Tuning:
         # not recorded: it is no fault of theirs
         nothing = Failure("no baseline", "the rule's configuration failed")
         return {config: results.get(config, nothing) for config in missing}
-
-
-def outcome(target: Target, last: dict[str, Answers], failures: Counter[str]) -> Outcome:
-    """Decide by the last answers from each place."""
-    alone, network = last.get(ALONE, {}), last.get(NETWORK, {})
-    best_alone, best = decide(target, alone), decide(target, network)
-    return Outcome(
-        target,
-        best_alone,
-        _between(alone, best_alone, target.rule),
-        best,
-        _between(network, best, target.rule),
-        _between(network, best, best_alone),
-        failures,
-    )
-
-
-def _between(answers: Answers, one: LaunchConfig | None, other: LaunchConfig | None) -> Difference | None:
-    """Compare two configurations, if both were measured."""
-    if one is None or other is None or one not in answers or other not in answers:
-        return None
-    if one == other:
-        return Difference(1.0, 1.0, 1.0)
-    return compare_runs(answers[one], answers[other])
 
 
 def _best(place: str, answers: Answers) -> str:

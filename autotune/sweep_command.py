@@ -1,11 +1,12 @@
 """The command ``auxhead-tune sweep``."""
 
+import dataclasses
 import gc
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 import typer
@@ -15,17 +16,23 @@ from ..kernels.kernel_hash import kernel_hash
 from ..model.bad_input import BadInput
 from ..model.one_line_errors import one_line_errors
 from .bench import DeviceLost
+from .cells import Cell
 from .environment import environment
+from .exchange import exchange_winners
 from .head_timing import HeadTiming
-from .measurer import Measurer, Target
 from .network_choice import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
+from .network_sweep import NetworkOutcome, sweep_network
+from .network_tables import network_table
+from .outcome import Outcome
+from .outcome_tables import outcome_tables
 from .record import BadRecord, default_path, read_records
 from .replay import ReplayMeasurer, recorded_targets
 from .strategies import STRATEGIES
 from .subject import build_subject
-from .sweep import Outcome, Status, Sweep
-from .sweep_progress import WIDTH, SweepProgress, failures_in_words, outcome_table
+from .sweep import Status, Sweep
+from .sweep_progress import SweepProgress, failures_in_words
 from .sweep_records import Book
+from .tables import print_tables, wide_console
 
 
 class Effort(str, Enum):
@@ -41,7 +48,9 @@ def sweep(
     dtype: Dtypes = None,
     classes: Classes = None,
     placement: Placements = None,
-    effort: Annotated[Effort, typer.Option(help="About a minute a network, or five.")] = Effort.quick,
+    effort: Annotated[
+        Effort, typer.Option(help="About a minute a network, or five; full also tries other forks and priorities.")
+    ] = Effort.quick,
     out: Annotated[
         Path | None, typer.Option(help="Records are appended here.", show_default="autotune-records/sweep-DEVICE.jsonl")
     ] = None,
@@ -52,11 +61,11 @@ def sweep(
 ) -> None:
     """Tune the launches of a network's heads, alone and beside the trunk of the captured network.
 
-    Options that choose networks may be given several times. What is recorded is not measured again: a run that was
-    stopped, at whatever moment, goes on where it was.
+    Options that choose networks may be given several times; winners of batch sizes given together are measured at each
+    other's, too. What is recorded is not measured again: a run that was stopped, at whatever moment, goes on where it
+    was.
     """
-    console = Console()
-    console = console if console.is_terminal else Console(width=max(console.width, WIDTH))
+    console = wide_console()
     chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
     with one_line_errors(BadRecord):
         if replay is not None:
@@ -75,26 +84,56 @@ def _measure(console: Console, chosen: NetworkChoice, effort: Effort, out: Path 
     cells = [own.cell] if own is not None else chosen.cells()
     where = out or default_path("sweep", torch.cuda.get_device_name(device))
     found: list[tuple[str, list[Outcome]]] = []
+    networks: list[NetworkOutcome] = []
     failures: Counter[str] = Counter()
     with SweepProgress(console) as progress:
-        for number, cell in enumerate(cells):
 
-            def show(status: Status, before: int = number) -> None:
-                progress.show(status._replace(done=(before + status.done) / len(cells)))
+        def start(cell: Cell, number: int) -> tuple[HeadTiming, Sweep]:
+            def show(status: Status) -> None:
+                progress.show(status._replace(done=(number + status.done) / len(cells)))
 
             show(Status(0.0, f"{cell}: building", "", failures))
             measurer = HeadTiming(own or build_subject(cell, device))
             protocol = {"kernel": kernel_hash(), **measurer.protocol}
             book = Book(where, environment(device), protocol, measurer.of_network)
+            return measurer, Sweep(measurer, STRATEGIES[effort.value], book, show, failures)
+
+        for family in _families(cells):
             try:
-                found.append((str(cell), _run(measurer, measurer.targets, effort, book, show, failures)))
+                swept = _sweep_family(family, len(found), start, effort)
             except DeviceLost as error:
                 raise BadInput(f"{error}; what was measured is recorded: the same command goes on") from None
-            del measurer
+            found += [(str(cell), outcomes) for cell, outcomes in swept.heads.items()]
+            networks += swept.networks
             gc.collect()
             torch.cuda.empty_cache()
-    _report(console, found, failures)
+    _report(console, found, networks, failures)
     console.print(f"Records: {where}", highlight=False, soft_wrap=True)
+
+
+class _Swept(NamedTuple):
+    """What was found for cells that differ in the batch size alone."""
+
+    heads: dict[Cell, list[Outcome]]
+    networks: list[NetworkOutcome]
+
+
+def _sweep_family(
+    cells: Sequence[Cell], before: int, start: Callable[[Cell, int], tuple[HeadTiming, Sweep]], effort: Effort
+) -> _Swept:
+    """Tune the heads of each, exchange winners, and see how the launches should leave the trunk."""
+    started: dict[Cell, tuple[HeadTiming, Sweep]] = {}
+    for number, cell in enumerate(cells, start=before):
+        measurer, sweep = started[cell] = start(cell, number)
+        sweep.run(measurer.targets)
+    exchange_winners(tuning for _, sweep in started.values() for tuning in sweep.tunings)
+    networks = []
+    if effort is Effort.full:
+        for cell, (measurer, sweep) in started.items():
+            sweep.watch(Status(1.0, f"{cell}: forks and priority", "", sweep.failures))
+            heads = {one.target: one.network or one.rule for one in sweep.outcomes}
+            networks.append(sweep_network(measurer, cell, heads, sweep.book, sweep.failures))
+    return _Swept({cell: sweep.outcomes for cell, (_, sweep) in started.items()}, networks)
 
 
 def _replay(console: Console, chosen: NetworkChoice, effort: Effort, path: Path) -> None:
@@ -104,29 +143,35 @@ def _replay(console: Console, chosen: NetworkChoice, effort: Effort, path: Path)
         raise BadInput(f"--replay: {path} holds nothing of {chosen.model} like this, wants records of such a sweep")
     failures: Counter[str] = Counter()
     with SweepProgress(console) as progress:
-        book = Book(None, {}, {}, {})
-        outcomes = _run(ReplayMeasurer(records), targets, effort, book, progress.show, failures)
+        sweep = Sweep(
+            ReplayMeasurer(records), STRATEGIES[effort.value], Book(None, {}, {}, {}), progress.show, failures
+        )
+        sweep.run(targets)
+        exchange_winners(sweep.tunings)
     by_network: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
+    for outcome in sweep.outcomes:
         shape = outcome.target.shape
         title = f"{chosen.model} {shape.dtype}, batch {shape.samples}, {shape.classes} classes, from {path}"
         by_network.setdefault(title, []).append(outcome)
-    _report(console, list(by_network.items()), failures)
+    _report(console, list(by_network.items()), [], failures)
 
 
-def _run(
-    measurer: Measurer,
-    targets: Sequence[Target],
-    effort: Effort,
-    book: Book,
-    show: Callable[[Status], None],
+def _families(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Group cells that differ in the batch size alone."""
+    found: dict[Cell, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(dataclasses.replace(cell, batch=0), []).append(cell)
+    return list(found.values())
+
+
+def _report(
+    console: Console,
+    found: Sequence[tuple[str, Sequence[Outcome]]],
+    networks: Sequence[NetworkOutcome],
     failures: Counter[str],
-) -> list[Outcome]:
-    return Sweep(measurer, STRATEGIES[effort.value], book, show, failures).run(targets)
-
-
-def _report(console: Console, found: Sequence[tuple[str, Sequence[Outcome]]], failures: Counter[str]) -> None:
-    for title, outcomes in found:
-        console.print(outcome_table(title, outcomes))
+) -> None:
+    print_tables(console, outcome_tables(found))
+    if networks:
+        print_tables(console, [network_table("Where launches leave the trunk", networks)])
     if failures:
         console.print(f"Not timed: {failures_in_words(failures)}", highlight=False, markup=False, soft_wrap=True)

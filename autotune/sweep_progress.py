@@ -1,21 +1,13 @@
-"""What a sweep shows while it runs and when it is done."""
+"""What a sweep shows while it runs."""
 
 import time
 from collections import Counter
-from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 
-from .comparison import Difference
-from .space import changes, text
-from .sweep import Outcome, Status
-
-#: What the table needs on a terminal.
-WIDTH = 200
+from .sweep import Status
 
 
 class SweepProgress:
@@ -28,6 +20,7 @@ class SweepProgress:
         """Show on ``console``."""
         self._console = console
         self._began = time.monotonic()
+        self._done = 0.0
         self._progress = (
             Progress(
                 TextColumn("{task.percentage:3.0f} %"), BarColumn(20), TextColumn("{task.description}"), console=console
@@ -54,55 +47,20 @@ class SweepProgress:
         if status.failures:
             said.append(f"failed: {failures_in_words(status.failures)}")
         line = "; ".join(said)
-        left = self._left(status.done)
+        self._done = max(self._done, status.done)  # some work goes back to what was done with
+        left = self._left()
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=status.done, description=escape(f"{left}{line}"))
+            self._progress.update(self._task, completed=self._done, description=escape(f"{left}{line}"))
         else:
-            self._console.print(f"{status.done:4.0%} {left}{line}", highlight=False, markup=False, soft_wrap=True)
+            self._console.print(f"{self._done:4.0%} {left}{line}", highlight=False, markup=False, soft_wrap=True)
 
-    def _left(self, done: float) -> str:
-        if not 0.0 < done < 1.0:
+    def _left(self) -> str:
+        if not 0.0 < self._done < 1.0:
             return ""
-        seconds = round((time.monotonic() - self._began) / done * (1.0 - done))
+        seconds = round((time.monotonic() - self._began) / self._done * (1.0 - self._done))
         return f"about {seconds // 60}:{seconds % 60:02d} left: "
 
 
 def failures_in_words(failures: Counter[str]) -> str:
     """Count failures by their kinds, the most frequent first."""
     return ", ".join(f"{count} {kind}" for kind, count in failures.most_common())
-
-
-def outcome_table(title: str, outcomes: Sequence[Outcome]) -> Table:
-    """Return a table of what was found, a shape of heads a row; winners are told by what of the rule's they change."""
-    drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("taps", "by rule", "winner alone", "its time\n/ rule's, alone", "winner in situ"):
-        drawn.add_column(heading, overflow="fold", no_wrap=heading == "by rule")
-    for heading in ("network's time\n/ with rule's", "network's time\n/ with winner alone"):
-        drawn.add_column(heading)
-    drawn.add_column("")
-    for found in outcomes:
-        rule = found.target.rule
-        drawn.add_row(
-            ", ".join(found.target.taps),
-            text(rule),
-            "-" if found.alone is None else changes(found.alone, rule),
-            _ratio(found.alone_over_rule),
-            "-" if found.network is None else changes(found.network, rule),
-            _ratio(found.over_rule),
-            _ratio(found.over_alone),
-            verdict_of(found),
-        )
-    return drawn
-
-
-def verdict_of(found: Outcome) -> str:
-    """Say in a word how the sweep ended: "win" over the rule's configuration in situ, "tie" or "failed"."""
-    if found.network is None:
-        return "failed"
-    return "tie" if found.network == found.target.rule else "win"
-
-
-def _ratio(difference: Difference | None) -> str:
-    if difference is None:
-        return "-"
-    return f"{difference.median_ratio:.3f} ({difference.low:.3f}-{difference.high:.3f})"

@@ -3,7 +3,7 @@
 import dataclasses
 import datetime
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,18 @@ from typing import Any
 from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig
 from ..model.spread import spread
+from .cells import Cell
 from .comparison import Paired, Timings, over_baseline, typical
 from .measurer import NETWORK, Failure, Target
+from .network_points import NetworkPoint
 from .record import Record, append_record, read_records
-from .search import Ask
+from .search import FINAL_ROUNDS, Ask
 from .space import text
+from .timing import CAPTURES
 
-#: The kind of a sweep's records.
+#: The kind of a sweep's records of heads, and of whole networks.
 KIND = "sweep"
+NETWORK_KIND = "network"
 #: What of a record's protocol may differ between two measurements of one thing.
 _NO_KEY = ("captures", "rounds", "config")
 
@@ -42,49 +46,66 @@ class Book:
             for record in read_records(self.out):
                 self._remember(record)
 
-    def find(self, target: Target, ask: Ask, config: LaunchConfig) -> Paired | Failure | None:
-        """Return what was recorded of a configuration, in as many captures and rounds or the next larger numbers."""
-        records = self._found.get(_key(self._record(target, ask, config)), [])
-        enough = [one for one in records if one.error is not None or has_enough(one, ask.rounds, ask.captures)]
+    def find(self, blank: Record) -> Paired | Failure | None:
+        """Return what was recorded of a thing, in as many captures and rounds or the next larger numbers.
+
+        Args:
+            blank: from ``of_head`` or ``of_network``.
+        """
+        records, (captures, rounds) = self._found.get(_key(blank), []), size(blank)
+        enough = [one for one in records if one.error is not None or has_enough(one, rounds, captures)]
         return result_of(min(enough, key=lambda one: (one.error is not None, size(one)))) if enough else None
 
-    def add(self, target: Target, ask: Ask, config: LaunchConfig, result: Paired | Failure) -> Paired | Failure:
-        """Append a finished measurement, and return it as it will be read."""
-        record = self._record(target, ask, config)
+    def add(self, blank: Record, result: Paired | Failure) -> Paired | Failure:
+        """Append a finished measurement, and return it as it will be read.
+
+        Args:
+            blank: from ``of_head`` or ``of_network``.
+            result: beside the baseline that the blank's protocol names.
+        """
         if isinstance(result, Failure):
-            record = dataclasses.replace(record, error=str(result))
+            record = dataclasses.replace(blank, error=str(result))
         else:
             own, baseline = _rounded(result.own), _rounded(result.baseline)
             ratio = over_baseline(Paired(own, baseline, result.run))
-            pair = {"role": "rule", "variant": text(target.rule), "device_us": typical(baseline), "device_ratio": ratio}
-            record = dataclasses.replace(
-                record, run=result.run, device_us=summary(own), paired=[{**pair, "samples": baseline}]
-            )
+            pair = {"role": "rule", "variant": blank.protocol["rule"]}
+            pair |= {"device_us": typical(baseline), "device_ratio": ratio, "samples": baseline}
+            record = dataclasses.replace(blank, run=result.run, device_us=summary(own), paired=[pair])
         if self.out is not None:
             append_record(self.out, record)
         self._remember(record)
         return result_of(record)
 
     def _remember(self, record: Record) -> None:
-        if record.kind == KIND:
+        if record.kind in (KIND, NETWORK_KIND):
             self._found.setdefault(_key(record), []).append(record)
 
-    def _record(self, target: Target, ask: Ask, config: LaunchConfig) -> Record:
-        how = {"place": ask.place, "captures": ask.captures, "rounds": ask.rounds}
-        protocol = {**self.protocol, **how, "config": dataclasses.asdict(config)}
+    def of_head(self, target: Target, ask: Ask, config: LaunchConfig) -> Record:
+        """Return the record of one of the configurations that were asked for, without any result."""
         cell: dict[str, Any] = target.shape._asdict()
+        protocol: dict[str, Any] = {"place": ask.place, "config": dataclasses.asdict(config)}
         if ask.place == NETWORK:
             cell |= {"model": target.model, "tap": ", ".join(target.taps)}
             protocol |= self.network
+        how = {"captures": ask.captures, "rounds": ask.rounds, "rule": text(target.rule)}
+        return self._blank(KIND, cell, text(config), protocol | how)
+
+    def of_network(self, cell: Cell, heads: Mapping[str, str], by_rule: NetworkPoint, point: NetworkPoint) -> Record:
+        """Return the record of a whole network, without any result; ``heads`` are configurations by tap."""
+        how = {"captures": CAPTURES, "rounds": FINAL_ROUNDS, "rule": str(by_rule), "heads": dict(heads)}
+        of_point = {"forks": list(point.forks), "trunk_priority": "high" if point.trunk_first else "same"}
+        return self._blank(NETWORK_KIND, cell.as_json(), str(point), {**self.network, **of_point, **how})
+
+    def _blank(self, kind: str, cell: dict[str, Any], variant: str, protocol: dict[str, Any]) -> Record:
         return Record(
-            kind=KIND,
+            kind=kind,
             cell=cell,
             exits="never",
-            variant=text(config),
+            variant=variant,
             run="",
             utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             environment=self.environment,
-            protocol=protocol,
+            protocol={**self.protocol, **protocol},
         )
 
 

@@ -22,8 +22,10 @@ COLUMNS = (
     "device over floor, us",
     "throughput / floor",
 )
-#: What the tables need on a terminal.
-WIDTH = 162
+#: What the widest tables need on a terminal.
+WIDTH = 200
+#: Characters of a text that stays on one line.
+_UNBROKEN = 60
 #: How many of them are text.
 _TEXT_COLUMNS = 2
 
@@ -110,15 +112,17 @@ def wide_console() -> Console:
 
 
 def as_rich(table: RecordTable) -> Table:
-    """Return the table for a terminal of ``WIDTH`` columns, a section for each first cell of rows."""
+    """Return the table for a terminal of ``WIDTH`` columns, sections for rows that begin alike, if any do."""
     drawn = Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for place, name in enumerate(table.columns):
         heading = name.replace(" / ", "\n/ ").replace(" over ", "\nover ")
         text = place < table.text_columns
-        drawn.add_column(heading, justify="left" if text else "right", no_wrap=text)
+        whole = text and all(len(row[place]) <= _UNBROKEN for row in table.rows)
+        drawn.add_column(heading, justify="left" if text else "right", no_wrap=whole, overflow="fold")
+    sections = len({row[0] for row in table.rows}) < len(table.rows)
     for place, row in enumerate(table.rows):
         follows = place + 1 < len(table.rows) and table.rows[place + 1][0] != row[0]
-        drawn.add_row(*row, end_section=follows)
+        drawn.add_row(*row, end_section=sections and follows)
     return drawn
 
 

@@ -36,7 +36,8 @@ class Entry(NamedTuple):
     """One of ``PLACES``."""
     config: LaunchConfig
     serves: tuple[int, int]
-    """Batch sizes, first and last, for which ``config`` was measured to lose at most 1 % to their own best."""
+    """Batch sizes, first and last: there, and at all sizes between them that were measured, ``config`` was measured to
+    lose at most 1 % to the winner."""
     margin: float
     """What it saves of the time that the rule's configuration takes, 0.1 for 10 %: of the launch alone, or of the whole
     network."""

@@ -30,8 +30,9 @@ _WARM_UP_FORWARDS = 3
 _USE_NODE_PRIORITY = 8  # cudaGraphInstantiateFlagUseNodePriority
 
 
-#: Pairs that no runner has now. They are kept: cuBLAS keeps its workspace of a stream for good.
-_free_pairs: dict[torch.device, list[StreamPair]] = {}
+#: Pairs that no runner has now, by device and the trunk's priority. They are kept: cuBLAS keeps its workspace of a
+#: stream for good.
+_free_pairs: dict[tuple[torch.device, int], list[StreamPair]] = {}
 
 
 class CaptureStreams:
@@ -42,21 +43,24 @@ class CaptureStreams:
     it hands out the first again. A kernel keeps the priority of the stream that it was captured on.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        """Take streams of ``device``, which is current, once they are asked for."""
+    def __init__(self, device: torch.device, trunk_priority: int) -> None:
+        """Take streams of ``device``, which is current, once they are asked for; the side stream's priority is 0."""
         self._device = device
+        self._trunk_priority = trunk_priority
 
     @cached_property
     def pair(self) -> StreamPair:
         """The streams, the same ones every time."""
-        free = _free_pairs.setdefault(self._device, [])
-        return free.pop(0) if free else StreamPair(_new_stream(self._device, -1), _new_stream(self._device, 0))
+        free = _free_pairs.setdefault((self._device, self._trunk_priority), [])
+        if free:
+            return free.pop(0)
+        return StreamPair(_new_stream(self._device, self._trunk_priority), _new_stream(self._device, 0))
 
     def give_back(self) -> None:
         """Let other runners have the streams; nothing captured on them may run any more."""
         pair = self.__dict__.pop("pair", None)
-        if pair is not None:
-            _free_pairs[self._device].insert(0, pair)  # in front: the next runner finds their workspaces
+        if pair is not None:  # in front: the next runner finds their workspaces
+            _free_pairs[self._device, self._trunk_priority].insert(0, pair)
 
 
 def _new_stream(device: torch.device, priority: int) -> torch.cuda.Stream:

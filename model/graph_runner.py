@@ -33,6 +33,10 @@ class GraphRunner(ABC):
     hooks or modes of the network change a call.
     """
 
+    #: Of the stream that the trunk is captured on. That of the heads is 0, the lowest there is, so that the trunk's
+    #: waiting blocks are placed before theirs.
+    trunk_priority = -1
+
     def __init__(
         self,
         network: "EarlyExitNetwork",
@@ -87,7 +91,7 @@ class GraphRunner(ABC):
         ):
             self._last_stream = torch.cuda.current_stream(self._device)
             self._done = torch.cuda.Event()
-            self._capture_streams = CaptureStreams(self._device)
+            self._capture_streams = CaptureStreams(self._device, self.trunk_priority)
             self._trunk = (
                 trunk if isinstance(trunk, Trunk) else make_trunk(network.backbone, network.taps, example_input, trunk)
             )

@@ -53,8 +53,8 @@ class _Event:
 
 
 class _Streams:
-    def __init__(self, _device: torch.device) -> None:
-        pass
+    def __init__(self, _device: torch.device, trunk_priority: int) -> None:
+        assert trunk_priority <= 0
 
     pair = StreamPair(_Stream(), _Stream())  # type: ignore[arg-type]
 

@@ -39,15 +39,16 @@ def test_an_entry_of_its_own(tuned):
 def test_a_neighbour(tuned):
     asked = head_shape(samples=12)
     found = explain(DEVICE, asked, "network")
-    assert found.missed == ("samples: 12 asked, table has 1, 8, 32",)
+    assert found.missed == ("samples: 12 asked, table has 1, 8 (serves 8 to 16), 32",)
     assert found.entry.shape.samples == 8 and found.config == other(head_shape(samples=8))
     assert found.lines()[2] == (
-        "  used: the entry of batch 8, measured to lose at most 1 % to the best from batch 8 to 16"
+        "  used: the entry of batch 8, which serves batch 8 to 16: "
+        "at both it was measured to lose at most 1 % to the winner"
     )
 
 
 MISSED = {
-    "batch": (head_shape(samples=24), "network", ["samples: 24 asked, table has 1, 8, 32"]),
+    "batch": (head_shape(samples=24), "network", ["samples: 24 asked, table has 1, 8 (serves 8 to 16), 32"]),
     "classes": (head_shape(classes=1000), "network", ["classes: 1000 asked, table has 10, 100"]),
     "layout": (head_shape(layout="contiguous"), "network", ["layout: contiguous asked, table has channels_last"]),
     "pool": (head_shape(pool="max"), "network", ["pool: max asked, table has avg"]),

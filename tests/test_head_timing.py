@@ -9,6 +9,7 @@ from auxhead.autotune.bench import DeviceLost
 from auxhead.autotune.comparison import Paired
 from auxhead.autotune.head_timing import HeadTiming
 from auxhead.autotune.measurer import ALONE, NETWORK, Failure
+from auxhead.autotune.network_points import NetworkPoint
 from auxhead.autotune.peers import HeadSaid, NaiveHead
 from auxhead.autotune.space import neighbours
 from auxhead.autotune.subject import subject_of
@@ -22,6 +23,7 @@ from simulated_cuda import _Event, _Stream, simulated_cuda
 alone_head = importlib.import_module("auxhead.autotune.alone_head")
 copy_speed = importlib.import_module("auxhead.autotune.copy_speed")
 head_timing = importlib.import_module("auxhead.autotune.head_timing")
+heads_in_situ = importlib.import_module("auxhead.autotune.heads_in_situ")
 launch_config = importlib.import_module("auxhead.kernels.launch_config")
 
 
@@ -53,6 +55,7 @@ def simulated(monkeypatch):
         monkeypatch.setattr(alone_head, "stream_pair", lambda _device: streams)
         monkeypatch.setattr(alone_head, "CHAIN", 2)
         monkeypatch.setattr(head_timing, "CHAIN", 2)
+        monkeypatch.setattr(head_timing, "_MOST_WORKERS", 1)  # the interpreter runs one kernel at a time
         monkeypatch.setattr(alone_head, "_BUSY_SIZE", 8)
         monkeypatch.setattr(alone_head, "_CHECKED_LAUNCHES", 2)
         monkeypatch.setattr(head_timing, "BLOCK_US", 2.0)
@@ -106,6 +109,37 @@ def test_a_network_is_measured(timing, monkeypatch):
     assert timing.of_network["forks"] and len(timing.of_network["trunk"]) == 16
 
 
+def test_whole_networks_are_measured(timing, monkeypatch):
+    """Nothing is replayed here, which takes its time: what is captured, asked for and left out."""
+
+    def timed(variants, device, *, rounds, repeat):
+        return {name: [[1.0] * rounds for _ in captures] for name, captures in variants.items()}
+
+    def wrong_if_serial(self, taps, runner):
+        made.append((runner.forks[1], runner.trunk_priority, tuple(taps)))
+        return None if runner.forks[1] else "off"
+
+    monkeypatch.setattr(head_timing, "time_rounds", timed)
+    monkeypatch.setattr(heads_in_situ.HeadsInSitu, "wrong", wrong_if_serial)
+    by_rule, made, asked = timing.by_rule, [], []
+    assert by_rule.forks and by_rule.trunk_first and list(by_rule.forks) == timing.of_network["forks"]
+    chosen = launch_config.chosen.__wrapped__
+    monkeypatch.setattr(launch_config.chosen, "__wrapped__", lambda *args: asked.append(chosen(*args)) or asked[-1])
+    target, _ = timing.targets
+    tuned = neighbours(target.rule, target.shape)[0]
+    serial, same = NetworkPoint(()), by_rule._replace(trunk_first=False)
+    found = timing.points([by_rule, serial, same], {target.shape: tuned}, 3, 1)
+    assert found[serial] == Failure("wrong answer", "off")
+    assert found[same].baseline == found[by_rule].own == [[1.0] * 3]
+    taps = ("block1", "block2")
+    assert made == [(by_rule.forks, -1, taps), ((), -1, taps), (by_rule.forks, 0, taps)]
+    assert tuned in asked and lookup("cpu", target.shape, NETWORK) is None
+
+    monkeypatch.setattr(heads_in_situ, "ExitLaunch", None)
+    found = timing.points([by_rule, serial], {}, 3, 1)
+    assert list(found) == [by_rule, serial] and len(made) == 3, "nothing is captured without a baseline"
+
+
 def test_wrong_answers_are_not_timed(timing, monkeypatch):
     target = timing.targets[0]
     launch = alone_head.AloneHead.launch
@@ -138,7 +172,7 @@ def test_what_is_wrong(change, message, timing, monkeypatch):
 
 def test_wrong_answers_in_situ_are_not_timed(timing, monkeypatch):
     target = timing.targets[0]
-    runner = importlib.import_module("auxhead.autotune.heads_in_situ").OverlappedRunner
+    runner = heads_in_situ.OverlappedRunner
     call = runner.__call__
     monkeypatch.setattr(
         runner, "__call__", lambda self, x: (said := call(self, x))._replace(label=(said.label + 1) % 5)

@@ -1,5 +1,6 @@
 """The measurer of a GPU on one: real captures, real times, and a quick sweep from end to end."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from auxhead.autotune.environment import environment
 from auxhead.autotune.exclusion import excluded
 from auxhead.autotune.head_timing import HeadTiming
 from auxhead.autotune.measurer import ALONE
+from auxhead.autotune.network_points import network_points
+from auxhead.autotune.network_sweep import sweep_network
 from auxhead.autotune.record import read_records
 from auxhead.autotune.space import neighbours, spread_out
 from auxhead.autotune.strategies import STRATEGIES
@@ -45,6 +48,18 @@ def test_quick_sweep(subject, tmp_path: Path):
     assert not [record.error for record in records if record.error and "wrong answer" in record.error]
     again = Sweep(measurer, STRATEGIES["quick"], Book(book.out, book.environment, protocol, measurer.of_network))
     assert again.run(targets[:1]) == outcomes and len(read_records(tmp_path / "records.jsonl")) == len(records)
+
+
+def test_forks_and_priority(subject, tmp_path: Path):
+    measurer = HeadTiming(subject)
+    book = Book(tmp_path / "records.jsonl", environment(torch.device("cuda", 0)), {"kernel": "k"}, measurer.of_network)
+    heads = {target: target.rule for target in measurer.targets}
+    failures: Counter[str] = Counter()
+    found = sweep_network(measurer, subject.cell, heads, book, failures)
+    assert not failures and found.winner in found.times
+    assert list(found.times) == network_points(subject.cell.taps, measurer.by_rule)
+    assert {point.trunk_first for point in found.times} == {True, False}
+    assert all(0.5 < found.over_rule(point).median_ratio < 2.0 for point in found.times)
 
 
 def test_candidates_and_their_neighbours_answer_rightly(subject):

@@ -203,6 +203,25 @@ def test_serves_batches_where_it_was_measured_to_lose_at_most_1_percent(promoted
     assert found[256].serves == (256, 256), "beyond 128, where it was not measured, nothing is served"
 
 
+def test_who_serves_is_told_by_the_winner_and_not_by_a_faster_one_that_is_tied_with_it(promoted):
+    """At 32 captures are 1 % apart, so that "parted", 1.5 % faster, is tied with the rule's, which is simpler."""
+    small, large = SHAPE, head_shape(samples=32)
+    same = {"rule": large.by_rule(), "narrow": configs()["narrow"], "parted": configs()["parted"]}
+
+    def wide(us):
+        return [[us * (1 + 0.01 * (c - 2)) for _ in range(20)] for c in range(5)]
+
+    def at_32(name, us):
+        protocol = {**swept().protocol, "config": dataclasses.asdict(same[name])}
+        paired = [{"role": "rule", "variant": "rule", "samples": wide(10.0)}]
+        return swept(name, us, large, protocol=protocol, device_us={"samples": wide(us)}, paired=paired)
+
+    at_8 = [swept(), swept("narrow", 8.0), swept("parted", 9.0)]
+    found = promoted(*at_8, at_32("rule", 10.0), at_32("narrow", 10.05), at_32("parted", 9.85))
+    assert found[large, "alone"].config == same["rule"]
+    assert found[small, "alone"].serves == (8, 32)
+
+
 def test_other_entries_of_the_table_stay(promoted, tables):
     before = entry(head_shape(TAPS[2]), place="network", margin=0.3)
     outdated = entry(SHAPE, config=configs()["capped"])

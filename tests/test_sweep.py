@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from auxhead.autotune.comparison import Paired, compare_runs
+from auxhead.autotune.comparison import Paired
 from auxhead.autotune.measurer import ALONE, NETWORK, Failure
 from auxhead.autotune.record import append_record, read_records
 from auxhead.autotune.replay import UNAVAILABLE, ReplayMeasurer, recorded_targets
@@ -20,6 +20,7 @@ from auxhead.autotune.space import neighbours, spread_out, text
 from auxhead.autotune.strategies import STRATEGIES
 from auxhead.autotune.sweep import Sweep
 from auxhead.autotune.sweep_records import shape_of
+from auxhead.kernels.head_shape import HeadShape
 from sweep_fakes import Synthetic, book_at, small_target, true_us
 
 TARGET = small_target()
@@ -116,6 +117,17 @@ def test_other_heads_are_measured_for_themselves(target, tmp_path):
     run(asking(place=NETWORK), book_at(out))
     _, measurer, _ = run(asking(place=NETWORK), book_at(out), targets=[target])
     assert measurer.timed
+
+
+def test_what_was_measured_beside_another_rule_is_measured_again(monkeypatch, tmp_path):
+    out = tmp_path / "records.jsonl"
+    run(asking(CANDIDATES[0]), book_at(out))
+    monkeypatch.setattr(HeadShape, "by_rule", lambda shape: CANDIDATES[1])
+    _, measurer, _ = run(asking(CANDIDATES[0]), book_at(out))
+    assert len(measurer.timed) == 2
+    earlier, later = (ReplayMeasurer(read_records(out)[first : first + 2]) for first in (0, 2))
+    both = list(CANDIDATES[:2])
+    assert list(earlier.compile(TARGET, ALONE, both)) == both and not later.compile(TARGET, ALONE, both)
 
 
 def fails_at(step, *configs):
@@ -261,33 +273,3 @@ def test_replay_takes_the_last_of_equal_records(tmp_path):
     append_record(first, newer)
     measurer = ReplayMeasurer(read_records(first))
     assert measurer.alone(TARGET, [TARGET.rule], 4, 5)[TARGET.rule].own == newer.device_us["samples"]
-
-
-def test_retuning_converges():
-    """Ten times afresh: the same configuration as most often, or one that a further measurement calls tied with it."""
-    sizes = ((1, 64, 49), (1, 32, 196), (8, 64, 49), (8, 32, 196))
-    targets = [small_target(*size) for size in sizes]
-    chosen = {target: [] for target in targets}
-    for seed in range(10):
-        outcomes, _, _ = run(STRATEGIES["quick"], book_at(None), Synthetic(seed), targets)
-        for found in outcomes:
-            chosen[found.target].append(found.network)
-    same = 0
-    for target, configs in chosen.items():
-        usual, _ = Counter(configs).most_common(1)[0]
-        search = asking(usual, *configs, place=NETWORK, rounds=FINAL_ROUNDS)
-        answers = answered(target, search, Synthetic(10))
-        same += sum(compare_runs(answers[config], answers[usual]).is_tie for config in configs)
-    assert same >= 0.95 * sum(len(configs) for configs in chosen.values())
-
-
-def answered(target, search, measurer):
-    """What a strategy of one question is told."""
-    found = {}
-
-    def asks(target):
-        (ask,) = search(target)
-        found.update((yield ask))
-
-    Sweep(measurer, asks, book_at(None)).run([target])
-    return found

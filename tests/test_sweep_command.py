@@ -9,15 +9,19 @@ import pytest
 import torch
 from auxhead.autotune.__main__ import app
 from auxhead.autotune.bench import DeviceLost
+from auxhead.autotune.exclusion import excluded
 from auxhead.autotune.measurer import ALONE, NETWORK
 from auxhead.autotune.record import read_records
+from auxhead.autotune.recorded_outcomes import recorded_outcomes
 from auxhead.autotune.replay import ReplayMeasurer, recorded_targets
+from auxhead.autotune.space import text
 from auxhead.autotune.strategies import STRATEGIES
 from auxhead.autotune.sweep import Sweep
 from auxhead.autotune.sweep_progress import SweepProgress
-from auxhead.autotune.sweep_records import Book
+from auxhead.autotune.sweep_records import Book, shape_of
 from auxhead.kernels.kernel_hash import kernel_hash
 from auxhead.kernels.tuned_table import read_table
+from network_fakes import SyntheticNetwork
 from rich.console import Console
 from sweep_fakes import ENVIRONMENT, Synthetic, small_target
 from typer.testing import CliRunner
@@ -36,9 +40,11 @@ class Measurer(Synthetic):
     lost = False
     protocol = {"chain": 20}
     of_network = {"trunk": "feedfacecafebeef", "forks": []}
+    by_rule = SyntheticNetwork.by_rule
 
     def __init__(self, subject):
         super().__init__(fails=lambda config: config.stages == 2 and ("check", "wrong answer", "off by 2"))
+        self.network = SyntheticNetwork({"forks-none-priority-high": 97.0})
         self.cell = subject
         Measurer.cells.append(subject)
 
@@ -48,6 +54,9 @@ class Measurer(Synthetic):
         sizes = ((64, 49, ("layer1", "layer2")), (32, 25, ("layer3",)))
         made = [small_target(cell.batch, *size, cell.classes, taps) for *size, taps in sizes]
         return [one._replace(shape=one.shape._replace(dtype=cell.dtype)) for one in made]
+
+    def points(self, points, heads, rounds, captures):
+        return self.network.points(points, heads, rounds, captures)
 
     def in_situ(self, *arguments):
         if Measurer.lost:
@@ -80,17 +89,31 @@ def test_a_sweep_is_shown_kept_and_not_repeated(pretended):
     assert lines[0].lstrip().startswith("0% resnet18 float16, batch 8, 10 classes, 4 heads (stages)")
     assert any("21 configurations alone, 20 rounds" in line for line in lines)
     in_situ = next(line for line in lines if "4 configurations in situ" in line)
-    assert all(part in in_situ for part in (" left: ", "best so far n1-", "failed: ", " wrong answer"))
-    assert "layer1, layer2" in done.stdout and "Not timed: " in done.stdout
+    assert all(part in in_situ for part in (" left: ", "best so far n", "failed: ", " wrong answer"))
+    assert "layer1, layer2" in done.stdout and "Not timed: " in done.stdout and "priority" not in done.stdout
     assert "win" in done.stdout or "tie" in done.stdout
     assert "Records: autotune-records/sweep-nvidia-h200-fake.jsonl" in done.stdout
     records = read_records(pretended)
     assert {record.protocol["kernel"] for record in records} == {kernel_hash()}
     assert {record.cell["samples"] for record in records} == {1, 8}
+    assert_winners_were_exchanged(records)
     kept = pretended.read_bytes()
     again = tune("resnet18", "--batch", 8, "--batch", 1, "--classes", 10)
     assert again.exit_code == 0 and pretended.read_bytes() == kept and "configurations" not in again.stdout
     assert tables(again) == tables(done)
+
+
+def assert_winners_were_exchanged(records):
+    (_, large), (_, small) = recorded_outcomes(records)
+    measured = {(shape_of(one).samples, one.cell["channels"], one.protocol["place"], one.variant) for one in records}
+    exchanged = 0
+    for here, there in [*zip(large, small, strict=True), *zip(small, large, strict=True)]:
+        shape = here.target.shape
+        for place, config in ((ALONE, there.alone), (NETWORK, there.network)):
+            known = (shape.samples, shape.channels, place, text(config)) in measured
+            assert known == (excluded(config, shape) is None), f"{text(config)} at {shape}"
+            exchanged += known and config not in (here.rule, there.rule)
+    assert exchanged
 
 
 def tables(result):
@@ -131,7 +154,7 @@ def test_bad_options(pretended, monkeypatch):
     assert_one_line_error(tune("a:b", "--batch", 8), "--batch: is that of the network which a:b returns")
     assert_one_line_error(tune("no_such:thing"), "no module 'no_such'")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert_one_line_error(tune("resnet18"), "torch sees no CUDA device here, wants one; --replay needs none")
+    assert_one_line_error(tune("resnet18"), "sweep: torch sees no CUDA device here, wants one")
 
 
 def test_a_bar_on_a_terminal(pretended):
@@ -150,13 +173,17 @@ def test_records_say_what_the_configuration_is(pretended):
 
 
 def test_what_was_found_is_what_is_promoted(pretended, tmp_path):
-    assert tune("resnet18", "--effort", "full", "--classes", 10).exit_code == 0
+    done = tune("resnet18", "--effort", "full", "--classes", 10)
+    assert done.exit_code == 0, done.output
     (found,) = Measurer.cells
+    assert "forks-none-priority-high  " in done.stdout and "0.970 (0.970-0.970)" in done.stdout, "the whole network"
     promoted = CliRunner().invoke(app, ["promote", str(pretended), "--out", str(tmp_path / "table.json")])
     assert promoted.exit_code == 0, promoted.output
     table = read_table(tmp_path / "table.json")
     records = read_records(pretended)
+    (with_heads,) = {json.dumps(one.protocol["heads"]) for one in records if one.kind == "network"}
     replayed = Sweep(ReplayMeasurer(records), STRATEGIES["full"], Book(None, {}, {}, {}))
     for outcome in replayed.run(recorded_targets(records, "resnet18")):
         for place, config in ((ALONE, outcome.alone), (NETWORK, outcome.network)):
             assert table.find(outcome.target.shape, place).config == config, f"{place} of {found}"
+        assert all(json.loads(with_heads)[tap] == text(outcome.network) for tap in outcome.target.taps)

@@ -40,7 +40,7 @@ def search(target: Target) -> Generator[Ask, Answers, None]:
         known |= yield Ask(ALONE, new, HALVING_ROUNDS[-1], share=0.4 + 0.2 * step / STEPS)
     last = dict.fromkeys([target.rule, *fastest_first(known)[:LAST_ALONE]])
     alone = yield Ask(ALONE, tuple(last), FINAL_ROUNDS, share=0.7)
-    best_alone = decide(target, alone)
+    best_alone = decide(target.rule, alone)
     if best_alone is None:
         return
     in_situ = yield Ask(NETWORK, finalists(target, alone, IN_SITU), FINAL_ROUNDS, share=0.85)

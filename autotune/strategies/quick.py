@@ -20,7 +20,7 @@ def search(target: Target) -> Generator[Ask, Answers, None]:
     """Yield what to measure; see :mod:`auxhead.autotune.search`."""
     configs = (target.rule, *spread_out(target.shape, CANDIDATES))
     alone = yield Ask(ALONE, configs, FINAL_ROUNDS, share=0.5)
-    best_alone = decide(target, alone)
+    best_alone = decide(target.rule, alone)
     if best_alone is None:
         return
     in_situ = yield Ask(NETWORK, finalists(target, alone, IN_SITU), FINAL_ROUNDS, share=0.9)
