@@ -25,12 +25,12 @@ what of it exists, ``acc_`` float32 accumulator.
 import triton
 import triton.language as tl
 
+from . import launch_config
+
 #: Triton's interpreter runs the kernels on CPU tensors (TRITON_INTERPRET=1 when this module was imported).
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
-
-#: Rows of partial logits are padded to a multiple of this, so that the compiler may read and write several at a time.
-ROW_UNIT = tl.constexpr(16)
+ROW_UNIT = tl.constexpr(launch_config.ROW_UNIT)
 
 
 @triton.jit
