@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..kernels.head_shape import HeadShape
 from ..kernels.head_view import HeadView
-from ..kernels.launch_config import LaunchConfig, next_power_of_2
+from ..kernels.launch_config import ROW_UNIT, LaunchConfig, next_power_of_2
 
 #: What is tried of each field in the grid, in the order of enumeration.
 GRID: dict[str, tuple[int, ...]] = {
@@ -218,6 +218,11 @@ RULES = (
         "reads ahead of more steps than there are",
         "stages",
         lambda s, p: p["stages"] > 1 and p["stages"] > -(-steps(s, p) // p["window_parts"]),
+    ),
+    Rule(
+        "fewer classes a tile than rows are padded to",
+        "block_k",
+        lambda s, p: p["block_f"] > 1 and p["block_k"] < ROW_UNIT,
     ),
     Rule("more classes a step than there are", "block_k", lambda s, p: p["block_k"] > max(s.needed_k, 16)),
     Rule(
