@@ -1,6 +1,6 @@
 """The registry: every figure, what it is drawn from, and the command that measures that."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +54,4 @@ class FigureKind(NamedTuple):
 
 
 #: In the order of the gallery.
-FIGURES = (
-    FigureKind("exits", exits.draw, ("demo",), ("demo-digits-cpu.json",), "auxhead demo", exits.read_report),
-)
+FIGURES = (FigureKind("exits", exits.draw, ("demo",), ("demo-digits-cpu.json",), "auxhead demo", exits.read_report),)

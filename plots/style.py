@@ -1,7 +1,7 @@
 """The house style: what all figures have in common."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -23,7 +23,7 @@ def new_figure(height_inches: float) -> Figure:
     return figure
 
 
-def tidy(axes: Axes, grid: str = "y") -> None:
+def tidy(axes: Axes, grid: Literal["x", "y", "both"] = "y") -> None:
     """Take away what says nothing, and draw a pale grid along ``grid`` ("x", "y" or "both")."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis=grid, color=PALE, linewidth=0.8)

@@ -72,7 +72,9 @@ def test_a_report_that_lacks_a_field(report, missing):
 
 def test_the_command_draws(report, tmp_path):
     (tmp_path / "report.json").write_text(json.dumps(report))
-    result = CliRunner().invoke(app, ["exits", "--records", str(tmp_path / "report.json"), "--out", str(tmp_path / "figure.png")])
+    result = CliRunner().invoke(
+        app, ["exits", "--records", str(tmp_path / "report.json"), "--out", str(tmp_path / "figure.png")]
+    )
     assert result.exit_code == 0, result.output
     assert {path.name for path in tmp_path.glob("figure*")} == {"figure.png", "figure.svg", "figure.json"}
 
@@ -85,7 +87,9 @@ def test_the_command_draws(report, tmp_path):
 def test_the_command_refuses_in_one_line(tmp_path, content, message):
     if content is not None:
         (tmp_path / "report.json").write_text(content)
-    result = CliRunner().invoke(app, ["exits", "--records", str(tmp_path / "report.json"), "--out", str(tmp_path / "figure")])
+    result = CliRunner().invoke(
+        app, ["exits", "--records", str(tmp_path / "report.json"), "--out", str(tmp_path / "figure")]
+    )
     assert result.exit_code == 2
     assert message in result.stderr and result.stderr.count("\n") == 1
 
