@@ -182,19 +182,24 @@ def load_subject(model: str) -> Subject:
 
 def subject_of(model: str, network: EarlyExitNetwork, example: Tensor) -> Subject:
     """Return the subject of a user's network; inputs are random ones like the example."""
-    cell = Cell(
-        model=model,
-        dtype=str(example.dtype).removeprefix("torch."),
-        batch=len(example),
-        classes=next(head.num_classes for head in network.heads if isinstance(head, FusedAuxHead)),
-        placement="own",
-        taps=network.taps,
-        input=tuple(example.shape[1:]),
-    )
+    cell = own_cell(model, network, example)
     with torch.random.fork_rng(devices=[example.device] if example.is_cuda else []):
         torch.manual_seed(SEED)
         others = [_like(example) for _ in range(_inputs_for(cell) - 1)]
     return Subject(cell, network, (example, *others))
+
+
+def own_cell(model: str, network: EarlyExitNetwork, example: Tensor) -> Cell:
+    """Return the cell of a user's network, called ``model``, and a batch like the example."""
+    return Cell(
+        model=model,
+        dtype=str(example.dtype).removeprefix("torch."),
+        batch=len(example),
+        classes=network.fused_heads[0].num_classes,
+        placement="own",
+        taps=network.taps,
+        input=tuple(example.shape[1:]),
+    )
 
 
 def _like(example: Tensor) -> Tensor:
