@@ -68,8 +68,8 @@ class Record:
     device_us (medians), host_ratio and device_ratio (this variant's over the baseline's). Of a sweep: role "rule", the
     rule's configuration; no times of the host; samples: its rounds, the same ones. Of a retuning what was chosen: role
     "chosen", variant, tunings, and against what most chose median_ratio, low and high, the ends of its interval. Of
-    heads: role "fused"; no times of the host; low and high, the ends of the 99 % interval of device_ratio. Of a profile:
-    role "before"; no times of the device. Of pareto: role "bare"; mean_host_us and mean_host_ratio beside."""
+    heads: role "fused"; no times of the host; low and high, the ends of the 99 % interval of device_ratio. Of a
+    profile: role "before"; no times of the device. Of pareto: role "bare"; beside, mean_host_us and mean_host_ratio."""
     measured: dict[str, Any] | None = None
     """What else was measured. Of a profile, a request each unless said otherwise: call_us (median, p20, p80: until the
     call returned), and under the profiler launches, graph_launches, kernels, copies, memsets, kernel_us (summed),

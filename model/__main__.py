@@ -20,7 +20,7 @@ from ..autotune.profile_records import profile_records
 from ..autotune.profile_report import print_comparison
 from ..autotune.record import BadRecord, append_record
 from ..autotune.subject import own_cell
-from ..plots.exits import plot_exits
+from ..plots.exits import draw as draw_exits
 from ..plots.figure_files import save_figure
 from .bad_input import BadInput
 from .checkpoint import load_checkpoint
@@ -133,7 +133,7 @@ def demo(
         examples = save_demo(out, run, source)
         content = dataclasses.asdict(report)
         write_json(out / "report.json", content)
-        figure, drawn = plot_exits(content)
+        figure, drawn = draw_exits(content)
         save_figure(figure, drawn, out / "exits")
         _print_report(console, report)
         console.print(
