@@ -63,14 +63,20 @@ class Subject:
 
     @contextmanager
     def exits(self, pattern: str) -> Iterator[None]:
-        """While open, samples leave as ``pattern`` says: thresholds are written in place, so nothing is recaptured."""
+        """While open, samples leave as ``pattern`` says."""
         if pattern == OWN:
             yield
             return
+        with self.thresholds(self._thresholds(pattern)):
+            yield
+
+    @contextmanager
+    def thresholds(self, values: Sequence[float]) -> Iterator[None]:
+        """While open, heads have these thresholds, written in place, so nothing is recaptured."""
         rules = [head.rule for head in self.heads]
         before = [(rule.threshold, rule.enabled) for rule in rules]
         try:
-            for rule, threshold in zip(rules, self._thresholds(pattern), strict=True):
+            for rule, threshold in zip(rules, values, strict=True):
                 rule.threshold, rule.enabled = threshold, True
             yield
         finally:
