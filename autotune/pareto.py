@@ -21,7 +21,7 @@ from .timing import Samples, VariantFailed, time_captures
 from .variants import Capture, Factories, Variant, Workshop, bare_name, catalogue
 
 #: What early exit may cost on the validation split, one set of thresholds each; 0.005 is half a percentage point.
-DROPS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04)
+DROPS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
 #: The network without heads as people run it.
 EAGER = "eager-bare@as_is"
 #: What leaves early, without its trunk.

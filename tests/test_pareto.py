@@ -63,6 +63,7 @@ def pretended(monkeypatch):
             samples[name] = Samples(device=own, host=own)
         return samples
 
+    monkeypatch.setattr(measuring, "LEAST_ROUNDS", 6)
     monkeypatch.setattr(measuring, "time_captures", time_captures)
     monkeypatch.setattr(measuring, "Factories", lambda: Factories(make_runner))
     monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, workshop: Capture(function, merged))
@@ -106,7 +107,7 @@ def test_what_answers_wrongly_is_not_timed(pretended, monkeypatch):
     monkeypatch.setattr(Runner, "shift", 1)
     outcomes = Pareto(subject, torch.zeros(12, dtype=torch.int64), "as_is").measure(Point(NEVER, (1.0, 1.0, 1.0)))
     assert "answers differ" in outcomes["gated@as_is"].error and outcomes["gated@as_is"].samples is None
-    assert pretended == [(["eager-bare@as_is", "graph-bare@as_is"], 102)]
+    assert pretended == [(["eager-bare@as_is", "graph-bare@as_is"], 6)]
 
 
 def test_what_cannot_be_built_or_timed_is_an_error_and_the_rest_goes_on(pretended, monkeypatch):
@@ -188,7 +189,6 @@ def checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(
         measuring, "calibrate", lambda confidence, correct, drop: SimpleNamespace(thresholds=(10 * drop,) * 8)
     )
-    monkeypatch.setattr(measuring, "LEAST_ROUNDS", 1)
     monkeypatch.setattr(command, "operating_points", lambda *about: operating_points(*about, drops=(0.01,)))
     return tmp_path / "demo"
 
