@@ -73,7 +73,6 @@ def _panel(records: Sequence[Record]) -> dict[str, Any]:
         "full": full,
         "runners": runners,
         "front": _front(full, runners),
-        "failed": sorted({f"{one.variant}: {one.error}" for one in records if one.error is not None}),
     }
 
 
@@ -116,21 +115,24 @@ def _stamp(records: Sequence[Record]) -> str:
         records,
         f"{protocol['data']}, {size} px, {cell['model']}, {cell['dtype']}, {len(cell['taps'])} heads, trunk "
         f"{', '.join(trunks)}; accuracy of {samples:,} test images, one of them is {100 / samples:.2g} points",
-        "time: host, from the call on an idle device until the answer is there, runners in turns; numbers beside points: "
-        "accuracy (points) that thresholds may cost on the validation split",
+        "time: host, from the call on an idle device until the answer is there, runners in turns; mean over the test "
+        "split of each exit's median",
+        "numbers beside points: percentage points of accuracy that the thresholds may cost on the validation split",
+        *sorted({f"failed: {record.variant}: {record.error}" for record in records if record.error is not None}),
     )
 
 
 def _figure(drawn: dict[str, Any]) -> Figure:
     panels = drawn["panels"]
-    figure = new_figure(4.6)
-    row = figure.subplots(1, len(panels), squeeze=False)[0]
+    figure = new_figure(4.8)
+    grid = figure.add_gridspec(2, len(panels), height_ratios=(1.0, 0.13))
+    row = [figure.add_subplot(grid[0, column]) for column in range(len(panels))]
     for axes, panel in zip(row, panels, strict=True):
         _draw_panel(axes, panel)
     row[0].set_ylabel("accuracy on the test split, %")
-    handles, labels = row[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper" if len(panels) == 1 else "outside upper center", ncols=3,
-                  frameon=False, fontsize=9)  # fmt: skip
+    legend = figure.add_subplot(grid[1, :])
+    legend.axis("off")
+    legend.legend(*row[0].get_legend_handles_labels(), loc="center", ncols=3, frameon=False, fontsize=8.5)
     return frame(figure, drawn)
 
 
@@ -151,9 +153,12 @@ def _draw_panel(axes: Axes, panel: dict[str, Any]) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
     times = [front[0][0], *(one["mean_us"] for one in panel["full"].values())]
     times += [us for series in panel["runners"].values() for us in series["mean_us"]]
-    ticks = [tick for tick in (50, 100, 200, 500, 1000, 2000, 5000, 10000) if min(times) / 1.6 < tick < 1.6 * max(times)]
+    ticks = [
+        tick for tick in (50, 100, 200, 500, 1000, 2000, 5000, 10000) if min(times) / 1.6 < tick < 1.6 * max(times)
+    ]
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.set_xlim(min(times) / 1.35, max(times) * 1.35)
+    axes.margins(y=0.12)
     axes.set_title(f"batch {panel['batch']}", fontsize=10, loc="left")
     axes.set_xlabel("mean time to the answer, us (log)")
     tidy(axes, "both")

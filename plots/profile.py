@@ -44,7 +44,7 @@ def _drawn(before: Record, after: Record) -> dict[str, Any]:
     requests = after.protocol["requests"]
     return {
         "title": f"{launches[0]} launches of a request become {launches[1]}, and the answer is there {faster}",
-        "sides": {"before": "eager, plain heads, .item()", "after": after.variant.replace("@", ", trunk ")},
+        "sides": {"before": "eager, plain\nheads, .item()", "after": after.variant.replace("@", ",\ntrunk ")},
         "launches": {name: one["launches"] for name, one in measured.items()},
         "kernels": {name: one["kernels"] for name, one in measured.items()},
         "api_us": _parts({name: one["api"] for name, one in measured.items()}),
@@ -53,8 +53,8 @@ def _drawn(before: Record, after: Record) -> dict[str, Any]:
             [before, after],
             f"{cell['model']}, {cell['dtype']}, batch {cell['batch']}, input {size}, {len(cell['taps'])} heads of "
             f"{cell['classes']} classes; {requests} requests, each from an idle device",
-            "launches, kernels and API time: means under torch.profiler, which adds to the API's time; "
-            "time to the answer: median (20th to 80th percentile), without a profiler, taking turns",
+            "launches, kernels and API time: means under torch.profiler, which adds to the API's time",
+            "time to the answer: median, line from 20th to 80th percentile, without a profiler, taking turns",
         ),
     }
 
@@ -76,40 +76,46 @@ def _parts(api: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str
 
 
 def _figure(drawn: Mapping[str, Any]) -> Figure:
-    figure = new_figure(4.4)
-    (launches, answer), (kernels, api) = figure.subplots(2, 2, width_ratios=(1, 1.5))
-    _bars(launches, drawn["launches"], "launches by the host, calls")
-    _bars(kernels, drawn["kernels"], "kernels that ran")
+    figure = new_figure(4.8)
+    (launches, answer), (kernels, api) = figure.subplots(2, 2, width_ratios=(1, 1.6))
+    _bars(launches, drawn["launches"], "launches by the host, calls (profiler)")
+    _bars(kernels, drawn["kernels"], "kernels that ran (profiler)")
     medians = {side: us["median"] for side, us in drawn["answer_us"].items()}
-    _bars(answer, medians, "host, until the answer is there, us")
+    ends = [us["p80"] for us in drawn["answer_us"].values()]
+    _bars(answer, medians, "host, until the answer is there, us (no profiler)", ends)
     for place, us in enumerate(drawn["answer_us"].values()):
         answer.plot([us["p20"], us["p80"]], [place, place], color="black", linewidth=1.5)
     _api(api, drawn["api_us"])
     for axes in (launches, kernels, answer, api):
+        axes.set_ylim(1.6, -0.6)  # before above after
         axes.set_yticks([0, 1], list(drawn["sides"]))
-        axes.invert_yaxis()
         tidy(axes, "x")
-    names = "; ".join(f"{side}: {what}" for side, what in drawn["sides"].items())
-    figure.text(0.01, 0.905, names, fontsize=9, color=GREY)
+    for axes in (launches, kernels):
+        axes.set_yticklabels([f"{side}:\n{what}" for side, what in drawn["sides"].items()], fontsize=9)
     return frame(figure, drawn)
 
 
-def _bars(axes: Axes, values: Mapping[str, float], title: str) -> None:
-    bars = axes.barh([0, 1], list(values.values()), color=[ORANGE, BLUE], height=0.6)
-    axes.bar_label(bars, [f"{value:,.0f}" for value in values.values()], padding=10, fontsize=9)
-    axes.set_xlim(0, 1.18 * max(values.values()))
+def _bars(axes: Axes, values: Mapping[str, float], title: str, ends: Sequence[float] | None = None) -> None:
+    """Draw a bar a side, its number behind it or behind where something else ends."""
+    own = list(values.values())
+    axes.barh([0, 1], own, color=[ORANGE, BLUE], height=0.6)
+    _numbers(axes, own, ends or own)
     axes.set_title(title, fontsize=10, loc="left")
 
 
+def _numbers(axes: Axes, values: Sequence[float], ends: Sequence[float]) -> None:
+    for place, (value, end) in enumerate(zip(values, ends, strict=True)):
+        text = f"{value:,.0f}" if value == round(value) or value >= 10 else f"{value:,.1f}"
+        axes.annotate(text, (end, place), (6, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.set_xlim(0, 1.2 * max(ends))
+
+
 def _api(axes: Axes, parts: Mapping[str, Mapping[str, float]]) -> None:
-    left = {side: 0.0 for side in parts}
+    left = dict.fromkeys(parts, 0.0)
     for name, color in zip(next(iter(parts.values())), (*_COLOURS, GREY), strict=False):
         own = [parts[side][name] for side in parts]
-        if any(own):
-            axes.barh([0, 1], own, left=list(left.values()), color=color, height=0.6, label=name)
+        axes.barh([0, 1], own, left=list(left.values()), color=color, height=0.6, label=name)
         left = {side: left[side] + parts[side][name] for side in parts}
-    for place, total in enumerate(left.values()):
-        axes.annotate(f"{total:,.0f}", (total, place), (10, 0), textcoords="offset points", va="center", fontsize=9)
-    axes.set_xlim(0, 1.18 * max(left.values()))
-    axes.set_title("host in CUDA API calls, us", fontsize=10, loc="left")
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    _numbers(axes, list(left.values()), list(left.values()))
+    axes.set_title("host in CUDA API calls, us (profiler)", fontsize=10, loc="left")
+    axes.legend(frameon=False, fontsize=8, loc="lower right", ncols=2, columnspacing=1.0, handlelength=1.2)

@@ -1,7 +1,7 @@
 """Heads alone against what the memory allows: their rate by arithmetic intensity, and their time by their bytes."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -21,6 +21,8 @@ LOOKS = {
 }
 #: A head is bound by latency where it takes so many times what its bytes do.
 TIMES = 10.0
+#: From which on a head is drawn hollow.
+MANY_CLASSES = 100
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
@@ -79,16 +81,15 @@ def _head(run: Mapping[str, Record]) -> dict[str, Any]:
 
 
 def _title(heads: Sequence[Mapping[str, Any]]) -> str:
-    waiting = [head for head in heads if head["us"]["fused"] > TIMES * head["bytes_us"]]
-    best = max(head["bytes_us"] / head["us"]["fused"] for head in heads)
-    reach = f"the best of them reaches {100 * best:.0f} % of a copy's bandwidth"
+    waiting = [head["us"]["fused"] for head in heads if head["us"]["fused"] > TIMES * head["bytes_us"]]
+    best = 100 * max(head["bytes_us"] / head["us"]["fused"] for head in heads)
+    reach = f"the best reaches {best:.0f} % of a copy's bandwidth"
     if not waiting:
         return f"None of {len(heads)} fused heads takes {TIMES:.0f} times what its bytes take;\n{reach}"
-    times = [head["us"]["fused"] for head in waiting]
-    span = f"{min(times):.1f} to {max(times):.1f} us" if len(times) > 1 else f"{times[0]:.1f} us"
+    low, high = min(waiting), max(waiting)
     return (
-        f"{len(waiting)} of {len(heads)} fused heads are bound by latency ({span}, over {TIMES:.0f} times\n"
-        f"what their bytes take), not by memory; {reach}"
+        f"{len(waiting)} of {len(heads)} fused heads are bound by latency: {low:.1f} to {high:.1f} us, "
+        f"over {TIMES:.0f} times\nwhat their bytes take; {reach}"
     )
 
 
@@ -99,14 +100,19 @@ def _stamp(records: Sequence[Record], bandwidth: float) -> str:
         records,
         f"heads of {', '.join(models)}, batch {', '.join(map(str, batches))}; alone, launches back to back in a CUDA "
         "graph, inputs warm in the L2 cache where they fit",
-        f"bandwidth: of a copy of 1 GiB in device memory, measured ({bandwidth / 1e12:.2f} TB/s, read and written); "
-        "operations: pool, then 2 a weight and sample; bytes: input, weights, answer, once each",
+        f"bandwidth: of a copy in device memory, measured: {bandwidth / 1e12:.2f} TB/s, read and written; hollow: "
+        f"{MANY_CLASSES} classes or more",
+        "bytes: input, weights and answer, once each; operations: one an input of the pool, two a weight and sample",
     )
 
 
 def _figure(drawn: Mapping[str, Any]) -> Figure:
-    figure = new_figure(4.6)
-    left, right = figure.subplots(1, 2)
+    figure = new_figure(5.0)
+    grid = figure.add_gridspec(2, 2, height_ratios=(1.0, 0.13))
+    legend, left, right = (figure.add_subplot(place) for place in (grid[1, :], grid[0, 0], grid[0, 1]))
+    for axes in (left, right):
+        axes.set_xscale("log")
+        axes.set_yscale("log")
     heads, per_us = drawn["heads"], drawn["copy_gb_per_second"] * 1e3  # bytes a microsecond
     _points(left, heads, lambda head: head["bytes"] / 1e6, lambda head, name: head["us"][name])
     megabytes = np.geomspace(*_range([head["bytes"] / 1e6 for head in heads]))
@@ -118,7 +124,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     left.set_xlabel("bytes that the head has to move, MB (log)")
     left.set_ylabel("device time of one head, us (log)")
     left.set_title("time by bytes", fontsize=10, loc="left")
-    left.set_ylim(bottom=0.3 * drawn["least_fused_us"])
+    left.set_ylim(bottom=drawn["least_fused_us"] / TIMES)
 
     _points(right, heads, lambda head: head["flop_per_byte"], lambda head, name: head["gflop_per_second"][name])
     intensity = np.geomspace(*_range([head["flop_per_byte"] for head in heads]))
@@ -127,24 +133,25 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     right.set_ylabel("achieved rate, GFLOP/s (log)")
     right.set_title("roofline", fontsize=10, loc="left")
     for axes in (left, right):
-        axes.set_xscale("log")
-        axes.set_yscale("log")
         tidy(axes, "both")
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
+    legend.axis("off")
+    legend.legend(*left.get_legend_handles_labels(), loc="center", ncols=3, frameon=False, fontsize=8.5)
     return frame(figure, drawn)
 
 
-def _points(axes: Axes, heads: Sequence[Mapping[str, Any]], x: Any, y: Any) -> None:
-    """Draw each variant of each head; hollow where there are 100 classes or more."""
+def _points(
+    axes: Axes,
+    heads: Sequence[Mapping[str, Any]],
+    x: Callable[[Mapping[str, Any]], float],
+    y: Callable[[Mapping[str, Any], str], float],
+) -> None:
+    """Draw each variant of each head; hollow where there are many classes."""
     for name, (color, marker, label) in LOOKS.items():
-        for many, suffix in ((False, ""), (True, ", 100 classes or more")):
-            own = [head for head in heads if name in head["us"] and (head["classes"] >= 100) == many]
-            if own:
-                axes.plot(
-                    [x(head) for head in own], [y(head, name) for head in own], marker, color=color, markersize=5.5,
-                    markerfacecolor="white" if many else color, linestyle="none", label=label + suffix,
-                )  # fmt: skip
+        for many in (False, True):
+            own = [head for head in heads if name in head["us"] and (head["classes"] >= MANY_CLASSES) == many]
+            axes.plot([x(head) for head in own], [y(head, name) for head in own], marker, color=color, markersize=5.5,
+                      markerfacecolor="none" if many else color, linestyle="none")  # fmt: skip
+        axes.plot([], [], marker, color=color, markersize=5.5, linestyle="none", label=label)
 
 
 def _range(values: Sequence[float]) -> tuple[float, float, int]:
