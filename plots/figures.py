@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from . import exits, latency, pareto, profile, roofline, time_to_answer
+from . import exits, landscape, latency, pareto, profile, ranks, roofline, time_to_answer
 from .record_files import COMMITTED, NoRecords, read_kinds
 
 #: The figure, and everything that it shows: with "title" and "stamp", in a form that fits into JSON.
@@ -58,7 +58,9 @@ FIGURES = (
     FigureKind("exits", exits.draw, ("demo",), ("demo-digits-cpu.json",), "auxhead demo", exits.read_report),
     FigureKind("latency", latency.draw, ("bench",), ("bench-h200.jsonl",), "auxhead-tune bench"),
     FigureKind("time-to-answer", time_to_answer.draw, ("bench",), ("bench-h200.jsonl",), "auxhead-tune bench"),
-    FigureKind("pareto", pareto.draw, ("pareto",), ("pareto-h200.jsonl",), "auxhead-tune pareto"),
-    FigureKind("roofline", roofline.draw, ("heads",), ("heads-h200.jsonl",), "auxhead-tune heads"),
-    FigureKind("profile", profile.draw, ("profile",), ("profile-h200.jsonl",), "auxhead profile"),
+    FigureKind("ranks", ranks.draw, ("sweep",), ("sweep-h200.jsonl",), "auxhead-tune sweep resnet18"),
+    FigureKind("landscape", landscape.draw, ("sweep",), ("sweep-h200.jsonl",), "auxhead-tune sweep resnet18"),
+    FigureKind("pareto", pareto.draw, ("pareto",), ("pareto-h200.jsonl",), "auxhead-tune pareto --checkpoint DIR"),
+    FigureKind("roofline", roofline.draw, ("heads",), ("heads-h200.jsonl",), "auxhead-tune heads resnet18"),
+    FigureKind("profile", profile.draw, ("profile",), ("profile-h200.jsonl",), "auxhead profile --checkpoint DIR"),
 )

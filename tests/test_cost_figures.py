@@ -12,9 +12,9 @@ from cost_records import head_records, pareto_records, profile_records
 from typer.testing import CliRunner
 
 MADE = {
-    "pareto": (pareto_records, "auxhead-tune pareto"),
-    "roofline": (head_records, "auxhead-tune heads"),
-    "profile": (profile_records, "auxhead profile"),
+    "pareto": (pareto_records, "auxhead-tune pareto --checkpoint DIR"),
+    "roofline": (head_records, "auxhead-tune heads resnet18"),
+    "profile": (profile_records, "auxhead profile --checkpoint DIR"),
 }
 
 

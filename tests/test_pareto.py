@@ -19,7 +19,7 @@ from auxhead.model.checkpoint import save_checkpoint
 from auxhead.model.data import Split
 from auxhead.model.demo import REPORT_FORMAT
 from auxhead.model.small_resnet import small_early_exit_network
-from example_models import SmallNet, plain_heads
+from example_models import SmallNet, needs_gpu, plain_heads
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -71,10 +71,11 @@ def pretended(monkeypatch):
     return timed
 
 
-def small_subject(batch=4, count=12):
+def small_subject(batch=4, count=12, device="cpu"):
     torch.manual_seed(0)
-    network = EarlyExitNetwork(SmallNet(), plain_heads(), example_input=torch.randn(2, 3, 16, 16)).eval()
-    x = torch.randn(count, 3, 16, 16)
+    network = EarlyExitNetwork(SmallNet(), plain_heads()).eval().to(device)
+    network.check_taps(torch.randn(2, 3, 16, 16, device=device))
+    x = torch.randn(count, 3, 16, 16).to(device)
     return Subject(own_cell("tests:small", network, x[:batch]), network, x.split(batch)), x
 
 
@@ -253,3 +254,20 @@ def test_bad_input_is_one_line(checkpoint, report, arguments, message):
 def test_without_a_cuda_device(tmp_path):
     done = tune("pareto", "--checkpoint", tmp_path)
     assert done.exit_code == 2 and "pareto: torch sees no CUDA device here, wants one" in done.stderr
+
+
+class TestOnAGpu:
+    pytestmark = needs_gpu
+
+    @pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
+    def test_every_runner_is_checked_and_timed(self, trunk):
+        subject, x = small_subject(device="cuda")
+        confidence = [logits.softmax(1).amax(1) for logits in subject.network.logits(x)]
+        measured = Pareto(subject, torch.zeros(10, dtype=torch.int64), trunk)
+        try:
+            for thresholds in ((1.0, 1.0, 1.0), (confidence[0].quantile(0.5).item(), 1.0, 1.0)):
+                outcomes = measured.measure(Point("tried", thresholds))
+                assert len(outcomes) == 5 and all(one.error is None for one in outcomes.values()), outcomes
+                assert all(one.mean_host_us > 0 for one in outcomes.values())
+        finally:
+            measured.close()
