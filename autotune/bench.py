@@ -195,7 +195,7 @@ class _CellBench:
                 self._fail(unit, failed.variant, run, _one_line(failure.__cause__ or failure), failed.counts)
                 continue
             found = clocks(self.subject.example.device)
-            times = {name: (_summary(one.host), _summary(one.device)) for name, one in samples.items()}
+            times = {name: (summary(one.host), summary(one.device)) for name, one in samples.items()}
             for name, one in checked.items():
                 host, device = times[name]
                 record = self._record(
@@ -288,7 +288,7 @@ def paired_with(variant: Variant, times: dict[str, tuple[dict[str, Any], dict[st
     return pairs
 
 
-def _summary(by_capture: list[list[float]]) -> dict[str, Any]:
+def summary(by_capture: list[list[float]]) -> dict[str, Any]:
     """Summarise timed calls: over all of them, and the median of each capture that has any."""
     overall = spread([value for values in by_capture for value in values])
     return {**overall._asdict(), "captures": [spread(values).median for values in by_capture if values]}

@@ -29,14 +29,16 @@ class Record:
 
     kind: str
     """What measured it: "bench"; "heads"; "sweep", of heads; "network", of where a network's launches leave its trunk;
-    "retune", which sums up several sweeps of a head."""
+    "retune", which sums up several sweeps of a head; "profile", of one request before and after; "pareto", of accuracy
+    against latency."""
     cell: dict[str, Any]
     """Of the benchmark and of networks: model, dtype, batch, classes, placement (of the heads), taps (their names),
     input (the shape of one sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a
     head of that shape, separated by commas). Of heads: all of these."""
     exits: str
     """Where the samples leave: "never", the name of a tap, the percent that leave at each tap and at the classifier
-    ("40/30/20/10"), or "own" for the thresholds that a model came with."""
+    ("40/30/20/10"), "own" for the thresholds that a model came with, or of pareto "calibrated 0.5 %", by thresholds
+    chosen for at most so many points of accuracy on a validation split."""
     variant: str
     run: str
     """Records of one run were measured interleaved, so that ratios between them are meaningful."""
@@ -53,7 +55,8 @@ class Record:
     network the same but place and config, and trunk_priority ("high", or "same" as the heads') and heads (the variant
     by tap). Of a retuning tunings (how many) for rounds, captures and config; ``variant`` is what most chose. Of heads:
     place "alone", config and kernel, those of "fused", and for "bytes" the bytes that a head has to move and
-    bytes_per_second, what a copy read and wrote."""
+    bytes_per_second, what a copy read and wrote. Of a profile requests, for rounds and captures. Of pareto thresholds
+    (by tap) and data (whose test split it is)."""
     host_us: dict[str, Any] | None = None
     """Microseconds from the call, on an idle device, until the caller's stream has the answer: median, p20, p80 over
     the rounds, and captures: the median of each fresh capture."""
@@ -65,12 +68,20 @@ class Record:
     device_us (medians), host_ratio and device_ratio (this variant's over the baseline's). Of a sweep: role "rule", the
     rule's configuration; no times of the host; samples: its rounds, the same ones. Of a retuning what was chosen: role
     "chosen", variant, tunings, and against what most chose median_ratio, low and high, the ends of its interval. Of
-    heads: role "fused"; no times of the host; low and high, the ends of the 99 % interval of device_ratio."""
+    heads: role "fused"; no times of the host; low and high, the ends of the 99 % interval of device_ratio. Of a
+    profile: role "before"; no times of the device. Of pareto: role "bare"; beside, mean_host_us and mean_host_ratio."""
+    measured: dict[str, Any] | None = None
+    """What else was measured. Of a profile, a request each unless said otherwise: call_us (median, p20, p80: until the
+    call returned), and under the profiler launches, graph_launches, kernels, copies, memsets, kernel_us (summed),
+    busy_us (their union), api (name, calls and host_us of each CUDA function, most time first), allocations and waits
+    (calls in all requests together). Of pareto: samples (of the test split), accuracy (0 to 1) and mean_host_us, the
+    time to the answer as a mean over its batches."""
     correctness: dict[str, Any] | None = None
     """samples compared with the eager truth; differing: those with another label or exit; differing_near: how many of
     those rounding explains, the confidence being that close to a threshold or the two classes to each other; near: how
     many samples lie that close at all; confidence_off: those that are too sure or not enough."""
     notes: list[str] = field(default_factory=list)
+    """In sentences; of a profile what keeps the runner from a steady state."""
     error: str | None = None
     """Why there are no numbers; None where there are."""
     schema: str = SCHEMA

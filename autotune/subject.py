@@ -63,14 +63,20 @@ class Subject:
 
     @contextmanager
     def exits(self, pattern: str) -> Iterator[None]:
-        """While open, samples leave as ``pattern`` says: thresholds are written in place, so nothing is recaptured."""
+        """While open, samples leave as ``pattern`` says."""
         if pattern == OWN:
             yield
             return
+        with self.thresholds(self._thresholds(pattern)):
+            yield
+
+    @contextmanager
+    def thresholds(self, values: Sequence[float]) -> Iterator[None]:
+        """While open, heads have these thresholds, written in place, so nothing is recaptured."""
         rules = [head.rule for head in self.heads]
         before = [(rule.threshold, rule.enabled) for rule in rules]
         try:
-            for rule, threshold in zip(rules, self._thresholds(pattern), strict=True):
+            for rule, threshold in zip(rules, values, strict=True):
                 rule.threshold, rule.enabled = threshold, True
             yield
         finally:
@@ -182,19 +188,24 @@ def load_subject(model: str) -> Subject:
 
 def subject_of(model: str, network: EarlyExitNetwork, example: Tensor) -> Subject:
     """Return the subject of a user's network; inputs are random ones like the example."""
-    cell = Cell(
-        model=model,
-        dtype=str(example.dtype).removeprefix("torch."),
-        batch=len(example),
-        classes=next(head.num_classes for head in network.heads if isinstance(head, FusedAuxHead)),
-        placement="own",
-        taps=network.taps,
-        input=tuple(example.shape[1:]),
-    )
+    cell = own_cell(model, network, example)
     with torch.random.fork_rng(devices=[example.device] if example.is_cuda else []):
         torch.manual_seed(SEED)
         others = [_like(example) for _ in range(_inputs_for(cell) - 1)]
     return Subject(cell, network, (example, *others))
+
+
+def own_cell(model: str, network: EarlyExitNetwork, example: Tensor) -> Cell:
+    """Return the cell of a user's network, called ``model``, and a batch like the example."""
+    return Cell(
+        model=model,
+        dtype=str(example.dtype).removeprefix("torch."),
+        batch=len(example),
+        classes=network.fused_heads[0].num_classes,
+        placement="own",
+        taps=network.taps,
+        input=tuple(example.shape[1:]),
+    )
 
 
 def _like(example: Tensor) -> Tensor:

@@ -14,8 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column, Table
 
 from ..autotune.before_and_after import compare, demo_model, repeated
+from ..autotune.environment import clocks, environment
 from ..autotune.exit_latency import exit_latency
+from ..autotune.profile_records import profile_records
 from ..autotune.profile_report import print_comparison
+from ..autotune.record import BadRecord, append_record
+from ..autotune.subject import own_cell
 from ..plots.exits import draw as draw_exits
 from ..plots.figure_files import save_figure
 from .bad_input import BadInput
@@ -26,6 +30,7 @@ from .evaluation import batches
 from .images import normalise, open_image, to_pixels
 from .json_file import write_json
 from .one_line_errors import one_line_errors
+from .small_resnet import ARCHITECTURE
 from .user_model import load_factory
 
 app = typer.Typer(
@@ -201,14 +206,14 @@ def profile(
         int | None, typer.Option(min=1, help="Samples a request.  [default: the factory's batch; 1 for a checkpoint]")
     ] = None,
     requests: Annotated[int, typer.Option(min=2, help="Requests that are counted and timed.")] = 20,
-    out: Annotated[Path, typer.Option(help="Where the Chrome traces go.")] = Path("auxhead-profile"),
+    out: Annotated[Path, typer.Option(help="Where records and the Chrome traces go.")] = Path("auxhead-profile"),
 ) -> None:
     """Show what a request costs on a GPU, naive early exit before and a runner after.
 
     Launches, CUDA API calls, host and device time; status 1 if the runner is not in a steady state.
     """
     console = Console()
-    with one_line_errors():
+    with one_line_errors(BadRecord):
         if (model is None) == (checkpoint is None):
             got = "neither" if model is None else "both"
             raise BadInput(f"--model, --checkpoint: got {got}, wants exactly one of the two")
@@ -231,9 +236,15 @@ def profile(
             soft_wrap=True,
         )
         found = compare(network, x, exits=exits.value, trunk=trunk.value, requests=requests, out=out)
-        print_comparison(console, found)
+        where = {**environment(device), "clocks": clocks(device)}
+        cell = own_cell(model or ARCHITECTURE, network, x)
+        records = profile_records(found, cell, f"{exits.value}@{trunk.value}", where)
+        for record in records:
+            append_record(out / "profile.jsonl", record)
+        print_comparison(console, records)
         console.print(
-            f"\nSaved in {out}: before.json, after.json (Chrome traces, for ui.perfetto.dev or chrome://tracing)",
+            f"\nSaved in {out}: before.json, after.json (Chrome traces, for ui.perfetto.dev or chrome://tracing), "
+            "profile.jsonl (appended: records)",
             highlight=False,
             soft_wrap=True,
         )

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from . import exits, landscape, latency, ranks, time_to_answer
+from . import exits, landscape, latency, pareto, profile, ranks, roofline, time_to_answer
 from .record_files import COMMITTED, NoRecords, read_kinds
 
 #: The figure, and everything that it shows: with "title" and "stamp", in a form that fits into JSON.
@@ -60,4 +60,7 @@ FIGURES = (
     FigureKind("time-to-answer", time_to_answer.draw, ("bench",), ("bench-h200.jsonl",), "auxhead-tune bench"),
     FigureKind("ranks", ranks.draw, ("sweep",), ("sweep-h200.jsonl",), "auxhead-tune sweep resnet18"),
     FigureKind("landscape", landscape.draw, ("sweep",), ("sweep-h200.jsonl",), "auxhead-tune sweep resnet18"),
+    FigureKind("pareto", pareto.draw, ("pareto",), ("pareto-h200.jsonl",), "auxhead-tune pareto --checkpoint DIR"),
+    FigureKind("roofline", roofline.draw, ("heads",), ("heads-h200.jsonl",), "auxhead-tune heads resnet18"),
+    FigureKind("profile", profile.draw, ("profile",), ("profile-h200.jsonl",), "auxhead profile --checkpoint DIR"),
 )

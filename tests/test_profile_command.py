@@ -9,8 +9,11 @@ import pytest
 import torch
 from auxhead.autotune import before_and_after
 from auxhead.autotune.before_and_after import compare, demo_model, repeated
+from auxhead.autotune.profile_records import profile_records
 from auxhead.autotune.profile_report import print_comparison
 from auxhead.autotune.profiling import read_trace
+from auxhead.autotune.record import append_record, read_records
+from auxhead.autotune.subject import own_cell
 from auxhead.model import EagerRunner, EarlyExitNetwork
 from auxhead.model.__main__ import app
 from auxhead.model.bad_input import BadInput
@@ -98,9 +101,22 @@ def test_a_network_that_cannot_run_is_bad_input(tmp_path, network, monkeypatch):
         compare(network, torch.zeros(1, 3, 16, 16), exits="gated", trunk="cudnn", requests=3, out=tmp_path)
 
 
-def printed(comparison):
+@pytest.fixture
+def kept(tmp_path, network):
+    """What records say of what was found, once written and read again."""
+
+    def kept(found, runner="polled@as_is"):
+        path = tmp_path / "records" / "profile.jsonl"
+        for record in profile_records(found, own_cell("a:b", network, torch.zeros(2, 3, 16, 16)), runner, {"gpu": "G"}):
+            append_record(path, record)
+        return read_records(path)[-2:]
+
+    return kept
+
+
+def printed(records):
     console = Console(width=80, file=StringIO())
-    print_comparison(console, comparison)
+    print_comparison(console, records)
     return console.file.getvalue()
 
 
@@ -109,7 +125,7 @@ def cells_of(text, name):
     return [cell.strip() for cell in row.strip("│").split("│")][1:]
 
 
-def test_the_tables_say_what_was_found(tmp_path, runners, network):
+def test_the_tables_say_what_was_found(tmp_path, runners, network, kept):
     found = compare(network, torch.randn(2, 3, 16, 16), exits="polled", trunk="as_is", requests=2, out=tmp_path)
     found.profiles["before"] = read_trace(two_unequal_requests())
     steady = trace_of(
@@ -117,7 +133,7 @@ def test_the_tables_say_what_was_found(tmp_path, runners, network):
     )
     found.profiles["after"] = read_trace(steady)
     found.times["before"] = found.times["before"].__class__((1000.0, 1000.0), (1234.0, 1234.0))
-    text = printed(found)
+    text = printed(kept(found))
     assert cells_of(text, "host, until the answer is there")[:2] == ["us", "1,234"]
     assert cells_of(text, "host, until the call returns")[:2] == ["us", "1,000"]
     assert "(1,234-1,234)" in text and "(1,000-1,000)" in text
@@ -136,9 +152,28 @@ def test_the_tables_say_what_was_found(tmp_path, runners, network):
     assert "eager runner, before: 2 of 2 samples." in text
     assert "After is in a steady state" in text and not found.problems
     found.profiles["after"] = found.profiles["before"]
-    text = printed(found)
+    text = printed(kept(found))
     assert "After is not in a steady state:" in text and "cudaMalloc allocates or frees: got 1 calls" in text
     assert len(found.problems) == 3
+
+
+def test_two_records_of_one_run_are_kept(tmp_path, runners, network, kept):
+    found = compare(network, torch.randn(2, 3, 16, 16), exits="gated", trunk="cudnn", requests=2, out=tmp_path)
+    found.profiles["before"] = read_trace(two_unequal_requests())
+    for name, us in (("before", 50.0), ("after", 5.0)):
+        found.times[name] = found.times[name].__class__((us, us), (2 * us, 2 * us))
+    before, after = kept(found, "gated@cudnn")
+    assert before.run == after.run and (before.kind, before.exits) == ("profile", "own")
+    assert (before.variant, after.variant) == ("eager-naive-item@as_is", "gated@cudnn")
+    assert (before.cell["model"], before.cell["batch"], before.cell["taps"]) == ("a:b", 2, list(SmallNet.taps))
+    assert before.host_us == {"median": 100.0, "p20": 100.0, "p80": 100.0, "captures": [100.0]}
+    assert before.paired == [] and before.notes == []
+    assert after.paired == [{"role": "before", "variant": before.variant, "host_us": 100.0, "host_ratio": 0.1}]
+    assert before.measured["call_us"] == {"median": 50.0, "p20": 50.0, "p80": 50.0}
+    assert (before.measured["launches"], before.measured["allocations"]) == (3.5, 1)
+    malloc = {"name": "cudaMalloc", "calls": 0.5, "host_us": 15.0}
+    assert malloc in before.measured["api"] and before.correctness["samples"] == 2
+    assert sum(after.protocol["samples_by_exit"].values()) == 2 and after.protocol["requests"] == 2
 
 
 @pytest.mark.parametrize("pictures", [0, 3])
@@ -218,7 +253,7 @@ def users_model(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("problems", "status"), [([], 0), (["cudaMalloc allocates."], 1)], ids=["steady", "not steady"]
 )
-def test_the_command_with_the_cpu_for_a_device(users_model, monkeypatch, runners, problems, status):
+def test_the_command_with_the_cpu_for_a_device(tmp_path, users_model, monkeypatch, runners, problems, status):
     cuda = SimpleNamespace(is_available=lambda: True, current_device=lambda: 0, get_device_name=lambda _: "some GPU")
     pretended = SimpleNamespace(cuda=cuda, device=lambda *_: torch.device("cpu"), __version__="9.9")
     monkeypatch.setattr("auxhead.model.__main__.torch", pretended)
@@ -228,6 +263,9 @@ def test_the_command_with_the_cpu_for_a_device(users_model, monkeypatch, runners
     assert runners[0].arguments == ("gated", (2,), "as_is") and not runners[0].network.training
     assert result.output.startswith("some GPU, torch 9.9; batches of 2, the factory's batch\n")
     assert "after: gated, trunk as_is" in result.output and "Saved in auxhead-profile:" in result.output
+    records = read_records(tmp_path / "auxhead-profile" / "profile.jsonl")
+    assert [record.variant for record in records] == ["eager-naive-item@as_is", "gated@as_is"]
+    assert records[1].notes == problems and records[0].cell["model"] == users_model
     assert all(problem in result.output for problem in problems)
 
 
@@ -238,8 +276,8 @@ class TestOnAGpu:
         result = auxhead("profile", "--model", users_model, "--batch", 3, "--requests", 4, "--out", "deep/er")
         assert result.exit_code == 0, result.output
         traces = sorted((tmp_path / "deep" / "er").iterdir())
-        assert [path.name for path in traces] == ["after.json", "before.json"]
-        after, before = (read_trace(json.loads(path.read_text())) for path in traces)
+        assert [path.name for path in traces] == ["after.json", "before.json", "profile.jsonl"]
+        after, before = (read_trace(json.loads(path.read_text())) for path in traces[:2])
         assert before.requests == after.requests == 4
         assert before.synchronisations >= 4 and after.synchronisations == after.allocations == 0
         assert "batches of 3, the factory's batch" in result.output and "After is in a steady state" in result.output

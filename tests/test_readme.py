@@ -3,11 +3,15 @@
 import json
 import math
 import re
+from io import StringIO
 from pathlib import Path
 
+import pytest
 import torch
 from auxhead.autotune.head_tables import last_runs
+from auxhead.autotune.profile_report import requests_table
 from auxhead.autotune.record import read_records
+from rich.console import Console
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -215,6 +219,22 @@ def test_the_table_of_heads_is_that_of_the_record():
     plain, compiled = (least_times_faster(heads, peer) for peer in PEERS)
     claim = f"at least {plain} times faster than the plain chain and {compiled} times faster than torch.compile"
     assert claim in README.replace("\n", " ")
+
+
+PROFILE = ROOT / "autotune" / "records" / "profile-h200.jsonl"
+
+
+@pytest.mark.skipif(not PROFILE.exists(), reason="no record of a profile yet")
+def test_the_table_of_a_profile_is_that_of_the_record():
+    before, after = read_records(PROFILE)[-2:]
+    assert (after.variant, after.environment["gpu"]) == ("overlapped@cudnn", "NVIDIA H200")
+    assert after.notes == [] and before.run == after.run
+    cell = after.cell
+    assert (cell["dtype"], cell["batch"], cell["taps"]) == ("float16", 1, ["layer1", "layer2", "layer3"])
+    printed = Console(width=80, file=StringIO())
+    printed.print(requests_table([before, after]))
+    wanted = "".join(f"    {line.rstrip()}\n" for line in printed.file.getvalue().splitlines())
+    assert wanted in README, f"the README wants this table:\n{wanted}"
 
 
 def test_the_demo_output_is_that_of_the_record():
