@@ -74,6 +74,7 @@ def test_nothing_that_answers_wrongly_is_timed(subject, monkeypatch, part):
         HEADS: (alone_head.AloneHead, lambda self, said: "off"),
     }
     owner, says = wrong[part]
+    monkeypatch.setattr(Parts, "forks", ("block2",))
     monkeypatch.setattr(owner, "wrong_answer" if part == HEADS else "wrong", says)
     with ExitStack() as opened, pytest.raises(WrongAnswer, match=f"^{part}: off; not timed$"):
         Parts(subject, opened).capture[part]()
