@@ -56,6 +56,12 @@ def test_the_parts_are_captured_and_answer_rightly(subject, monkeypatch):
             buffers, place, heads
         )
     )  # fmt: skip
+    answers = []
+
+    def wrong(self, which, runner):
+        answers.append((which, runner(self.subject.example)))
+
+    monkeypatch.setattr(Parts, "wrong", wrong)  # itself another test's
     with ExitStack() as opened, subject.exits(NEVER):
         parts = Parts(subject, opened)
         assert parts.forks == ("block2",), "the segments take as long as each other here"
@@ -64,6 +70,9 @@ def test_the_parts_are_captured_and_answer_rightly(subject, monkeypatch):
         assert list(calls) == [BARE, HEADS, BOTH] and launched == [(0, 1), (1, 1)], "one without the classifier"
         for call in calls.values():
             call()
+    (of_bare, bare), (of_both, both) = answers
+    assert of_bare == () and of_both == ("block0", "block2")
+    assert bare.label.equal(both.label) and bare.exit_index.tolist() == both.exit_index.tolist() == [2]
 
 
 @pytest.mark.parametrize("part", [BARE, HEADS, BOTH])
