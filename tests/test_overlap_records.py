@@ -78,8 +78,8 @@ def test_the_table():
     assert verdict.startswith("Heads that take 20.50 us alone add +4.00 us to the trunk")
     assert verdict.endswith("% of what the heads take alone is hidden.")
     assert stretched == [
-        f"Stretched by heads: +2.00 us (1.11 times) under the profiler: {CONV}",
-        f"Stretched by heads: +1.00 us (1.06 times) under the profiler: {CONV}",
+        f"Stretched by heads: +2.00 us (1.11 times) under the profiler, kernel 2 of the trunk's 3: {CONV}",
+        f"Stretched by heads: +1.00 us (1.06 times) under the profiler, kernel 3 of the trunk's 3: {CONV}",
     ]
 
 
