@@ -143,7 +143,8 @@ app.command()(overlap)
 @app.command()
 def table(
     records: Annotated[
-        Path, typer.Argument(help="A .jsonl file of bench, heads, pareto, overlap, sweep or retune.", show_default=False)
+        Path,
+        typer.Argument(help="A .jsonl file of bench, heads, pareto, overlap, sweep or retune.", show_default=False),
     ],
     markdown: Annotated[bool, typer.Option("--markdown", help="For a README.")] = False,
 ) -> None:
@@ -154,7 +155,9 @@ def table(
         tables = [*bench_tables(found), *head_tables(found), *pareto_tables(found), *overlap_tables(found)]
         tables += [*swept, *agreement_tables(found)]
         if not tables:
-            raise BadInput(f"RECORDS: {records} holds none of bench, heads, pareto, overlap, sweep or retune, wants some")
+            raise BadInput(
+                f"RECORDS: {records} holds none of bench, heads, pareto, overlap, sweep or retune, wants some"
+            )
         if markdown:
             print("\n".join(as_markdown(one) for one in tables))
         else:
