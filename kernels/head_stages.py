@@ -25,12 +25,12 @@ what of it exists, ``acc_`` float32 accumulator.
 import triton
 import triton.language as tl
 
+from . import launch_config
+
 #: Triton's interpreter runs the kernels on CPU tensors (TRITON_INTERPRET=1 when this module was imported).
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
-
-#: Rows of partial logits are padded to a multiple of this, so that the compiler may read and write several at a time.
-ROW_UNIT = tl.constexpr(16)
+ROW_UNIT = tl.constexpr(launch_config.ROW_UNIT)
 
 
 @triton.jit
@@ -107,6 +107,16 @@ def send(pointer, value, mask):
 def numbers_a_thread(numel, threads):
     """How many numbers of a block one thread waits for at a time."""
     return max(1, min(8, numel // threads))
+
+
+@triton.constexpr_function
+def rows_waited_for(rows, numel, threads, interpreted):
+    """Rows of ``numel`` numbers to wait for at a time, so that no thread is without one, though ``rows`` are needed.
+
+    A load of fewer numbers than there are threads is one that Triton repeats for every layout that the numbers are used
+    in, and what waits for them with it.
+    """
+    return rows if interpreted else max(rows, threads // numel)
 
 
 @triton.constexpr_function
@@ -308,6 +318,9 @@ def head_program(
     Returns whether it decided about a sample, and which.
     """
     TILED: tl.constexpr = BLOCK_F > 1
+    PARTS: tl.constexpr = rows_waited_for(
+        WINDOW_PARTS, BLOCK_F, 0 if INTERPRETED else tl.extra.cuda.num_threads(), INTERPRETED
+    )
     POSITIONS = GRID_H * GRID_W
     F = C * POSITIONS
     row_width = tl.cdiv(K, ROW_UNIT) * ROW_UNIT
@@ -390,8 +403,10 @@ def head_program(
             for start_f in range(0, F, BLOCK_F):
                 off_f = start_f + tl.arange(0, BLOCK_F)
                 if BLOCK_N == 1:
-                    row = (tl.arange(0, WINDOW_PARTS).to(tl.int64) * N + pid_group) * F
-                    read = awaited(features + row[:, None] + off_f[None, :], (off_f < F)[None, :], INTERPRETED)
+                    off_part = tl.arange(0, PARTS)
+                    mask = (off_part < WINDOW_PARTS)[:, None] & (off_f < F)[None, :]
+                    row = (off_part.to(tl.int64) * N + pid_group) * F
+                    read = awaited(features + row[:, None] + off_f[None, :], mask, INTERPRETED)
                     tile += tl.sum(right.to(tl.float32) * tl.sum(read, axis=0)[None, :], axis=1)[None, :]
                 else:
                     mask = mask_n[:, None] & (off_f < F)[None, :]

@@ -45,8 +45,8 @@ class Programs(NamedTuple):
 #: Warps of a launch that may wait without tickets, for each multiprocessor: half of what one runs at a time, however
 #: many registers they take.
 WAITING_WARPS = 4
-#: head_stages.ROW_UNIT, which cannot be imported where there is no Triton.
-_ROW_UNIT = 16
+#: Rows of partial logits are padded to a multiple of this, so that the compiler may read and write several at a time.
+ROW_UNIT = 16
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class LaunchConfig:
     def programs(self, view: HeadView, classes: int) -> Programs:
         """Count programs, and what they leave for each other, for an input and its classes."""
         samples, channels = view.shape[:2]
-        row = -(-classes // _ROW_UNIT) * _ROW_UNIT
+        row = -(-classes // ROW_UNIT) * ROW_UNIT
         splits = -(-channels // self.block_c) * -(-view.positions // self.block_p) * self.window_parts
         if self.tiled:
             groups = -(-samples // self.block_n)

@@ -250,13 +250,3 @@ def taken_counters():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ArrivalCounters, "take", spy)
         yield taken
-
-
-def test_rows_are_as_long_for_whoever_allocates_them_as_for_the_kernel():
-    head_stages = pytest.importorskip("auxhead.kernels.head_stages")
-    view = HeadView((1, 64, 1, 3136), (0, 0, 0, 0), 1, 1)
-    for classes in (1, 10, 16, 17, 1000):
-        config = LaunchConfig.by_rule(view, classes)
-        programs = config.programs(view, classes)
-        unit = head_stages.ROW_UNIT.value
-        assert programs.partial_sums == programs.splits * math.ceil(classes / unit) * unit

@@ -1,0 +1,83 @@
+"""Compiles the launches of heads for compute capability 9.0 on any machine, and prints what came of it as JSON.
+
+A process of its own, since the tests' has Triton's interpreter in the kernels' place.
+"""
+
+import json
+import re
+import subprocess
+from typing import Any
+
+import torch
+import triton
+from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch
+from auxhead.kernels.fused_head_kernel import launch_fused_head
+from auxhead.kernels.head_shape import HeadShape
+from auxhead.kernels.head_view import head_view
+from auxhead.kernels.launch_config import LaunchConfig
+from auxhead.kernels.tuned_table import overriding
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+#: One of each way that a head can be launched, by name: samples, classes, configuration.
+WAYS = {
+    "one program a sample": (1, 10, LaunchConfig(1, 64, 1, 16, 1, 16, 1, 16, 1, stages=1, num_warps=4)),
+    "split, the last to arrive adds up": (1, 1000, LaunchConfig(1, 16, 1, 64, 1, 1024, 4, 1024, 1, 1, 8)),
+    "split, the last one waits": (1, 10, LaunchConfig(1, 16, 1, 64, 1, 16, 4, 16, 2, 1, 4, waits=True)),
+    "tiles of a sample": (1, 1000, LaunchConfig(1, 16, 1, 64, 64, 64, 1, 1024, 1, 1, 8)),
+    "tiles of 16 samples": (16, 1000, LaunchConfig(16, 64, 1, 16, 64, 64, 1, 1024, 1, 4, 4)),
+}
+
+
+class _Driver:
+    """As much of a driver as compiling asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+
+def compiled() -> dict[str, dict[str, int]]:
+    """Launch in every way, alone and as two heads of a network, and return what each kernel is made of."""
+    triton.runtime.driver.set_active(_Driver())
+    run, made = JITFunction.run, []
+
+    def compile_only(self: Any, *args: Any, **options: Any) -> Any:
+        made.append(run(self, *args, **{**options, "warmup": True}))
+        return made[-1]
+
+    JITFunction.run = compile_only
+    found = {}
+    for name, (samples, classes, config) in WAYS.items():
+        x = torch.zeros(samples, 64, 7, 7, dtype=torch.float16).to(memory_format=torch.channels_last)
+        weight, bias = torch.zeros(classes, 64, dtype=torch.float16), torch.zeros(classes, dtype=torch.float16)
+        view = head_view(tuple(x.shape), x.stride(), "avg", (1, 1))
+        launch_fused_head(x, view, weight, bias, 1.0, 0.5, pool_max=False, return_probs=True, config=config)
+        shape = HeadShape.of(view, classes, pool_max=False, dtype=x.dtype)
+        head = ExitHead(weight, bias, torch.ones(1), torch.ones(1), "avg", (1, 1))
+        buffers = ExitBuffers.allocate(2, samples, classes, with_probs=True, device=x.device)
+        with overriding({(shape, "network"): config}):
+            ExitLaunch(buffers, 0, [head, head])([x, x])
+        for kernel, heads in zip(made, (1, 2), strict=True):
+            found[f"{name}, {heads} of them"] = _made_of(kernel)
+        made.clear()
+    return found
+
+
+def _made_of(kernel: Any) -> dict[str, int]:
+    path = f"{kernel.hash}.cubin"
+    with open(path, "wb") as file:
+        file.write(kernel.asm["cubin"])
+    tool = triton.knobs.nvidia.cuobjdump.path
+    usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    numbers = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    return {**numbers, "waits": len(re.findall(r"elementwise_inline_asm", kernel.asm["ttgir"]))}
+
+
+if __name__ == "__main__":
+    print(json.dumps(compiled()))
