@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from ..autotune.before_and_after import compare, demo_model, repeated
 from ..autotune.exit_latency import exit_latency
 from ..autotune.profile_report import print_comparison
-from ..plots.exits import plot_exits
+from ..plots.exits import draw as draw_exits
 from ..plots.figure_files import save_figure
 from .bad_input import BadInput
 from .checkpoint import load_checkpoint
@@ -128,7 +128,7 @@ def demo(
         examples = save_demo(out, run, source)
         content = dataclasses.asdict(report)
         write_json(out / "report.json", content)
-        figure, drawn = plot_exits(content)
+        figure, drawn = draw_exits(content)
         save_figure(figure, drawn, out / "exits")
         _print_report(console, report)
         console.print(

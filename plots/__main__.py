@@ -1,42 +1,81 @@
-"""The command ``auxhead-plot``: one subcommand a figure."""
+"""The command ``auxhead-plot``: one subcommand a figure, and all of them."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .exits import plot_exits
-from .figure_files import BadRecord, read_record, save_figure
+from ..autotune.record import BadRecord
+from .figure_files import save_figure
+from .figures import FIGURES, FigureKind
+from .record_files import NoRecords
 
 app = typer.Typer(help="Figures from records; needs no GPU.", no_args_is_help=True, add_completion=False)
 
+Records = Annotated[
+    list[Path] | None,
+    typer.Option(help="A file of records; may be given several times.", show_default="those that come with auxhead"),
+]
+Stem = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where the figure goes, without an ending: OUT.png, OUT.svg and OUT.json are written.",
+        show_default="the figure's name",
+    ),
+]
 
-@app.callback()
-def main() -> None:
-    """Figures from records; needs no GPU."""
 
-
-@app.command()
-def exits(
-    report: Annotated[Path, typer.Argument(help="The report.json of `auxhead demo`.", show_default=False)],
-    out: Annotated[
-        Path, typer.Option(help="Where the figure goes, without an ending: OUT.png, OUT.svg and OUT.json are written.")
-    ] = Path("exits"),
+@app.command(name="all")
+def every(
+    records: Records = None,
+    out: Annotated[Path, typer.Option(help="The folder that the figures go to.")] = Path("auxhead-plots"),
 ) -> None:
-    """Draw how many images leave at each exit, and how often they are right."""
+    """Draw every figure whose records are there, and say of the others how to make theirs."""
+    with _one_line_errors(out):
+        for kind in FIGURES:
+            try:
+                figure, drawn = kind.make(records)
+            except NoRecords as error:
+                print(f"Left out: {kind.name}. {error}")
+            else:
+                _say(save_figure(figure, drawn, out / kind.name))
+
+
+def _command(kind: FigureKind) -> Callable[..., None]:
+    """Return the subcommand of a figure."""
+
+    def command(records: Records = None, out: Stem = None) -> None:
+        stem = out or Path(kind.name)
+        with _one_line_errors(stem):
+            figure, drawn = kind.make(records)
+            _say(save_figure(figure, drawn, stem.with_suffix("") if stem.suffix in (".png", ".svg", ".json") else stem))
+
+    return command
+
+
+def _say(paths: list[Path]) -> None:
+    print("Saved " + ", ".join(str(path) for path in paths))
+
+
+@contextmanager
+def _one_line_errors(out: Path) -> Iterator[None]:
     try:
-        figure, drawn = plot_exits(read_record(report))
-        paths = save_figure(figure, drawn, out.with_suffix("") if out.suffix in (".png", ".svg", ".json") else out)
+        yield
     except BadRecord as error:
         message = str(error)
     except OSError as error:
         message = f"{error.filename or out}: {error.strerror or error}"
     else:
-        print("Saved " + ", ".join(str(path) for path in paths))
         return
     print(f"Error: {message}", file=sys.stderr)
     raise typer.Exit(2)
+
+
+for _kind in FIGURES:
+    app.command(name=_kind.name, help=_kind.finding)(_command(_kind))
 
 
 if __name__ == "__main__":

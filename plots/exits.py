@@ -1,18 +1,50 @@
 """What each exit of a network does: how many images leave there, and how often they are right."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from .figure_files import BLUE, GREY, ORANGE, BadRecord, new_figure
+from ..autotune.record import BadRecord
+from .record_files import NoRecords
+from .style import BLUE, GREY, ORANGE, frame, new_figure, tidy
 
 #: The schema of the report that this figure reads.
 REPORT_FORMAT = "auxhead demo report 1"
 
 
-def plot_exits(report: Mapping[str, Any]) -> tuple[Figure, dict[str, Any]]:
-    """Draw a demo report (the content of ``report.json``); returns the figure and the numbers in it.
+def read_report(paths: Sequence[Path], kinds: Sequence[str]) -> dict[str, Any]:
+    """Read the report.json of ``auxhead demo``, the only kind there is.
+
+    Raises:
+        NoRecords: no such file.
+        BadRecord: several of them, or one that is not a JSON object.
+    """
+    if not paths:
+        raise NoRecords("no file, wants a report.json")
+    if len(paths) > 1:
+        raise BadRecord(f"{', '.join(map(str, paths))}: got {len(paths)} reports, wants one")
+    (path,) = paths
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise NoRecords(f"{path}: no such file, wants a report.json") from None
+    except OSError as error:
+        raise BadRecord(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise BadRecord(f"{path}: is not JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise BadRecord(f"{path}: holds a JSON {type(content).__name__}, wants an object")
+    return content
+
+
+def draw(report: Mapping[str, Any]) -> tuple[Figure, dict[str, Any]]:
+    """How many images leave at each exit, and how often they are right.
+
+    Args:
+        report: of the demo, the content of its ``report.json``.
 
     Raises:
         BadRecord: another schema, or fields missing.
@@ -56,7 +88,7 @@ def _drawn(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _figure(drawn: Mapping[str, Any]) -> Figure:
-    figure = new_figure(8.0, 5.4)
+    figure = new_figure(5.4)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1))
     places = range(len(drawn["exits"]))
 
@@ -104,10 +136,6 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     below.set_xticks(list(places), drawn["exits"])
     below.set_xlabel("exit, in the order in which the network runs (head behind a block; last, the classifier)")
 
-    for axes in (above, below):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#E0E0E0", linewidth=0.8)
-        axes.set_axisbelow(True)
-    figure.suptitle(drawn["title"], fontsize=12, fontweight="bold", x=0.01, ha="left")
-    figure.supxlabel(drawn["stamp"], fontsize=7, color=GREY, x=0.01, ha="left")
-    return figure
+    tidy(above)
+    tidy(below)
+    return frame(figure, drawn)

@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from auxhead.autotune.record import BadRecord
+from auxhead.plots import exits
 from auxhead.plots.__main__ import app
-from auxhead.plots.exits import plot_exits
-from auxhead.plots.figure_files import BadRecord, save_figure
+from auxhead.plots.figure_files import save_figure
 from typer.testing import CliRunner
 
 REPORT = {
@@ -35,7 +36,7 @@ def report():
 
 
 def test_the_figure_shows_the_numbers_of_the_report(report):
-    figure, drawn = plot_exits(report)
+    figure, drawn = exits.draw(report)
     above, below = figure.axes
     assert [bar.get_height() for bar in above.patches] == [0.0, 75.0, 25.0]
     assert [text.get_text() for text in above.texts] == ["no exit", "75.0 %\n(15)", "25.0 %\n(5)"]
@@ -51,12 +52,12 @@ def test_the_figure_shows_the_numbers_of_the_report(report):
 def test_every_exit_alike_still_draws(report, accuracy, tmp_path):
     for line in report["exits"]:
         line.update(accuracy=accuracy, accuracy_on_all=accuracy)
-    save_figure(*plot_exits(report), tmp_path / "x")
+    save_figure(*exits.draw(report), tmp_path / "x")
 
 
 def test_files_are_the_same_each_time_and_nothing_else_is_left(report, tmp_path):
     for folder in ("a", "b"):
-        save_figure(*plot_exits(report), tmp_path / folder / "exits")
+        save_figure(*exits.draw(report), tmp_path / folder / "exits")
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["exits.json", "exits.png", "exits.svg"]
     for name in ("exits.json", "exits.png", "exits.svg"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
@@ -66,12 +67,14 @@ def test_files_are_the_same_each_time_and_nothing_else_is_left(report, tmp_path)
 def test_a_report_that_lacks_a_field(report, missing):
     del report[missing]
     with pytest.raises(BadRecord, match=missing):
-        plot_exits(report)
+        exits.draw(report)
 
 
 def test_the_command_draws(report, tmp_path):
     (tmp_path / "report.json").write_text(json.dumps(report))
-    result = CliRunner().invoke(app, ["exits", str(tmp_path / "report.json"), "--out", str(tmp_path / "figure.png")])
+    result = CliRunner().invoke(
+        app, ["exits", "--records", str(tmp_path / "report.json"), "--out", str(tmp_path / "figure.png")]
+    )
     assert result.exit_code == 0, result.output
     assert {path.name for path in tmp_path.glob("figure*")} == {"figure.png", "figure.svg", "figure.json"}
 
@@ -84,7 +87,9 @@ def test_the_command_draws(report, tmp_path):
 def test_the_command_refuses_in_one_line(tmp_path, content, message):
     if content is not None:
         (tmp_path / "report.json").write_text(content)
-    result = CliRunner().invoke(app, ["exits", str(tmp_path / "report.json"), "--out", str(tmp_path / "figure")])
+    result = CliRunner().invoke(
+        app, ["exits", "--records", str(tmp_path / "report.json"), "--out", str(tmp_path / "figure")]
+    )
     assert result.exit_code == 2
     assert message in result.stderr and result.stderr.count("\n") == 1
 

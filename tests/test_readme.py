@@ -230,7 +230,7 @@ def test_the_demo_output_is_that_of_the_record():
 
 
 def test_the_gallery_is_drawn_from_the_record():
-    from auxhead.plots.exits import plot_exits
+    from auxhead.plots import exits
 
-    _, drawn = plot_exits(record("demo-digits-cpu.json"))
+    _, drawn = exits.draw(record("demo-digits-cpu.json"))
     assert json.loads((ROOT / "plots" / "gallery" / "exits.json").read_text()) == json.loads(json.dumps(drawn))
