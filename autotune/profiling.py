@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, record_function, schedule
 from torch.profiler import profile as torch_profile
 
+from .intervals import length, merged
+
 #: Marks a request in the trace.
 ANNOTATION = "auxhead request"
 
@@ -169,10 +171,17 @@ def profile_requests(call: Callable[[Tensor], object], x: Tensor, requests: int,
         requests: how many to count.
         trace_file: where the Chrome trace goes, replaced if it is there; chrome://tracing and ui.perfetto.dev open it.
     """
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if x.is_cuda else [])]
+    profile = read_trace(record_trace(call, x, requests, trace_file))
+    if profile.requests != requests:
+        raise RuntimeError(f"{trace_file}: holds {profile.requests} of {requests} requests; the profiler lost the rest")
+    return profile
+
+
+def record_trace(call: Callable[[Tensor], object], x: Tensor, requests: int, trace_file: Path) -> dict[str, Any]:
+    """Profile requests as ``profile_requests`` does, and return the content of the Chrome trace."""
     # The first requests under a profiler pay for its own set-up: its warm-up phase records them and throws them away.
     phases = schedule(wait=0, warmup=1, active=1, repeat=1)
-    with torch_profile(activities=activities, schedule=phases, acc_events=True) as profiler:
+    with torch_profile(activities=activities(x), schedule=phases, acc_events=True) as profiler:
         for _ in range(WARM_UP):
             call(x)
         _wait_for_device(x.device)
@@ -186,10 +195,13 @@ def profile_requests(call: Callable[[Tensor], object], x: Tensor, requests: int,
     profiler.export_chrome_trace(str(unfinished))
     os.replace(unfinished, trace_file)
     with trace_file.open(encoding="utf-8") as file:
-        profile = read_trace(json.load(file))
-    if profile.requests != requests:
-        raise RuntimeError(f"{trace_file}: holds {profile.requests} of {requests} requests; the profiler lost the rest")
-    return profile
+        content: dict[str, Any] = json.load(file)
+    return content
+
+
+def activities(x: Tensor) -> list[ProfilerActivity]:
+    """Return what is profiled of calls with such an input."""
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if x.is_cuda else [])]
 
 
 def _wait_for_device(device: torch.device) -> None:
@@ -237,17 +249,8 @@ def read_trace(trace: Mapping[str, Any]) -> RequestProfile:
         copies=len(on_device["gpu_memcpy"]) / len(requests),
         fills=len(on_device["gpu_memset"]) / len(requests),
         kernel_us=sum(end - begin for begin, end in kernels) / len(requests),
-        busy_us=_union_us(kernels) / len(requests),
+        busy_us=length(merged(kernels)) / len(requests),
     )
-
-
-def _union_us(intervals: Iterable[tuple[float, float]]) -> float:
-    """The length of the union of intervals."""
-    total, reached = 0.0, float("-inf")
-    for begin, end in sorted(intervals):
-        total += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total
 
 
 def steady_state_problems(profile: RequestProfile) -> list[str]:

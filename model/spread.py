@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Spread(NamedTuple):
-    """Median and percentiles of one quantity, in microseconds."""
+    """Median and percentiles of one quantity, in its unit: microseconds of a time, a share of a ratio."""
 
     median: float
     p20: float

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from . import exits
+from . import exits, latency, time_to_answer
 from .record_files import COMMITTED, NoRecords, read_kinds
 
 #: The figure, and everything that it shows: with "title" and "stamp", in a form that fits into JSON.
@@ -54,4 +54,8 @@ class FigureKind(NamedTuple):
 
 
 #: In the order of the gallery.
-FIGURES = (FigureKind("exits", exits.draw, ("demo",), ("demo-digits-cpu.json",), "auxhead demo", exits.read_report),)
+FIGURES = (
+    FigureKind("exits", exits.draw, ("demo",), ("demo-digits-cpu.json",), "auxhead demo", exits.read_report),
+    FigureKind("latency", latency.draw, ("bench",), ("bench-h200.jsonl",), "auxhead-tune bench"),
+    FigureKind("time-to-answer", time_to_answer.draw, ("bench",), ("bench-h200.jsonl",), "auxhead-tune bench"),
+)

@@ -23,6 +23,16 @@ def kernel(begin, duration, stream=7):
     return event("kernel", "void some_kernel(float*)", begin, duration, device=0, stream=stream)
 
 
+def replay(launch, begin, *kernels):
+    """A launch of a graph and its kernels: (name, when it begins, in which stream, how long), times after ``begin``."""
+    graph = event("cuda_runtime", "cudaGraphLaunch", begin - 9.0, 5.0, correlation=launch)
+    shape = {"grid": [12, 1, 1], "block": [128, 1, 1], "registers per thread": 40, "correlation": launch}
+    return [
+        graph,
+        *(event("kernel", name, begin + at, us, stream=stream, **shape) for name, at, stream, us in kernels),
+    ]
+
+
 def trace_of(*events):
     """With what else stands in a trace: names of threads, operators, the profiler's own step."""
     others = [
