@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..kernels.head_shape import HeadShape
 from ..kernels.head_view import HeadView
-from ..kernels.launch_config import LaunchConfig, next_power_of_2
+from ..kernels.launch_config import ROW_UNIT, LaunchConfig, next_power_of_2
 
 #: What is tried of each field in the grid, in the order of enumeration.
 GRID: dict[str, tuple[int, ...]] = {
@@ -227,6 +227,11 @@ RULES = (
         "more tiles than a GPU has room for",
         "block_k",
         lambda s, p: p["block_f"] > 1 and _tiles_in_all(s, p) > MOST_TILES,
+    ),
+    Rule(  # whoever decides would wait for ever for the rest of the row
+        "tiles of fewer classes than rows are padded to",
+        "block_k",
+        lambda s, p: p["block_f"] > 1 and p["block_k"] < ROW_UNIT,
     ),
     Rule(
         "a product of many steps", "block_k", lambda s, p: p["block_f"] == 1 and MOST_STEPS * p["block_k"] < s.needed_k

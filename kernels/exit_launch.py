@@ -183,11 +183,12 @@ class ExitLaunch:
             waiting += config.waiting(view, classes)
         total = first_decision  # where the next one would begin
         bounded = 0 < most < total
+        grid = most if bounded else total
         if self._records and total not in self._turns:
-            self._turns[total] = new_turns(total, num_warps, buffers.label.device)
+            self._turns[total] = new_turns(total, grid, num_warps, buffers.label.device)
         answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(buffers.packed_answer)
         with torch.cuda.device_of(buffers.label):
-            self.compiled = exit_kernel.exit_kernel[(most if bounded else total,)](
+            self.compiled = exit_kernel.exit_kernel[(grid,)](
                 tuple(arguments),
                 buffers.probs, buffers.label, buffers.confidence, buffers.exits,
                 answer_probs, answer_label, answer_confidence, answer_exit,

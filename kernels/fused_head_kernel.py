@@ -97,7 +97,7 @@ def launch_fused_head(
     zeros = arrival_counters(x.device).take(programs.zeroed + 1)
     bounded = 0 < config.max_programs < programs.total
     grid = config.max_programs if bounded else programs.total
-    residency = new_turns(programs.total, config.num_warps, x.device)
+    residency = new_turns(programs.total, grid, config.num_warps, x.device)
     with torch.cuda.device_of(x):
         arguments = (
             x, *view.strides,

@@ -20,6 +20,8 @@ class Residency(NamedTuple):
     """[work, 3] int64, a row for each piece of work that a program does: the number of its multiprocessor, start and
     end in nanoseconds of the device's clock (which ticks every 32 on an H200). A program has one piece, or in a launch
     with ``max_programs`` several, one after another. -1 where nothing ran yet; 0 from the interpreter."""
+    programs: int
+    """Of the launch."""
     num_warps: int
     """Of every program."""
 
@@ -49,10 +51,10 @@ def is_recording() -> bool:
     return _recorded.get() is not None
 
 
-def new_turns(work: int, num_warps: int, device: torch.device) -> Tensor | None:
-    """Return and list the memory that a launch with so many pieces of work writes; None if nothing is recorded."""
+def new_turns(work: int, programs: int, num_warps: int, device: torch.device) -> Tensor | None:
+    """Return and list the memory that a launch with so much work writes; None if nothing is recorded."""
     launches = _recorded.get()
     if launches is None:
         return None
-    launches.append(Residency(torch.full((work, 3), -1, dtype=torch.int64, device=device), num_warps))
+    launches.append(Residency(torch.full((work, 3), -1, dtype=torch.int64, device=device), programs, num_warps))
     return launches[-1].turns
