@@ -219,6 +219,11 @@ RULES = (
         "stages",
         lambda s, p: p["stages"] > 1 and p["stages"] > -(-steps(s, p) // p["window_parts"]),
     ),
+    Rule(
+        "fewer classes a tile than rows are padded to",
+        "block_k",
+        lambda s, p: p["block_f"] > 1 and p["block_k"] < ROW_UNIT,
+    ),
     Rule("more classes a step than there are", "block_k", lambda s, p: p["block_k"] > max(s.needed_k, 16)),
     Rule(
         "more classes a tile than tl.dot should take", "block_k", lambda s, p: p["block_n"] > 1 and p["block_k"] > 256

@@ -16,6 +16,7 @@ from .alone_head import CHAIN, AloneHead, Chain
 from .bench import DeviceLost
 from .cells import NEVER
 from .comparison import Paired
+from .compile_ahead import CompileAhead
 from .head_peers import FUSED, LAUNCHES
 from .heads_in_situ import HeadsInSitu
 from .measurer import ALONE, NETWORK, Failure, Target
@@ -32,9 +33,10 @@ _MOST_WORKERS = 32
 class HeadTiming:
     """A :class:`~auxhead.autotune.measurer.Measurer` of one network on one CUDA device."""
 
-    def __init__(self, subject: Subject, trunk: str = "cudnn") -> None:
-        """Measure the heads of ``subject``, in situ beside a trunk of that kind."""
+    def __init__(self, subject: Subject, trunk: str = "cudnn", ahead: CompileAhead | None = None) -> None:
+        """Measure the heads of ``subject``, in situ beside a trunk of that kind; ``ahead`` helps if given."""
         self._subject = subject
+        self._ahead = ahead
         self._device = subject.example.device
         self._in_situ = HeadsInSitu(subject, trunk)
         self._lost: str | None = None
@@ -67,8 +69,15 @@ class HeadTiming:
         """What times in situ depend on further."""
         return self._in_situ.protocol
 
+    def begin_to_compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> None:
+        """Compile launches of heads by themselves in other processes, if there are any."""
+        if self._ahead is not None and place == ALONE:
+            self._ahead.begin(self.heads[target], configs)
+
     def compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
-        """Compile in threads; the compiler leaves Python for most of the time. Launches each configuration once."""
+        """Launch each configuration once, and compile in threads what nobody has: the compiler leaves Python often."""
+        if self._ahead is not None and place == ALONE:
+            self._ahead.finish(self.heads[target], configs)
 
         def launch(config: LaunchConfig) -> None:
             if place == ALONE:

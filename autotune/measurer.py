@@ -47,6 +47,10 @@ class Measurer(Protocol):
     The first configuration of a call is the rule's. It is the baseline: where it fails, nothing is timed.
     """
 
+    def begin_to_compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> None:
+        """Compile beside whatever else is measured, if that can be; ``compile`` is asked for them later."""
+        ...
+
     def compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
         """Compile in parallel, ahead of timing, and return what failed."""
         ...

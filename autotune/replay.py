@@ -43,6 +43,9 @@ class ReplayMeasurer:
             thing = _Thing(shape_of(record), place, network, record.variant)
             self._found.setdefault(thing, []).append(record)
 
+    def begin_to_compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> None:
+        """Do nothing."""
+
     def compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
         """Return what failed when it was recorded, at whatever step, and what is not there."""
         found = {config: self._result(target, place, config, 1, 1) for config in configs}

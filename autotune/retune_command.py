@@ -13,6 +13,7 @@ from ..model.bad_input import BadInput
 from ..model.one_line_errors import one_line_errors
 from .agreement import KIND, agreement_tables
 from .bench import DeviceLost
+from .compile_ahead import CompileAhead
 from .environment import environment
 from .head_timing import HeadTiming
 from .network_choice import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
@@ -62,14 +63,14 @@ def retune(
         search = STRATEGIES["quick"] if in_situ else alone_only(STRATEGIES["quick"])
         names = [*(f"{number:02}" for number in range(1, times + 1)), "compared"]
         kept = []
-        with SweepProgress(console) as progress:
+        with SweepProgress(console) as progress, CompileAhead.beside(device) as ahead:
             for number, cell in enumerate(cells):
 
                 def show(status: Status, before: int = number) -> None:
                     progress.show(status._replace(done=(before + status.done) / len(cells)))
 
                 show(Status(0.0, f"{cell}: building", "", Counter()))
-                measurer = HeadTiming(own or build_subject(cell, device))
+                measurer = HeadTiming(own or build_subject(cell, device), ahead=ahead)
                 protocol = {"kernel": kernel_hash(), **measurer.protocol}
                 books = [
                     Book(where.with_stem(f"{where.stem}-{name}"), environment(device), protocol, measurer.of_network)

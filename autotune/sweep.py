@@ -45,10 +45,20 @@ class Sweep:
 
     def run(self, targets: Sequence[Target]) -> list[Outcome]:
         """Tune the targets one after another."""
+        self._begin_to_compile(targets)
         for number, target in enumerate(targets):
             self.tunings.append(Tuning(self, target, number / len(targets), 1 / len(targets)))
             self.tunings[-1].run()
         return self.outcomes
+
+    def _begin_to_compile(self, targets: Sequence[Target]) -> None:
+        """Compile what each target's search asks for first, which depends on no answer."""
+        for target in targets:
+            first = next(self.search(target), None)
+            if first is None:
+                continue
+            unknown = [one for one in first.configs if self.book.find(self.book.of_head(target, first, one)) is None]
+            self.measurer.begin_to_compile(target, first.place, unknown)
 
     @property
     def outcomes(self) -> list[Outcome]:

@@ -17,6 +17,7 @@ from ..model.bad_input import BadInput
 from ..model.one_line_errors import one_line_errors
 from .bench import DeviceLost
 from .cells import Cell
+from .compile_ahead import CompileAhead
 from .environment import environment
 from .exchange import exchange_winners
 from .head_timing import HeadTiming
@@ -86,14 +87,14 @@ def _measure(console: Console, chosen: NetworkChoice, effort: Effort, out: Path 
     found: list[tuple[str, list[Outcome]]] = []
     networks: list[NetworkOutcome] = []
     failures: Counter[str] = Counter()
-    with SweepProgress(console) as progress:
+    with SweepProgress(console) as progress, CompileAhead.beside(device) as ahead:
 
         def start(cell: Cell, number: int) -> tuple[HeadTiming, Sweep]:
             def show(status: Status) -> None:
                 progress.show(status._replace(done=(number + status.done) / len(cells)))
 
             show(Status(0.0, f"{cell}: building", "", failures))
-            measurer = HeadTiming(own or build_subject(cell, device))
+            measurer = HeadTiming(own or build_subject(cell, device), ahead=ahead)
             protocol = {"kernel": kernel_hash(), **measurer.protocol}
             book = Book(where, environment(device), protocol, measurer.of_network)
             return measurer, Sweep(measurer, STRATEGIES[effort.value], book, show, failures)

@@ -258,11 +258,12 @@ def needs_tickets(waiting: int, num_warps: int, device: torch.device) -> bool:
 
     Not while all of them leave room for others even if they start first.
     """
-    return waiting * num_warps > WAITING_WARPS * _multiprocessors(device)
+    return waiting * num_warps > WAITING_WARPS * multiprocessors(device)
 
 
 @lru_cache
-def _multiprocessors(device: torch.device) -> int:
+def multiprocessors(device: torch.device) -> int:
+    """Count those of a GPU; a CPU is one."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 import triton
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch
+from auxhead.kernels.compile_only import compile_only
 from auxhead.kernels.fused_head_kernel import launch_fused_head
 from auxhead.kernels.head_shape import HeadShape
 from auxhead.kernels.head_view import head_view
 from auxhead.kernels.launch_config import LaunchConfig
 from auxhead.kernels.tuned_table import overriding
-from triton.backends.compiler import GPUTarget
-from triton.runtime.jit import JITFunction
 
 #: One of each way that a head can be launched, by name: samples, classes, configuration.
 WAYS = {
@@ -29,30 +28,9 @@ WAYS = {
 }
 
 
-class _Driver:
-    """As much of a driver as compiling asks for."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _device: int) -> int:
-        return 0
-
-
 def compiled() -> dict[str, dict[str, int]]:
     """Launch in every way, alone and as two heads of a network, and return what each kernel is made of."""
-    triton.runtime.driver.set_active(_Driver())
-    run, made = JITFunction.run, []
-
-    def compile_only(self: Any, *args: Any, **options: Any) -> Any:
-        made.append(run(self, *args, **{**options, "warmup": True}))
-        return made[-1]
-
-    JITFunction.run = compile_only
-    found = {}
+    kernels, found = compile_only(90, 132), {}
     for name, (samples, classes, config) in WAYS.items():
         x = torch.zeros(samples, 64, 7, 7, dtype=torch.float16).to(memory_format=torch.channels_last)
         weight, bias = torch.zeros(classes, 64, dtype=torch.float16), torch.zeros(classes, dtype=torch.float16)
@@ -63,9 +41,9 @@ def compiled() -> dict[str, dict[str, int]]:
         buffers = ExitBuffers.allocate(2, samples, classes, with_probs=True, device=x.device)
         with overriding({(shape, "network"): config}):
             ExitLaunch(buffers, 0, [head, head])([x, x])
-        for kernel, heads in zip(made, (1, 2), strict=True):
+        for kernel, heads in zip(kernels, (1, 2), strict=True):
             found[f"{name}, {heads} of them"] = _made_of(kernel)
-        made.clear()
+        kernels.clear()
     return found
 
 

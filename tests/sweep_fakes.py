@@ -49,14 +49,20 @@ WEIGHTS = {"block_c": 0.5, "block_a": 0.4, "window_parts": 0.3, "block_k": 0.2, 
 
 
 class Synthetic:
-    """Measures what ``true_us`` says, with an offset of each capture, drift of all and outliers; counts what it did."""
+    """Measures what ``true_us`` says, with an offset of each capture, drift of all and outliers; counts what it did.
+
+    What it began to compile it keeps with the number of runs that were timed before.
+    """
 
     def __init__(self, seed=0, noise=1.0, fails=lambda config: None):
         self._generator = np.random.default_rng(seed)
         self._noise = noise
         self._fails = fails
-        self.compiled, self.checked, self.timed = [], [], []
+        self.begun, self.compiled, self.checked, self.timed = [], [], [], []
         self._runs = 0
+
+    def begin_to_compile(self, target, place, configs):
+        self.begun += [(target, place, text(config), self._runs) for config in configs]
 
     def compile(self, target, place, configs):
         self.compiled += [(place, text(config)) for config in configs]

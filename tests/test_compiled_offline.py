@@ -18,16 +18,20 @@ WAITS = {
 }
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
+def printed(script, folder):
+    """What a script prints that has Triton's compiler, and an empty cache of it in ``folder``."""
     pytest.importorskip("triton")
-    script = Path(__file__).with_name("compiled_offline.py")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path_factory.mktemp("cubin"), env=environment, capture_output=True, text=True
-    )
+    environment["TRITON_CACHE_DIR"] = str(folder / "cache")
+    path = Path(__file__).with_name(script)
+    done = subprocess.run([sys.executable, path], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    return printed("compiled_offline.py", tmp_path_factory.mktemp("cubin"))
 
 
 @pytest.mark.parametrize("heads", [1, 2])
@@ -41,3 +45,8 @@ def test_every_way_to_launch_a_head(kernels, way, heads):
 
 def test_every_way_is_compiled(kernels):
     assert kernels.keys() == {f"{way}, {heads} of them" for way in WAITS for heads in (1, 2)}
+
+
+def test_what_another_process_compiled_is_found(tmp_path):
+    """Two configurations ahead, one of them begun twice; a third one is compiled where it is launched."""
+    assert printed("compile_ahead_offline.py", tmp_path) == [0, 2, 2, 2, 3]

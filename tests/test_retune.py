@@ -1,6 +1,7 @@
 """Tuning afresh: what is told apart, counted, kept and printed."""
 
 import importlib
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -110,7 +111,8 @@ class Measurer(Synthetic):
     of_network = {"trunk": "feedfacecafebeef", "forks": []}
     made = 0
 
-    def __init__(self, subject):
+    def __init__(self, subject, ahead):
+        assert ahead == "other processes"
         super().__init__(Measurer.made)
         Measurer.made += 1
         self.targets = [small_target(subject.batch, classes=subject.classes)]
@@ -127,6 +129,7 @@ def pretended(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "environment", lambda device: ENVIRONMENT)
     monkeypatch.setattr(command, "build_subject", lambda cell, device: cell)
     monkeypatch.setattr(command, "HeadTiming", Measurer)
+    monkeypatch.setattr(command.CompileAhead, "beside", lambda device: nullcontext("other processes"))
     return tmp_path / "autotune-records"
 
 

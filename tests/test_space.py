@@ -104,6 +104,7 @@ TILED = {"block_n": 16, "block_f": 64, "block_s": 1, "block_k": 64}
 ODD = [
     (TILED, {}, "groups mostly without samples"),
     ({"block_n": 16}, {"samples": 16}, "groups of samples want tiles"),
+    ({**TILED, "block_n": 1, "block_k": 8}, {}, "fewer classes a tile than rows are padded to"),
     ({**TILED, "block_n": 1, "block_k": 64}, {"samples": 128}, "more tiles than a GPU has room for"),
     ({**TILED, "block_f": 16}, {"samples": 16, "channels": 1024}, "many steps along the features"),
     ({**TILED, "waits": True}, {"samples": 16}, "nobody to wait for"),

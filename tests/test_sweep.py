@@ -66,6 +66,14 @@ def test_what_is_recorded(tmp_path):
     assert record.cell == TARGET.shape._asdict() and "trunk" not in record.protocol, "of any network"
 
 
+def test_what_is_asked_for_first_is_compiled_while_others_are_timed(tmp_path):
+    out, targets = tmp_path / "records.jsonl", [TARGET, small_target(channels=32, taps=("layer2",))]
+    run(asking(CANDIDATES[0]), book_at(out))
+    _, measurer, _ = run(asking(*CANDIDATES[:2]), book_at(out), targets=targets)
+    wanted = [(TARGET, CANDIDATES[1]), *((targets[1], config) for config in (targets[1].rule, *CANDIDATES[:2]))]
+    assert measurer.begun == [(target, ALONE, text(config), 0) for target, config in wanted], "all but what is recorded"
+
+
 def test_one_more_configuration_is_one_more_measured(tmp_path):
     out = tmp_path / "records.jsonl"
     (before,), _, _ = run(asking(*CANDIDATES[:3]), book_at(out))

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -42,7 +43,8 @@ class Measurer(Synthetic):
     of_network = {"trunk": "feedfacecafebeef", "forks": []}
     by_rule = SyntheticNetwork.by_rule
 
-    def __init__(self, subject):
+    def __init__(self, subject, ahead):
+        assert ahead == "other processes"
         super().__init__(fails=lambda config: config.stages == 2 and ("check", "wrong answer", "off by 2"))
         self.network = SyntheticNetwork({"forks-none-priority-high": 97.0})
         self.cell = subject
@@ -74,6 +76,7 @@ def pretended(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "environment", lambda device: ENVIRONMENT)
     monkeypatch.setattr(command, "build_subject", lambda cell, device: cell)
     monkeypatch.setattr(command, "HeadTiming", Measurer)
+    monkeypatch.setattr(command.CompileAhead, "beside", lambda device: nullcontext("other processes"))
     monkeypatch.setattr(Measurer, "cells", [])
     monkeypatch.setattr(Measurer, "lost", False)
     return tmp_path / "autotune-records" / "sweep-nvidia-h200-fake.jsonl"

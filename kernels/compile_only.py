@@ -1,0 +1,55 @@
+"""Launches that are compiled and not run: for a GPU that is not here, or beside one that is busy."""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from . import launch_config
+
+
+class _Driver:
+    """As much of a GPU's driver as compiling asks for."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+
+def compile_only(capability: int, multiprocessors: int) -> list[Any]:
+    """From now on, compile what this process launches on CPU tensors for a GPU instead of running it.
+
+    Kernels are kept in Triton's cache on disk, where launches on such a GPU find them. There is no way back: this is
+    for processes that do nothing else. Triton's interpreter must be off.
+
+    Args:
+        capability: of the GPU, 90 for 9.0.
+        multiprocessors: of the GPU.
+
+    Returns:
+        A list that gets the compiled kernel of each launch.
+    """
+    run, compiled = JITFunction.run, []
+
+    def compile_it(self: Any, *args: Any, **options: Any) -> Any:
+        compiled.append(run(self, *args, **{**options, "warmup": True}))
+        return compiled[-1]
+
+    @lru_cache
+    def count(_device: torch.device) -> int:
+        return multiprocessors
+
+    driver.set_active(_Driver(capability))
+    JITFunction.run, launch_config.multiprocessors = compile_it, count
+    return compiled
