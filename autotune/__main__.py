@@ -1,4 +1,4 @@
-"""The command ``auxhead-tune``: sweep, retune, bench, heads, table, plan, promote and explain."""
+"""The command ``auxhead-tune``: sweep, retune, bench, heads, overlap, table, plan, promote and explain."""
 
 import fnmatch
 import json
@@ -24,6 +24,8 @@ from .head_tables import head_tables
 from .heads_command import heads
 from .network_tables import network_tables
 from .outcome_tables import outcome_tables
+from .overlap_command import overlap
+from .overlap_tables import overlap_tables
 from .plan_command import plan
 from .record import BadRecord, default_path, read_records
 from .recorded_outcomes import recorded_outcomes
@@ -132,12 +134,13 @@ def bench(
 
 
 app.command()(heads)
+app.command()(overlap)
 
 
 @app.command()
 def table(
     records: Annotated[
-        Path, typer.Argument(help="A .jsonl file of bench, heads, sweep or retune.", show_default=False)
+        Path, typer.Argument(help="A .jsonl file of bench, heads, sweep, retune or overlap.", show_default=False)
     ],
     markdown: Annotated[bool, typer.Option("--markdown", help="For a README.")] = False,
 ) -> None:
@@ -145,9 +148,9 @@ def table(
     with one_line_errors(BadRecord):
         found = read_records(records)
         swept = [*outcome_tables(recorded_outcomes(found)), *network_tables(found)]
-        tables = [*bench_tables(found), *head_tables(found), *swept, *agreement_tables(found)]
+        tables = [*bench_tables(found), *head_tables(found), *swept, *agreement_tables(found), *overlap_tables(found)]
         if not tables:
-            raise BadInput(f"RECORDS: {records} holds none of bench, heads, sweep or retune, wants some")
+            raise BadInput(f"RECORDS: {records} holds none of bench, heads, sweep, retune or overlap, wants some")
         if markdown:
             print("\n".join(as_markdown(one) for one in tables))
         else:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from math import prod
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from ..model.streams import stream_pair
 from .measurer import ALONE
 from .peers import HeadSaid
 
+#: What a launch returns.
+Said = TypeVar("Said")
+
 #: Launches of a head in one graph, one after the other.
 CHAIN = 20
 #: Launches that are compared while other work runs beside them.
@@ -28,12 +32,13 @@ _BUSY_SIZE = 2048
 _BUSY_PRODUCTS = 50
 
 
-class Chain:
-    """Launches of one head on one stream, one after another in a CUDA graph; a call replays them."""
+class Chain(Generic[Said]):
+    """Launches on one stream, one after another in a CUDA graph; a call replays them."""
 
-    def __init__(self, launch: Callable[[], HeadOutput | HeadSaid], device: torch.device) -> None:
+    def __init__(self, launch: Callable[[], Said], device: torch.device) -> None:
         """Capture ``CHAIN`` times what ``launch`` does on the current stream."""
         stream = stream_pair(device).side
+        self._launch = launch  # the graph uses its memory
         self._graph = torch.cuda.CUDAGraph()
         with torch.no_grad(), torch.cuda.stream(stream):
             launch()  # counters and the workspaces of libraries are made ready outside of the capture
@@ -96,7 +101,7 @@ class AloneHead:
         answer = probs + sum(dtype.itemsize for dtype in (torch.int64, torch.float32, torch.bool))
         return prod(self.view.shape) * self.x.itemsize + sum(one.nbytes for one in parameters) + samples * answer
 
-    def chain(self, config: LaunchConfig) -> Chain:
+    def chain(self, config: LaunchConfig) -> Chain[HeadOutput]:
         """Capture launches one after another."""
         return Chain(lambda: self.launch(config), self.device)
 

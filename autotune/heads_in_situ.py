@@ -1,7 +1,7 @@
 """A network whose heads are launched in given ways: captured as its overlapped runner does, compared with the truth."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..kernels import ExitBuffers, ExitHead, ExitLaunch
 from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig
 from ..kernels.tuned_table import overriding
-from ..model import Trunk, make_trunk
+from ..model import ExitResult, Trunk, make_trunk
 from ..model.overlapped_runner import OverlappedRunner
 from ..model.taps import listening
 from .alone_head import AloneHead
@@ -124,7 +124,7 @@ class HeadsInSitu:
                 found[pattern] = [eager_truth(logits, self.subject.heads, rounding) for logits in self._logits]
         return found
 
-    def wrong(self, which: Sequence[str], runner: OverlappedRunner) -> str | None:
+    def wrong(self, which: Sequence[str], runner: Callable[[Tensor], ExitResult | Answer]) -> str | None:
         """Say what is wrong with a captured network's answers where nothing and where all leaves at each of some taps.
 
         Two inputs a pattern: an answer for the one before shows.

@@ -29,7 +29,8 @@ class Record:
 
     kind: str
     """What measured it: "bench"; "heads"; "sweep", of heads; "network", of where a network's launches leave its trunk;
-    "retune", which sums up several sweeps of a head."""
+    "retune", which sums up several sweeps of a head; "overlap", of what runs beside what in a network, and "timeline",
+    the kernels of one replay of it."""
     cell: dict[str, Any]
     """Of the benchmark and of networks: model, dtype, batch, classes, placement (of the heads), taps (their names),
     input (the shape of one sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a
@@ -53,7 +54,8 @@ class Record:
     network the same but place and config, and trunk_priority ("high", or "same" as the heads') and heads (the variant
     by tap). Of a retuning tunings (how many) for rounds, captures and config; ``variant`` is what most chose. Of heads:
     place "alone", config and kernel, those of "fused", and for "bytes" the bytes that a head has to move and
-    bytes_per_second, what a copy read and wrote."""
+    bytes_per_second, what a copy read and wrote. Of overlap and timelines trunk_kind, forks, and replays: how many were
+    profiled."""
     host_us: dict[str, Any] | None = None
     """Microseconds from the call, on an idle device, until the caller's stream has the answer: median, p20, p80 over
     the rounds, and captures: the median of each fresh capture."""
@@ -65,11 +67,26 @@ class Record:
     device_us (medians), host_ratio and device_ratio (this variant's over the baseline's). Of a sweep: role "rule", the
     rule's configuration; no times of the host; samples: its rounds, the same ones. Of a retuning what was chosen: role
     "chosen", variant, tunings, and against what most chose median_ratio, low and high, the ends of its interval. Of
-    heads: role "fused"; no times of the host; low and high, the ends of the 99 % interval of device_ratio."""
+    heads: role "fused"; no times of the host; low and high, the ends of the 99 % interval of device_ratio. Of overlap
+    the parts of the network: roles "trunk", alone in one graph, with the interval of device_ratio, and "heads", all of
+    them alone, one launch after another; no times of the host, device_us as that of the record itself."""
     correctness: dict[str, Any] | None = None
     """samples compared with the eager truth; differing: those with another label or exit; differing_near: how many of
     those rounding explains, the confidence being that close to a threshold or the two classes to each other; near: how
     many samples lie that close at all; confidence_off: those that are too sure or not enough."""
+    details: dict[str, Any] | None = None
+    """What else was found.
+
+    Of overlap, each with median, p20 and p80 over replays: coverage, side_us, exposed_us, trunk_us, join_stall_us,
+    join_us and span_us as :class:`~auxhead.autotune.overlap.Overlap` says (coverage None: nothing runs beside the
+    trunk), and bare_span_us, that of the trunk alone; hiding_efficiency, over combinations of captures; inflation, of
+    "trunk" and "both", times under the profiler over those without; and kernels, those of the trunk in order: name,
+    bare_us and both_us, medians over replays.
+
+    Of a timeline: replay, its number; coverage and the others as above, but plain numbers, of this replay; kernels in
+    order: name, role ("trunk", "side" of heads beside it, "join" of the launch that waits for both), stream, start_us
+    since the replay began, duration_us, grid, block and registers of a thread; and, where residency was recorded,
+    programs: of each program of the heads its SM's id, start and end, microseconds since the replay began."""
     notes: list[str] = field(default_factory=list)
     error: str | None = None
     """Why there are no numbers; None where there are."""

@@ -10,7 +10,7 @@ from .profiling import GRAPH_LAUNCHES
 TRUNK = "trunk"
 #: Of heads that run beside the trunk.
 SIDE = "side"
-#: The last launch of an overlapped network, which waits for trunk and heads: the answer, with late heads and classifier.
+#: The last launch of an overlapped network, which waits for trunk and heads: late heads, the classifier, the answer.
 JOIN = "join"
 
 #: What the kernel of a captured network's heads is called.

@@ -155,5 +155,5 @@ def test_the_table_command(tmp_path):
     assert drawn.exit_code == 0 and "3.50 (3.25-4.00)" in drawn.stdout and "compiled\n" not in drawn.stdout
     (tmp_path / "empty.jsonl").touch()
     assert_one_line_error(
-        tune("table", tmp_path / "empty.jsonl"), "empty.jsonl holds none of bench, heads, sweep or retune"
+        tune("table", tmp_path / "empty.jsonl"), "empty.jsonl holds none of bench, heads, sweep, retune or overlap"
     )
