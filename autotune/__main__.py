@@ -1,4 +1,4 @@
-"""The command ``auxhead-tune``: sweep, retune, bench, heads, overlap, table, plan, promote and explain."""
+"""The command ``auxhead-tune``: sweep, retune, bench, heads, overlap, footprint, table, plan, promote and explain."""
 
 import fnmatch
 import json
@@ -20,6 +20,8 @@ from .bench import DeviceLost, run_cell
 from .bench_plan import ROUNDS, Plan, check_patterns, unsettled
 from .cells import STAGES, Cell, Dtype, Placement, chosen_cells
 from .environment import environment
+from .footprint_command import footprint
+from .footprint_tables import footprint_tables
 from .head_tables import head_tables
 from .heads_command import heads
 from .network_tables import network_tables
@@ -135,12 +137,14 @@ def bench(
 
 app.command()(heads)
 app.command()(overlap)
+app.command()(footprint)
 
 
 @app.command()
 def table(
     records: Annotated[
-        Path, typer.Argument(help="A .jsonl file of bench, heads, sweep, retune or overlap.", show_default=False)
+        Path,
+        typer.Argument(help="A .jsonl file of bench, heads, sweep, retune, overlap or footprint.", show_default=False),
     ],
     markdown: Annotated[bool, typer.Option("--markdown", help="For a README.")] = False,
 ) -> None:
@@ -149,8 +153,11 @@ def table(
         found = read_records(records)
         swept = [*outcome_tables(recorded_outcomes(found)), *network_tables(found)]
         tables = [*bench_tables(found), *head_tables(found), *swept, *agreement_tables(found), *overlap_tables(found)]
+        tables += footprint_tables(found)
         if not tables:
-            raise BadInput(f"RECORDS: {records} holds none of bench, heads, sweep, retune or overlap, wants some")
+            raise BadInput(
+                f"RECORDS: {records} holds none of bench, heads, sweep, retune, overlap or footprint, wants some"
+            )
         if markdown:
             print("\n".join(as_markdown(one) for one in tables))
         else:

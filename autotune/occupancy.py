@@ -3,7 +3,7 @@
 Only residency and what Nsight Compute reads are measured. Shares are from 0 to 1.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -139,20 +139,3 @@ def check_turns(launch: Residency, sm_count: int) -> None:
         raise ValueError(f"turns: {silent} of {len(sm)} were not recorded, wants the launch to have run")
     if int(sm.max()) >= sm_count or bool((end < start).any()) or bool((start <= 0).any()):
         raise ValueError(f"turns: got an SM of {sm_count} that there is not, or an end before its start")
-
-
-def as_json(tiers: Mapping[str, Sequence[NamedTuple] | NamedTuple | None]) -> dict[str, Any]:
-    """Return what is known of each tier as records hold it; a tier that is absent is None.
-
-    Raises:
-        ValueError: a tier that there is not, which would end up beside another one's numbers.
-    """
-    if set(tiers) - set(TIERS):
-        raise ValueError(f"tiers: got {sorted(tiers)}, wants some of {', '.join(TIERS)}")
-    return {name: _plain(tiers.get(name)) for name in TIERS}
-
-
-def _plain(found: Any) -> Any:
-    if isinstance(found, tuple) and hasattr(found, "_asdict"):
-        return found._asdict()
-    return None if found is None else [_plain(one) for one in found]

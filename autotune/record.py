@@ -30,7 +30,7 @@ class Record:
     kind: str
     """What measured it: "bench"; "heads"; "sweep", of heads; "network", of where a network's launches leave its trunk;
     "retune", which sums up several sweeps of a head; "overlap", of what runs beside what in a network, and "timeline",
-    the kernels of one replay of it."""
+    the kernels of one replay of it; "footprint", of how much room heads take of a GPU and what that costs the trunk."""
     cell: dict[str, Any]
     """Of the benchmark and of networks: model, dtype, batch, classes, placement (of the heads), taps (their names),
     input (the shape of one sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a
@@ -55,7 +55,8 @@ class Record:
     by tap). Of a retuning tunings (how many) for rounds, captures and config; ``variant`` is what most chose. Of heads:
     place "alone", config and kernel, those of "fused", and for "bytes" the bytes that a head has to move and
     bytes_per_second, what a copy read and wrote. Of overlap and timelines trunk_kind, forks, and replays: how many were
-    profiled."""
+    profiled. Of a footprint that and trunk (as in situ), trunk_priority, heads (the configuration by
+    tap) and residency_replays (how many were recorded); ``variant`` says what is not by rule."""
     host_us: dict[str, Any] | None = None
     """Microseconds from the call, on an idle device, until the caller's stream has the answer: median, p20, p80 over
     the rounds, and captures: the median of each fresh capture."""
@@ -69,7 +70,8 @@ class Record:
     "chosen", variant, tunings, and against what most chose median_ratio, low and high, the ends of its interval. Of
     heads: role "fused"; no times of the host; low and high, the ends of the 99 % interval of device_ratio. Of overlap
     the parts of the network: roles "trunk", alone in one graph, with the interval of device_ratio, and "heads", all of
-    them alone, one launch after another; no times of the host, device_us as that of the record itself."""
+    them alone, one launch after another; no times of the host, device_us as that of the record itself. Of a footprint
+    the same, and what is by rule also role "recorded", itself while its programs record where they run."""
     correctness: dict[str, Any] | None = None
     """samples compared with the eager truth; differing: those with another label or exit; differing_near: how many of
     those rounding explains, the confidence being that close to a threshold or the two classes to each other; near: how
@@ -82,6 +84,10 @@ class Record:
     trunk), and bare_span_us, that of the trunk alone; hiding_efficiency, over combinations of captures; inflation, of
     "trunk" and "both", times under the profiler over those without; and kernels, those of the trunk in order: name,
     bare_us and both_us, medians over replays.
+
+    Of a footprint: hiding_efficiency as of overlap; programs, of all launches beside the trunk; and occupancy, by tier
+    (:data:`auxhead.autotune.occupancy.TIERS`), None where a tier is absent: theoretical and estimate, of each of these
+    launches in order, and residency, of all of them together, each with median, p20 and p80 over replays.
 
     Of a timeline: replay, its number; coverage and the others as above, but plain numbers, of this replay; kernels in
     order: name, role ("trunk", "side" of heads beside it, "join" of the launch that waits for both), stream, start_us
