@@ -71,7 +71,7 @@ def _union(replay: Replay, role: str) -> list[Interval]:
 
 
 def spreads(overlaps: Sequence[Overlap]) -> dict[str, Spread | None]:
-    """Return median, 20th and 80th percentile over replays of each field, and of "coverage"; None: nothing runs beside."""
+    """Return the spread over replays of each field, and of "coverage": None if nothing runs beside the trunk."""
     found: dict[str, Spread | None] = {
         name: spread([getattr(one, name) for one in overlaps]) for name in Overlap._fields
     }

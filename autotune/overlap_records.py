@@ -13,6 +13,7 @@ from .overlap import hiding_efficiency, kernel_stretches, median_replay, overlap
 from .overlap_measurement import REPLAYS, OverlapMeasured
 from .overlap_parts import BARE, BOTH, HEADS, TRUNK_KIND
 from .record import Record
+from .replays import Kernel
 from .search import FINAL_ROUNDS
 from .timing import CAPTURES
 
@@ -56,7 +57,7 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
         "replay": replays.index(drawn) + 1,
         **{name: round(value, _DIGITS) for name, value in of_replay._asdict().items()},
         "coverage": None if of_replay.coverage is None else round(of_replay.coverage, _DIGITS),
-        "kernels": [kernel._asdict() for kernel in drawn],
+        "kernels": [_as_json(kernel) for kernel in drawn],
     }
     how = {
         "captures": CAPTURES,
@@ -93,6 +94,10 @@ def _record(kind: str, cell: Cell, environment: Mapping[str, Any], **rest: Any) 
         environment=dict(environment),
         **rest,
     )
+
+
+def _as_json(kernel: Kernel) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in kernel._asdict().items()}
 
 
 def _spread(found: Spread | None) -> dict[str, float] | None:

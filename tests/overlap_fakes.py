@@ -1,0 +1,56 @@
+"""Overlap without a GPU: traces of a network that was never run, and what is measured of it."""
+
+from auxhead.autotune.cells import resnet_cell
+from auxhead.autotune.overlap_measurement import OverlapMeasured
+from auxhead.autotune.overlap_records import overlap_records
+from auxhead.autotune.replays import read_replays
+from example_traces import replay, trace_of
+from sweep_fakes import ENVIRONMENT
+
+CONV, HEADS = "sm90_xmma_fprop_implicit_gemm", "exit_kernel"
+CELL = resnet_cell("resnet18", "float16", 8, 10, "blocks")
+#: Two launches of heads beside the trunk; the rest with the classifier.
+FORKS = ("layer1.1", "layer3.0")
+
+
+def trace(last_heads=13.0, slower=0.0):
+    """Three replays, the second and third slower than the first by ``slower`` and twice that; without heads, too."""
+    return trace_of(
+        *(
+            event
+            for place in range(3)
+            for event in replay(
+                3 - place,
+                1000.0 * (3 - place),
+                ("max_pool_kernel", 0.0, 7, 8.0),
+                (CONV, 9.0, 7, 20.0),
+                (HEADS, 10.0, 13, 12.0),
+                (CONV, 30.0, 7, 16.0 + slower * place),
+                *([(HEADS, 35.0, 13, last_heads), (HEADS, 50.0 + slower * place, 7, 4.0)] if last_heads else []),
+            )
+        )
+    )
+
+
+def bare_trace():
+    """Three replays of the trunk alone, which takes its time for the classifier."""
+    names = (("max_pool_kernel", 0.0, 7, 8.0), (CONV, 9.0, 7, 18.0), (CONV, 28.0, 7, 16.0), ("fused", 45.0, 7, 3.0))
+    return trace_of(*(event for place in range(3) for event in replay(place, 100.0 * (place + 1), *names)))
+
+
+def measured(forks=FORKS, heads=20.0, both=104.0, **of_trace):
+    """A trunk of 100 us, in two captures and three rounds."""
+    times = {"trunk": 100.0, "heads": heads, "both": both}
+    return OverlapMeasured(
+        times={name: [[us, us, us], [us + 1.0, us + 1.0, us + 1.0]] for name, us in times.items()},
+        profiled={"trunk": [110.0] * 3, "both": [both * 1.25] * 3},
+        replays={"trunk": read_replays(bare_trace()), "both": read_replays(trace(**of_trace))},
+        forks=forks,
+        repeat=10,
+        notes=("Convolutions that run with their ReLU as one launch of cuDNN: 17.",),
+    )
+
+
+def records(cell=CELL, **changes):
+    """The two records of one network."""
+    return overlap_records(cell, measured(**changes), ENVIRONMENT)

@@ -1,0 +1,42 @@
+"""Overlap on a GPU: the command from end to end on a small network, with a real profiler."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from auxhead.autotune.cells import Cell
+from auxhead.autotune.overlap_measurement import REPLAYS, measure_overlap
+from auxhead.autotune.overlap_records import overlap_records
+from auxhead.autotune.overlap_tables import overlap_tables
+from auxhead.autotune.record import append_record, read_records
+from auxhead.autotune.subject import build_subject
+from auxhead.autotune.timing import CAPTURES
+from example_models import needs_gpu
+from sweep_fakes import ENVIRONMENT
+
+pytestmark = needs_gpu
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_a_small_network(batch, tmp_path: Path):
+    taps = ("layer1.0", "layer2.0", "layer4.1")
+    cell = Cell("resnet18", "float16", batch, 100, "own", taps, (3, 64, 64))
+    measured = measure_overlap(build_subject(cell, torch.device("cuda", 0)), lambda what, share: None)
+    assert measured.forks and {len(timings) for timings in measured.times.values()} == {CAPTURES}
+    for replays in measured.replays.values():
+        assert len(replays) == REPLAYS and len({len(replay) for replay in replays}) == 1
+    for replay in measured.replays["both"]:
+        assert [one.role for one in replay].count("side") == len(measured.forks)
+        assert replay[-1].role == "join" and all(one.grid and one.block and one.registers for one in replay)
+    assert {one.role for replay in measured.replays["trunk"] for one in replay} == {"trunk"}
+    for record in overlap_records(cell, measured, ENVIRONMENT):
+        append_record(tmp_path / "records.jsonl", record)
+    summary, timeline = read_records(tmp_path / "records.jsonl")
+    found = summary.details
+    assert found is not None and timeline.details is not None and summary.device_us is not None
+    assert 0.0 <= found["coverage"]["median"] <= 1.0 and found["kernels"], summary.notes
+    assert found["hiding_efficiency"]["median"] <= 1.5 and 0.5 < found["inflation"]["both"] < 10.0
+    assert 0.5 < summary.paired[0]["device_ratio"] < 3.0
+    assert len(timeline.details["kernels"]) == len(measured.replays["both"][0])
+    (table,) = overlap_tables([summary, timeline])
+    assert table.rows and len(table.remarks) >= 2

@@ -1,0 +1,125 @@
+"""How overlap is measured on a GPU, on a machine without one: what is captured, checked, timed and profiled."""
+
+import importlib
+from contextlib import ExitStack, contextmanager, nullcontext
+
+import pytest
+import torch
+from auxhead.autotune.cells import NEVER
+from auxhead.autotune.overlap_parts import BARE, BOTH, HEADS, Parts, WrongAnswer
+from auxhead.autotune.peers import merged
+from auxhead.autotune.subject import subject_of
+from auxhead.autotune.variants import Capture
+from auxhead.kernels import runs_triton
+from auxhead.model import EarlyExitNetwork
+from auxhead.model.streams import StreamPair
+from example_models import SmallNet, plain_heads
+from example_traces import replay, trace_of
+from simulated_cuda import _Stream, simulated_cuda
+
+alone_head = importlib.import_module("auxhead.autotune.alone_head")
+measurement = importlib.import_module("auxhead.autotune.overlap_measurement")
+overlap_parts = importlib.import_module("auxhead.autotune.overlap_parts")
+variants = importlib.import_module("auxhead.autotune.variants")
+
+
+@pytest.fixture
+def subject(monkeypatch):
+    """A small network; streams and graphs that are none, and kernels that are interpreted."""
+    if not runs_triton(torch.zeros(1)):
+        pytest.skip("needs the interpreter")
+
+    @contextmanager
+    def graph(_graph, stream):
+        yield
+
+    with simulated_cuda():
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda _device=None: None)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: type("Graph", (), {"replay": lambda self: None})())
+        monkeypatch.setattr(torch.cuda, "graph", graph)
+        monkeypatch.setattr(alone_head, "stream_pair", lambda _device: StreamPair(_Stream(), _Stream()))
+        monkeypatch.setattr(alone_head, "CHAIN", 1)
+        monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, workshop: Capture(function, merged))
+        monkeypatch.setattr(overlap_parts, "TRUNK_KIND", "as_is")
+        torch.manual_seed(0)
+        heads, example = plain_heads(), torch.randn(1, 3, 8, 8)
+        del heads["block1"]  # what is interpreted takes its time
+        network = EarlyExitNetwork(SmallNet(), heads, example_input=example).eval()
+        yield subject_of("tests:small", network, example)
+
+
+def test_the_parts_are_captured_and_answer_rightly(subject, monkeypatch):
+    launched = []
+    exit_launch = overlap_parts.ExitLaunch
+    monkeypatch.setattr(
+        overlap_parts, "ExitLaunch", lambda buffers, place, heads: launched.append((place, len(heads))) or exit_launch(
+            buffers, place, heads
+        )
+    )  # fmt: skip
+    with ExitStack() as opened, subject.exits(NEVER):
+        parts = Parts(subject, opened)
+        assert parts.forks == ("block2",), "the segments take as long as each other here"
+        parts.forks = ("block0",)
+        calls = {name: capture() for name, capture in parts.capture.items()}
+        assert list(calls) == [BARE, HEADS, BOTH] and launched == [(0, 1), (1, 1)], "one without the classifier"
+        for call in calls.values():
+            call()
+
+
+@pytest.mark.parametrize("part", [BARE, HEADS, BOTH])
+def test_nothing_that_answers_wrongly_is_timed(subject, monkeypatch, part):
+    wrong = {
+        BARE: (Parts, lambda self, which, runner: None if which else "off"),
+        BOTH: (Parts, lambda self, which, runner: "off" if which else None),
+        HEADS: (alone_head.AloneHead, lambda self, said: "off"),
+    }
+    owner, says = wrong[part]
+    monkeypatch.setattr(owner, "wrong_answer" if part == HEADS else "wrong", says)
+    with ExitStack() as opened, pytest.raises(WrongAnswer, match=f"^{part}: off; not timed$"):
+        Parts(subject, opened).capture[part]()
+
+
+def test_a_measurement_from_end_to_end(subject, monkeypatch):
+    us = {BARE: 10.0, HEADS: 80.0, BOTH: 12.0}
+    profiling, asked, begun = [], [], []
+
+    @contextmanager
+    def profiler(activities):
+        profiling.append(True)
+        yield
+        profiling.pop()
+
+    def time_rounds(variants, device, *, rounds, repeat):
+        asked.append((list(variants), [len(calls) for calls in variants.values()], bool(profiling), repeat))
+        return {name: [[us[name]] * rounds for _ in captures] for name, captures in variants.items()}
+
+    def record_trace(call, x, requests, trace_file):
+        assert trace_file.parent.is_dir()
+        call(x)
+        kernels = [("conv", 0.0, 7, 9.0), ("exit_kernel", 2.0, 8, 3.0), ("exit_kernel", 10.0, 7, 1.0)]
+        events = [event for number in range(requests) for event in replay(number, 100.0 * number, *kernels)]
+        return trace_of(*events[: len(events) - lost])
+
+    lost = 0
+    for name, value in (("time_rounds", time_rounds), ("record_trace", record_trace), ("torch_profile", profiler)):
+        monkeypatch.setattr(measurement, name, value)
+    monkeypatch.setattr(measurement, "CAPTURES", 1)
+    monkeypatch.setattr(measurement, "CHAIN", 20)
+    monkeypatch.setattr(measurement, "fastest_convolutions", lambda samples: nullcontext())
+    captured = {name: lambda name=name: lambda: None for name in us}  # that they can be is another test's
+    monkeypatch.setattr(Parts, "__init__", lambda self, subject, opened: setattr(self, "capture", captured))
+    monkeypatch.setattr(Parts, "forks", ("block0",))
+    monkeypatch.setattr(Parts, "trunk_notes", ("as it is",))
+    found = measurement.measure_overlap(subject, lambda what, share: begun.append((what, share)))
+    assert asked == [
+        ([BARE], [1], False, 2),
+        ([BARE, HEADS, BOTH], [1, 1, 1], False, 100),
+        ([BARE, BOTH], [1, 1], True, 100),
+    ]
+    assert found.times == {BARE: [[10.0] * 20], HEADS: [[4.0] * 20], BOTH: [[12.0] * 20]}, "of one launch of each head"
+    assert found.profiled == {BARE: [10.0] * 20, BOTH: [12.0] * 20} and found.repeat == 100
+    assert {name: len(replays) for name, replays in found.replays.items()} == {BARE: 20, BOTH: 20}
+    assert found.forks == ("block0",) and [share for _, share in begun] == sorted(share for _, share in begun)
+    lost = 4  # a whole replay and its launch
+    with pytest.raises(RuntimeError, match="trunk: the profiler's trace holds 19 of 20 replays"):
+        measurement.measure_overlap(subject, lambda what, share: None)
