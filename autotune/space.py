@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -28,16 +29,19 @@ from .exclusion import (
     steps,
 )
 
-#: Steps from the rule's configuration within which candidates are spread out.
-WITHIN = 6
+#: Steps from a usual configuration within which candidates are spread out.
+WITHIN = 5
 
 
-def grid(shape: HeadShape, reasons: Counter[str] | None = None) -> Iterator[LaunchConfig]:
+def grid(
+    shape: HeadShape, reasons: Counter[str] | None = None, near: LaunchConfig | None = None
+) -> Iterator[LaunchConfig]:
     """Return the grid's configurations for a head, in a fixed order.
 
     Args:
         shape: of the head.
         reasons: is told how many points each reason excludes, once the iterator is exhausted.
+        near: of a configuration only those at most ``WITHIN`` steps along the fields away, others are not looked at.
     """
     sizes = Sizes(shape)
     counted = Counter[str]() if reasons is None else reasons
@@ -55,6 +59,8 @@ def grid(shape: HeadShape, reasons: Counter[str] | None = None) -> Iterator[Laun
         name = names[place]
         for value in GRID[name]:
             longer = dict(point)
+            if near is not None and _apart({**point, name: value}, near) > WITHIN:
+                continue
             reason = reason_among(sizes, {name: value}, longer, [name])
             if reason is None:
                 yield from extend(longer, place + 1)
@@ -100,11 +106,7 @@ def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
             if here[down] > 1:
                 moves.append({up: 2 * here[up], down: here[down] // 2})
     points = [{**here, **move} for move in moves]
-    features = max(next_power_of_2(shape.channels * sizes.positions), 16)
-    for block_n, block_f in _WAYS:
-        if (block_n > 1, block_f > 1) != (config.block_n > 1, config.tiled):
-            other_way = {"block_n": block_n, "block_f": min(block_f, features), "block_k": min(here["block_k"], 64)}
-            points.append(_filled({**here, **other_way}, sizes))
+    points += _other_ways(config, shape)
     found: list[LaunchConfig] = []
     for point in points:
         steps_of_part = -(-steps(sizes, point) // point["window_parts"])
@@ -114,6 +116,19 @@ def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
         neighbour = config_of(point)
         if neighbour != config and neighbour not in found and excluded(neighbour, shape) is None:
             found.append(neighbour)
+    return found
+
+
+def _other_ways(config: LaunchConfig, shape: HeadShape) -> list[dict[str, int]]:
+    """Return what is closest to a configuration among those that multiply in other ways."""
+    sizes, here = Sizes(shape), dataclasses.asdict(config)
+    features = max(next_power_of_2(shape.channels * sizes.positions), 16)
+    found = []
+    for block_n, block_f in _WAYS:
+        if (block_n > 1, block_f > 1) != (config.block_n > 1, config.tiled):
+            block_k = max(min(here["block_k"], 64), 16)
+            way = {"block_n": block_n, "block_f": min(block_f, features), "block_k": block_k}
+            found.append(_filled({**here, **way}, sizes))
     return found
 
 
@@ -129,11 +144,20 @@ def _beside(name: str, value: int) -> list[int]:
 def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
     """Return up to ``count`` configurations of the grid, always the same ones, as far from each other as can be.
 
-    They lie around the rule's, at most ``WITHIN`` steps along the fields away: farther off hardly anything is fast.
+    They lie around the rule's and around the like of it for the other ways to multiply, at most ``WITHIN`` steps along
+    the fields away: farther off hardly anything is fast.
     """
     rule = shape.by_rule()
-    near = [config for config in grid(shape) if config != rule and _steps_between(config, rule) <= WITHIN]
-    random.Random(0).shuffle(near)
+    centres = [rule, *(config_of(point) for point in _other_ways(rule, shape))]
+    around = list(dict.fromkeys(one for centre in centres for one in grid(shape, near=centre) if one != rule))
+    random.Random(0).shuffle(around)
+    ways: tuple[list[LaunchConfig], list[LaunchConfig]] = (
+        [],
+        [],
+    )  # the rule's way to multiply and the others take turns
+    for config in around:
+        ways[(config.tiled, config.block_n) != (rule.tiled, rule.block_n)].append(config)
+    near = [config for pair in zip_longest(*ways) for config in pair if config is not None]
     chosen: list[LaunchConfig] = []
     for apart in range(WITHIN, 0, -1):
         for config in near:
@@ -146,9 +170,14 @@ def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
 
 def _steps_between(one: LaunchConfig, other: LaunchConfig) -> int:
     """Doublings and halvings that lead from one configuration to another; another way to multiply is one step."""
-    fields = [name for name in GRID if name != "block_n" and (name != "block_f" or one.tiled == other.tiled)]
-    apart = sum(abs(getattr(one, name).bit_length() - getattr(other, name).bit_length()) for name in fields)
-    return int(apart + ((one.tiled, one.block_n) != (other.tiled, other.block_n)))
+    return _apart({name: getattr(one, name) for name in GRID}, other)
+
+
+def _apart(point: Point, config: LaunchConfig) -> int:
+    """Count those steps along the fields that a point has."""
+    way = (point["block_f"] > 1, point.get("block_n", config.block_n)) != (config.tiled, config.block_n)
+    fields = [name for name in point if name != "block_n" and (name != "block_f" or not way)]
+    return int(way + sum(abs(point[name].bit_length() - getattr(config, name).bit_length()) for name in fields))
 
 
 def simplicity(config: LaunchConfig) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,34 @@ def test_every_way_is_compiled(kernels):
 def test_what_another_process_compiled_is_found(tmp_path):
     """Two configurations ahead, one of them begun twice; a third one is compiled where it is launched."""
     assert printed("compile_ahead_offline.py", tmp_path) == [0, 2, 2, 2, 3]
+
+
+def test_nobody_goes_on_compiling_for_a_process_that_was_killed(tmp_path):
+    """Not even those who have nothing to do: they would keep their memory for good."""
+    pytest.importorskip("triton")
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    if not children.exists():
+        pytest.skip("this system does not tell a process's children")
+    script = tmp_path / "endless.py"
+    script.write_text(ENDLESS)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as begun:
+        assert begun.stdout.readline() == "begun\n"
+        workers = Path(f"/proc/{begun.pid}/task/{begun.pid}/children").read_text().split()
+        begun.kill()
+    assert workers
+    until = time.monotonic() + 20
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < until, "they go on"
+        time.sleep(0.1)
+
+
+ENDLESS = """
+import time
+from auxhead.autotune.compile_ahead import CompileAhead
+
+if __name__ == "__main__":
+    with CompileAhead(90, 132) as ahead:
+        ahead._pool.submit(time.sleep, 0).result()
+        print("begun", flush=True)
+        time.sleep(1000)
+"""

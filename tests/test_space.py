@@ -194,7 +194,8 @@ def test_candidates_are_spread_out():
     found = spread_out(shape, 12)
     assert found == spread_out(shape, 12) and len(set(found)) == 12 and shape.by_rule() not in found
     assert found[:5] == spread_out(shape, 5)
-    assert {config.tiled for config in found} == {False, True}
+    ways = [{(one.tiled, one.block_n) for one in spread_out(each, 20)} for each in (shape_of(1), shape, shape_of(8))]
+    assert ways == [{(False, 1), (True, 1)}, *2 * [{(False, 1), (True, 1), (True, 16)}]]
     varied = ("block_c", "block_a", "block_k", "num_warps")
     assert all(len({getattr(config, name) for config in found}) >= 2 for name in varied)
     few = shape_of(1, 1, 1, classes=1)
