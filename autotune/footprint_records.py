@@ -15,6 +15,7 @@ from .overlap import hiding_efficiency
 from .overlap_parts import BARE, BOTH, HEADS
 from .record import Record
 from .space import text
+from .trunk_probe import HOLD_NS
 
 #: The kind of these records.
 KIND = "footprint"
@@ -86,15 +87,18 @@ def _found(footprint: Footprint, measured: FootprintsMeasured) -> dict[str, Any]
     if recorded is not None:
         paired.append({"role": RECORDED, "device_us": _summary(recorded)})
     occupied = measured.occupied[footprint]
-    return {
-        "device_us": _summary(both),
-        "paired": paired,
-        "details": {
-            "hiding_efficiency": _rounded(hiding_efficiency(bare, heads, both)._asdict()),
-            "programs": occupied.programs,
-            "occupancy": _tiers(occupied),
-        },
+    details: dict[str, Any] = {
+        "hiding_efficiency": _rounded(hiding_efficiency(bare, heads, both)._asdict()),
+        "programs": occupied.programs,
+        "occupancy": _tiers(occupied),
     }
+    if footprint == measured.footprints[0]:
+        room = {
+            name: [round(one, 3) for one in value] if isinstance(value, list) else round(value, 3)
+            for name, value in measured.room._asdict().items()
+        }
+        details["trunk_room"] = {"hold_us": HOLD_NS / 1e3, **room}
+    return {"device_us": _summary(both), "paired": paired, "details": details}
 
 
 def _tiers(occupied: Occupied) -> dict[str, Any]:

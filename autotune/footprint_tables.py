@@ -72,6 +72,13 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         "Shares by residency are of the time that it takes and of all SMs; other tiers say one for each launch. "
         "0?: the profiler says 0 of a launch that runs. Nsight Compute's tier is absent."
     ]
+    room = (records[0].details or {}).get("trunk_room")
+    if room is not None:
+        left = [100 * one for one in room["by_sm"]]
+        lines.append(
+            f"The trunk alone leaves {sum(left) / len(left):.0f} % of the places for programs of one warp free, from "
+            f"{min(left):.0f} to {max(left):.0f} % by SM; asking took {100 * (room['stretch'] - 1):+.0f} % of its time."
+        )
     for record in records:
         own = next((pair for pair in record.paired if pair["role"] == "recorded"), None)
         if own is not None and record.device_us is not None:

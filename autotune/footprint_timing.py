@@ -26,6 +26,7 @@ from .overlap_parts import BARE, BOTH, HEADS, Parts, WrongAnswer
 from .profiling import WARM_UP, record_trace
 from .subject import Subject
 from .timing import time_rounds
+from .trunk_probe import Room, probe_trunk
 
 #: Fresh captures of everything, and timed rounds of each.
 CAPTURES, ROUNDS = 3, 15
@@ -67,6 +68,8 @@ class FootprintsMeasured:
     times: dict[Variant, Timings]
     """Microseconds, [captures][rounds]."""
     occupied: dict[Footprint, Occupied]
+    room: Room
+    """What the bare trunk leaves free."""
     failed: dict[Footprint, Failure] = field(default_factory=dict)
     repeat: int = 1
     """Calls back to back between two events."""
@@ -124,8 +127,9 @@ def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -
         left = [point for point in points if point not in failed]
         replays = [calls[Variant(BOTH, point)][0] for point in left]
         occupied = _occupied(parts, left, replays, typical(times[Variant(BARE)]), opened)
+        room = probe_trunk(calls[Variant(BARE)][0], typical(times[Variant(BARE)]), example.device)
         protocol = {**parts.protocol, "forks": list(parts.forks)}
-        return FootprintsMeasured(shapes, points, times, occupied, failed, repeat, protocol)
+        return FootprintsMeasured(shapes, points, times, occupied, room, failed, repeat, protocol)
 
 
 def _launch(parts: Parts, point: Footprint) -> None:

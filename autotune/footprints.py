@@ -42,13 +42,13 @@ def footprints(shapes: Sequence[HeadShape], by_rule: NetworkPoint) -> list[Footp
     largest footprint with priority and without. A change that some head cannot take leaves that head by rule; one that
     none can take is left out.
     """
-    found = [_footprint(BY_RULE, shapes, by_rule, lambda shape: shape.by_rule())]
+    found = [_stepped(0, shapes, by_rule)._replace(name=BY_RULE)]
     same = by_rule._replace(trunk_first=False)
-    most = _footprint(_steps_name(STEPS[-1]), shapes, by_rule, lambda shape: stepped(shape, STEPS[-1]))
+    most = _stepped(STEPS[-1], shapes, by_rule)
     changed = [
-        *(_footprint(_steps_name(step), shapes, by_rule, lambda one, step=step: stepped(one, step)) for step in STEPS),
+        *(_stepped(step, shapes, by_rule) for step in STEPS),
         *(_changed(f"{warps} warps a program", shapes, by_rule, num_warps=warps) for warps in WARPS),
-        *(_changed(f"{most} registers", shapes, by_rule, max_registers=most) for most in REGISTERS),
+        *(_changed(f"{cap} registers", shapes, by_rule, max_registers=cap) for cap in REGISTERS),
         *(_changed(f"{sms} SMs", shapes, by_rule, max_programs=sms) for sms in SMS),
         found[0]._replace(name="same priority", point=same),
         most._replace(name=f"{most.name}, same priority", point=same),
@@ -59,14 +59,15 @@ def footprints(shapes: Sequence[HeadShape], by_rule: NetworkPoint) -> list[Footp
     return found
 
 
-def _steps_name(step: int) -> str:
-    return f"programs x{2**step}" if step > 0 else f"programs /{2**-step}"
-
-
 def _footprint(
     name: str, shapes: Sequence[HeadShape], point: NetworkPoint, config: Callable[[HeadShape], LaunchConfig]
 ) -> Footprint:
     return Footprint(name, tuple((shape, config(shape)) for shape in dict.fromkeys(shapes)), point)
+
+
+def _stepped(steps: int, shapes: Sequence[HeadShape], point: NetworkPoint) -> Footprint:
+    name = f"programs x{2**steps}" if steps > 0 else f"programs /{2**-steps}"
+    return _footprint(name, shapes, point, lambda shape: stepped(shape, steps))
 
 
 def _changed(name: str, shapes: Sequence[HeadShape], point: NetworkPoint, **fields: int) -> Footprint:

@@ -87,7 +87,9 @@ class Record:
 
     Of a footprint: hiding_efficiency as of overlap; programs, of all launches beside the trunk; and occupancy, by tier
     (:data:`auxhead.autotune.occupancy.TIERS`), None where a tier is absent: theoretical and estimate, of each of these
-    launches in order, and residency, of all of them together, each with median, p20 and p80 over replays.
+    launches in order, and residency, of all of them together, each with median, p20 and p80 over replays. Of what is
+    by rule also trunk_room, what the bare trunk leaves free for programs of one warp that each stay for hold_us: by_sm
+    and by_time, shares of the idle_programs that an SM of the idle GPU holds, and stretch, of the trunk by the probe.
 
     Of a timeline: replay, its number; coverage and the others as above, but plain numbers, of this replay; kernels in
     order: name, role ("trunk", "side" of heads beside it, "join" of the launch that waits for both), stream, start_us
