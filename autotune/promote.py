@@ -29,6 +29,7 @@ from .comparison import compare_runs, over_baseline, winner
 from .decisive import Measurement, decisive, measurement
 from .record import BadRecord, Record, read_records
 from .space import simplicity
+from .timed import times
 
 #: By how much a configuration may be slower than the winner of another batch size to serve that one, too.
 MAY_LOSE = 0.01
@@ -157,7 +158,7 @@ def _place(record: Record) -> str:
 
 def _weight(measured: Mapping[LaunchConfig, Measurement]) -> tuple[int, int]:
     """Return how often the measurements that decide were timed, and how many they are."""
-    return max(one.times for one in measured.values()), len(measured)
+    return max(map(times, measured.values())), len(measured)
 
 
 def _outcomes(candidates: _Candidates, names: str) -> list[Outcome]:

@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 def save_figure(figure: Figure, drawn: Mapping[str, Any], stem: Path) -> list[Path]:
     """Write ``stem``.png, .svg and .json; each is complete or the one that was there before."""
     stem.parent.mkdir(parents=True, exist_ok=True)
+    figure.draw_without_rendering()  # once for both pictures, which takes as long as either of them
+    figure.set_layout_engine("none")
     paths = []
     for kind in ("png", "svg", "json"):
         path = stem.with_name(f"{stem.name}.{kind}")

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from . import exits, latency, time_to_answer
+from . import exits, landscape, latency, ranks, time_to_answer
 from .record_files import COMMITTED, NoRecords, read_kinds
 
 #: The figure, and everything that it shows: with "title" and "stamp", in a form that fits into JSON.
@@ -58,4 +58,6 @@ FIGURES = (
     FigureKind("exits", exits.draw, ("demo",), ("demo-digits-cpu.json",), "auxhead demo", exits.read_report),
     FigureKind("latency", latency.draw, ("bench",), ("bench-h200.jsonl",), "auxhead-tune bench"),
     FigureKind("time-to-answer", time_to_answer.draw, ("bench",), ("bench-h200.jsonl",), "auxhead-tune bench"),
+    FigureKind("ranks", ranks.draw, ("sweep",), ("sweep-h200.jsonl",), "auxhead-tune sweep resnet18"),
+    FigureKind("landscape", landscape.draw, ("sweep",), ("sweep-h200.jsonl",), "auxhead-tune sweep resnet18"),
 )

@@ -1,7 +1,7 @@
 """Latency against batch size: runners and all that they are compared with, and what heads add to a graph without."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,19 +10,9 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from ..autotune.record import Record
 from .bench_records import NEVER, most_measured, rounds, spread
 from .record_files import NoRecords, stamp
-from .style import AMBER, BLUE, GREY, ORANGE, SKY, frame, new_figure, tidy
+from .style import AMBER, BLUE, GREY, ORANGE, SKY, Line, frame, new_figure, tidy
 
-
-class Line(NamedTuple):
-    """How a variant is drawn: the colour says which heads, the dashes how it runs."""
-
-    label: str
-    colour: str
-    dashes: str
-    marker: str
-
-
-#: All that is drawn, slowest first.
+#: All that is drawn: colours say which heads, dashes how it runs.
 LINES = {
     "eager-naive-item@as_is": Line("plain heads, eager, .item() after each", ORANGE, ":", "s"),
     "eager-bare@as_is": Line("no heads, eager", GREY, ":", "o"),
@@ -48,7 +38,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """
     never = [one for one in records if one.exits == NEVER]
     network, found = most_measured(never, tuple(LINES), "latency where no sample leaves early")
-    drawn = {"title": "", "stamp": "", "network": str(network), "classes": {}}
+    drawn: dict[str, Any] = {"title": "", "stamp": "", "network": str(network), "classes": {}}
     for classes in sorted({one.cell["classes"] for one in found}):
         of_classes = [one for one in found if one.cell["classes"] == classes]
         drawn["classes"][str(classes)] = {
@@ -75,17 +65,19 @@ def _points(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _title(classes: Mapping[str, Any], heads: int) -> str:
+    fewest = min(classes, key=int)
+
     def added(variant: str, unit: str) -> str | None:
-        first = next((lines[variant] for lines in classes.values() if lines[variant]), [])
-        percent = [_percent(point, unit)["median"] for point in first if "bare" in point]
+        percent = [_percent(point, unit)["median"] for point in classes[fewest][variant] if "bare" in point]
         return f"{min(percent):.0f} to {max(percent):.0f} %" if percent else None
 
     device, plain = added(OURS, "device_us"), added(PLAIN, "device_us")
     if device is None:
         raise NoRecords(f"no record of {OURS} beside {BARE}, whose ratio is the figure's point")
-    return f"{heads} overlapped heads add {device} to the device's time and {added(OURS, 'host_us')} to the latency" + (
-        f";\nplain heads in line add {plain} and {added(PLAIN, 'host_us')}" if plain else ""
+    ours = (
+        f"{heads} overlapped heads of {fewest} classes add {device} of device time, {added(OURS, 'host_us')} of latency"
     )
+    return f"{ours};\nplain heads in line add {plain} and {added(PLAIN, 'host_us')}" if plain else ours
 
 
 def _figure(drawn: Mapping[str, Any]) -> Figure:

@@ -1,7 +1,7 @@
 """The house style: what all figures have in common."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -14,6 +14,15 @@ PURPLE, SKY, AMBER = "#CC79A7", "#56B4E9", "#E69F00"
 PALE = "#E0E0E0"
 #: Inches; at 100 pixels an inch what a README shows without scaling.
 WIDTH = 8.0
+
+
+class Line(NamedTuple):
+    """How a variant is drawn."""
+
+    label: str
+    colour: str
+    dashes: str
+    marker: str
 
 
 def new_figure(height_inches: float) -> Figure:

@@ -1,7 +1,7 @@
 """Time to the answer against the exit at which all samples leave, between what nobody beats and what never skips."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -9,17 +9,7 @@ from matplotlib.figure import Figure
 from ..autotune.record import Record
 from .bench_records import NEVER, most_measured, rounds, spread
 from .record_files import NoRecords, stamp
-from .style import BLUE, GREEN, GREY, ORANGE, PURPLE, frame, new_figure, tidy
-
-
-class Line(NamedTuple):
-    """How a variant is drawn."""
-
-    label: str
-    colour: str
-    dashes: str
-    marker: str
-
+from .style import BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, new_figure, tidy
 
 FLOOR, BARE = "truncated@cudnn", "graph-bare@cudnn"
 LINES = {

@@ -1,0 +1,90 @@
+"""The heads that a sweep tuned, as figures want them: what decides of each configuration, alone and in the network."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ..autotune.comparison import CONFIDENCE, Difference, Paired, compare_runs, over_baseline
+from ..autotune.record import BadRecord, Record
+from ..autotune.timed import deciding, timed
+
+#: Fields of a cell that say where the head is, not what it is.
+_WHERE = ("model", "tap")
+
+
+class Configured(NamedTuple):
+    """A configuration of a head in one place."""
+
+    variant: str
+    rule: str
+    """The configuration that it was timed beside."""
+    paired: Paired
+    config: dict[str, Any]
+    """Fields of the LaunchConfig."""
+    median_us: float
+    """Of the record."""
+
+    @property
+    def ratio(self) -> float:
+        """Its time over that of the rule's configuration."""
+        return over_baseline(self.paired)
+
+    def over(self, other: "Configured", among: int) -> Difference:
+        """Compare with another one of the same head and place; intervals hold together for ``among`` of them."""
+        confidence = 1.0 - (1.0 - CONFIDENCE) / max(among - 1, 1)
+        return compare_runs(self.paired, other.paired, confidence=confidence)
+
+
+class Head(NamedTuple):
+    """One head of a sweep; what decides of its configurations, by their names."""
+
+    cell: dict[str, Any]
+    """Of its shape, and if it was measured in a network, model and tap."""
+    alone: dict[str, Configured]
+    network: dict[str, Configured]
+    """Of the whole network, all other heads with the rule's configuration."""
+
+    @property
+    def name(self) -> str:
+        """What it is, short."""
+        where = self.cell.get("tap", f"{self.cell['channels']}x{self.cell['height'] * self.cell['width']}")
+        return f"{where}, batch {self.cell['samples']}, {self.cell['classes']:,} classes"
+
+
+def swept_heads(records: Iterable[Record]) -> list[Head]:
+    """Return the heads of sweeps of the kernel that was swept last, in order of batch size, classes and channels.
+
+    Raises:
+        BadRecord: a record of a sweep lacks something.
+    """
+    measured = [one for one in records if one.error is None]
+    shapes: dict[str, dict[str, list[Record]]] = {}
+    try:
+        for one in measured:
+            if one.protocol["kernel"] == measured[-1].protocol["kernel"]:
+                shape = json.dumps({name: value for name, value in one.cell.items() if name not in _WHERE})
+                shapes.setdefault(shape, {"alone": [], "network": []})[one.protocol["place"]].append(one)
+        heads = [_head(its["alone"], its["network"]) for its in shapes.values()]
+        return sorted(heads, key=lambda head: [head.cell[name] for name in ("samples", "classes", "channels", "dtype")])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRecord(f"a record of a sweep lacks something, or has it in another form: {error}") from None
+
+
+def _head(alone: Sequence[Record], network: Sequence[Record]) -> Head:
+    if network:  # several are not the same measurement: the last one is drawn
+        last = network[-1]
+        network = [one for one in network if one.cell == last.cell and _around(one) == _around(last)]
+    return Head((network or alone)[-1].cell, _decisive(alone), _decisive(network))
+
+
+def _around(record: Record) -> tuple[Any, ...]:
+    """Return what times of whole networks depend on besides the cell."""
+    return record.protocol.get("trunk"), record.protocol.get("forks")
+
+
+def _decisive(records: Iterable[Record]) -> dict[str, Configured]:
+    found = [
+        Configured(*timed(one), one.protocol["config"], (one.device_us or {})["median"])  # timed says if it has none
+        for one in records
+    ]
+    return {one.variant: one for one in deciding(found)}
