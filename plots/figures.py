@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from . import exits, landscape, latency, ranks, time_to_answer
+from . import exits, footprint, landscape, latency, ranks, time_to_answer
 from .record_files import COMMITTED, NoRecords, read_kinds
 
 #: The figure, and everything that it shows: with "title" and "stamp", in a form that fits into JSON.
@@ -56,6 +56,13 @@ class FigureKind(NamedTuple):
 #: In the order of the gallery.
 FIGURES = (
     FigureKind("exits", exits.draw, ("demo",), ("demo-digits-cpu.json",), "auxhead demo", exits.read_report),
+    FigureKind(
+        "footprint",
+        footprint.draw,
+        ("footprint",),
+        ("footprint-h200.jsonl",),
+        "auxhead-tune footprint resnet18 --classes 10 --batch 1 --batch 32",
+    ),
     FigureKind("latency", latency.draw, ("bench",), ("bench-h200.jsonl",), "auxhead-tune bench"),
     FigureKind("time-to-answer", time_to_answer.draw, ("bench",), ("bench-h200.jsonl",), "auxhead-tune bench"),
     FigureKind("ranks", ranks.draw, ("sweep",), ("sweep-h200.jsonl",), "auxhead-tune sweep resnet18"),
