@@ -100,12 +100,19 @@ def _verdict(record: Record) -> str:
 
 def _stretched(found: Mapping[str, Any]) -> list[str]:
     """Name the kernels of the trunk that heads cost most."""
-    ordered = sorted(found["kernels"], key=lambda one: one["bare_us"] - one["both_us"])[:_NAMED_KERNELS]
+    kernels = found["kernels"]
+    ordered = sorted(enumerate(kernels, start=1), key=lambda numbered: _added(numbered[1]), reverse=True)
     lines = []
-    for one in ordered:
-        added = one["both_us"] - one["bare_us"]
-        if added > 0:
+    for number, one in ordered[:_NAMED_KERNELS]:
+        if _added(one) > 0:
             ratio = one["both_us"] / one["bare_us"]
             name = one["name"] if len(one["name"]) <= _NAME else f"{one['name'][:_NAME]}..."
-            lines.append(f"Stretched by heads: {added:+.2f} us ({ratio:.2f} times) under the profiler: {name}")
+            lines.append(
+                f"Stretched by heads: {_added(one):+.2f} us ({ratio:.2f} times) under the profiler, kernel {number} "
+                f"of the trunk's {len(kernels)}: {name}"
+            )
     return lines
+
+
+def _added(kernel: Mapping[str, Any]) -> float:
+    return float(kernel["both_us"] - kernel["bare_us"])

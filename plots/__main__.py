@@ -11,6 +11,7 @@ import typer
 from ..autotune.record import BadRecord
 from .figure_files import save_figure
 from .figures import FIGURES, FigureKind
+from .perfetto import write_trace
 from .record_files import NoRecords
 
 app = typer.Typer(help="Figures from records; needs no GPU.", no_args_is_help=True, add_completion=False)
@@ -72,6 +73,17 @@ def _one_line_errors(out: Path) -> Iterator[None]:
         return
     print(f"Error: {message}", file=sys.stderr)
     raise typer.Exit(2)
+
+
+@app.command()
+def perfetto(
+    records: Annotated[Path, typer.Argument(help="Records of `auxhead-tune overlap`.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The trace, replaced if it is there.")] = Path("trace.json"),
+) -> None:
+    """Write timelines as a Chrome trace, with lanes of trunk, heads and SMs; ui.perfetto.dev opens it."""
+    with _one_line_errors(out):
+        write_trace(records, out)
+        _say([out])
 
 
 for _kind in FIGURES:

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from . import exits, footprint, landscape, latency, ranks, time_to_answer
+from . import exits, footprint, landscape, latency, ranks, time_to_answer, timeline
 from .record_files import COMMITTED, NoRecords, read_kinds
+from .timelines import KINDS
 
 #: The figure, and everything that it shows: with "title" and "stamp", in a form that fits into JSON.
 Drawn = tuple[Figure, dict[str, Any]]
@@ -65,6 +66,7 @@ FIGURES = (
     ),
     FigureKind("latency", latency.draw, ("bench",), ("bench-h200.jsonl",), "auxhead-tune bench"),
     FigureKind("time-to-answer", time_to_answer.draw, ("bench",), ("bench-h200.jsonl",), "auxhead-tune bench"),
+    FigureKind("timeline", timeline.draw, KINDS, ("overlap-h200.jsonl",), "auxhead-tune overlap MODEL"),
     FigureKind("ranks", ranks.draw, ("sweep",), ("sweep-h200.jsonl",), "auxhead-tune sweep resnet18"),
     FigureKind("landscape", landscape.draw, ("sweep",), ("sweep-h200.jsonl",), "auxhead-tune sweep resnet18"),
 )

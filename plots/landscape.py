@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from matplotlib import colormaps
@@ -141,16 +142,13 @@ def _panel(axes: Axes, head: Mapping[str, Any], across: Sequence[int], up: Seque
         cells.setdefault(place, one)
         if one["rule"]:
             axes.plot(*place, **RULE)
-    for column in range(len(across)):
-        for row in range(len(up)):
-            fastest = cells.get((column, row))
-            if fastest is None:
-                axes.plot(column, row, **UNTRIED)
-                continue
-            corner = (column - 0.5, row - 0.5)
-            axes.add_patch(Rectangle(corner, 1, 1, color=COLOURS(norm(fastest["over_fastest"])), linewidth=0))
-            if fastest["within_noise"]:
-                axes.add_patch(Rectangle(corner, 1, 1, fill=False, **TIED))
+    for (column, row), fastest in cells.items():
+        corner = (column - 0.5, row - 0.5)
+        axes.add_patch(Rectangle(corner, 1, 1, color=COLOURS(norm(fastest["over_fastest"])), linewidth=0))
+        if fastest["within_noise"]:
+            axes.add_patch(Rectangle(corner, 1, 1, fill=False, **TIED))
+    untried = [place for place in product(range(len(across)), range(len(up))) if place not in cells]
+    axes.plot([column for column, _ in untried], [row for _, row in untried], **UNTRIED)
     axes.set_xlim(-0.5, len(across) - 0.5)
     axes.set_ylim(-0.5, len(up) - 0.5)
     axes.set_xticks(range(len(across)), [str(value) for value in across])

@@ -34,16 +34,16 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """Latency against batch size with all baselines, and what heads add to the network without.
 
     Raises:
-        NoRecords: nothing of the runner and of the network without heads.
+        NoRecords: nothing of the runner beside the network without heads, at two batch sizes or more.
     """
     never = [one for one in records if one.exits == NEVER]
     network, found = most_measured(never, tuple(LINES), "latency where no sample leaves early")
     drawn: dict[str, Any] = {"title": "", "stamp": "", "network": str(network), "classes": {}}
-    for classes in sorted({one.cell["classes"] for one in found}):
+    numbers = sorted({one.cell["classes"] for one in found})
+    for classes in dict.fromkeys((numbers[0], numbers[-1])):
         of_classes = [one for one in found if one.cell["classes"] == classes]
-        drawn["classes"][str(classes)] = {
-            variant: _points([one for one in of_classes if one.variant == variant]) for variant in LINES
-        }
+        lines = {name: _points([one for one in of_classes if one.variant == name]) for name in LINES}
+        drawn["classes"][str(classes)] = {name: points for name, points in lines.items() if len(points) > 1}
     drawn["title"] = _title(drawn["classes"], network.heads)
     drawn["stamp"] = stamp(
         found, f"{network}. Lines: median; bands: 20th to 80th percentile of {rounds(found)} (records hold no p99)."
@@ -68,12 +68,12 @@ def _title(classes: Mapping[str, Any], heads: int) -> str:
     fewest = min(classes, key=int)
 
     def added(variant: str, unit: str) -> str | None:
-        percent = [_percent(point, unit)["median"] for point in classes[fewest][variant] if "bare" in point]
+        percent = [_percent(point, unit)["median"] for point in classes[fewest].get(variant, []) if "bare" in point]
         return f"{min(percent):.0f} to {max(percent):.0f} %" if percent else None
 
     device, plain = added(OURS, "device_us"), added(PLAIN, "device_us")
     if device is None:
-        raise NoRecords(f"no record of {OURS} beside {BARE}, whose ratio is the figure's point")
+        raise NoRecords(f"no record of {OURS} beside {BARE} at two batch sizes or more")
     ours = (
         f"{heads} overlapped heads of {fewest} classes add {device} of device time, {added(OURS, 'host_us')} of latency"
     )
@@ -90,9 +90,8 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     batches: set[int] = set()
     for axes, (classes, lines) in zip(above, drawn["classes"].items(), strict=False):
         for variant, points in lines.items():
-            if len(points) > 1:
-                batches |= {point["batch"] for point in points}
-                _line(axes, LINES[variant], points, [point["host_us"] for point in points])
+            batches |= {point["batch"] for point in points}
+            _line(axes, LINES[variant], points, [point["host_us"] for point in points])
         axes.set_title(f"latency, {int(classes):,} classes a head", fontsize=10, loc="left")
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -102,13 +101,13 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     for axes, unit, name in zip(below, ("host_us", "device_us"), ("latency", "device time"), strict=True):
         for place, lines in enumerate(drawn["classes"].values()):
             for variant in ADDED:
-                points = [point for point in lines[variant] if "bare" in point]
-                if len(points) > 1:
+                points = [point for point in lines.get(variant, []) if "bare" in point]
+                if points:
                     line = LINES[variant]._replace(dashes="-" if place == 0 else ":")
                     _line(axes, line, points, [_percent(point, unit) for point in points])
         axes.set_title(f"added by the heads: {name}", fontsize=10, loc="left")
         names = [f"{int(one):,} classes" for one in drawn["classes"]]
-        key = "; ".join(f"{dashes}: {one}" for dashes, one in zip(("lines", "dotted"), names, strict=False))
+        key = "; ".join(f"{dashes}: {one}" for dashes, one in zip(("solid", "dotted"), names, strict=False))
         axes.text(0.98, 0.95, key, transform=axes.transAxes, ha="right", va="top", fontsize=8.5, color=GREY)
         axes.axhline(0, color="black", linewidth=1)
     below[0].set_ylabel("% over the same graph\nwithout heads")
@@ -117,9 +116,13 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted(batches), [str(batch) for batch in sorted(batches)])
         axes.set_xlabel("batch size, samples")
+    if len(drawn["classes"]) == 1:
+        above[1].axis("off")
     legend = figure.add_subplot(rows[1, :])
     legend.axis("off")
-    legend.legend(*above[0].get_legend_handles_labels(), loc="center", ncols=2, frameon=False, fontsize=8.5)
+    legend.legend(
+        *above[0].get_legend_handles_labels(), loc="center", ncols=2, frameon=False, fontsize=8.5, handlelength=3.2
+    )
     return frame(figure, drawn)
 
 

@@ -11,6 +11,7 @@ from auxhead.autotune.trunk_probe import Room
 from auxhead.kernels.head_shape import HeadShape
 from sweep_fakes import ENVIRONMENT
 
+CELL = resnet_cell("resnet18", "float16", 1, 10, "stages")
 FORKS = ("layer1", "layer3")
 TRUNK_US = 160.0
 

@@ -39,10 +39,10 @@ def bare_trace():
 
 
 def measured(forks=FORKS, heads=20.0, both=104.0, **of_trace):
-    """A trunk of 100 us, in two captures and three rounds."""
+    """A trunk of 100 us, in five captures a quarter apart and three rounds."""
     times = {"trunk": 100.0, "heads": heads, "both": both}
     return OverlapMeasured(
-        times={name: [[us, us, us], [us + 1.0, us + 1.0, us + 1.0]] for name, us in times.items()},
+        times={name: [[us + place / 4] * 3 for place in range(5)] for name, us in times.items()},
         profiled={"trunk": [110.0] * 3, "both": [both * 1.25] * 3},
         replays={"trunk": read_replays(bare_trace()), "both": read_replays(trace(**of_trace))},
         forks=forks,

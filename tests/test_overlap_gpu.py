@@ -1,9 +1,11 @@
 """Overlap on a GPU: the command from end to end on a small network, with a real profiler."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from auxhead.autotune.__main__ import app
 from auxhead.autotune.cells import Cell
 from auxhead.autotune.overlap_measurement import REPLAYS, measure_overlap
 from auxhead.autotune.overlap_records import overlap_records
@@ -11,10 +13,37 @@ from auxhead.autotune.overlap_tables import overlap_tables
 from auxhead.autotune.record import append_record, read_records
 from auxhead.autotune.subject import build_subject
 from auxhead.autotune.timing import CAPTURES
+from auxhead.plots import perfetto, timeline
 from example_models import needs_gpu
 from sweep_fakes import ENVIRONMENT
+from typer.testing import CliRunner
 
 pytestmark = needs_gpu
+
+FACTORY = """
+import torch
+from auxhead.model import EarlyExitNetwork
+from example_models import SmallNet, plain_heads
+
+def small():
+    torch.manual_seed(0)
+    example = torch.randn(4, 3, 64, 64, device="cuda")
+    return EarlyExitNetwork(SmallNet().cuda(), plain_heads(), 0.9, example_input=None).cuda().eval(), example
+"""
+
+
+def test_the_command_on_a_network_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "factory_of_overlap.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    result = CliRunner().invoke(app, ["overlap", "factory_of_overlap:small", "--out", "records.jsonl"])
+    assert result.exit_code == 0, result.output
+    assert "hiding efficiency" in result.stdout and "the profiler's inflation of both" in result.stdout
+    records = read_records(tmp_path / "records.jsonl")
+    assert [(one.kind, one.error) for one in records] == [("overlap", None), ("timeline", None)]
+    _, drawn = timeline.draw(records)
+    assert drawn["trunk"] and drawn["joining"] and len(drawn["heads"]) == len(records[0].protocol["forks"])
+    assert perfetto.chrome_trace(records)["traceEvents"]
 
 
 @pytest.mark.parametrize("batch", [1, 16])

@@ -56,14 +56,52 @@ def test_the_parts_are_captured_and_answer_rightly(subject, monkeypatch):
             buffers, place, heads
         )
     )  # fmt: skip
+    answers = []
+
+    def wrong(self, which, runner):
+        answers.append((which, runner(self.subject.example)))
+
+    monkeypatch.setattr(Parts, "wrong", wrong)  # itself another test's
     with ExitStack() as opened, subject.exits(NEVER):
         parts = Parts(subject, opened)
-        assert parts.forks == ("block2",), "the segments take as long as each other here"
         parts.forks = ("block0",)
         calls = {name: capture() for name, capture in parts.capture.items()}
         assert list(calls) == [BARE, HEADS, BOTH] and launched == [(0, 1), (1, 1)], "one without the classifier"
         for call in calls.values():
             call()
+    (of_bare, bare), (of_both, both) = answers
+    assert of_bare == () and of_both == ("block0", "block2")
+    assert bare.label.equal(both.label) and bare.exit_index.tolist() == both.exit_index.tolist() == [2]
+
+
+def test_launches_leave_the_trunk_in_all_captures_where_they_do_in_the_first(subject, monkeypatch):
+    made = []
+
+    class Runner:
+        def __init__(self, network, example, *, batch_sizes, trunk, forks=None):
+            made.append((batch_sizes, trunk.notes, forks))
+            self.forks = {1: ("block2",)}
+
+        def __call__(self, x):
+            raise AssertionError("not called here")
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.close()
+
+        def close(self):
+            made.append("closed")
+
+    monkeypatch.setattr(overlap_parts, "OverlappedRunner", Runner)
+    monkeypatch.setattr(Parts, "wrong", lambda self, which, runner: None)
+    with ExitStack() as opened:
+        parts = Parts(subject, opened)
+        parts.capture[BOTH]()
+        parts.capture[BOTH]()
+    how = ((1,), parts.trunk_notes)
+    assert made == [(*how, None), "closed", (*how, ("block2",)), (*how, ("block2",)), "closed", "closed"]
 
 
 @pytest.mark.parametrize("part", [BARE, HEADS, BOTH])
@@ -74,6 +112,7 @@ def test_nothing_that_answers_wrongly_is_timed(subject, monkeypatch, part):
         HEADS: (alone_head.AloneHead, lambda self, said: "off"),
     }
     owner, says = wrong[part]
+    monkeypatch.setattr(Parts, "forks", ("block2",))
     monkeypatch.setattr(owner, "wrong_answer" if part == HEADS else "wrong", says)
     with ExitStack() as opened, pytest.raises(WrongAnswer, match=f"^{part}: off; not timed$"):
         Parts(subject, opened).capture[part]()

@@ -1,0 +1,116 @@
+"""Every figure from the records that come with the package: drawn again as committed, its numbers those of records."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from auxhead.autotune.record import read_records
+from auxhead.plots.__main__ import app
+from auxhead.plots.figures import FIGURES
+from auxhead.plots.record_files import COMMITTED
+from typer.testing import CliRunner
+
+GALLERY = Path(__file__).parent.parent / "plots" / "gallery"
+BENCH = [one for one in read_records(COMMITTED / "bench-h200.jsonl") if one.kind == "bench"]
+SWEEP = [one for one in read_records(COMMITTED / "sweep-h200.jsonl") if one.kind == "sweep"]
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory):
+    out = tmp_path_factory.mktemp("figures")
+    result = CliRunner().invoke(app, ["all", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def drawn(name):
+    return json.loads((GALLERY / f"{name}.json").read_text())
+
+
+def same(one, other):
+    """Equal but for the last digits, which depend on the processor."""
+    if isinstance(one, float):
+        return one == pytest.approx(other, rel=1e-6, abs=1e-6)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def test_the_gallery_is_drawn_from_the_committed_records(rendered):
+    assert {path.name for path in rendered.iterdir()} == {path.name for path in GALLERY.iterdir()} - {"README.md"}
+    for path in sorted(rendered.glob("*.json")):
+        assert same(json.loads(path.read_text()), drawn(path.stem)), path.name
+        assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+        assert json.loads(path.read_text())["title"].split()[0] in path.with_suffix(".svg").read_text()
+
+
+def test_the_gallery_lists_every_figure_there_is():
+    readme = (GALLERY / "README.md").read_text()
+    listed = re.findall(r"^\| \[([a-z-]+)\]\(\1\.png\).*`auxhead-plot \1`", readme, flags=re.MULTILINE)
+    assert listed == [kind.name for kind in FIGURES if (GALLERY / f"{kind.name}.png").exists()]
+    assert re.findall(r"!\[\]\(([a-z-]+)\.png\)", readme) == listed
+
+
+def benched(variant, batch, exits="never"):
+    return [one for one in BENCH if (one.variant, one.cell["batch"], one.exits) == (variant, batch, exits)]
+
+
+def test_latencies_are_those_of_records():
+    points = [
+        (int(classes), variant, point)
+        for classes, lines in drawn("latency")["classes"].items()
+        for variant, its in lines.items()
+        for point in its
+    ]
+    assert len(points) > 40
+    for classes, variant, point in points:
+        (found,) = [
+            one
+            for one in benched(variant, point["batch"])
+            if one.cell["classes"] == classes
+            and all(point[us].items() <= getattr(one, us).items() for us in ("host_us", "device_us"))
+        ]
+        if "bare" in point:
+            assert any(point["bare"].items() <= pair.items() for pair in found.paired if pair["role"] == "bare")
+    ratios = [
+        point["bare"]["device_ratio"] for classes, name, point in points if (classes, name) == (10, "overlapped@cudnn")
+    ]
+    assert f"add {100 * min(ratios) - 100:.0f} to {100 * max(ratios) - 100:.0f} %" in drawn("latency")["title"]
+
+
+def test_times_to_the_answer_are_those_of_records():
+    batches = drawn("time-to-answer")["batches"]
+    assert list(batches) == ["1", "8", "32", "128"]
+    for batch, lines in batches.items():
+        for variant, points in lines.items():
+            for point in points:
+                found = benched(variant, int(batch), point["exit"])
+                assert any(point["host_us"].items() <= one.host_us.items() for one in found), (batch, variant)
+        assert [point["exit"] for point in lines["truncated@cudnn"]] == ["layer1", "layer2", "layer3", "layer4"]
+
+
+@pytest.mark.parametrize("name", ["ranks", "landscape"])
+def test_times_of_configurations_are_those_of_records(name):
+    medians = {(one.variant, one.protocol["place"], one.device_us["median"]) for one in SWEEP}
+    heads = drawn(name)["heads"]
+    for one in (one for head in heads for one in head["configs"]):
+        assert (one["config"], "alone", one["alone_us"]) in medians
+        assert (one["config"], "network", one.get("network_us")) in medians or name == "landscape"
+    assert len({head["head"] for head in heads}) == len(heads) == {"ranks": 22, "landscape": 16}[name]
+
+
+def test_ranks_are_those_of_the_ratios_that_records_have():
+    ratios = {
+        (one.variant, one.cell["tap"], one.cell["samples"], one.cell["classes"]): one.paired[0]["device_ratio"]
+        for one in SWEEP
+        if one.protocol["place"] == "network"
+    }
+    for head in drawn("ranks")["heads"]:
+        where = (head["head"].partition(",")[0], head["batch"], head["classes"])
+        by_network = sorted(head["configs"], key=lambda one: ratios[(one["config"], *where)])
+        assert [one["rank_network"] for one in by_network] == list(range(1, len(by_network) + 1))
+        assert [one["rank_alone"] for one in head["configs"]] == list(range(1, len(by_network) + 1))
+    assert sum(map(sum, drawn("ranks")["rank_counts"])) == len(ratios)
