@@ -1,6 +1,5 @@
 """The command ``auxhead-tune footprint``."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,4 +35,5 @@ def footprint(
 
 
 def _measure(subject: Subject, begins: Begins) -> Finish:
-    return partial(footprint_records, measure_footprints(subject, begins))
+    measured = measure_footprints(subject, begins)
+    return lambda cell, of_device: footprint_records(cell, measured, of_device)

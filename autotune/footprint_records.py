@@ -23,12 +23,12 @@ KIND = "footprint"
 _DIGITS = 6
 
 
-def footprint_records(measured: FootprintsMeasured, cell: Cell, environment: Mapping[str, Any]) -> list[Record]:
+def footprint_records(cell: Cell, measured: FootprintsMeasured, environment: Mapping[str, Any]) -> list[Record]:
     """Return a record of each footprint of a network, what is by rule first.
 
     Args:
-        measured: what was measured of the network.
         cell: the network.
+        measured: what was measured of it.
         environment: see :class:`~auxhead.autotune.record.Record`.
     """
     run = secrets.token_hex(6)

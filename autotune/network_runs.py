@@ -57,6 +57,7 @@ def measure_networks(
         cells = [own.cell] if own is not None else chosen.cells()
         of_device = environment(device)
         found: list[Record] = []
+        reasons: list[str] = []
         with SweepProgress(console) as progress:
             for number, cell in enumerate(cells):
 
@@ -68,8 +69,8 @@ def measure_networks(
                     finish = measure(own or build_subject(cell, device), begins)
                 except (RuntimeError, ValueError) as error:  # no memory, a wrong answer, a trace that holds too little
                     why = error.__cause__ if isinstance(error, VariantFailed) and error.__cause__ else error
-                    reason = f"{type(why).__name__}: {' '.join(str(why).split())}"[:500]
-                    records = [failed(cell, reason, of_device)]
+                    reasons.append(f"{type(why).__name__}: {' '.join(str(why).split())}"[:500])
+                    records = [failed(cell, reasons[-1], of_device)]
                 else:
                     records = finish(cell, {**of_device, "clocks": clocks(device)})
                 for record in records:
@@ -79,6 +80,5 @@ def measure_networks(
                 torch.cuda.empty_cache()
         print_tables(console, tables(found))
         console.print(f"Records: {where}", highlight=False, soft_wrap=True)
-        errors = [record.error for record in found if record.error is not None]
-        if errors:
-            raise BadInput(f"{len(errors)} of {len(found)} could not be measured, the first: {errors[0]}")
+        if reasons:
+            raise BadInput(f"{len(reasons)} of {len(cells)} networks could not be measured, the first: {reasons[0]}")

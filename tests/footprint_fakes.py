@@ -57,4 +57,4 @@ def _times(us):
 def records(batch=1, **changes):
     """What is kept of it."""
     cell = resnet_cell("resnet18", "float16", batch, 10, "stages")
-    return footprint_records(measured(batch, **changes), cell, ENVIRONMENT)
+    return footprint_records(cell, measured(batch, **changes), ENVIRONMENT)

@@ -51,7 +51,7 @@ def test_footprints_are_measured(measured, tmp_path):
     assert 0.8 < both / trunk < 3.0
     assert len(found.room.by_sm) == sms and max(found.room.by_sm) < 1.5 and 1.0 < found.room.idle_programs <= 32.0
     path = tmp_path / "records.jsonl"
-    for record in footprint_records(found, cell, environment(DEVICE)):
+    for record in footprint_records(cell, found, environment(DEVICE)):
         append_record(path, record)
     (table,) = footprint_tables(read_records(path))
     assert len(table.rows) == len(found.footprints)

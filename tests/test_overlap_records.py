@@ -14,6 +14,7 @@ from sweep_fakes import ENVIRONMENT
 from typer.testing import CliRunner
 
 command = importlib.import_module("auxhead.autotune.overlap_command")
+network_runs = importlib.import_module("auxhead.autotune.network_runs")
 
 
 def test_the_summary(tmp_path):
@@ -111,9 +112,9 @@ def pretended(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200 (fake)")
-    monkeypatch.setattr(command, "environment", lambda device: ENVIRONMENT)
-    monkeypatch.setattr(command, "clocks", lambda device: {"sm_mhz": 1980.0})
-    monkeypatch.setattr(command, "build_subject", lambda cell, device: cell)
+    monkeypatch.setattr(network_runs, "environment", lambda device: ENVIRONMENT)
+    monkeypatch.setattr(network_runs, "clocks", lambda device: {"sm_mhz": 1980.0})
+    monkeypatch.setattr(network_runs, "build_subject", lambda cell, device: cell)
 
     def measure_overlap(cell, begins):
         begins("timing", 0.8)
