@@ -1,4 +1,4 @@
-"""The command ``auxhead-tune``: sweep, retune, bench, heads, pareto, overlap, table, plan, promote and explain."""
+"""The command ``auxhead-tune``; a function or a module for each of its subcommands."""
 
 import fnmatch
 import json
@@ -20,6 +20,8 @@ from .bench import DeviceLost, run_cell
 from .bench_plan import ROUNDS, Plan, check_patterns, unsettled
 from .cells import STAGES, Cell, Dtype, Placement, chosen_cells
 from .environment import environment
+from .footprint_command import footprint
+from .footprint_tables import footprint_tables
 from .head_tables import head_tables
 from .heads_command import heads
 from .network_tables import network_tables
@@ -45,6 +47,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+#: What tables are made of.
+_KINDS = "bench, heads, pareto, overlap, footprint, sweep or retune"
 #: Rounds of ``--quick``.
 QUICK_ROUNDS = 20
 
@@ -138,13 +142,14 @@ def bench(
 app.command()(heads)
 app.command()(pareto)
 app.command()(overlap)
+app.command()(footprint)
 
 
 @app.command()
 def table(
     records: Annotated[
         Path,
-        typer.Argument(help="A .jsonl file of bench, heads, pareto, overlap, sweep or retune.", show_default=False),
+        typer.Argument(help=f"A .jsonl file of {_KINDS}.", show_default=False),
     ],
     markdown: Annotated[bool, typer.Option("--markdown", help="For a README.")] = False,
 ) -> None:
@@ -153,11 +158,9 @@ def table(
         found = read_records(records)
         swept = [*outcome_tables(recorded_outcomes(found)), *network_tables(found)]
         tables = [*bench_tables(found), *head_tables(found), *pareto_tables(found), *overlap_tables(found)]
-        tables += [*swept, *agreement_tables(found)]
+        tables += [*footprint_tables(found), *swept, *agreement_tables(found)]
         if not tables:
-            raise BadInput(
-                f"RECORDS: {records} holds none of bench, heads, pareto, overlap, sweep or retune, wants some"
-            )
+            raise BadInput(f"RECORDS: {records} holds none of {_KINDS}, wants some")
         if markdown:
             print("\n".join(as_markdown(one) for one in tables))
         else:

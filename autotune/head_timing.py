@@ -1,9 +1,7 @@
 """Measures heads on a GPU: alone, as a chain of launches in a graph, and in situ, in a captured network."""
 
-import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,6 +15,7 @@ from .bench import DeviceLost
 from .cells import NEVER
 from .comparison import Paired
 from .compile_ahead import CompileAhead
+from .first_launches import first_launches
 from .head_peers import FUSED, LAUNCHES
 from .heads_in_situ import HeadsInSitu
 from .measurer import ALONE, NETWORK, Failure, Target
@@ -26,8 +25,6 @@ from .timing import Key, VariantFailed, time_rounds
 
 #: Back-to-back replays last about this long, microseconds.
 BLOCK_US = 1000.0
-#: What is compiled at the same time, at most: each takes a core.
-_MOST_WORKERS = 32
 
 
 class HeadTiming:
@@ -88,21 +85,10 @@ class HeadTiming:
         return self._compile(configs, launch)
 
     def _compile(self, variants: Sequence[Key], launch: Callable[[Key], object]) -> dict[Key, Failure]:
-        def attempt(variant: Key) -> Failure | None:
-            try:
-                with torch.cuda.device(self._device), torch.no_grad():
-                    launch(variant)
-                    torch.cuda.current_stream(self._device).synchronize()
-            except Exception as error:
-                return _failure(error)
-            return None
-
         self._check_device()
-        first = [attempt(variant) for variant in variants[:1]]  # by itself: it reads the kernel's sources for all
-        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_WORKERS)) as pool:
-            rest = list(pool.map(attempt, variants[1:]))
+        failed = first_launches(variants, launch, self._device)
         self._see_whether_lost()
-        return {variant: failed for variant, failed in zip(variants, first + rest, strict=True) if failed}
+        return failed
 
     def check(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
         """Compare each configuration with the truth; in situ that is done with the very captures that are timed."""
@@ -114,7 +100,7 @@ class HeadTiming:
             try:
                 wrong = self.heads[target].wrong(config)
             except Exception as error:
-                failures[config] = _failure(error)
+                failures[config] = Failure.of(error)
                 self._see_whether_lost()
                 continue
             if wrong is not None:
@@ -239,7 +225,7 @@ class HeadTiming:
             except _Wrong as wrong:
                 results[variant] = Failure("wrong answer", str(wrong))
             except Exception as error:
-                results[variant] = _failure(error)
+                results[variant] = Failure.of(error)
                 self._see_whether_lost()
         while baseline in calls:
             self._check_device()
@@ -248,7 +234,7 @@ class HeadTiming:
                 repeat = max(2, round(BLOCK_US / min(first[baseline][0])))
                 times = time_rounds(calls, self._device, rounds=rounds, repeat=repeat)
             except VariantFailed as failed:
-                results[failed.name] = _failure(failed.__cause__ or failed)
+                results[failed.name] = Failure.of(failed.__cause__ or failed)
                 del calls[failed.name]
                 self._see_whether_lost()
                 continue
@@ -261,7 +247,7 @@ class HeadTiming:
         try:
             torch.cuda.synchronize(self._device)
         except Exception as error:
-            self._lost = str(_failure(error))
+            self._lost = str(Failure.of(error))
 
     def _check_device(self) -> None:
         if self._lost is not None:
@@ -270,7 +256,3 @@ class HeadTiming:
 
 class _Wrong(Exception):
     """A capture does not answer as it should."""
-
-
-def _failure(error: BaseException) -> Failure:
-    return Failure(type(error).__name__, " ".join(str(error).split())[:300])

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -78,11 +79,15 @@ class HeadsInSitu:
         """Capture afresh, with these configurations for the heads of some shapes; the others are launched by rule."""
         example = self.subject.example
         kind = OverlappedRunner if point.trunk_first else _SamePriority
-        with overriding({**self._heads_by_rule, **_in_network(configs)}):
+        with self.launching(configs):
             return kind(self._network, example, batch_sizes=(len(example),), trunk=self._trunk, forks=point.forks)
 
-    def launch(self, configs: Configs, point: NetworkPoint, which: Sequence[str]) -> None:
-        """Launch as the runner will, all launches that a head of some taps has a part in."""
+    def launching(self, configs: Configs) -> AbstractContextManager[None]:
+        """Let heads of some shapes be launched like this until the context ends, and the others by rule."""
+        return overriding({**self._heads_by_rule, **_in_network(configs)})
+
+    def launch(self, configs: Configs, point: NetworkPoint, which: Sequence[str]) -> list[ExitLaunch]:
+        """Launch as the runner will, all launches that a head of some taps has a part in; return these."""
         taps, example = self._network.taps, self.subject.example
         ends = [taps.index(fork) for fork in point.forks]
         starts = [0, *(end + 1 for end in ends)]
@@ -94,10 +99,13 @@ class HeadsInSitu:
         classes = self.subject.heads[0].num_classes
         buffers = ExitBuffers.allocate(len(heads), len(example), classes, with_probs=with_probs, device=example.device)
         mine = {taps.index(tap) for tap in which}
-        with overriding({**self._heads_by_rule, **_in_network(configs)}):
+        launched = []
+        with self.launching(configs):
             for start, end in zip(starts, [*ends, len(heads) - 1], strict=True):
                 if mine & set(range(start, end + 1)):
-                    ExitLaunch(buffers, start, heads[start : end + 1])(inputs[start : end + 1])
+                    launched.append(ExitLaunch(buffers, start, heads[start : end + 1]))
+                    launched[-1](inputs[start : end + 1])
+        return launched
 
     @cached_property
     def _logits(self) -> list[list[Tensor]]:

@@ -37,6 +37,11 @@ class Failure(NamedTuple):
     """In a few words that others may have in common."""
     detail: str
 
+    @classmethod
+    def of(cls, error: BaseException) -> "Failure":
+        """Return what an error says, in one line."""
+        return cls(type(error).__name__, " ".join(str(error).split())[:300])
+
     def __str__(self) -> str:
         return f"{self.kind}: {self.detail}"
 

@@ -74,8 +74,8 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
     summary = _summary(measured.times[BOTH])
     paired = [{**pairs[0], **interval}, pairs[1]]
     return [
-        _record(KIND, cell, environment, device_us=summary, paired=paired, details=details, **common),
-        _record(TIMELINE, cell, environment, details=timeline, **common),
+        _record(KIND, cell, environment, device_us=summary, paired=paired, measured=details, **common),
+        _record(TIMELINE, cell, environment, measured=timeline, **common),
     ]
 
 

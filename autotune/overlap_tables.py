@@ -29,9 +29,9 @@ def _table(record: Record) -> RecordTable:
         f"{len(cell['taps'])} heads ({cell['placement']}), {'x'.join(map(str, cell['input']))}; "
         f"{environment.get('gpu')}, torch {environment.get('torch')}"
     )
-    if record.error is not None or record.details is None or record.device_us is None:
+    if record.error is not None or record.measured is None or record.device_us is None:
         return RecordTable(title, COLUMNS, _TEXT_COLUMNS, [], [f"Not measured: {record.error}"])
-    found, parts = record.details, {pair["role"]: pair for pair in record.paired}
+    found, parts = record.measured, {pair["role"]: pair for pair in record.paired}
     trunk, heads = parts["trunk"], parts["heads"]
     inflation = found["inflation"]
     rows = [
@@ -84,13 +84,13 @@ def _launches(record: Record) -> str:
 
 
 def _verdict(record: Record) -> str:
-    assert record.details is not None and record.device_us is not None
+    assert record.measured is not None and record.device_us is not None
     (trunk,) = (pair for pair in record.paired if pair["role"] == "trunk")
     (heads,) = (pair for pair in record.paired if pair["role"] == "heads")
     added = record.device_us["median"] - trunk["device_us"]["median"]
     known = trunk["low"] <= 1.0 <= trunk["high"]
     doubt = ", which captures differ by as well" if known else ""
-    hidden = 100.0 * record.details["hiding_efficiency"]["median"]
+    hidden = 100.0 * record.measured["hiding_efficiency"]["median"]
     shorter = min((trunk, heads), key=lambda pair: float(pair["device_us"]["median"]))["role"]
     return (
         f"Heads that take {heads['device_us']['median']:,.2f} us alone add {added:+,.2f} us to the trunk{doubt}: "

@@ -31,7 +31,7 @@ class Record:
     """What measured it: "bench"; "heads"; "sweep", of heads; "network", of where a network's launches leave its trunk;
     "retune", which sums up several sweeps of a head; "profile", of one request before and after; "pareto", of accuracy
     against latency; "overlap", of what runs beside what in a network, and "timeline", the kernels of one replay of
-    it."""
+    it; "footprint", of how much room heads take of a GPU and what that costs the trunk."""
     cell: dict[str, Any]
     """Of the benchmark and of networks: model, dtype, batch, classes, placement (of the heads), taps (their names),
     input (the shape of one sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a
@@ -58,7 +58,8 @@ class Record:
     place "alone", config and kernel, those of "fused", and for "bytes" the bytes that a head has to move and
     bytes_per_second, what a copy read and wrote. Of a profile requests, for rounds and captures. Of pareto thresholds
     (by tap) and data (whose test split it is). Of overlap and timelines trunk_kind, forks, and replays: how many were
-    profiled."""
+    profiled. Of a footprint that and trunk (as in situ), trunk_priority, heads (the configuration by tap) and
+    residency_replays (how many were recorded); ``variant`` says what is not by rule."""
     host_us: dict[str, Any] | None = None
     """Microseconds from the call, on an idle device, until the caller's stream has the answer: median, p20, p80 over
     the rounds, and captures: the median of each fresh capture."""
@@ -73,19 +74,16 @@ class Record:
     heads: role "fused"; no times of the host; low and high, the ends of the 99 % interval of device_ratio. Of a
     profile: role "before"; no times of the device. Of pareto: role "bare"; beside, mean_host_us and mean_host_ratio. Of
     overlap the parts of the network: roles "trunk", alone in one graph, with the interval of device_ratio, and "heads",
-    all of them alone, one launch after another; no times of the host, device_us as that of the record itself."""
+    all of them alone, one launch after another; no times of the host, device_us as that of the record itself. Of a
+    footprint the same, and what is by rule also role "recorded", itself while its programs record where they run."""
     measured: dict[str, Any] | None = None
-    """What else was measured. Of a profile, a request each unless said otherwise: call_us (median, p20, p80: until the
+    """What else was measured.
+
+    Of a profile, a request each unless said otherwise: call_us (median, p20, p80: until the
     call returned), and under the profiler launches, graph_launches, kernels, copies, memsets, kernel_us (summed),
     busy_us (their union), api (name, calls and host_us of each CUDA function, most time first), allocations and waits
     (calls in all requests together). Of pareto: samples (of the test split), accuracy (0 to 1) and mean_host_us, the
-    time to the answer as a mean over its batches."""
-    correctness: dict[str, Any] | None = None
-    """samples compared with the eager truth; differing: those with another label or exit; differing_near: how many of
-    those rounding explains, the confidence being that close to a threshold or the two classes to each other; near: how
-    many samples lie that close at all; confidence_off: those that are too sure or not enough."""
-    details: dict[str, Any] | None = None
-    """What else was found.
+    time to the answer as a mean over its batches.
 
     Of overlap, each with median, p20 and p80 over replays: coverage, side_us, exposed_us, trunk_us, join_stall_us,
     join_us and span_us as :class:`~auxhead.autotune.overlap.Overlap` says (coverage None: nothing runs beside the
@@ -93,10 +91,20 @@ class Record:
     "trunk" and "both", times under the profiler over those without; and kernels, those of the trunk in order: name,
     bare_us and both_us, medians over replays.
 
+    Of a footprint: hiding_efficiency as of overlap; programs, of all launches beside the trunk; and occupancy, by tier
+    (:data:`auxhead.autotune.occupancy.TIERS`), None where a tier is absent: theoretical and estimate, of each of these
+    launches in order, and residency, of all of them together, each with median, p20 and p80 over replays. Of what is
+    by rule also trunk_room, what the bare trunk leaves free for programs of one warp that each stay for hold_us: by_sm
+    and by_time, shares of the idle_programs that an SM of the idle GPU holds, and stretch, of the trunk by the probe.
+
     Of a timeline: replay, its number; coverage and the others as above, but plain numbers, of this replay; kernels in
     order: name, role ("trunk", "side" of heads beside it, "join" of the launch that waits for both), stream, start_us
     since the replay began, duration_us, grid, block and registers of a thread; and, where residency was recorded,
     programs: of each program of the heads its SM's id, start and end, microseconds since the replay began."""
+    correctness: dict[str, Any] | None = None
+    """samples compared with the eager truth; differing: those with another label or exit; differing_near: how many of
+    those rounding explains, the confidence being that close to a threshold or the two classes to each other; near: how
+    many samples lie that close at all; confidence_off: those that are too sure or not enough."""
     notes: list[str] = field(default_factory=list)
     """In sentences; of a profile what keeps the runner from a steady state."""
     error: str | None = None

@@ -11,6 +11,7 @@ import triton.language as tl
 from triton.language import core
 
 from .head_stages import decide, draw_ticket, head_program
+from .residency_kernel import clock, record_turn
 
 
 @core.extern
@@ -210,12 +211,15 @@ def exit_kernel(
     requests,  # [1] int64: requests so far
     condition,  # [1] int64: handle of a conditional node, or None
     total,  # programs that there is work for: if BOUNDED, there are fewer, which go on until all is done
+    residency,  # [total, 3] int64: see ``residency``, or None
     N, K,
     CONFIGS: tl.constexpr,
     PLACE: tl.constexpr, LAST: tl.constexpr, TICKETS: tl.constexpr, BOUNDED: tl.constexpr,
     INTERPRETED: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """See the module's docstring; ExitLaunch has sized everything."""
+    if residency is not None:
+        start = clock(INTERPRETED)
     last_ticket = tl.num_programs(0) - 1 + (total if BOUNDED else 0)
     pid = draw_ticket(tickets, last_ticket) if TICKETS else tl.program_id(0)
     if BOUNDED:
@@ -225,9 +229,13 @@ def exit_kernel(
                 valid, joined, tally, open_samples, requests, condition, N, K,
                 CONFIGS, PLACE, LAST, INTERPRETED, BLOCK_J,
             )  # fmt: skip
+            if residency is not None:
+                start = record_turn(residency, pid, start, INTERPRETED)
             pid = draw_ticket(tickets, last_ticket)
     else:
         exit_program(
             pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
             valid, joined, tally, open_samples, requests, condition, N, K, CONFIGS, PLACE, LAST, INTERPRETED, BLOCK_J,
         )  # fmt: skip
+        if residency is not None:
+            record_turn(residency, pid, start, INTERPRETED)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .head_view import HeadView, head_view
 from .launch_config import LaunchConfig, Programs, needs_tickets, next_power_of_2
+from .residency import is_recording, new_turns
 from .workspace import Workspace
 
 
@@ -116,6 +117,10 @@ class ExitLaunch:
         self._tally = torch.zeros(1, dtype=torch.int64, device=device)
         self._tickets = torch.zeros(1, dtype=torch.int32, device=device)
         self._spaces: dict[int, _Space] = {}
+        self._records = is_recording()
+        self._turns: dict[int, Tensor | None] = {}  # by the pieces of work, which follow from the inputs
+        self.compiled: Any = None
+        """Triton's compiled kernel of the last call; None before, and where it is interpreted."""
 
     def __call__(self, inputs: Sequence[Tensor]) -> None:
         """Launch on the current stream.
@@ -178,14 +183,17 @@ class ExitLaunch:
             waiting += config.waiting(view, classes)
         total = first_decision  # where the next one would begin
         bounded = 0 < most < total
+        grid = most if bounded else total
+        if self._records and total not in self._turns:
+            self._turns[total] = new_turns(total, grid, num_warps, buffers.label.device)
         answer_label, answer_exit, answer_confidence, answer_probs = buffers.answer(buffers.packed_answer)
         with torch.cuda.device_of(buffers.label):
-            exit_kernel.exit_kernel[(most if bounded else total,)](
+            self.compiled = exit_kernel.exit_kernel[(grid,)](
                 tuple(arguments),
                 buffers.probs, buffers.label, buffers.confidence, buffers.exits,
                 answer_probs, answer_label, answer_confidence, answer_exit,
                 buffers.valid, self._joined, self._tally, self._tickets,
-                self._open_samples, buffers.requests, self._condition, total,
+                self._open_samples, buffers.requests, self._condition, total, self._turns.get(total),
                 samples, classes,
                 CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last,
                 TICKETS=bounded or needs_tickets(waiting, num_warps, buffers.label.device), BOUNDED=bounded,

@@ -13,6 +13,8 @@ from .head_output import HeadOutput
 from .head_stages import INTERPRETED, draw_ticket, head_program
 from .head_view import HeadView
 from .launch_config import LaunchConfig, needs_tickets
+from .residency import new_turns
+from .residency_kernel import clock, record_turn
 from .workspace import Workspace
 
 
@@ -23,7 +25,7 @@ def fused_head_kernel(
     bias, stride_bk,
     temperature, threshold,
     probs, label, confidence, exits,
-    features, partial, arrived, tickets, total,
+    features, partial, arrived, tickets, total, residency,
     N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
     POOL_MAX: tl.constexpr, ONE_WINDOW: tl.constexpr, INTERPRETED: tl.constexpr,
     TEMPERATURE_TENSOR: tl.constexpr, THRESHOLD_TENSOR: tl.constexpr,
@@ -34,8 +36,11 @@ def fused_head_kernel(
 ):  # fmt: skip
     """One head; see head_program for most arguments.
 
-    There is work for ``total`` programs: if BOUNDED, fewer that go on until all is done.
+    There is work for ``total`` programs: if BOUNDED, fewer that go on until all is done. ``residency``: see there, or
+    None.
     """
+    if residency is not None:
+        start = clock(INTERPRETED)
     last_ticket = tl.num_programs(0) - 1 + (total if BOUNDED else 0)
     pid = draw_ticket(tickets, last_ticket) if TICKETS else tl.program_id(0)
     if BOUNDED:
@@ -47,6 +52,8 @@ def fused_head_kernel(
                 POOL_MAX, ONE_WINDOW, INTERPRETED, TEMPERATURE_TENSOR, THRESHOLD_TENSOR, BLOCK_N, BLOCK_C, BLOCK_P,
                 BLOCK_A, BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS, STAGES, ALONE, WAITS,
             )  # fmt: skip
+            if residency is not None:
+                start = record_turn(residency, pid, start, INTERPRETED)
             pid = draw_ticket(tickets, last_ticket)
     else:
         head_program(
@@ -56,6 +63,8 @@ def fused_head_kernel(
             POOL_MAX, ONE_WINDOW, INTERPRETED, TEMPERATURE_TENSOR, THRESHOLD_TENSOR, BLOCK_N, BLOCK_C, BLOCK_P, BLOCK_A,
             BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS, STAGES, ALONE, WAITS,
         )  # fmt: skip
+        if residency is not None:
+            record_turn(residency, pid, start, INTERPRETED)
 
 
 _compiled: dict[tuple[Hashable, ...], Any] = {}
@@ -88,6 +97,7 @@ def launch_fused_head(
     zeros = arrival_counters(x.device).take(programs.zeroed + 1)
     bounded = 0 < config.max_programs < programs.total
     grid = config.max_programs if bounded else programs.total
+    residency = new_turns(programs.total, grid, config.num_warps, x.device)
     with torch.cuda.device_of(x):
         arguments = (
             x, *view.strides,
@@ -95,7 +105,7 @@ def launch_fused_head(
             bias, 0 if bias is None else bias.stride(0),
             temperature, threshold,
             probs, label, confidence, exits,
-            *Workspace.of(config, programs, zeros[:-1]), zeros[-1:], programs.total,
+            *Workspace.of(config, programs, zeros[:-1]), zeros[-1:], programs.total, residency,
             samples, channels, height, width, classes,
             view.grid_h, view.grid_w, view.window_h, view.window_w, programs.splits,
             pool_max, view.positions == config.block_p == 1,
@@ -111,7 +121,10 @@ def launch_fused_head(
         pointers = tuple(t is None or t.data_ptr() % 16 for t in (x, weight, bias))
         rules = tuple(t.data_ptr() % 16 if isinstance(t, Tensor) else None for t in (temperature, threshold))
         strides = (weight.stride(), bias is None or bias.stride(0))
-        key = (x.device, x.dtype, view, classes, strides, pointers, rules, pool_max, return_probs, config)
+        key = (
+            x.device, x.dtype, view, classes, strides, pointers, rules, pool_max, return_probs, config,
+            residency is None,
+        )  # fmt: skip
         compiled = _compiled.get(key)
         if compiled is not None:
             compiled[(grid, 1, 1)](*arguments)

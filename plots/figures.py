@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from . import exits, landscape, latency, pareto, profile, ranks, roofline, time_to_answer, timeline
+from . import exits, footprint, landscape, latency, pareto, profile, ranks, roofline, time_to_answer, timeline
 from .record_files import COMMITTED, NoRecords, read_kinds
 from .timelines import KINDS
 
@@ -57,6 +57,13 @@ class FigureKind(NamedTuple):
 #: In the order of the gallery.
 FIGURES = (
     FigureKind("exits", exits.draw, ("demo",), ("demo-digits-cpu.json",), "auxhead demo", exits.read_report),
+    FigureKind(
+        "footprint",
+        footprint.draw,
+        ("footprint",),
+        ("footprint-h200.jsonl",),
+        "auxhead-tune footprint resnet18 --classes 10 --batch 1 --batch 32",
+    ),
     FigureKind("latency", latency.draw, ("bench",), ("bench-h200.jsonl",), "auxhead-tune bench"),
     FigureKind("time-to-answer", time_to_answer.draw, ("bench",), ("bench-h200.jsonl",), "auxhead-tune bench"),
     FigureKind("timeline", timeline.draw, KINDS, ("overlap-h200.jsonl",), "auxhead-tune overlap MODEL"),

@@ -18,10 +18,10 @@ class Timeline(NamedTuple):
 
     record: Record
     replay: dict[str, Any]
-    """The details of a record of kind "timeline"."""
+    """What was measured, of a record of kind "timeline"."""
     summary: Record
     all_replays: dict[str, Any]
-    """The details of the summary."""
+    """What was measured, of the summary."""
 
     def kernels(self, role: str) -> list[dict[str, Any]]:
         """Return the kernels of a role, in order."""
@@ -48,13 +48,13 @@ def timelines(records: Sequence[Record]) -> list[Timeline]:
         NoRecords: none that has its summary beside it.
     """
     summaries = {
-        one.run: (one, one.details) for one in records if one.kind == "overlap" and one.error is None and one.details
+        one.run: (one, one.measured) for one in records if one.kind == "overlap" and one.error is None and one.measured
     }
     found: dict[tuple[str, ...], Timeline] = {}
     for one in records:
-        if one.kind == "timeline" and one.details is not None and one.run in summaries:
+        if one.kind == "timeline" and one.measured is not None and one.run in summaries:
             found.pop(one.key, None)
-            found[one.key] = Timeline(one, one.details, *summaries[one.run])
+            found[one.key] = Timeline(one, one.measured, *summaries[one.run])
     if not found:
         raise NoRecords("no timeline with the summary of its run among the records")
     return list(found.values())

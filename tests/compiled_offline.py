@@ -16,6 +16,7 @@ from auxhead.kernels.fused_head_kernel import launch_fused_head
 from auxhead.kernels.head_shape import HeadShape
 from auxhead.kernels.head_view import head_view
 from auxhead.kernels.launch_config import LaunchConfig
+from auxhead.kernels.residency import recording
 from auxhead.kernels.tuned_table import overriding
 
 #: One of each way that a head can be launched, by name: samples, classes, configuration.
@@ -26,25 +27,36 @@ WAYS = {
     "tiles of a sample": (1, 1000, LaunchConfig(1, 16, 1, 64, 64, 64, 1, 1024, 1, 1, 8)),
     "tiles of 16 samples": (16, 1000, LaunchConfig(16, 64, 1, 16, 64, 64, 1, 1024, 1, 4, 4)),
 }
+#: The one that is compiled while programs record where they run, too.
+RECORDED = "one program a sample"
 
 
 def compiled() -> dict[str, dict[str, int]]:
     """Launch in every way, alone and as two heads of a network, and return what each kernel is made of."""
-    kernels, found = compile_only(90, 132), {}
+    found = {}
+    kernels = compile_only(90, 132)
     for name, (samples, classes, config) in WAYS.items():
-        x = torch.zeros(samples, 64, 7, 7, dtype=torch.float16).to(memory_format=torch.channels_last)
-        weight, bias = torch.zeros(classes, 64, dtype=torch.float16), torch.zeros(classes, dtype=torch.float16)
-        view = head_view(tuple(x.shape), x.stride(), "avg", (1, 1))
-        launch_fused_head(x, view, weight, bias, 1.0, 0.5, pool_max=False, return_probs=True, config=config)
-        shape = HeadShape.of(view, classes, pool_max=False, dtype=x.dtype)
-        head = ExitHead(weight, bias, torch.ones(1), torch.ones(1), "avg", (1, 1))
-        buffers = ExitBuffers.allocate(2, samples, classes, with_probs=True, device=x.device)
-        with overriding({(shape, "network"): config}):
-            ExitLaunch(buffers, 0, [head, head])([x, x])
-        for kernel, heads in zip(kernels, (1, 2), strict=True):
+        for kernel, heads in zip(_launched(kernels, samples, classes, config), (1, 2), strict=True):
             found[f"{name}, {heads} of them"] = _made_of(kernel)
-        kernels.clear()
+    with recording():
+        for kernel, heads in zip(_launched(kernels, *WAYS[RECORDED]), (1, 2), strict=True):
+            found[f"{RECORDED}, recorded, {heads} of them"] = _made_of(kernel)
     return found
+
+
+def _launched(kernels: list[Any], samples: int, classes: int, config: LaunchConfig) -> list[Any]:
+    """Return what a head alone and two heads of a network compile; ``kernels``: all that is compiled goes there."""
+    kernels.clear()
+    x = torch.zeros(samples, 64, 7, 7, dtype=torch.float16).to(memory_format=torch.channels_last)
+    weight, bias = torch.zeros(classes, 64, dtype=torch.float16), torch.zeros(classes, dtype=torch.float16)
+    view = head_view(tuple(x.shape), x.stride(), "avg", (1, 1))
+    launch_fused_head(x, view, weight, bias, 1.0, 0.5, pool_max=False, return_probs=True, config=config)
+    shape = HeadShape.of(view, classes, pool_max=False, dtype=x.dtype)
+    head = ExitHead(weight, bias, torch.ones(1), torch.ones(1), "avg", (1, 1))
+    buffers = ExitBuffers.allocate(2, samples, classes, with_probs=True, device=x.device)
+    with overriding({(shape, "network"): config}):
+        ExitLaunch(buffers, 0, [head, head])([x, x])
+    return list(kernels)
 
 
 def _made_of(kernel: Any) -> dict[str, int]:
@@ -54,7 +66,8 @@ def _made_of(kernel: Any) -> dict[str, int]:
     tool = triton.knobs.nvidia.cuobjdump.path
     usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
     numbers = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
-    return {**numbers, "waits": len(re.findall(r"elementwise_inline_asm", kernel.asm["ttgir"]))}
+    waits = len(re.findall(r"elementwise_inline_asm", kernel.asm["ttgir"]))
+    return {**numbers, "waits": waits, "clocks": len(re.findall(r"%globaltimer|%smid", kernel.asm["ptx"]))}
 
 
 if __name__ == "__main__":

@@ -45,7 +45,17 @@ def test_every_way_to_launch_a_head(kernels, way, heads):
 
 
 def test_every_way_is_compiled(kernels):
-    assert kernels.keys() == {f"{way}, {heads} of them" for way in WAITS for heads in (1, 2)}
+    named = {name for name in kernels if "recorded" not in name}
+    assert named == {f"{way}, {heads} of them" for way in WAITS for heads in (1, 2)}
+
+
+def test_only_what_is_recorded_reads_the_clock(kernels):
+    """At its start and end, and the multiprocessor: nobody pays for residency who has not asked for it."""
+    recorded = {name for name in kernels if "recorded" in name}
+    assert len(recorded) == 2
+    assert {name: made["clocks"] for name, made in kernels.items()} == {
+        name: 3 * (name in recorded) for name in kernels
+    }
 
 
 def test_what_another_process_compiled_is_found(tmp_path):

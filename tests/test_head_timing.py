@@ -22,6 +22,7 @@ from simulated_cuda import _Event, _Stream, simulated_cuda
 
 alone_head = importlib.import_module("auxhead.autotune.alone_head")
 copy_speed = importlib.import_module("auxhead.autotune.copy_speed")
+first_launches = importlib.import_module("auxhead.autotune.first_launches")
 head_timing = importlib.import_module("auxhead.autotune.head_timing")
 heads_in_situ = importlib.import_module("auxhead.autotune.heads_in_situ")
 launch_config = importlib.import_module("auxhead.kernels.launch_config")
@@ -55,7 +56,7 @@ def simulated(monkeypatch):
         monkeypatch.setattr(alone_head, "stream_pair", lambda _device: streams)
         monkeypatch.setattr(alone_head, "CHAIN", 2)
         monkeypatch.setattr(head_timing, "CHAIN", 2)
-        monkeypatch.setattr(head_timing, "_MOST_WORKERS", 1)  # the interpreter runs one kernel at a time
+        monkeypatch.setattr(first_launches, "_MOST_WORKERS", 1)  # the interpreter runs one kernel at a time
         monkeypatch.setattr(alone_head, "_BUSY_SIZE", 8)
         monkeypatch.setattr(alone_head, "_CHECKED_LAUNCHES", 2)
         monkeypatch.setattr(head_timing, "BLOCK_US", 2.0)

@@ -61,11 +61,11 @@ def test_a_small_network(batch, tmp_path: Path):
     for record in overlap_records(cell, measured, ENVIRONMENT):
         append_record(tmp_path / "records.jsonl", record)
     summary, timeline = read_records(tmp_path / "records.jsonl")
-    found = summary.details
-    assert found is not None and timeline.details is not None and summary.device_us is not None
+    found = summary.measured
+    assert found is not None and timeline.measured is not None and summary.device_us is not None
     assert 0.0 <= found["coverage"]["median"] <= 1.0 and found["kernels"], summary.notes
     assert found["hiding_efficiency"]["median"] <= 1.5 and 0.5 < found["inflation"]["both"] < 10.0
     assert 0.5 < summary.paired[0]["device_ratio"] < 3.0
-    assert len(timeline.details["kernels"]) == len(measured.replays["both"][0])
+    assert len(timeline.measured["kernels"]) == len(measured.replays["both"][0])
     (table,) = overlap_tables([summary, timeline])
     assert table.rows and len(table.remarks) >= 2

@@ -14,6 +14,7 @@ from sweep_fakes import ENVIRONMENT
 from typer.testing import CliRunner
 
 command = importlib.import_module("auxhead.autotune.overlap_command")
+network_runs = importlib.import_module("auxhead.autotune.network_runs")
 
 
 def test_the_summary(tmp_path):
@@ -31,7 +32,7 @@ def test_the_summary(tmp_path):
     assert trunk["role"] == "trunk" and trunk["device_us"]["captures"][::4] == [100.0, 101.0]
     assert heads["role"] == "heads" and heads["device_us"]["median"] == 20.5
     assert trunk["low"] < trunk["device_ratio"] < trunk["high"] and 1.039 < trunk["device_ratio"] < 1.041
-    found = summary.details
+    found = summary.measured
     # 12 under the convolution, and 11 to 13 of 13
     assert found["coverage"] == {"median": 0.96, "p20": round(23 / 25, 4), "p80": 1.0}
     assert found["exposed_us"] == {"median": 1.0, "p20": 0.0, "p80": 2.0}
@@ -41,10 +42,10 @@ def test_the_summary(tmp_path):
     assert found["hiding_efficiency"]["median"] == pytest.approx(16.5 / 20.5, abs=0.02)
     assert found["inflation"] == {"trunk": 1.1, "both": 1.25}
     assert found["kernels"][1] == {"name": CONV, "bare_us": 18.0, "both_us": 20.0} and len(found["kernels"]) == 3
-    assert timeline.details["replay"] == 2 and timeline.details["coverage"] == 0.96
-    assert timeline.details["span_us"] == 55.0 and timeline.device_us is None
-    assert [one["role"] for one in timeline.details["kernels"]] == ["trunk", "trunk", "side", "trunk", "side", "join"]
-    assert timeline.details["kernels"][1] == {
+    assert timeline.measured["replay"] == 2 and timeline.measured["coverage"] == 0.96
+    assert timeline.measured["span_us"] == 55.0 and timeline.device_us is None
+    assert [one["role"] for one in timeline.measured["kernels"]] == ["trunk", "trunk", "side", "trunk", "side", "join"]
+    assert timeline.measured["kernels"][1] == {
         "name": CONV, "role": "trunk", "stream": 7, "start_us": 9.0, "duration_us": 20.0,
         "grid": [12, 1, 1], "block": [128, 1, 1], "registers": 40,
     }  # fmt: skip
@@ -58,7 +59,7 @@ def test_kernels_that_cannot_be_compared():
     other = measured()
     other.replays["trunk"][0] = other.replays["both"][0][1:]
     summary, _ = overlap_records(CELL, other, ENVIRONMENT)
-    assert summary.details["kernels"] == []
+    assert summary.measured["kernels"] == []
     assert summary.notes[-1].startswith("No stretch by kernel: bare: got 3 replays of different kernels")
 
 
@@ -90,7 +91,7 @@ def test_tables_of_what_went_wrong_or_did_not_overlap():
     (table,) = overlap_tables([*records(), failed])
     assert table.rows, "a failure does not take the place of a measurement"
     summary, _ = records(forks=())
-    summary.details["coverage"] = None
+    summary.measured["coverage"] = None
     (table,) = overlap_tables([summary])
     assert (
         table.remarks[0] == "None of the 8 heads runs beside the trunk: all of them run with the classifier at its end."
@@ -111,9 +112,9 @@ def pretended(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200 (fake)")
-    monkeypatch.setattr(command, "environment", lambda device: ENVIRONMENT)
-    monkeypatch.setattr(command, "clocks", lambda device: {"sm_mhz": 1980.0})
-    monkeypatch.setattr(command, "build_subject", lambda cell, device: cell)
+    monkeypatch.setattr(network_runs, "environment", lambda device: ENVIRONMENT)
+    monkeypatch.setattr(network_runs, "clocks", lambda device: {"sm_mhz": 1980.0})
+    monkeypatch.setattr(network_runs, "build_subject", lambda cell, device: cell)
 
     def measure_overlap(cell, begins):
         begins("timing", 0.8)

@@ -19,7 +19,7 @@ PROGRAMS = [[0, 10.0, 15.0], [131, 10.5, 21.0], [0, 35.0, 47.0]]
 
 def with_programs(**changes):
     made = records(**changes)
-    made[1].details["programs"] = PROGRAMS
+    made[1].measured["programs"] = PROGRAMS
     return made
 
 
@@ -72,8 +72,8 @@ def test_findings_that_are_none():
     ]
     made = records(forks=())
     for record in made:
-        record.details["coverage"] = None
-    made[1].details["kernels"] = [one for one in made[1].details["kernels"] if one["role"] != "side"]
+        record.measured["coverage"] = None
+    made[1].measured["kernels"] = [one for one in made[1].measured["kernels"] if one["role"] != "side"]
     figure, drawn = timeline.draw(made)
     assert drawn["title"].startswith("Nothing runs beside the trunk, all 8 heads with the classifier at its end;")
     assert drawn["heads"] == [] and drawn["all_replays"] is None and figure.axes
@@ -85,7 +85,7 @@ def test_the_last_network_is_drawn_and_only_with_its_summary():
     other = records(slower=2.0)
     failed = failed_record(CELL, "no memory", ENVIRONMENT)
     _, drawn = timeline.draw([*records(), *other, failed])
-    assert drawn["span_us"] == other[1].details["span_us"]
+    assert drawn["span_us"] == other[1].measured["span_us"]
     with pytest.raises(NoRecords, match="no timeline with the summary of its run"):
         timeline.draw([records()[0], records()[1]])
 

@@ -1,0 +1,58 @@
+"""Footprints on a GPU: every program recorded, answers as they are, and numbers that can be."""
+
+import importlib
+
+import pytest
+import torch
+from auxhead.autotune.cells import Cell
+from auxhead.autotune.comparison import typical
+from auxhead.autotune.environment import environment
+from auxhead.autotune.footprint_records import footprint_records
+from auxhead.autotune.footprint_tables import footprint_tables
+from auxhead.autotune.overlap_parts import BARE, BOTH
+from auxhead.autotune.record import append_record, read_records
+from auxhead.autotune.subject import build_subject
+from auxhead.plots.footprint import draw
+from example_models import needs_gpu
+
+pytestmark = needs_gpu
+
+DEVICE = torch.device("cuda", 0)
+timing = importlib.import_module("auxhead.autotune.footprint_timing")
+#: One of each kind.
+NAMES = ("by rule", "programs x8", "16 warps a program", "64 registers", "4 SMs", "same priority")
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    footprints = timing.footprints
+    monkeypatch.setattr(timing, "footprints", lambda *heads: [one for one in footprints(*heads) if one.name in NAMES])
+    cell = Cell("resnet18", "float16", 8, 10, "own", ("layer1.0", "layer1.1", "layer4.0"), (3, 64, 64))
+    return cell, timing.measure_footprints(build_subject(cell, DEVICE), lambda what, share: None)
+
+
+def test_footprints_are_measured(measured, tmp_path):
+    cell, found = measured
+    assert not found.failed, "programs that did not record, or answers that are not right, fail"
+    sms = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    by_name = {one.name: found.occupied[one] for one in found.footprints}
+    assert len(by_name) >= 5
+    for occupied in by_name.values():
+        assert len(occupied.theoretical) == len(occupied.estimate) >= 1
+        for one in occupied.theoretical:
+            assert 16 <= one.registers <= 255 and one.programs_per_sm >= 1 and 0.0 < one.share <= 1.0
+        for one in occupied.residency:
+            assert 0.0 < one.warps_share <= one.sm_share <= 1.5 and 1 <= one.sms <= sms and one.us > 0.5
+    assert max(one.sms for one in by_name["4 SMs"].residency) <= 4 * len(by_name["4 SMs"].theoretical)
+    assert by_name["programs x8"].programs > by_name["by rule"].programs
+    trunk, both = (
+        typical(found.times[key]) for key in (timing.Variant(BARE), timing.Variant(BOTH, found.footprints[0]))
+    )
+    assert 0.8 < both / trunk < 3.0
+    assert len(found.room.by_sm) == sms and max(found.room.by_sm) < 1.5 and 1.0 < found.room.idle_programs <= 32.0
+    path = tmp_path / "records.jsonl"
+    for record in footprint_records(cell, found, environment(DEVICE)):
+        append_record(path, record)
+    (table,) = footprint_tables(read_records(path))
+    assert len(table.rows) == len(found.footprints)
+    draw(read_records(path))
