@@ -233,11 +233,6 @@ RULES = (
         "block_k",
         lambda s, p: p["block_f"] > 1 and _tiles_in_all(s, p) > MOST_TILES,
     ),
-    Rule(  # whoever decides would wait for ever for the rest of the row
-        "tiles of fewer classes than rows are padded to",
-        "block_k",
-        lambda s, p: p["block_f"] > 1 and p["block_k"] < ROW_UNIT,
-    ),
     Rule(
         "a product of many steps", "block_k", lambda s, p: p["block_f"] == 1 and MOST_STEPS * p["block_k"] < s.needed_k
     ),

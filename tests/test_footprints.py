@@ -11,9 +11,7 @@ from auxhead.autotune.footprints import BY_RULE, footprints, stepped
 from auxhead.autotune.network_points import NetworkPoint
 from auxhead.autotune.occupancy import TIERS
 from auxhead.autotune.record import append_record, read_records
-from auxhead.autotune.space import neighbours, text
-from auxhead.kernels.head_shape import HeadShape
-from auxhead.kernels.launch_config import ROW_UNIT
+from auxhead.autotune.space import text
 from footprint_fakes import CELL, FORKS, TRUNK_US, records, shapes
 from sweep_fakes import ENVIRONMENT
 from typer.testing import CliRunner
@@ -46,14 +44,6 @@ def test_steps_towards_more_and_fewer_programs():
     assert [programs(steps) for steps in (-2, -1, 0, 1, 2, 3)] == [16, 32, 64, 128, 256, 512]
     assert stepped(shape, 0) == shape.by_rule()
     assert {stepped(shape, steps).num_warps for steps in (-2, 3)} == {shape.by_rule().num_warps}
-
-
-def test_tiles_that_would_leave_a_rows_end_to_nobody_are_excluded():
-    """A tile of 8 of 1,000 classes: rows are padded to 1,008, and who decides would wait for the last 8 for ever."""
-    shape = HeadShape(1, 512, 1, 49, 1, 1, "channels_last", "avg", 1000, "float16")
-    rule = shape.by_rule()
-    assert rule.tiled and rule.block_k == ROW_UNIT
-    assert all(one.block_k >= ROW_UNIT for one in neighbours(rule, shape) if one.tiled)
 
 
 def test_what_is_kept_of_a_footprint(tmp_path):
