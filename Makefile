@@ -8,7 +8,7 @@ demo: install
 	.venv/bin/auxhead demo
 
 test: install
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -n auto
 
 check: lint types test
 

@@ -76,7 +76,7 @@ def test_the_grid_counts_what_it_leaves_out():
     assert {config.block_n for config in grid(shape_of(3))} == {1}
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(shapes)
 def test_what_is_left_can_be_run(shape):
     """What the rules promise, said once more in other words."""
@@ -163,7 +163,7 @@ def test_any_configuration_is_either_valid_or_excluded_for_a_reason(config, shap
     assert reason is None or reason in {rule.reason for rule in RULES}
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(shapes, st.integers(0, 2**32))
 def test_neighbours(shape, seed):
     found = list(grid(shape))
