@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 
 #: What the configurations steer.
-KERNEL_SOURCES = ("head_stages.py", "exit_kernel.py", "fused_head_kernel.py", "exit_launch.py")
+KERNEL_SOURCES = ("hand_over.py", "head_stages.py", "exit_kernel.py", "fused_head_kernel.py", "exit_launch.py")
 
 
 @lru_cache
