@@ -30,18 +30,14 @@ def rows(agreements):
 
 
 def test_retuning_converges():
-    """Ten times afresh: the same configuration as most often, or one that a further measurement calls tied with it.
-
-    Nine of ten at least: of 40 tunings that agree in 95 % one run in seven has fewer than 37 by chance, one in 20 fewer
-    than 36.
-    """
+    """Ten times afresh: the same configuration as most often, or one that a further measurement calls tied with it."""
     targets = [small_target(1, 64, 49), small_target(8, 32, 196)]
-    found = retune(Synthetic(), targets, STRATEGIES["quick"], books(11))
+    found = retune(Synthetic(noise=2.0), targets, STRATEGIES["quick"], books(11))
     assert [(one.target, one.place) for one in found] == [(one, place) for one in targets for place in (ALONE, NETWORK)]
     assert all(one.chosen.total() == one.tunings == 10 for one in found)
     of_head, (said,) = rows(found)
     agree = sum(int(row["the same"]) + int(row["tied with it"]) for row in of_head)
-    assert agree >= 36 and said.endswith(f"{agree / 40:.1%} agree.")
+    assert agree >= 38 and said.endswith(f"{agree / 40:.1%} agree.")
     assert any(len(one.chosen) > 1 for one in found), "noise does change what is chosen"
 
 

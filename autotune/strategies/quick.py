@@ -9,7 +9,9 @@ from ..space import spread_out
 
 #: Configurations beside the rule's that are timed alone.
 CANDIDATES = 20
-#: And in situ.
+#: The winner and the fastest ones are timed again, in more captures.
+LEADERS = 6
+#: Configurations beside the rule's that are timed in situ.
 IN_SITU = 3
 #: What takes less than this part of the rule's time in situ is measured again, in more captures: chance does that, too.
 LOOKS_FASTER = 0.99
@@ -19,7 +21,12 @@ AGAIN_CAPTURES = 12
 def search(target: Target) -> Generator[Ask, Answers, None]:
     """Yield what to measure; see :mod:`auxhead.autotune.search`."""
     configs = (target.rule, *spread_out(target.shape, CANDIDATES))
-    alone = yield Ask(ALONE, configs, FINAL_ROUNDS, share=0.5)
+    alone = yield Ask(ALONE, configs, FINAL_ROUNDS, share=0.4)
+    if not alone:
+        return
+    # between many, a few captures do not tell what is some percent slower, and simpler, from the fastest
+    leaders = finalists(target, alone, LEADERS)
+    alone = yield Ask(ALONE, leaders, FINAL_ROUNDS, share=0.5, captures=AGAIN_CAPTURES)
     best_alone = decide(target.rule, alone)
     if best_alone is None:
         return
