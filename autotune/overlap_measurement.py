@@ -1,14 +1,16 @@
 """What runs beside what in an overlapped network, on a GPU: times without a profiler, then replays under it."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from torch.profiler import profile as torch_profile
 
+from ..kernels.residency import Residency, recording
 from ..model.fused_convolution import fastest_convolutions
 from .alone_head import CHAIN
 from .cells import NEVER
@@ -18,6 +20,7 @@ from .overlap_parts import BARE, BOTH, HEADS, Parts
 from .profiling import activities, record_trace
 from .replays import Replay, read_replays
 from .search import FINAL_ROUNDS
+from .sm_lanes import RecordedReplay, recorded_replay
 from .subject import Subject
 from .timing import CAPTURES, time_rounds
 
@@ -35,6 +38,8 @@ class OverlapMeasured:
     """Of the first capture of ``BARE`` and ``BOTH`` the same under the profiler, [rounds]."""
     replays: dict[str, list[Replay]]
     """``REPLAYS`` of these captures in the profiler's trace, each from an idle device."""
+    recorded: list[RecordedReplay]
+    """``REPLAYS`` of a capture of ``BOTH`` whose heads record where their programs run, likewise."""
     forks: tuple[str, ...]
     """Taps after which launches of heads leave the trunk."""
     repeat: int
@@ -71,6 +76,8 @@ def measure_overlap(subject: Subject, begins: Callable[[str, float], None]) -> O
         times[HEADS] = [[us / CHAIN for us in rounds] for rounds in times[HEADS]]
         begins("profiling", 0.9)
         traced = {name: calls[name][0] for name in (BARE, BOTH)}
+        with recording() as launches:
+            recorded = parts.capture[BOTH]()
         with torch_profile(activities=activities(example)):
             under = {name: [call] for name, call in traced.items()}
             profiled = time_rounds(under, example.device, rounds=FINAL_ROUNDS, repeat=repeat)
@@ -78,6 +85,7 @@ def measure_overlap(subject: Subject, begins: Callable[[str, float], None]) -> O
             times=times,
             profiled={name: rounds for name, (rounds,) in profiled.items()},
             replays={name: _profiled_replays(name, call, example) for name, call in traced.items()},
+            recorded=_recorded_replays(recorded, launches, example),
             forks=parts.forks,
             repeat=repeat,
             notes=parts.trunk_notes,
@@ -91,3 +99,19 @@ def _profiled_replays(name: str, call: Callable[[], object], example: Tensor) ->
     if len(replays) != REPLAYS:
         raise RuntimeError(f"{name}: the profiler's trace holds {len(replays)} of {REPLAYS} replays")
     return replays
+
+
+def _recorded_replays(
+    call: Callable[[], object], launches: Sequence[Residency], example: Tensor
+) -> list[RecordedReplay]:
+    said: list[list[Residency]] = []
+
+    def keep() -> None:
+        call()
+        said.append(
+            [launch._replace(turns=launch.turns.to("cpu", copy=True)) for launch in launches]
+        )  # each replay writes them anew
+
+    replays = _profiled_replays("recorded", keep, example)
+    sm_count = torch.cuda.get_device_properties(example.device).multi_processor_count
+    return [recorded_replay(replay, of, sm_count) for replay, of in zip(replays, said[-REPLAYS:], strict=True)]

@@ -13,7 +13,7 @@ from .overlap import hiding_efficiency, kernel_stretches, median_replay, overlap
 from .overlap_measurement import REPLAYS, OverlapMeasured
 from .overlap_parts import BARE, BOTH, HEADS, TRUNK_KIND
 from .record import Record
-from .replays import Kernel
+from .replays import Kernel, Replay
 from .search import FINAL_ROUNDS
 from .timing import CAPTURES
 
@@ -34,7 +34,10 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
         environment: see :class:`~auxhead.autotune.record.Record`.
     """
     replays = measured.replays[BOTH]
-    drawn = median_replay(replays)
+    # shown is one whose heads recorded their programs, so that all of it is of one replay
+    place = median_replay([one.replay for one in measured.recorded])
+    drawn, programs, clocks_differ_us = measured.recorded[place]
+    recording = _span_us([one.replay for one in measured.recorded]) / _span_us(replays)
     notes = list(measured.notes)
     kernels: list[dict[str, Any]] = []
     try:
@@ -54,10 +57,13 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
     }
     of_replay = overlap_of(drawn)
     timeline = {
-        "replay": replays.index(drawn) + 1,
+        "replay": place + 1,
         **{name: round(value, _DIGITS) for name, value in of_replay._asdict().items()},
         "coverage": None if of_replay.coverage is None else round(of_replay.coverage, _DIGITS),
         "kernels": [_as_json(kernel) for kernel in drawn],
+        "programs": [list(program) for program in programs],
+        "clocks_differ_us": clocks_differ_us,
+        "recording_inflation": round(recording, _DIGITS),
     }
     how = {
         "captures": CAPTURES,
@@ -112,6 +118,10 @@ def _summary(timings: Timings) -> dict[str, Any]:
 def _inflation(measured: OverlapMeasured, part: str) -> float:
     """The time of a capture under the profiler over its time without."""
     return round(_median(measured.profiled[part]) / _median(measured.times[part][0]), _DIGITS)
+
+
+def _span_us(replays: Sequence[Replay]) -> float:
+    return statistics.median(overlap_of(replay).span_us for replay in replays)
 
 
 def _median(rounds: Sequence[float]) -> float:

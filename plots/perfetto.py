@@ -12,6 +12,7 @@ from .timelines import JOIN, KINDS, SIDE, TRUNK, Timeline, timelines
 
 #: Lanes, in their order; those of SMs come behind.
 _TRUNK_LANE, _SIDE_LANE, _FIRST_SM_LANE = 0, 1, 2
+_JOINING = "joining launch: late heads, classifier, answer"
 _LANES = {TRUNK: _TRUNK_LANE, SIDE: _SIDE_LANE, JOIN: _TRUNK_LANE}
 
 
@@ -51,30 +52,45 @@ def chrome_trace(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _process(pid: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
-    programs = timeline.replay.get("programs") or []
-    sms = sorted({int(sm) for sm, _, _ in programs})
+    of_launch = [*(f"heads of {', '.join(taps)}" for taps in timeline.launches), _JOINING]
+    programs = _in_lanes(timeline.replay["programs"])
     lanes = {
         _TRUNK_LANE: "trunk (high priority)",
         _SIDE_LANE: "heads (low priority)",
-        **{_FIRST_SM_LANE + sm: f"SM {sm}: programs of heads" for sm in sms},
+        **{_FIRST_SM_LANE + number: f"SM {sm}: programs of heads" for number, (sm, _) in enumerate(programs)},
     }
     yield _metadata(pid, 0, "process_name", {"name": f"{timeline.network}; one replay under torch.profiler"})
     yield _metadata(pid, 0, "process_sort_index", {"sort_index": pid})
     for tid, name in lanes.items():
         yield _metadata(pid, tid, "thread_name", {"name": name})
         yield _metadata(pid, tid, "thread_sort_index", {"sort_index": tid})
-    launches = iter(timeline.launches)
+    names = iter(of_launch)
     for kernel in timeline.replay["kernels"]:
         arguments = {name: kernel[name] for name in ("stream", "grid", "block", "registers")}
         name = kernel["name"]
-        if kernel["role"] == SIDE:
-            taps = next(launches, [])
-            name, arguments = f"heads of {', '.join(taps)}", {"kernel": name, "taps": taps, **arguments}
-        elif kernel["role"] == JOIN:
-            name, arguments = "joining launch: late heads, classifier, answer", {"kernel": name, **arguments}
+        if kernel["role"] != TRUNK:
+            name, arguments = next(names), {"kernel": name, **arguments}
         yield _complete(pid, _LANES[kernel["role"]], name, kernel["start_us"], kernel["duration_us"], arguments)
-    for sm, begin, end in programs:
-        yield _complete(pid, _FIRST_SM_LANE + int(sm), "program", begin, round(end - begin, 3), {"SM": int(sm)})
+    for number, (sm, of_lane) in enumerate(programs):
+        for launch, _, begin, end in of_lane:
+            name = of_launch[launch]
+            yield _complete(pid, _FIRST_SM_LANE + number, name, begin, round(end - begin, 3), {"SM": sm})
+
+
+def _in_lanes(programs: Sequence[Sequence[float]]) -> list[tuple[int, list[Sequence[float]]]]:
+    """Return lanes in the order of SMs, each with its SM and programs one after another.
+
+    As many lanes an SM as it had programs at a time: viewers show what overlaps in one lane wrongly.
+    """
+    by_sm: dict[int, list[list[Sequence[float]]]] = {}
+    for program in sorted(programs, key=lambda one: (one[2], one[3])):
+        lanes = by_sm.setdefault(int(program[1]), [])
+        free = next((lane for lane in lanes if lane[-1][3] <= program[2]), None)
+        if free is None:
+            lanes.append([program])
+        else:
+            free.append(program)
+    return [(sm, lane) for sm in sorted(by_sm) for lane in by_sm[sm]]
 
 
 def _metadata(pid: int, tid: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -71,8 +71,9 @@ def _drawn(timeline: Timeline) -> dict[str, Any]:
         },
         "inflation": all_replays["inflation"]["both"],
         "ratio_to_trunk": {name: pair[name] for name in ("device_ratio", "low", "high")},
-        "programs": replay.get("programs"),
-        "sm_count": record.environment.get("sm_count"),
+        "programs": replay["programs"],
+        "clocks_differ_us": replay["clocks_differ_us"],
+        "sm_count": record.environment["sm_count"],
     }
 
 
@@ -102,25 +103,26 @@ def _title(timeline: Timeline, pair: Mapping[str, float]) -> str:
 def _how(timeline: Timeline) -> list[str]:
     """What is shown, a line each."""
     coverage, replays = timeline.all_replays["coverage"], timeline.record.protocol["replays"]
-    shown = f"The one of median length of {replays} replays under torch.profiler"
+    slower = 100.0 * (timeline.replay["recording_inflation"] - 1.0)
+    shown = (
+        f"Shown: the one of median length of {replays} replays under torch.profiler whose heads record their programs "
+        f"({slower:+.1f} % in length)"
+    )
     if coverage is not None:
         median, low, high = (100.0 * coverage[name] for name in ("median", "p20", "p80"))
         own = 100.0 * timeline.replay["coverage"]
-        shown += f": {own:.0f} % under the trunk; of all of them {median:.0f} % ({low:.0f}-{high:.0f} %, p20-p80)"
+        shown += f": {own:.0f} % under the trunk; without recording {median:.0f} % ({low:.0f}-{high:.0f} %, p20-p80)"
     captures, rounds = timeline.summary.protocol["captures"], timeline.summary.protocol["rounds"]
     timed = f"Time with and without heads: no profiler, {rounds} rounds of {captures} fresh captures each"
-    return [f"{timeline.network}. {timed}.", f"{shown}."]
+    clocks = f"Programs' times are good to {timeline.replay['clocks_differ_us']:.1f} us: they read a clock of their own"
+    return [f"{timeline.network}. {timed}.", f"{shown}.", f"{clocks}."]
 
 
 def _figure(drawn: Mapping[str, Any]) -> Figure:
-    programs = drawn["programs"]
-    figure = new_figure(5.4 if programs else 3.2)
-    if programs:
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.3))
-        _residency(below, programs, drawn["sm_count"])
-    else:
-        above = below = figure.subplots()
+    figure = new_figure(5.4)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.3))
     _lanes(above, drawn)
+    _residency(below, drawn)
     below.set_xlabel(
         f"us since the replay began, under the profiler (it makes replays {drawn['inflation']:.2f} times as long)"
     )
@@ -173,12 +175,17 @@ def _legend(drawn: Mapping[str, Any]) -> list[Patch]:
     return handles
 
 
-def _residency(axes: Axes, programs: Sequence[Sequence[float]], sm_count: int | None) -> None:
+def _residency(axes: Axes, drawn: Mapping[str, Any]) -> None:
     """Draw a bar for each program, as high as its SM."""
-    corners = [[(begin, sm - 0.5), (end, sm - 0.5), (end, sm + 0.5), (begin, sm + 0.5)] for sm, begin, end in programs]
-    axes.add_collection(PolyCollection(corners, facecolors=ORANGE, edgecolors="none", alpha=0.8))
-    used = len({sm for sm, _, _ in programs})
-    last = sm_count or 1 + max(int(sm) for sm, _, _ in programs)
+    programs, joining = drawn["programs"], len(drawn["heads"])
+    corners = [
+        [(begin, sm - 0.5), (end, sm - 0.5), (end, sm + 0.5), (begin, sm + 0.5)] for _, sm, begin, end in programs
+    ]
+    colours = [PURPLE if launch == joining else ORANGE for launch, *_ in programs]
+    bars = PolyCollection(corners, facecolors=colours, edgecolors="none", alpha=0.8)
+    bars.set_rasterized(True)  # they may be ten thousand
+    axes.add_collection(bars)
+    used, last = len({sm for _, sm, _, _ in programs}), drawn["sm_count"]
     axes.set_ylim(-0.5, last - 0.5)
     axes.set_ylabel("SM id\n(measured in the kernel)")
     axes.annotate(

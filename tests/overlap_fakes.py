@@ -1,9 +1,12 @@
 """Overlap without a GPU: traces of a network that was never run, and what is measured of it."""
 
+import torch
 from auxhead.autotune.cells import resnet_cell
 from auxhead.autotune.overlap_measurement import OverlapMeasured
 from auxhead.autotune.overlap_records import overlap_records
 from auxhead.autotune.replays import read_replays
+from auxhead.autotune.sm_lanes import recorded_replay
+from auxhead.kernels.residency import Residency
 from example_traces import replay, trace_of
 from sweep_fakes import ENVIRONMENT
 
@@ -38,13 +41,37 @@ def bare_trace():
     return trace_of(*(event for place in range(3) for event in replay(place, 100.0 * (place + 1), *names)))
 
 
+def residency(*turns, begin=0):
+    """What programs recorded, (SM, start, end) in microseconds, on a clock that shows ``begin`` nanoseconds at 0."""
+    rows = [(sm, begin + round(1e3 * start), begin + round(1e3 * end)) for sm, start, end in turns]
+    return Residency(torch.tensor(rows), programs=len(rows), num_warps=4)
+
+
+def recorded(replays):
+    """As if each launch of heads had two programs, the second half a microsecond late."""
+    return [
+        recorded_replay(
+            replay,
+            [
+                residency((0, one.start_us, one.end_us), (131, one.start_us + 0.5, one.end_us), begin=10**18)
+                for one in replay
+                if one.role != "trunk"
+            ],
+            sm_count=132,
+        )
+        for replay in replays
+    ]
+
+
 def measured(forks=FORKS, heads=20.0, both=104.0, **of_trace):
     """A trunk of 100 us, in five captures a quarter apart and three rounds."""
+    replays = {"trunk": read_replays(bare_trace()), "both": read_replays(trace(**of_trace))}
     times = {"trunk": 100.0, "heads": heads, "both": both}
     return OverlapMeasured(
         times={name: [[us + place / 4] * 3 for place in range(5)] for name, us in times.items()},
         profiled={"trunk": [110.0] * 3, "both": [both * 1.25] * 3},
-        replays={"trunk": read_replays(bare_trace()), "both": read_replays(trace(**of_trace))},
+        replays=replays,
+        recorded=recorded(replays["both"]),
         forks=forks,
         repeat=10,
         notes=("Convolutions that run with their ReLU as one launch of cuDNN: 17.",),

@@ -58,6 +58,12 @@ def test_a_small_network(batch, tmp_path: Path):
         assert [one.role for one in replay].count("side") == len(measured.forks)
         assert replay[-1].role == "join" and all(one.grid and one.block and one.registers for one in replay)
     assert {one.role for replay in measured.replays["trunk"] for one in replay} == {"trunk"}
+    for replay, programs, clocks_differ_us in measured.recorded:
+        heads = [one for one in replay if one.role != "trunk"]
+        assert {one.launch for one in programs} == set(range(len(heads))) and clocks_differ_us < 10.0
+        for one in programs:  # the profiler's kernel begins before its first program does
+            kernel = heads[one.launch]
+            assert kernel.start_us - 5.0 < one.start_us <= one.end_us < kernel.end_us + 5.0
     for record in overlap_records(cell, measured, ENVIRONMENT):
         append_record(tmp_path / "records.jsonl", record)
     summary, timeline = read_records(tmp_path / "records.jsonl")
@@ -66,6 +72,7 @@ def test_a_small_network(batch, tmp_path: Path):
     assert 0.0 <= found["coverage"]["median"] <= 1.0 and found["kernels"], summary.notes
     assert found["hiding_efficiency"]["median"] <= 1.5 and 0.5 < found["inflation"]["both"] < 10.0
     assert 0.5 < summary.paired[0]["device_ratio"] < 3.0
-    assert len(timeline.measured["kernels"]) == len(measured.replays["both"][0])
+    assert len(timeline.measured["kernels"]) == len(measured.recorded[0].replay)
+    assert timeline.measured["programs"] and 0.5 < timeline.measured["recording_inflation"] < 2.0
     (table,) = overlap_tables([summary, timeline])
     assert table.rows and len(table.remarks) >= 2

@@ -1,7 +1,9 @@
 """How overlap is measured on a GPU, on a machine without one: what is captured, checked, timed and profiled."""
 
 import importlib
+import itertools
 from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from auxhead.autotune.peers import merged
 from auxhead.autotune.subject import subject_of
 from auxhead.autotune.variants import Capture
 from auxhead.kernels import runs_triton
+from auxhead.kernels.residency import is_recording, new_turns
 from auxhead.model import EarlyExitNetwork
 from auxhead.model.streams import StreamPair
 from example_models import SmallNet, plain_heads
@@ -132,9 +135,22 @@ def test_a_measurement_from_end_to_end(subject, monkeypatch):
         asked.append((list(variants), [len(calls) for calls in variants.values()], bool(profiling), repeat))
         return {name: [[us[name]] * rounds for _ in captures] for name, captures in variants.items()}
 
+    def both():
+        """Two launches that record, if asked, where their programs run; in each replay on the next SM."""
+        turns = [new_turns(1, 1, 4, torch.device("cpu")) for _ in range(2)] if is_recording() else []
+        replays = itertools.count()
+
+        def call():
+            number = next(replays)
+            for one, start, end in zip(turns, (2.5, 10.0), (4.5, 11.0), strict=False):
+                one[0] = torch.tensor([number, 10**18 + int(1000 * start), 10**18 + int(1000 * end)])
+
+        return call
+
     def record_trace(call, x, requests, trace_file):
         assert trace_file.parent.is_dir()
-        call(x)
+        for _ in range(requests):
+            call(x)
         kernels = [("conv", 0.0, 7, 9.0), ("exit_kernel", 2.0, 8, 3.0), ("exit_kernel", 10.0, 7, 1.0)]
         events = [event for number in range(requests) for event in replay(number, 100.0 * number, *kernels)]
         return trace_of(*events[: len(events) - lost])
@@ -145,7 +161,9 @@ def test_a_measurement_from_end_to_end(subject, monkeypatch):
     monkeypatch.setattr(measurement, "CAPTURES", 1)
     monkeypatch.setattr(measurement, "CHAIN", 20)
     monkeypatch.setattr(measurement, "fastest_convolutions", lambda samples: nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(multi_processor_count=132))
     captured = {name: lambda name=name: lambda: None for name in us}  # that they can be is another test's
+    captured[BOTH] = both
     monkeypatch.setattr(Parts, "__init__", lambda self, subject, opened: setattr(self, "capture", captured))
     monkeypatch.setattr(Parts, "forks", ("block0",))
     monkeypatch.setattr(Parts, "trunk_notes", ("as it is",))
@@ -158,6 +176,9 @@ def test_a_measurement_from_end_to_end(subject, monkeypatch):
     assert found.times == {BARE: [[10.0] * 20], HEADS: [[4.0] * 20], BOTH: [[12.0] * 20]}, "of one launch of each head"
     assert found.profiled == {BARE: [10.0] * 20, BOTH: [12.0] * 20} and found.repeat == 100
     assert {name: len(replays) for name, replays in found.replays.items()} == {BARE: 20, BOTH: 20}
+    assert [one.programs for one in found.recorded] == [[(0, sm, 2.5, 4.5), (1, sm, 10.0, 11.0)] for sm in range(20)], (
+        "each replay's own"
+    )
     assert found.forks == ("block0",) and [share for _, share in begun] == sorted(share for _, share in begun)
     lost = 4  # a whole replay and its launch
     with pytest.raises(RuntimeError, match="trunk: the profiler's trace holds 19 of 20 replays"):

@@ -49,6 +49,11 @@ def test_the_summary(tmp_path):
         "name": CONV, "role": "trunk", "stream": 7, "start_us": 9.0, "duration_us": 20.0,
         "grid": [12, 1, 1], "block": [128, 1, 1], "registers": 40,
     }  # fmt: skip
+    assert timeline.measured["programs"] == [
+        [0, 0, 10.0, 22.0], [0, 131, 10.5, 22.0], [1, 0, 35.0, 48.0], [1, 131, 35.5, 48.0],
+        [2, 0, 51.0, 55.0], [2, 131, 51.5, 55.0],
+    ]  # fmt: skip
+    assert timeline.measured["clocks_differ_us"] == 0.0 and timeline.measured["recording_inflation"] == 1.0
 
 
 def test_heads_beside_the_trunk():

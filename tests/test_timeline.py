@@ -14,12 +14,14 @@ from overlap_fakes import CELL, CONV, records
 from sweep_fakes import ENVIRONMENT
 from typer.testing import CliRunner
 
-PROGRAMS = [[0, 10.0, 15.0], [131, 10.5, 21.0], [0, 35.0, 47.0]]
+#: Launch, SM, begin and end: an SM with two programs at a time, and a launch each after.
+PROGRAMS = [[0, 0, 10.0, 15.0], [0, 0, 10.5, 14.0], [0, 131, 10.5, 21.0], [1, 0, 35.0, 47.0], [2, 7, 50.5, 54.0]]
 
 
 def with_programs(**changes):
     made = records(**changes)
     made[1].measured["programs"] = PROGRAMS
+    made[1].measured["clocks_differ_us"] = 0.42
     return made
 
 
@@ -48,10 +50,13 @@ def test_what_is_drawn():
     assert (second["begin"], second["end"], second["under_the_trunk"]) == (35.0, 48.0, [[35.0, 47.0]])
     assert drawn["join_stall_us"] == 8.0 and drawn["span_us"] == 55.0 and drawn["inflation"] == 1.25
     assert drawn["coverage_percent"] == 96.0 and drawn["all_replays"]["coverage_percent"]["p20"] == 92.0
-    (axes,) = figure.axes
-    assert "us since the replay began" in axes.get_xlabel() and "1.25 times" in axes.get_xlabel()
+    axes, below = figure.axes
+    assert "us since the replay began" in below.get_xlabel() and "1.25 times" in below.get_xlabel()
     assert [text.get_text() for text in axes.texts] == ["heads 1-2", "heads 3-5", "join stall 8.0 us"]
-    assert "96 % under the trunk; of all of them 96 % (92-100 %" in drawn["stamp"] and "H200" in drawn["stamp"]
+    assert (
+        "programs (+0.0 % in length): 96 % under the trunk; without recording 96 % (92-100 %" in drawn["stamp"]
+        and "H200" in drawn["stamp"]
+    )
 
 
 def test_programs_are_drawn_where_they_were_recorded():
@@ -59,8 +64,11 @@ def test_programs_are_drawn_where_they_were_recorded():
     above, below = figure.axes
     assert drawn["programs"] == PROGRAMS and drawn["sm_count"] == 132
     boxes = [path.get_extents().extents.tolist() for path in below.collections[0].get_paths()]
-    assert boxes == [[begin, sm - 0.5, end, sm + 0.5] for sm, begin, end in PROGRAMS]
-    assert below.texts[0].get_text() == "3 programs of the heads, on 2 of 132 SMs"
+    assert boxes == [[begin, sm - 0.5, end, sm + 0.5] for _, sm, begin, end in PROGRAMS]
+    colours = [tuple(colour[:3]) for colour in below.collections[0].get_facecolors()]
+    assert len(set(colours[:4])) == 1 and colours[4] != colours[0], "the joining launch has its own"
+    assert below.texts[0].get_text() == "5 programs of the heads, on 3 of 132 SMs"
+    assert "Programs' times are good to 0.4 us" in drawn["stamp"] and drawn["clocks_differ_us"] == 0.42
     assert below.get_ylabel() == "SM id\n(measured in the kernel)" and below.get_xlabel() and not above.get_xlabel()
 
 
@@ -73,6 +81,7 @@ def test_findings_that_are_none():
     made = records(forks=())
     for record in made:
         record.measured["coverage"] = None
+    made[1].measured["programs"] = [[0, 5, 51.0, 54.0]]
     made[1].measured["kernels"] = [one for one in made[1].measured["kernels"] if one["role"] != "side"]
     figure, drawn = timeline.draw(made)
     assert drawn["title"].startswith("Nothing runs beside the trunk, all 8 heads with the classifier at its end;")
@@ -121,6 +130,8 @@ def test_the_trace(tmp_path):
         "trunk (high priority)",
         "heads (low priority)",
         "SM 0: programs of heads",
+        "SM 0: programs of heads",
+        "SM 7: programs of heads",
         "SM 131: programs of heads",
     ]
     shown = [
@@ -135,9 +146,11 @@ def test_the_trace(tmp_path):
         ("trunk", CONV, 30.0, 16.0),
         ("heads", "heads of layer2.0, layer2.1, layer3.0", 35.0, 13.0),
         ("trunk", "joining launch: late heads, classifier, answer", 50.0, 4.0),
-        ("SM 0: programs of heads", "program", 10.0, 5.0),
-        ("SM 131: programs of heads", "program", 10.5, 10.5),
-        ("SM 0: programs of heads", "program", 35.0, 12.0),
+        ("SM 0: programs of heads", "heads of layer1.0, layer1.1", 10.0, 5.0),
+        ("SM 0: programs of heads", "heads of layer2.0, layer2.1, layer3.0", 35.0, 12.0),
+        ("SM 0: programs of heads", "heads of layer1.0, layer1.1", 10.5, 3.5),
+        ("SM 7: programs of heads", "joining launch: late heads, classifier, answer", 50.5, 3.5),
+        ("SM 131: programs of heads", "heads of layer1.0, layer1.1", 10.5, 10.5),
     ]
     assert trace["otherData"]["gpu"] == "H200"
 
