@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..model.fused_convolution import fastest_convolutions
-from ..model.spread import spread
+from ..model.spread import p99, spread
 from .bench_plan import Plan, Unit
 from .cells import NEVER
 from .correctness import Comparison, Rounding, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
@@ -23,6 +23,8 @@ from .variants import AS_IS, Capture, Variant, Workshop, bare_name, segments_nam
 #: Back-to-back calls last about this long, microseconds, within the bounds below.
 BLOCK_US = 2000.0
 REPEATS = (3, 20)
+#: Requests of each round for the host time: a 99th percentile needs many.
+REQUESTS = 20
 
 
 class DeviceLost(RuntimeError):
@@ -188,14 +190,15 @@ class _CellBench:
             try:
                 repeat = self._repeat(checked)
                 samples = time_captures(
-                    calls, self.subject.inputs, rounds=self.plan.rounds, warm_up=warm_up, repeat=repeat
-                )
+                    calls, self.subject.inputs, rounds=self.plan.rounds, warm_up=warm_up, repeat=repeat,
+                    requests=REQUESTS,
+                )  # fmt: skip
             except VariantFailed as failure:
                 failed = checked.pop(failure.name)
                 self._fail(unit, failed.variant, run, _one_line(failure.__cause__ or failure), failed.counts)
                 continue
             found = clocks(self.subject.example.device)
-            times = {name: (summary(one.host), summary(one.device)) for name, one in samples.items()}
+            times = {name: (_of_requests(one.host), summary(one.device)) for name, one in samples.items()}
             for name, one in checked.items():
                 host, device = times[name]
                 record = self._record(
@@ -228,6 +231,7 @@ class _CellBench:
             "rounds": self.plan.rounds,
             "warm_up": warm_up,
             "repeat": repeat,
+            "requests": REQUESTS,
             "captures": variant.captures,
             "inputs": len(self.subject.inputs),
             "order": "interleaved, shuffled every round",
@@ -292,6 +296,10 @@ def summary(by_capture: list[list[float]]) -> dict[str, Any]:
     """Summarise timed calls: over all of them, and the median of each capture that has any."""
     overall = spread([value for values in by_capture for value in values])
     return {**overall._asdict(), "captures": [spread(values).median for values in by_capture if values]}
+
+
+def _of_requests(by_capture: list[list[float]]) -> dict[str, Any]:
+    return {**summary(by_capture), "p99": p99([value for values in by_capture for value in values])}
 
 
 def _one_line(error: BaseException) -> str:

@@ -91,7 +91,7 @@ class Samples(NamedTuple):
     device: list[list[float]]
     """What one call takes on the device when calls follow back to back."""
     host: list[list[float]]
-    """Wall time of one call, from an idle device until the caller's stream has the answer."""
+    """Wall time of one request, from an idle device until the caller's stream has the answer."""
 
 
 def time_captures(
@@ -101,14 +101,15 @@ def time_captures(
     rounds: int,
     warm_up: int,
     repeat: int,
+    requests: int = 1,
 ) -> dict[str, Samples]:
     """Time variants against each other on a CUDA device, each of them in several fresh captures that take turns.
 
-    In every round each variant is called with the same input: once from an idle device for the host time, then
-    ``repeat`` times back to back between two events for the device time, after one more call that keeps the device busy
-    while the first of them is launched. An untimed call goes before, so that the L2 cache is as the variant itself
-    leaves it (warm), whichever variant was there before. The next round takes the next input and the next capture of
-    each variant, in another order. Clocks are as found.
+    In every round each variant is called with the same input: ``requests`` times from an idle device for the host
+    time, then ``repeat`` times back to back between two events for the device time, after one more call that keeps
+    the device busy while the first of them is launched. An untimed call goes before, so that the L2 cache is as the
+    variant itself leaves it (warm), whichever variant was there before. The next round takes the next input and the
+    next capture of each variant, in another order. Clocks are as found.
 
     Args:
         variants: by name, the captures of each; they join their streams to the caller's.
@@ -116,6 +117,7 @@ def time_captures(
         rounds: of each variant, over all its captures.
         warm_up: untimed rounds before.
         repeat: calls between the two events.
+        requests: calls from an idle device, each timed by itself.
 
     Raises:
         VariantFailed: a call raised.
@@ -130,15 +132,17 @@ def time_captures(
         for name in order.sample(names, len(names)):
             capture = turn % len(variants[name])
             call = variants[name][capture]
+            host_us = []
             try:
                 call(x)
                 torch.cuda.synchronize(device)
-                began = time.perf_counter()
-                kept = call(x)
-                end.record()
-                end.synchronize()
-                host = time.perf_counter() - began
-                del kept  # freed outside the timed part
+                for _ in range(requests):
+                    began = time.perf_counter()
+                    kept = call(x)
+                    end.record()
+                    end.synchronize()
+                    host_us.append((time.perf_counter() - began) * 1e6)
+                    del kept  # freed outside the timed part
                 call(x)
                 start.record()
                 for _ in range(repeat):
@@ -148,7 +152,7 @@ def time_captures(
             except Exception as error:
                 raise VariantFailed(name) from error
             if turn >= 0:
-                samples[name].host[capture].append(host * 1e6)
+                samples[name].host[capture] += host_us
                 samples[name].device[capture].append(start.elapsed_time(end) * 1e3 / repeat)
     return samples
 

@@ -18,3 +18,8 @@ def spread(values: Sequence[float]) -> Spread:
     ordered = sorted(values)
     last = len(ordered) - 1
     return Spread(statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)])
+
+
+def p99(values: Sequence[float]) -> float:
+    """Return the 99th percentile of at least two values; below a hundred it is little less than their maximum."""
+    return statistics.quantiles(values, n=100, method="inclusive")[98]

@@ -53,7 +53,7 @@ def most_measured(records: Iterable[Record], variants: Sequence[str], what: str)
 
 def spread(us: dict[str, Any]) -> dict[str, float]:
     """Return the percentiles that a record has, microseconds."""
-    return {name: us[name] for name in ("median", "p20", "p80")}
+    return {name: us[name] for name in ("median", "p20", "p80", "p99") if name in us}
 
 
 def rounds(records: Iterable[Record]) -> str:

@@ -45,9 +45,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
         lines = {name: _points([one for one in of_classes if one.variant == name]) for name in LINES}
         drawn["classes"][str(classes)] = {name: points for name, points in lines.items() if len(points) > 1}
     drawn["title"] = _title(drawn["classes"], network.heads)
-    drawn["stamp"] = stamp(
-        found, f"{network}. Lines: median; bands: 20th to 80th percentile of {rounds(found)} (records hold no p99)."
-    )
+    drawn["stamp"] = stamp(found, f"{network}. Lines: median of {rounds(found)}. {_bands(drawn['classes'])}.")
     return _figure(drawn), drawn
 
 
@@ -80,6 +78,13 @@ def _title(classes: Mapping[str, Any], heads: int) -> str:
     return f"{ours};\nplain heads in line add {plain} and {added(PLAIN, 'host_us')}" if plain else ours
 
 
+def _bands(classes: Mapping[str, Any]) -> str:
+    points = [point for lines in classes.values() for its in lines.values() for point in its]
+    if all("p99" in point["host_us"] for point in points):
+        return "Bands: latency from the median to the 99th percentile of requests; else 20th to 80th percentile"
+    return "Bands: 20th to 80th percentile; some of the records are older than their 99th"
+
+
 def _figure(drawn: Mapping[str, Any]) -> Figure:
     figure = new_figure(8.0)
     rows = figure.add_gridspec(3, 2, height_ratios=(1.3, 0.5, 1))
@@ -91,7 +96,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     for axes, (classes, lines) in zip(above, drawn["classes"].items(), strict=False):
         for variant, points in lines.items():
             batches |= {point["batch"] for point in points}
-            _line(axes, LINES[variant], points, [point["host_us"] for point in points])
+            _line(axes, LINES[variant], points, [point["host_us"] for point in points], tails=True)
         axes.set_title(f"latency, {int(classes):,} classes a head", fontsize=10, loc="left")
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -126,13 +131,21 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     return frame(figure, drawn)
 
 
-def _line(axes: Axes, line: Line, points: Sequence[Mapping[str, Any]], values: Sequence[Mapping[str, float]]) -> None:
+def _line(
+    axes: Axes,
+    line: Line,
+    points: Sequence[Mapping[str, Any]],
+    values: Sequence[Mapping[str, float]],
+    *,
+    tails: bool = False,
+) -> None:
     batches = [point["batch"] for point in points]
     axes.plot(
         batches, [value["median"] for value in values], color=line.colour, linestyle=line.dashes, marker=line.marker,
         markersize=4.5, linewidth=1.6, label=line.label,
     )  # fmt: skip
-    low, high = ([value[name] for value in values] for name in ("p20", "p80"))
+    ends = ("median", "p99") if tails and all("p99" in value for value in values) else ("p20", "p80")
+    low, high = ([value[name] for value in values] for name in ends)
     axes.fill_between(batches, low, high, color=line.colour, alpha=0.25, linewidth=0)
 
 

@@ -99,11 +99,11 @@ def faked_plan(out, monkeypatch):
     Graphs are called eagerly, and a variant takes as many microseconds as its name has letters.
     """
 
-    def time_captures(calls, inputs, *, rounds, warm_up, repeat):
+    def time_captures(calls, inputs, *, rounds, warm_up, repeat, requests=1):
         return {
             name: Samples(
                 device=[[float(len(name))] * rounds for _ in captures],
-                host=[[2.0 * len(name) + place] * rounds for place, _ in enumerate(captures)],
+                host=[[2.0 * len(name) + place] * rounds * requests for place, _ in enumerate(captures)],
             )
             for name, captures in calls.items()
         }

@@ -75,7 +75,10 @@ def test_a_cell_from_end_to_end(subject, plan):
         "taps": ["block0", "block1", "block2"], "input": [3, 16, 16],
     }  # fmt: skip
     assert one.protocol["captures"] == 5 and len(one.device_us["captures"]) == 5
-    assert one.host_us == {"median": 34.0, "p20": 33.0, "p80": 35.0, "captures": [32.0, 33.0, 34.0, 35.0, 36.0]}
+    assert one.host_us == {
+        "median": 34.0, "p20": 33.0, "p80": 35.0, "captures": [32.0, 33.0, 34.0, 35.0, 36.0], "p99": 36.0,
+    }  # fmt: skip
+    assert one.protocol["requests"] == 20 and "p99" not in one.device_us, "of single requests, not of means of several"
     assert [(pair["role"], pair["device_ratio"]) for pair in one.paired] == [("bare", 1.0), ("truncated", 16 / 15)]
     assert one.correctness["samples"] == 5 * 4 * 4 and one.correctness["differing"] == 0
     assert one.environment["gpu"] == "H200" and one.environment["commit"] == "c"

@@ -156,9 +156,9 @@ def test_time_captures(device: torch.device) -> None:
         return call
 
     variants = {"short": [sleeper("a", 20_000), sleeper("b", 20_000)], "long": [sleeper("c", 2_000_000)]}
-    samples = time_captures(variants, inputs, rounds=5, warm_up=2, repeat=4)
-    assert [len(values) for values in samples["short"].device] == [3, 2] and len(samples["long"].host[0]) == 5
-    assert len(called) == 2 * 7 * (1 + 1 + 1 + 4)
+    samples = time_captures(variants, inputs, rounds=5, warm_up=2, repeat=4, requests=3)
+    assert [len(values) for values in samples["short"].device] == [3, 2] and len(samples["long"].host[0]) == 15
+    assert len(called) == 2 * 7 * (1 + 3 + 1 + 4)
     assert min(samples["long"].device[0]) > 10 * max(samples["short"].device[0])
     assert min(samples["long"].host[0]) > min(samples["long"].device[0]) * 0.9
 

@@ -2,10 +2,12 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from auxhead.autotune.record import read_records
+from auxhead.plots import latency
 from auxhead.plots.__main__ import app
 from auxhead.plots.figures import FIGURES
 from auxhead.plots.record_files import COMMITTED
@@ -79,6 +81,20 @@ def test_latencies_are_those_of_records():
         point["bare"]["device_ratio"] for classes, name, point in points if (classes, name) == (10, "overlapped@cudnn")
     ]
     assert f"add {100 * min(ratios) - 100:.0f} to {100 * max(ratios) - 100:.0f} %" in drawn("latency")["title"]
+
+
+def test_bands_of_latency_end_at_the_99th_percentile_where_all_records_have_it():
+    with_tails = [
+        replace(one, host_us={**one.host_us, "p99": 3 * one.host_us["median"]}) for one in BENCH if one.error is None
+    ]
+    figure, shown = latency.draw(with_tails)
+    assert "from the median to the 99th percentile of requests" in shown["stamp"]
+    (points,) = {place: its for place, its in shown["classes"]["10"].items() if place == "graph-bare@cudnn"}.values()
+    ends = [point["host_us"]["p99"] for point in points]
+    assert ends == [3 * point["host_us"]["median"] for point in points]
+    edges = [band.get_paths()[0].vertices for band in figure.axes[0].collections]
+    assert any({round(y) for _, y in band} >= {round(y) for y in ends} for band in edges)
+    assert "older than their 99th" in latency.draw(BENCH)[1]["stamp"]
 
 
 def test_times_to_the_answer_are_those_of_records():
