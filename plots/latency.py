@@ -45,7 +45,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
         lines = {name: _points([one for one in of_classes if one.variant == name]) for name in LINES}
         drawn["classes"][str(classes)] = {name: points for name, points in lines.items() if len(points) > 1}
     drawn["title"] = _title(drawn["classes"], network.heads)
-    drawn["stamp"] = stamp(found, f"{network}. Lines: median of {rounds(found)}. {_bands(drawn['classes'])}.")
+    drawn["stamp"] = stamp(found, f"{network}. Lines: median of {rounds(found)}.", f"{_bands(drawn['classes'])}.")
     return _figure(drawn), drawn
 
 
