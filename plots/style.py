@@ -1,5 +1,6 @@
 """The house style: what all figures have in common."""
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +15,8 @@ PURPLE, SKY, AMBER = "#CC79A7", "#56B4E9", "#E69F00"
 PALE = "#E0E0E0"
 #: Inches; at 100 pixels an inch what a README shows without scaling.
 WIDTH = 8.0
+#: Characters of a line below a figure that fit.
+_STAMP_CHARACTERS = 145
 
 
 class Line(NamedTuple):
@@ -42,5 +45,6 @@ def tidy(axes: Axes, grid: Literal["x", "y", "both"] = "y") -> None:
 def frame(figure: Figure, drawn: Mapping[str, Any]) -> Figure:
     """Write ``drawn["title"]``, the finding, above all axes and ``drawn["stamp"]`` small below them."""
     figure.suptitle(drawn["title"], fontsize=12, fontweight="bold", x=0.01, ha="left")
-    figure.supxlabel(drawn["stamp"], fontsize=7, color=GREY, x=0.01, ha="left")
+    lines = [part for line in drawn["stamp"].splitlines() for part in textwrap.wrap(line, _STAMP_CHARACTERS)]
+    figure.supxlabel("\n".join(lines), fontsize=7, color=GREY, x=0.01, ha="left")
     return figure

@@ -10,6 +10,7 @@ from auxhead.autotune.record import BadRecord
 from auxhead.plots import exits
 from auxhead.plots.__main__ import app
 from auxhead.plots.figure_files import save_figure
+from auxhead.plots.style import frame, new_figure
 from typer.testing import CliRunner
 
 REPORT = {
@@ -46,6 +47,15 @@ def test_the_figure_shows_the_numbers_of_the_report(report):
     assert "75.0 %" in drawn["title"] and "95.0 %" in drawn["title"]
     assert figure.get_suptitle() == drawn["title"]
     assert "train 60" in drawn["stamp"] and "a CPU" in drawn["stamp"]
+
+
+def test_what_stands_below_a_figure_fits():
+    figure = new_figure(2.0)
+    figure.subplots()
+    frame(figure, {"title": "A finding", "stamp": f"Short.\n{'wherever it was measured, ' * 20}\nLast."})
+    figure.canvas.draw()
+    (stamp,) = [text for text in figure.texts if text.get_text().startswith("Short.")]
+    assert stamp.get_window_extent().x1 <= figure.bbox.x1 and stamp.get_text().endswith("\nLast.")
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 1.0])
