@@ -18,6 +18,7 @@ from .compile_ahead import CompileAhead
 from .first_launches import first_launches
 from .head_peers import FUSED, LAUNCHES
 from .heads_in_situ import HeadsInSitu
+from .launch_twins import AloneTwin, HeadTwin, Twin
 from .measurer import ALONE, NETWORK, Failure, Target
 from .network_points import NetworkPoint
 from .subject import Subject
@@ -67,14 +68,22 @@ class HeadTiming:
         return self._in_situ.protocol
 
     def begin_to_compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> None:
-        """Compile launches of heads by themselves in other processes, if there are any."""
-        if self._ahead is not None and place == ALONE:
-            self._ahead.begin(self.heads[target], configs)
+        """Compile in other processes, if there are any."""
+        if self._ahead is not None:
+            self._ahead.begin(self._twins(target, place, configs))
+
+    def _twins(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> list[Twin]:
+        if place == ALONE:
+            head = HeadTwin.of(self.heads[target])
+            return [AloneTwin(head, config) for config in configs]
+        return [self._in_situ.twin({target.shape: config}, self.by_rule, target.taps) for config in configs]
 
     def compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
         """Launch each configuration once, and compile in threads what nobody has: the compiler leaves Python often."""
-        if self._ahead is not None and place == ALONE:
-            self._ahead.finish(self.heads[target], configs)
+        if self._ahead is not None:
+            twins = self._twins(target, place, configs)
+            self._ahead.begin(twins)
+            self._ahead.finish(twins)
 
         def launch(config: LaunchConfig) -> None:
             if place == ALONE:

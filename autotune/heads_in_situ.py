@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import ExitBuffers, ExitHead, ExitLaunch
+from ..kernels import ExitHead, ExitLaunch
 from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig
 from ..kernels.tuned_table import overriding
@@ -19,7 +19,9 @@ from ..model.taps import listening
 from .alone_head import AloneHead
 from .cells import NEVER
 from .correctness import Answer, Comparison, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
+from .launch_twins import HeadTwin, NetworkTwin, TensorTwin
 from .measurer import NETWORK
+from .network_launches import launch_heads
 from .network_points import NetworkPoint
 from .subject import Subject
 
@@ -43,7 +45,8 @@ class HeadsInSitu:
         self.heads = [AloneHead(head, x) for head, x in zip(subject.heads, self._features, strict=True)]
         """Those of the taps, each with what its tap gives it."""
         classifier = self._trunk.classifier
-        launched = [*self.heads, *([] if classifier is None else [AloneHead(classifier, self._final)])]
+        self._classifier = None if classifier is None else AloneHead(classifier, self._final)
+        launched = [*self.heads, *([] if self._classifier is None else [self._classifier])]
         self._heads_by_rule = {(head.shape, NETWORK): head.shape.by_rule() for head in launched}
 
     def _run_trunk(self) -> tuple[list[Tensor], Tensor]:
@@ -88,24 +91,25 @@ class HeadsInSitu:
 
     def launch(self, configs: Configs, point: NetworkPoint, which: Sequence[str]) -> list[ExitLaunch]:
         """Launch as the runner will, all launches that a head of some taps has a part in; return these."""
-        taps, example = self._network.taps, self.subject.example
-        ends = [taps.index(fork) for fork in point.forks]
-        starts = [0, *(end + 1 for end in ends)]
-        heads: list[ExitHead | None] = [head.as_exit_head() for head in self.subject.heads]
-        classifier = self._trunk.classifier
-        heads.append(None if classifier is None else classifier.as_exit_head())
-        inputs = [*self._features, self._final]
-        with_probs = all(head.return_probs for head in self.subject.heads)
-        classes = self.subject.heads[0].num_classes
-        buffers = ExitBuffers.allocate(len(heads), len(example), classes, with_probs=with_probs, device=example.device)
-        mine = {taps.index(tap) for tap in which}
-        launched = []
+        taps, classifier = self._network.taps, self._classifier
+        heads: list[ExitHead | None] = [head.head.as_exit_head() for head in self.heads]
+        heads.append(None if classifier is None else classifier.head.as_exit_head())
         with self.launching(configs):
-            for start, end in zip(starts, [*ends, len(heads) - 1], strict=True):
-                if mine & set(range(start, end + 1)):
-                    launched.append(ExitLaunch(buffers, start, heads[start : end + 1]))
-                    launched[-1](inputs[start : end + 1])
-        return launched
+            return launch_heads(
+                heads, [*self._features, self._final], [taps.index(tap) for tap in point.forks],
+                {taps.index(tap) for tap in which}, with_probs=all(head.return_probs for head in self.subject.heads),
+            )  # fmt: skip
+
+    def twin(self, configs: Configs, point: NetworkPoint, which: Sequence[str]) -> NetworkTwin:
+        """Describe what ``launch`` launches."""
+        taps, classifier = self._network.taps, self._classifier
+        return NetworkTwin(
+            tuple(map(HeadTwin.of, self.heads)),
+            TensorTwin.of(self._final) if classifier is None else HeadTwin.of(classifier),
+            tuple(taps.index(tap) for tap in point.forks),
+            frozenset(taps.index(tap) for tap in which),
+            tuple({**self._heads_by_rule, **_in_network(configs)}.items()),
+        )
 
     @cached_property
     def _logits(self) -> list[list[Tensor]]:

@@ -5,12 +5,16 @@ A process of its own, since the tests' has Triton's interpreter in the kernels' 
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from auxhead.autotune.alone_head import AloneHead
 from auxhead.autotune.compile_ahead import CompileAhead
+from auxhead.autotune.launch_twins import AloneTwin, HeadTwin, NetworkTwin, TensorTwin
+from auxhead.autotune.network_launches import launch_heads
 from auxhead.kernels.compile_only import compile_only
+from auxhead.kernels.tuned_table import overriding
 from auxhead.model import FusedAuxHead
 
 
@@ -20,22 +24,33 @@ def kept() -> int:
 
 
 def main() -> None:
-    """Compile two configurations ahead, and launch these and a third one."""
+    """Compile ahead two ways to launch a head alone and one beside another, then launch these and others."""
     x = torch.zeros(16, 64, 7, 7, dtype=torch.float16).to(memory_format=torch.channels_last)
     head = AloneHead(FusedAuxHead(64, 10, dtype=torch.float16), x)
     rule = head.shape.by_rule()
-    configs = [rule, type(rule)(**{**vars(rule), "num_warps": 2})]
+    configs = [rule, replace(rule, num_warps=2)]
+    alone = [AloneTwin(HeadTwin.of(head), config) for config in configs]
+    logits = torch.zeros(16, 10, dtype=torch.float16)
+    beside = {(head.shape, "network"): configs[1]}
+    last = frozenset({1, 2})
+    network = NetworkTwin(2 * (HeadTwin.of(head),), TensorTwin.of(logits), (0,), last, tuple(beside.items()))
     counts = [kept()]
     with CompileAhead(90, 132) as ahead:
-        ahead.begin(head, configs[:1])
-        ahead.begin(head, configs)
-        ahead.finish(head, configs)
+        ahead.begin(alone[:1])
+        ahead.begin([*alone, network])
+        ahead.finish([*alone, network])
         counts.append(kept())
     compile_only(90, 132)
-    for config in (*configs, type(rule)(**{**vars(rule), "num_warps": 1})):
+    for config in configs:
         head.launch(config)
+    exit_heads = [head.head.as_exit_head() for _ in range(2)]
+    with overriding(beside):
+        launch_heads([*exit_heads, None], [x, x, logits], (0,), last, with_probs=True)
         counts.append(kept())
-    print(json.dumps(counts))
+        launch_heads([*exit_heads, None], [x, x, logits], (0,), {0}, with_probs=True)
+        counts.append(kept())
+    head.launch(replace(rule, num_warps=1))
+    print(json.dumps([*counts, kept()]))
 
 
 if __name__ == "__main__":  # the other process imports this module, too

@@ -59,8 +59,8 @@ def test_only_what_is_recorded_reads_the_clock(kernels):
 
 
 def test_what_another_process_compiled_is_found(tmp_path):
-    """Two configurations ahead, one of them begun twice; a third one is compiled where it is launched."""
-    assert printed("compile_ahead_offline.py", tmp_path) == [0, 2, 2, 2, 3]
+    """Two heads alone, one of them begun twice, and the last launch of a network; others where they are launched."""
+    assert printed("compile_ahead_offline.py", tmp_path) == [0, 3, 3, 4, 5]
 
 
 def test_nobody_goes_on_compiling_for_a_process_that_was_killed(tmp_path):

@@ -1,6 +1,7 @@
 """The measurer of a GPU, on a machine without one: what it does around its kernels, which are interpreted."""
 
 import importlib
+import pickle
 from contextlib import contextmanager
 
 import pytest
@@ -25,6 +26,7 @@ copy_speed = importlib.import_module("auxhead.autotune.copy_speed")
 first_launches = importlib.import_module("auxhead.autotune.first_launches")
 head_timing = importlib.import_module("auxhead.autotune.head_timing")
 heads_in_situ = importlib.import_module("auxhead.autotune.heads_in_situ")
+launch_twins = importlib.import_module("auxhead.autotune.launch_twins")
 launch_config = importlib.import_module("auxhead.kernels.launch_config")
 
 
@@ -63,13 +65,17 @@ def simulated(monkeypatch):
         yield
 
 
-@pytest.fixture
-def timing(simulated):
+def measurer(trunk="as_is", ahead=None):
     torch.manual_seed(0)
     heads, example = plain_heads(), torch.randn(1, 3, 8, 8)
     del heads["block0"]  # what is interpreted takes its time
     network = EarlyExitNetwork(SmallNet(), heads, example_input=example).eval()
-    return HeadTiming(subject_of("tests:small", network, example), "as_is")
+    return HeadTiming(subject_of("tests:small", network, example), trunk, ahead)
+
+
+@pytest.fixture
+def timing(simulated):
+    return measurer()
 
 
 def called_once(variants, device, *, rounds, repeat):
@@ -110,6 +116,59 @@ def test_a_network_is_measured(timing, monkeypatch):
     assert timing.of_network["forks"] and len(timing.of_network["trunk"]) == 16
 
 
+class Ahead:
+    """Launches here what other processes would compile."""
+
+    def __init__(self):
+        self.begun, self.finished = [], []
+
+    def begin(self, twins):
+        self.begun += twins
+
+    def finish(self, twins):
+        self.finished += twins
+
+
+@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
+def test_what_is_compiled_ahead_is_what_is_launched(simulated, monkeypatch, trunk):
+    """With the classifier a head, and with its logits given."""
+    ahead, launched = Ahead(), []
+    made = measurer(trunk, ahead)
+
+    def launch(kind):
+        def record(*arguments, **options):
+            launched.append((kind, described((arguments[1:] if kind == ALONE else arguments, options))))
+
+        return record
+
+    monkeypatch.setattr(alone_head.AloneHead, "launch", lambda head, config: launch(ALONE)(head, head.x, config))
+    for module in (heads_in_situ, launch_twins):
+        monkeypatch.setattr(module, "launch_heads", launch(NETWORK))
+    target = made.targets[0]
+    other = neighbours(target.rule, target.shape)[0]
+    for place in (ALONE, NETWORK):
+        made.begin_to_compile(target, place, [other])
+        assert made.compile(target, place, [other]) == {}
+        (twin,) = set(ahead.begun)
+        assert ahead.finished == [twin] and hash(twin) == hash(pickle.loads(pickle.dumps(twin)))
+        twin.launch()
+        here, there = launched
+        assert here == there and here[0] == place
+        for of_one_place in (ahead.begun, ahead.finished, launched):
+            of_one_place.clear()
+
+
+def described(one):
+    """All but the data of tensors, and how heads of all shapes are launched now."""
+    if isinstance(one, torch.Tensor):
+        return (one.shape, one.stride(), one.dtype)
+    if isinstance(one, dict):
+        return described(list(one.items()))
+    if isinstance(one, (tuple, list)):
+        return [*map(described, one), dict(launch_config.overrides.get() or {})]
+    return one
+
+
 def test_whole_networks_are_measured(timing, monkeypatch):
     """Nothing is replayed here, which takes its time: what is captured, asked for and left out."""
 
@@ -136,7 +195,7 @@ def test_whole_networks_are_measured(timing, monkeypatch):
     assert made == [(by_rule.forks, -1, taps), ((), -1, taps), (by_rule.forks, 0, taps)]
     assert tuned in asked and lookup("cpu", target.shape, NETWORK) is None
 
-    monkeypatch.setattr(heads_in_situ, "ExitLaunch", None)
+    monkeypatch.setattr(heads_in_situ, "launch_heads", None)
     found = timing.points([by_rule, serial], {}, 3, 1)
     assert list(found) == [by_rule, serial] and len(made) == 3, "nothing is captured without a baseline"
 
