@@ -73,7 +73,7 @@ def _process(pid: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
         yield _complete(pid, _LANES[kernel["role"]], name, kernel["start_us"], kernel["duration_us"], arguments)
     for number, (sm, of_lane) in enumerate(programs):
         for launch, _, begin, end in of_lane:
-            name = of_launch[launch]
+            name = of_launch[int(launch)]
             yield _complete(pid, _FIRST_SM_LANE + number, name, begin, round(end - begin, 3), {"SM": sm})
 
 
