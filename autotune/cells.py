@@ -1,7 +1,7 @@
 """What the benchmark measures: networks by data type, batch, classes and placement of their heads."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -68,6 +68,11 @@ class Cell:
     def as_json(self) -> dict[str, Any]:
         """Return the cell as records hold it."""
         return {**dataclasses.asdict(self), "taps": list(self.taps), "input": list(self.input)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Cell":
+        """Return the cell that records hold so."""
+        return cls(**{**values, "taps": tuple(values["taps"]), "input": tuple(values["input"])})
 
 
 def resnet_cell(model: str, dtype: str, batch: int, classes: int, placement: str) -> Cell:

@@ -1,15 +1,19 @@
 """The command ``auxhead-tune footprint``."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from .cells import Cell
 from .footprint_records import KIND, failed_record, footprint_records
 from .footprint_tables import footprint_tables
 from .footprint_timing import measure_footprints
 from .network_choice import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
 from .network_runs import Begins, Finish, measure_networks
+from .nsight_compute import count_active
+from .record import Record
 from .subject import Subject
 
 
@@ -28,12 +32,19 @@ def footprint(
 
     Heads are launched in more or fewer programs, with more or fewer warps, capped in registers and SMs, and without
     priority of the trunk; each way is timed in turns with the trunk alone, and the kernels say which SMs they were on.
-    `auxhead-plot footprint` draws it. Options that choose networks may be given several times.
+    Where `ncu` is on the PATH, Nsight Compute counts warps, too. `auxhead-plot footprint` draws it. Options that choose
+    networks may be given several times.
     """
     chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
     measure_networks(KIND, chosen, out, _measure, failed_record, footprint_tables)
 
 
 def _measure(subject: Subject, begins: Begins) -> Finish:
-    measured = measure_footprints(subject, begins)
-    return lambda cell, of_device: footprint_records(cell, measured, of_device)
+    measured, device = measure_footprints(subject, begins), subject.example.device
+
+    def finish(cell: Cell, of_device: Mapping[str, Any]) -> list[Record]:
+        begins("warps active, by Nsight Compute", 0.95)  # now that the clocks have been read
+        counted = count_active(cell, measured, device)
+        return footprint_records(cell, measured, counted, of_device)
+
+    return finish

@@ -2,7 +2,7 @@
 
 import datetime
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..model.spread import spread
@@ -10,7 +10,8 @@ from .cells import Cell
 from .comparison import Timings, compare
 from .footprint_timing import CAPTURES, RECORDED, REPLAYS, ROUNDS, FootprintsMeasured, Occupied, Variant
 from .footprints import BY_RULE, Footprint
-from .occupancy import TIERS, Resident
+from .nsight_compute import Counted
+from .occupancy import TIERS, Active, Resident
 from .overlap import hiding_efficiency
 from .overlap_parts import BARE, BOTH, HEADS
 from .record import Record
@@ -23,12 +24,15 @@ KIND = "footprint"
 _DIGITS = 6
 
 
-def footprint_records(cell: Cell, measured: FootprintsMeasured, environment: Mapping[str, Any]) -> list[Record]:
+def footprint_records(
+    cell: Cell, measured: FootprintsMeasured, counted: Counted, environment: Mapping[str, Any]
+) -> list[Record]:
     """Return a record of each footprint of a network, what is by rule first.
 
     Args:
         cell: the network.
         measured: what was measured of it.
+        counted: what Nsight Compute says of these footprints.
         environment: see :class:`~auxhead.autotune.record.Record`.
     """
     run = secrets.token_hex(6)
@@ -52,7 +56,7 @@ def footprint_records(cell: Cell, measured: FootprintsMeasured, environment: Map
         if footprint in measured.failed:
             rest: dict[str, Any] = {"error": str(measured.failed[footprint])}
         else:
-            rest = _found(footprint, measured)
+            rest = _found(footprint, measured, counted)
         found.append(_record(cell, footprint.name, environment, run=run, protocol=protocol, **rest))
     return found
 
@@ -74,7 +78,7 @@ def _record(cell: Cell, variant: str, environment: Mapping[str, Any], **rest: An
     )
 
 
-def _found(footprint: Footprint, measured: FootprintsMeasured) -> dict[str, Any]:
+def _found(footprint: Footprint, measured: FootprintsMeasured, counted: Counted) -> dict[str, Any]:
     times = measured.times
     bare, both, heads = times[Variant(BARE)], times[Variant(BOTH, footprint)], times[Variant(HEADS, footprint)]
     stretch = compare(both, bare)
@@ -90,7 +94,7 @@ def _found(footprint: Footprint, measured: FootprintsMeasured) -> dict[str, Any]
     details: dict[str, Any] = {
         "hiding_efficiency": _rounded(hiding_efficiency(bare, heads, both)._asdict()),
         "programs": occupied.programs,
-        "occupancy": _tiers(occupied),
+        "occupancy": _tiers(occupied, counted.active.get(footprint)),
     }
     if footprint == measured.footprints[0]:
         room = {
@@ -98,11 +102,12 @@ def _found(footprint: Footprint, measured: FootprintsMeasured) -> dict[str, Any]
             for name, value in measured.room._asdict().items()
         }
         details["trunk_room"] = {"hold_us": HOLD_NS / 1e3, **room}
-    return {"device_us": _summary(both), "paired": paired, "measured": details}
+    notes = [] if counted.absent is None else [counted.absent]
+    return {"device_us": _summary(both), "paired": paired, "measured": details, "notes": notes}
 
 
-def _tiers(occupied: Occupied) -> dict[str, Any]:
-    """Return what is known of each tier; Nsight Compute's is absent: it takes a run of its own."""
+def _tiers(occupied: Occupied, active: Sequence[Active] | None) -> dict[str, Any]:
+    """Return what is known of each tier."""
     residency = {
         name: _rounded(spread([float(getattr(one, name)) for one in occupied.residency])._asdict())
         for name in Resident._fields
@@ -111,8 +116,9 @@ def _tiers(occupied: Occupied) -> dict[str, Any]:
         "theoretical": [_rounded(one._asdict()) for one in occupied.theoretical],
         "estimate": [one._asdict() for one in occupied.estimate],
         "residency": residency,
+        "ncu": None if active is None else [one._asdict() for one in active],
     }
-    return {tier: found.get(tier) for tier in TIERS}
+    return {tier: found[tier] for tier in TIERS}
 
 
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:

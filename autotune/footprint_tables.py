@@ -18,6 +18,7 @@ COLUMNS = (
     "warps, % (residency)",
     "warps of an SM, % (theoretical)",
     "warps, % (profiler's estimate)",
+    "warps of an SM, % (Nsight Compute)",
 )
 _TEXT_COLUMNS = 1
 
@@ -56,6 +57,7 @@ def _row(record: Record) -> tuple[str, ...]:
         f"{100 * tiers['residency']['warps_share']['median']:.3f}",
         _of_launches([100 * one["share"] for one in tiers["theoretical"]], [False] * len(tiers["theoretical"])),
         _of_launches([one["percent"] for one in tiers["estimate"]], [one["known_zero"] for one in tiers["estimate"]]),
+        "-" if tiers["ncu"] is None else ", ".join(f"{one['percent']:.1f}" for one in tiers["ncu"]),
     )
 
 
@@ -70,7 +72,8 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     lines = [
         f"The trunk alone takes {bare:,.1f} us, launches leave it after {', '.join(records[0].protocol['forks'])}. "
         "Shares by residency are of the time that it takes and of all SMs; other tiers say one for each launch. "
-        "0?: the profiler says 0 of a launch that runs. Nsight Compute's tier is absent."
+        "0?: the profiler says 0 of a launch that runs.",
+        *dict.fromkeys(note for one in records for note in one.notes),
     ]
     room = (records[0].measured or {}).get("trunk_room")
     if room is not None:

@@ -17,6 +17,7 @@ from .alone_head import CHAIN
 from .cells import NEVER
 from .comparison import Timings, typical
 from .first_launches import first_launches
+from .footprint_launches import launch_beside
 from .footprints import Footprint, footprints
 from .head_timing import BLOCK_US
 from .measurer import Failure
@@ -221,8 +222,7 @@ def _estimated(replays: Sequence[Callable[[], object]], example: torch.Tensor) -
 
 def _theoretical(parts: Parts, point: Footprint) -> list[Theoretical]:
     """Ask of the kernels that do not record, which are those that are timed."""
-    beside = parts.subject.network.taps[: parts.subject.network.taps.index(parts.forks[-1]) + 1]
     device = parts.subject.example.device
     with torch.cuda.device(device), torch.no_grad():
-        launched = parts.launch(dict(point.configs), point.point, beside)
+        launched = launch_beside(parts, point)
     return [theoretical(one.compiled, device) for one in launched]

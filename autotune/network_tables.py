@@ -55,10 +55,8 @@ def _outcome(records: Sequence[Record]) -> NetworkOutcome:
     rule = records[-1].protocol["rule"]
     if rule not in by_name:
         raise BadRecord(f"{records[-1].variant}: rule: got no record of {rule}, wants what it was timed beside")
-    values: dict[str, Any] = records[-1].cell
-    cell = Cell(**{**values, "taps": tuple(values["taps"]), "input": tuple(values["input"])})
     times = {point: result for point, result in found.items() if isinstance(result, Paired)}
-    return NetworkOutcome(cell, by_name[rule], times)
+    return NetworkOutcome(Cell.from_json(records[-1].cell), by_name[rule], times)
 
 
 def _of_sweep(record: Record) -> tuple[Any, ...]:

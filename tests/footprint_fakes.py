@@ -6,7 +6,8 @@ from auxhead.autotune.footprint_timing import RECORDED, FootprintsMeasured, Occu
 from auxhead.autotune.footprints import footprints
 from auxhead.autotune.measurer import Failure
 from auxhead.autotune.network_points import NetworkPoint
-from auxhead.autotune.occupancy import Estimate, Resident, Theoretical
+from auxhead.autotune.nsight_compute import Counted
+from auxhead.autotune.occupancy import Active, Estimate, Resident, Theoretical
 from auxhead.autotune.trunk_probe import Room
 from auxhead.kernels.head_shape import HeadShape
 from sweep_fakes import ENVIRONMENT
@@ -14,6 +15,7 @@ from sweep_fakes import ENVIRONMENT
 CELL = resnet_cell("resnet18", "float16", 1, 10, "stages")
 FORKS = ("layer1", "layer3")
 TRUNK_US = 160.0
+NOT_COUNTED = Counted({}, "Nsight Compute's tier is absent: there is no ncu on the PATH.")
 
 
 def shapes(batch=1, classes=10):
@@ -54,7 +56,11 @@ def _times(us):
     return [[us, us, us], [us * 1.001, us * 1.001, us * 1.001]]
 
 
-def records(batch=1, **changes):
-    """What is kept of it."""
+def records(batch=1, percent=None, **changes):
+    """What is kept of it; ``percent`` is what Nsight Compute counts of its launches, if there is any."""
     cell = resnet_cell("resnet18", "float16", batch, 10, "stages")
-    return footprint_records(cell, measured(batch, **changes), ENVIRONMENT)
+    found = measured(batch, **changes)
+    counted = NOT_COUNTED
+    if percent is not None:
+        counted = Counted({point: [Active(one) for one in percent] for point in found.occupied}, None)
+    return footprint_records(cell, found, counted, ENVIRONMENT)

@@ -1,6 +1,7 @@
 """Footprints on a GPU: every program recorded, answers as they are, and numbers that can be."""
 
 import importlib
+import shutil
 
 import pytest
 import torch
@@ -9,11 +10,13 @@ from auxhead.autotune.comparison import typical
 from auxhead.autotune.environment import environment
 from auxhead.autotune.footprint_records import footprint_records
 from auxhead.autotune.footprint_tables import footprint_tables
+from auxhead.autotune.nsight_compute import count_active
 from auxhead.autotune.overlap_parts import BARE, BOTH
 from auxhead.autotune.record import append_record, read_records
 from auxhead.autotune.subject import build_subject
 from auxhead.plots.footprint import draw
 from example_models import needs_gpu
+from footprint_fakes import NOT_COUNTED
 
 pytestmark = needs_gpu
 
@@ -23,12 +26,13 @@ timing = importlib.import_module("auxhead.autotune.footprint_timing")
 NAMES = ("by rule", "programs x8", "16 warps a program", "64 registers", "4 SMs", "same priority")
 
 
-@pytest.fixture
-def measured(monkeypatch):
+@pytest.fixture(scope="module")
+def measured():
     footprints = timing.footprints
-    monkeypatch.setattr(timing, "footprints", lambda *heads: [one for one in footprints(*heads) if one.name in NAMES])
     cell = Cell("resnet18", "float16", 8, 10, "own", ("layer1.0", "layer1.1", "layer4.0"), (3, 64, 64))
-    return cell, timing.measure_footprints(build_subject(cell, DEVICE), lambda what, share: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "footprints", lambda *heads: [one for one in footprints(*heads) if one.name in NAMES])
+        return cell, timing.measure_footprints(build_subject(cell, DEVICE), lambda what, share: None)
 
 
 def test_footprints_are_measured(measured, tmp_path):
@@ -51,8 +55,19 @@ def test_footprints_are_measured(measured, tmp_path):
     assert 0.8 < both / trunk < 3.0
     assert len(found.room.by_sm) == sms and max(found.room.by_sm) < 1.5 and 1.0 < found.room.idle_programs <= 32.0
     path = tmp_path / "records.jsonl"
-    for record in footprint_records(cell, found, environment(DEVICE)):
+    for record in footprint_records(cell, found, NOT_COUNTED, environment(DEVICE)):
         append_record(path, record)
     (table,) = footprint_tables(read_records(path))
     assert len(table.rows) == len(found.footprints)
     draw(read_records(path))
+
+
+@pytest.mark.skipif(shutil.which("ncu") is None, reason="needs Nsight Compute on the PATH")
+def test_nsight_compute_counts_every_launch(measured):
+    cell, found = measured
+    counted = count_active(cell, found, DEVICE)
+    assert counted.absent is None, counted.absent
+    assert list(counted.active) == list(found.occupied)
+    for footprint, occupied in found.occupied.items():
+        for active, bound in zip(counted.active[footprint], occupied.theoretical, strict=True):
+            assert 0.0 < active.percent <= 100.0 * bound.share + 0.5, f"{footprint.name}: no more than fit"

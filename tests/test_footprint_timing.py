@@ -13,7 +13,7 @@ from auxhead.autotune.occupancy import Estimate, Resident, Theoretical
 from auxhead.autotune.overlap_parts import BARE, BOTH, HEADS, WrongAnswer
 from auxhead.autotune.trunk_probe import Room
 from auxhead.kernels.residency import is_recording, new_turns
-from footprint_fakes import CELL, FORKS, shapes
+from footprint_fakes import CELL, FORKS, NOT_COUNTED, shapes
 from sweep_fakes import ENVIRONMENT
 
 timing = importlib.import_module("auxhead.autotune.footprint_timing")
@@ -112,7 +112,7 @@ def test_a_measurement_from_end_to_end(measure):
     compiled, asked = Parts.launched[: 2 * count], Parts.launched[2 * count :]
     assert compiled == [(taps, False), (taps, True)] * count, "with recording, and without"
     assert asked == [(taps[:3], False)] * count, "of launches as they are timed, those up to the last fork"
-    records = footprint_records(CELL, found, ENVIRONMENT)
+    records = footprint_records(CELL, found, NOT_COUNTED, ENVIRONMENT)
     assert len(records) == count and records[0].protocol["forks"] == list(FORKS) and records[0].protocol["repeat"] == 6
 
 
@@ -122,7 +122,7 @@ def test_a_footprint_that_answers_wrongly_is_told_of_and_not_timed(measure, monk
     assert {point.name for point in found.failed} == {"same priority", "programs x8, same priority"}
     assert all("off; not timed" in str(failure) for failure in found.failed.values())
     assert not {variant.footprint for variant in found.times} & found.failed.keys()
-    errors = [record.error for record in footprint_records(CELL, found, ENVIRONMENT) if record.error]
+    errors = [record.error for record in footprint_records(CELL, found, NOT_COUNTED, ENVIRONMENT) if record.error]
     assert len(errors) == 2 and all(error.startswith("WrongAnswer: ") for error in errors)
 
 
