@@ -31,7 +31,7 @@ from .overlap_tables import overlap_tables
 from .pareto_command import pareto
 from .pareto_tables import pareto_tables
 from .plan_command import plan
-from .record import BadRecord, default_path, read_records
+from .record import BadRecord, read_records, records_path
 from .recorded_outcomes import recorded_outcomes
 from .retune_command import retune
 from .subject import Subject, build_subject, is_factory, load_subject
@@ -108,7 +108,7 @@ def bench(
         where_to_exit = tuple(exits or (_QUICK_EXITS if quick else ()))
         _check_variants(wanted, cells)
         check_patterns(where_to_exit, cells)
-        where = out or default_path("bench", torch.cuda.get_device_name(device))
+        where = records_path(out, "bench", torch.cuda.get_device_name(device))
         progress = _Progress(console)
         plan = Plan(
             out=where,

@@ -22,7 +22,7 @@ from .head_tables import head_tables
 from .head_timing import HeadTiming
 from .measurer import ALONE, Failure
 from .network_choice import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
-from .record import BadRecord, default_path, read_records
+from .record import BadRecord, read_records, records_path
 from .search import FINAL_ROUNDS
 from .subject import Subject, build_subject
 from .sweep import Status
@@ -52,7 +52,7 @@ def heads(
         if not torch.cuda.is_available():
             raise BadInput("heads: torch sees no CUDA device here, wants one; `auxhead-tune table` needs none")
         device = torch.device("cuda", torch.cuda.current_device())
-        where = out or default_path(KIND, torch.cuda.get_device_name(device))
+        where = records_path(out, KIND, torch.cuda.get_device_name(device))
         own = chosen.own()
         cells = [own.cell] if own is not None else chosen.cells()
         with SweepProgress(console) as progress:

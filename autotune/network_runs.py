@@ -13,7 +13,7 @@ from ..model.one_line_errors import one_line_errors
 from .cells import Cell
 from .environment import clocks, environment
 from .network_choice import NetworkChoice
-from .record import BadRecord, Record, append_record, default_path
+from .record import BadRecord, Record, append_record, records_path
 from .subject import Subject, build_subject
 from .sweep import Status
 from .sweep_progress import SweepProgress
@@ -52,7 +52,7 @@ def measure_networks(
         if not torch.cuda.is_available():
             raise BadInput(f"{kind}: torch sees no CUDA device here, wants one; `auxhead-tune table` needs none")
         device = torch.device("cuda", torch.cuda.current_device())
-        where = out or default_path(kind, torch.cuda.get_device_name(device))
+        where = records_path(out, kind, torch.cuda.get_device_name(device))
         own = chosen.own()
         cells = [own.cell] if own is not None else chosen.cells()
         of_device = environment(device)

@@ -23,7 +23,7 @@ from .demo_splits import demo_splits
 from .environment import clocks, environment
 from .pareto import Outcome, Pareto, Point, operating_points
 from .pareto_tables import KIND, pareto_tables
-from .record import BadRecord, Record, append_record, default_path, read_records
+from .record import BadRecord, Record, append_record, read_records, records_path
 from .subject import Subject, own_cell
 from .tables import print_tables, wide_console
 from .variants import TRUNKS, Variant
@@ -55,7 +55,7 @@ def pareto(
         if not torch.cuda.is_available():
             raise BadInput("pareto: torch sees no CUDA device here, wants one; `auxhead-tune table` needs none")
         device = torch.device("cuda", torch.cuda.current_device())
-        where = out or default_path(KIND, torch.cuda.get_device_name(device))
+        where = records_path(out, KIND, torch.cuda.get_device_name(device))
         loaded = load_checkpoint(checkpoint)
         source = load_source(data, dataset, root)
         splits = demo_splits(checkpoint, loaded, source)

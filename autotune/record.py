@@ -4,9 +4,11 @@ Nothing here imports torch, so that figures and tables are made from records any
 """
 
 import dataclasses
+import gzip
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,9 @@ SCHEMA = "auxhead record 1"
 
 #: What of an environment makes numbers comparable: a run skips what is already measured under equal ones.
 ENVIRONMENT_KEY = ("gpu", "driver", "torch", "triton", "cudnn", "cuda")
+
+#: What compressed files begin with.
+_GZIP = b"\x1f\x8b"
 
 
 class BadRecord(ValueError):
@@ -122,14 +127,22 @@ class Record:
         return tuple(self.environment.get(name) for name in ENVIRONMENT_KEY)
 
 
-def default_path(kind: str, gpu: str) -> Path:
-    """Return where records of a kind are kept unless another file is named.
+def records_path(out: Path | None, kind: str, gpu: str) -> Path:
+    """Return where records of a kind are kept.
 
     Args:
-        kind: what measured them.
+        out: the file that was named, if any.
+        kind: what measures them.
         gpu: as ``torch.cuda.get_device_name`` says it.
+
+    Raises:
+        BadRecord: a compressed file.
     """
-    return Path("autotune-records") / f"{kind}-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.jsonl"
+    if out is None:
+        return Path("autotune-records") / f"{kind}-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.jsonl"
+    if out.suffix == ".gz":
+        raise BadRecord(f"{out}: compressed records are only read, wants a file that lines are added to: {out.stem}")
+    return out
 
 
 def append_record(path: Path, record: Record) -> None:
@@ -175,7 +188,7 @@ def _end_of_last_line(file: int) -> int:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read all complete lines; an incomplete last one, which a killed process left, is ignored.
+    """Read all complete lines, compressed by gzip or not; an incomplete last one, of a killed process, is ignored.
 
     Raises:
         BadRecord: no such file, or a complete line that is not a record of this schema.
@@ -186,6 +199,11 @@ def read_records(path: Path) -> list[Record]:
         raise BadRecord(f"{path}: no such file, wants records of `auxhead-tune bench`") from None
     except OSError as error:
         raise BadRecord(f"{path}: cannot be read ({error.strerror})") from None
+    if content.startswith(_GZIP):
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise BadRecord(f"{path}: is compressed and cannot be read ({error})") from None
     names = {entry.name for entry in dataclasses.fields(Record)}
     records = []
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):

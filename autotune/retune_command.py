@@ -17,7 +17,7 @@ from .compile_ahead import CompileAhead
 from .environment import environment
 from .head_timing import HeadTiming
 from .network_choice import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
-from .record import BadRecord, Record, append_record, default_path, read_records
+from .record import BadRecord, Record, append_record, read_records, records_path
 from .retune import retune as retune_targets
 from .search import alone_only
 from .strategies import STRATEGIES
@@ -59,7 +59,7 @@ def retune(
         device = torch.device("cuda", torch.cuda.current_device())
         own = chosen.own()
         cells = [own.cell] if own is not None else chosen.cells()
-        where = out or default_path(KIND, torch.cuda.get_device_name(device))
+        where = records_path(out, KIND, torch.cuda.get_device_name(device))
         search = STRATEGIES["quick"] if in_situ else alone_only(STRATEGIES["quick"])
         names = [*(f"{number:02}" for number in range(1, times + 1)), "compared"]
         kept = []

@@ -26,7 +26,7 @@ from .network_sweep import NetworkOutcome, sweep_network
 from .network_tables import network_table
 from .outcome import Outcome
 from .outcome_tables import outcome_tables
-from .record import BadRecord, default_path, read_records
+from .record import BadRecord, read_records, records_path
 from .replay import ReplayMeasurer, recorded_targets
 from .strategies import STRATEGIES
 from .subject import build_subject
@@ -83,7 +83,7 @@ def _measure(console: Console, chosen: NetworkChoice, effort: Effort, out: Path 
     device = torch.device("cuda", torch.cuda.current_device())
     own = chosen.own()
     cells = [own.cell] if own is not None else chosen.cells()
-    where = out or default_path("sweep", torch.cuda.get_device_name(device))
+    where = records_path(out, "sweep", torch.cuda.get_device_name(device))
     found: list[tuple[str, list[Outcome]]] = []
     networks: list[NetworkOutcome] = []
     failures: Counter[str] = Counter()

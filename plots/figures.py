@@ -46,12 +46,17 @@ class FigureKind(NamedTuple):
         if paths is None:
             own = [COMMITTED / file for file in self.files]
         else:
-            suffixes = {Path(file).suffix for file in self.files}
-            own = [path for path in paths if path.suffix in suffixes]
+            formats = {_format(file) for file in self.files}
+            own = [path for path in paths if _format(path.name) in formats]
         try:
             return self.draw(self.read(own, self.kinds))
         except NoRecords as error:
             raise NoRecords(f"{error}; `{self.made_by}` makes it") from None
+
+
+def _format(file: str) -> str:
+    """Return what a file's name ends with, compressed or not."""
+    return Path(file.removesuffix(".gz")).suffix
 
 
 #: In the order of the gallery.
@@ -67,8 +72,8 @@ FIGURES = (
     FigureKind("latency", latency.draw, ("bench",), ("bench-h200.jsonl",), "auxhead-tune bench"),
     FigureKind("time-to-answer", time_to_answer.draw, ("bench",), ("bench-h200.jsonl",), "auxhead-tune bench"),
     FigureKind("timeline", timeline.draw, KINDS, ("overlap-h200.jsonl",), "auxhead-tune overlap MODEL"),
-    FigureKind("ranks", ranks.draw, ("sweep",), ("sweep-h200.jsonl",), "auxhead-tune sweep resnet18"),
-    FigureKind("landscape", landscape.draw, ("sweep",), ("sweep-h200.jsonl",), "auxhead-tune sweep resnet18"),
+    FigureKind("ranks", ranks.draw, ("sweep",), ("sweep-h200.jsonl.gz",), "auxhead-tune sweep resnet18"),
+    FigureKind("landscape", landscape.draw, ("sweep",), ("sweep-h200.jsonl.gz",), "auxhead-tune sweep resnet18"),
     FigureKind("pareto", pareto.draw, ("pareto",), ("pareto-h200.jsonl",), "auxhead-tune pareto --checkpoint DIR"),
     FigureKind("roofline", roofline.draw, ("heads",), ("heads-h200.jsonl",), "auxhead-tune heads resnet18"),
     FigureKind("profile", profile.draw, ("profile",), ("profile-h200.jsonl",), "auxhead profile --checkpoint DIR"),

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 GALLERY = Path(__file__).parent.parent / "plots" / "gallery"
 BENCH = [one for one in read_records(COMMITTED / "bench-h200.jsonl") if one.kind == "bench"]
-SWEEP = [one for one in read_records(COMMITTED / "sweep-h200.jsonl") if one.kind == "sweep"]
+SWEEP = [one for one in read_records(COMMITTED / "sweep-h200.jsonl.gz") if one.kind == "sweep"]
 
 
 @pytest.fixture(scope="module")

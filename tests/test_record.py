@@ -1,12 +1,14 @@
 """Records on disk: whole lines or none, whoever writes and whenever it is killed."""
 
 import dataclasses
+import gzip
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from auxhead.autotune.record import BadRecord, Record, append_record, is_settled, latest, read_records
+from auxhead.autotune.record import BadRecord, Record, append_record, is_settled, latest, read_records, records_path
 
 ENVIRONMENT = {"gpu": "H200", "driver": "580", "torch": "2.11", "triton": "3.6", "cudnn": 91900, "cuda": "13.0"}
 
@@ -74,6 +76,20 @@ for turn in range(50):
     variants = [one.variant for one in read_records(path)]
     assert sorted(variants) == sorted(["first", *(f"{name}-{turn}" for name in "ab" for turn in range(50))])
     assert [name for name in variants if name[0] == "a"] == [f"a-{turn}" for turn in range(50)]
+
+
+def test_compressed_records_are_read_and_not_added_to(tmp_path):
+    append_record(tmp_path / "records.jsonl", record())
+    path = tmp_path / "records.jsonl.gz"
+    path.write_bytes(gzip.compress((tmp_path / "records.jsonl").read_bytes()))
+    assert read_records(path) == [record()]
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(BadRecord, match=r"records.jsonl.gz: is compressed and cannot be read \("):
+        read_records(path)
+    with pytest.raises(BadRecord, match=r"only read, wants a file that lines are added to: records\.jsonl$"):
+        records_path(path, "bench", "H200")
+    assert records_path(tmp_path, "bench", "H200") == tmp_path
+    assert records_path(None, "bench", "NVIDIA H200 (80G)") == Path("autotune-records/bench-nvidia-h200-80g.jsonl")
 
 
 def test_what_is_no_record(tmp_path):
