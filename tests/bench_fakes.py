@@ -12,22 +12,13 @@ from auxhead.autotune.timing import Samples
 from auxhead.autotune.variants import Capture, Factories
 from auxhead.model import EagerRunner, EarlyExitNetwork
 from example_models import SmallNet, plain_heads
+from pretended_gpu import ENVIRONMENT
 
 bench = importlib.import_module("auxhead.autotune.bench")
 
 segments = importlib.import_module("auxhead.autotune.segments")
 
 variants = importlib.import_module("auxhead.autotune.variants")
-
-ENVIRONMENT = {
-    "gpu": "H200",
-    "driver": "580",
-    "torch": "2.11",
-    "triton": "3.6",
-    "cudnn": 1,
-    "cuda": "13",
-    "commit": "c",
-}
 
 #: What runs on the CPU.
 WANTED = ("eager*", "graph-*@as_is", "overlapped@as_is")

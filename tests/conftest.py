@@ -7,6 +7,8 @@ import os
 
 import torch
 
+pytest_plugins = ["pretended_gpu"]
+
 _CACHES = itertools.count()
 HAS_CUDA = torch.cuda.is_available()
 if not HAS_CUDA:

@@ -10,7 +10,7 @@ from auxhead.autotune.nsight_compute import Counted
 from auxhead.autotune.occupancy import Active, Estimate, Resident, Theoretical
 from auxhead.autotune.trunk_probe import Room
 from auxhead.kernels.head_shape import HeadShape
-from sweep_fakes import ENVIRONMENT
+from pretended_gpu import ENVIRONMENT
 
 CELL = resnet_cell("resnet18", "float16", 1, 10, "stages")
 FORKS = ("layer1", "layer3")

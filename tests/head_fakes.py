@@ -5,7 +5,8 @@ from auxhead.autotune.copy_speed import COPIED, CopySpeed
 from auxhead.autotune.head_peers import LAUNCHES
 from auxhead.autotune.head_records import Head, HeadBook
 from auxhead.autotune.record import Record
-from sweep_fakes import ENVIRONMENT, PROTOCOL, small_target
+from pretended_gpu import ENVIRONMENT
+from sweep_fakes import PROTOCOL, small_target
 
 #: Of copies of ``COPIED`` bytes.
 SPEED = CopySpeed([[1000.0] * 3])
@@ -32,7 +33,7 @@ def book_at(out, environment=None, protocol=None):
     return HeadBook(out, {**ENVIRONMENT, **(environment or {})}, {**HOW, **(protocol or {})})
 
 
-def written(variant, run="r1", us=None, pair=None, error=None, gpu="H200", **cell):
+def head_record(variant, run="r1", us=None, pair=None, error=None, gpu="H200", **cell):
     """A record as it would stand in a file, its numbers written by hand."""
     shape = {
         "samples": 8, "channels": 64, "height": 1, "width": 3136, "grid_h": 1, "grid_w": 1, "layout": "channels_last",
@@ -56,8 +57,8 @@ def written(variant, run="r1", us=None, pair=None, error=None, gpu="H200", **cel
 def a_head(run="r1", fused=3.5, **cell):
     """The records of one head."""
     return [
-        written("fused", run, fused, **cell),
-        written("eager", run, 1750.0, (5.004, 4.9, 5.096), **cell),
-        written("compiled", run, 7.0, (2.0, 1.95, 2.051), **cell),
-        written("bytes", run, 0.756, **cell),
+        head_record("fused", run, fused, **cell),
+        head_record("eager", run, 1750.0, (5.004, 4.9, 5.096), **cell),
+        head_record("compiled", run, 7.0, (2.0, 1.95, 2.051), **cell),
+        head_record("bytes", run, 0.756, **cell),
     ]

@@ -8,7 +8,7 @@ from auxhead.autotune.replays import read_replays
 from auxhead.autotune.sm_lanes import recorded_replay
 from auxhead.kernels.residency import Residency
 from example_traces import replay, trace_of
-from sweep_fakes import ENVIRONMENT
+from pretended_gpu import ENVIRONMENT
 
 CONV, HEADS = "sm90_xmma_fprop_implicit_gemm", "exit_kernel"
 CELL = resnet_cell("resnet18", "float16", 8, 10, "blocks")

@@ -9,18 +9,8 @@ from auxhead.autotune.measurer import ALONE, NETWORK, Failure, Target
 from auxhead.autotune.space import text
 from auxhead.autotune.sweep_records import Book
 from auxhead.kernels.head_shape import HeadShape
+from pretended_gpu import ENVIRONMENT
 
-ENVIRONMENT = {
-    "gpu": "H200",
-    "driver": "580",
-    "torch": "2.11",
-    "triton": "3.6",
-    "cudnn": 1,
-    "cuda": "13",
-    "sm_count": 132,
-    "commit": "c",
-    "clocks": None,
-}
 PROTOCOL = {"kernel": "0123456789abcdef"}
 OF_NETWORK = {"trunk": "feedfacecafebeef", "forks": ["layer1"]}
 

@@ -10,14 +10,13 @@ from auxhead.autotune.bench_plan import unsettled
 from auxhead.autotune.cells import NEVER, SHARES
 from auxhead.autotune.correctness import Comparison, eager_truth, measure_rounding, verdict
 from auxhead.autotune.peers import Compiled, HeadSaid, NaiveHead, in_line, merged, with_item
-from auxhead.autotune.record import append_record, read_records
+from auxhead.autotune.record import read_records
 from auxhead.autotune.subject import Subject
 from auxhead.autotune.tables import bench_tables
 from auxhead.autotune.timing import VariantFailed
 from auxhead.autotune.variants import Capture, Factories
 from auxhead.model import make_trunk
 from bench_fakes import (
-    ENVIRONMENT,
     AutoRunner,
     EagerSegments,
     Runner,
@@ -30,7 +29,9 @@ from bench_fakes import (
     variants,
 )
 from example_models import SmallNet
+from pretended_gpu import ENVIRONMENT
 from simulated_cuda import simulated_cuda
+from written_records import written
 
 
 @pytest.fixture
@@ -186,8 +187,7 @@ def test_what_failed_is_left_out_of_a_resumed_run(subject, plan):
     records = run(subject, plan)
     kept = [one for one in records if one.variant not in ("eager-bare@as_is",)]
     plan.out.unlink()
-    for one in kept:
-        append_record(plan.out, one)
+    written(plan.out, *kept)
     ((_, (unit,)),) = unsettled([subject.cell], plan)
     assert unit.pattern == "never" and "graph-naive-forked@as_is" not in [variant.name for variant in unit.variants]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.autotune.__main__ import app
 from auxhead.autotune.bench_plan import Plan, units_of
 from auxhead.autotune.cells import core_matrix
 from auxhead.autotune.record import read_records
 from auxhead.autotune.tables import COLUMNS, as_markdown, bench_tables
-from bench_fakes import ENVIRONMENT, faked_plan, run, small_subject
-from typer.testing import CliRunner
+from bench_fakes import faked_plan, run, small_subject
+from command_line import assert_one_line_error, tune
+from pretended_gpu import ENVIRONMENT, torch_of_the_cpu
 
 
 @pytest.fixture
@@ -49,27 +49,17 @@ def test_tables(subject, plan):
     failed = next(row for row in table.rows if row[1] == "graph-naive-forked@as_is")
     assert failed[2] == "failed" and len(failed) == len(COLUMNS) and "graph-naive-forked@as_is" in table.remarks[0]
 
-    printed = CliRunner().invoke(app, ["table", str(plan.out), "--markdown"])
+    printed = tune("table", plan.out, "--markdown")
     assert printed.exit_code == 0 and printed.stdout.strip() == as_markdown(table).strip()
     assert "| block1 | overlapped@as_is | 34.0 (33.0-35.0) |" in printed.stdout
-    drawn = CliRunner().invoke(app, ["table", str(plan.out)], env={"COLUMNS": "200"})
+    drawn = tune("table", plan.out)
     assert drawn.exit_code == 0 and "overlapped@as_is" in drawn.stdout and "1.000" in drawn.stdout
-
-
-def tune(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def assert_one_line_error(result, message):
-    assert result.exit_code == 2, result.output
-    assert result.stderr.startswith("Error: ") and message in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_the_command(subject, plan, monkeypatch, tmp_path):
     command = importlib.import_module("auxhead.autotune.__main__")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200 (fake)")
+    monkeypatch.setattr(command, "torch", torch_of_the_cpu())
     monkeypatch.setattr(command, "load_subject", lambda model: subject)
     arguments = (
         "bench",
@@ -112,12 +102,6 @@ def test_without_a_device():
     assert_one_line_error(tune("bench", "--quick"), "torch sees no CUDA device here, wants one")
 
 
-@pytest.fixture
-def pretend_cuda(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-
-
 FACTORIES = """
 import torch
 from auxhead.model import EarlyExitNetwork
@@ -145,9 +129,8 @@ def on_cpu(): return EarlyExitNetwork(SmallNet(), plain_heads()).eval(), torch.z
         (["--exits", "layer5"], "--exits: got layer5, wants names or globs of: never, layer1.0"),
     ],
 )  # fmt: skip
-def test_bad_options_are_one_line_and_status_2(pretend_cuda, tmp_path, monkeypatch, arguments, message):
+def test_bad_options_are_one_line_and_status_2(pretended_gpu, tmp_path, monkeypatch, arguments, message):
     (tmp_path / "factories_of_tests.py").write_text(FACTORIES)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     sys.modules.pop("factories_of_tests", None)
     assert_one_line_error(tune("bench", *arguments), message)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.autotune.__main__ import app
 from auxhead.autotune.bench import run_cell
 from auxhead.autotune.bench_plan import Plan, unsettled
 from auxhead.autotune.cells import Cell
@@ -18,8 +17,8 @@ from auxhead.autotune.segments import SegmentsFloor
 from auxhead.autotune.subject import Subject, build_subject
 from auxhead.autotune.timing import VariantFailed, time_captures
 from auxhead.model import make_trunk
+from command_line import tune
 from example_models import needs_gpu
-from typer.testing import CliRunner
 
 pytestmark = needs_gpu
 
@@ -47,7 +46,7 @@ def test_a_network_of_ones_own_from_end_to_end(tmp_path: Path, monkeypatch: pyte
     options = ["--model", "factory_of_tests:small", "--rounds", "2", "--out", "records.jsonl"]
     for glob in ("eager-*", "graph-*@as_is", "compile-*-reduce-overhead@as_is"):
         options += ["--variant", glob]
-    result = CliRunner().invoke(app, ["bench", *options])
+    result = tune("bench", *options)
     assert result.exit_code == 0, result.output
     records = read_records(tmp_path / "records.jsonl")
     assert [(one.variant, one.error) for one in records if one.error] == []
@@ -62,7 +61,7 @@ def test_a_network_of_ones_own_from_end_to_end(tmp_path: Path, monkeypatch: pyte
             assert 0 < taken["p20"] <= taken["median"] <= taken["p80"] and taken["captures"]
         assert one.correctness is not None and one.correctness["samples"] >= 16
         assert one.environment["gpu"] == torch.cuda.get_device_name() and one.paired[0]["role"] == "bare"
-    again = CliRunner().invoke(app, ["bench", *options])
+    again = tune("bench", *options)
     assert again.exit_code == 0 and read_records(tmp_path / "records.jsonl") == records
 
 

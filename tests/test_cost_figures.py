@@ -5,10 +5,9 @@ import json
 
 import pytest
 from auxhead.plots import pareto, profile, roofline
-from auxhead.plots.__main__ import app
 from auxhead.plots.record_files import NoRecords
+from command_line import plot
 from cost_records import head_records, pareto_records, profile_records
-from typer.testing import CliRunner
 
 MADE = {
     "pareto": (pareto_records, pareto, "auxhead-tune pareto --checkpoint DIR"),
@@ -20,7 +19,7 @@ MADE = {
 @pytest.mark.parametrize("name", MADE)
 def test_it_can_be_drawn_and_the_command_says_what_is_missing(name, tmp_path):
     make, module, made_by = MADE[name]
-    missing = CliRunner().invoke(app, [name, "--records", str(tmp_path / "none.jsonl")])
+    missing = plot(name, "--records", tmp_path / "none.jsonl")
     assert missing.exit_code == 2 and "no such file" in missing.stderr and f"`{made_by}` makes it" in missing.stderr
     figure, drawn = module.draw(make())
     figure.draw_without_rendering()

@@ -8,22 +8,17 @@ import torch
 from auxhead.autotune.exit_latency import BACKBONE, EAGER, GRAPH, IN_LINE, SIDE_STREAM, STOP, exit_latency
 from auxhead.autotune.timing import time_interleaved
 from auxhead.model import EagerRunner
-from auxhead.model.__main__ import app
 from auxhead.model.checkpoint import load_checkpoint
 from auxhead.model.data import decode, load_folder
 from auxhead.model.demo import calibrate_network, run_demo
 from auxhead.model.evaluation import answers_of_all_exits, batches, early_exit_answers
 from auxhead.model.images import normalise, open_image, to_pixels
 from auxhead.model.spread import spread
+from command_line import assert_one_line_error, auxhead
 from pictures import write_cifar10, write_image_folder
 from torchvision.datasets import CIFAR10
-from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
-
-
-def auxhead(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +61,7 @@ def test_the_report_adds_up(done):
 def test_infer_gives_the_answer_of_the_saved_network(done):
     folder, out, _ = done
     paths = [folder / "lying" / "3.png", folder / "standing" / "5.png", folder / "lying" / "0.png"]
-    result = CliRunner(env={"COLUMNS": "240"}).invoke(
-        app, ["infer", "--checkpoint", str(out), *map(str, paths), "--device", "cpu"]
-    )
+    result = auxhead("infer", "--checkpoint", out, *paths, "--device", "cpu")
     assert result.exit_code == 0, result.output
     loaded = load_checkpoint(out)
     pixels = torch.stack([to_pixels(open_image(path), 16) for path in paths])
@@ -139,9 +132,7 @@ def test_cifar10_takes_the_same_path(tmp_path, monkeypatch):
 def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    result = auxhead(*arguments)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("Error: ") and message in result.stderr and result.stderr.count("\n") == 1
+    assert_one_line_error(auxhead(*arguments), message)
 
 
 def test_infer_names_a_picture_that_cannot_be_read(done, tmp_path):

@@ -4,11 +4,10 @@ import dataclasses
 
 import pytest
 import torch
-from auxhead.autotune.__main__ import app
 from auxhead.autotune.explain import explain
 from auxhead.kernels.kernel_hash import kernel_hash
+from command_line import assert_one_line_error, tune
 from example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, table
-from typer.testing import CliRunner
 
 
 def other(shape):
@@ -102,18 +101,18 @@ def test_a_table_of_another_kernel_and_one_without_entries(tables):
 # --- the command
 
 
-def tune(*arguments):
-    return CliRunner().invoke(app, ["explain", *map(str, arguments)])
+def explained(*arguments):
+    return tune("explain", *arguments)
 
 
 def test_the_command(tuned):
-    done = tune("64x56x56", "128x28x28", "--batch", 8, "--classes", 100, "--device", DEVICE)
+    done = explained("64x56x56", "128x28x28", "--batch", 8, "--classes", 100, "--device", DEVICE)
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     assert lines[0] == f"batch 8, 64x1x3136, avg, 100 classes, float16, channels_last, network, on {DEVICE}"
     assert lines[3].startswith("batch 8, 128x1x784, avg, 100 classes") and "num_warps=2" in lines[2]
     assert [line.split(",")[0].strip() for line in lines[1::3]] == 2 * ["used: its own entry"]
-    by_file = tune("64x56x56", "--batch", 8, "--classes", 100, "--device", FILE_NAME.removesuffix(".json"))
+    by_file = explained("64x56x56", "--batch", 8, "--classes", 100, "--device", FILE_NAME.removesuffix(".json"))
     assert by_file.output.splitlines() == lines[:3]
 
 
@@ -134,7 +133,7 @@ def test_the_command(tuned):
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
 )
 def test_what_the_kernel_makes_of_an_input(arguments, first, tables):
-    done = tune(*arguments, "--device", "ACME Y")
+    done = explained(*arguments, "--device", "ACME Y")
     assert done.exit_code == 0 and done.output.startswith(first), done.output
 
 
@@ -156,18 +155,16 @@ def test_what_the_kernel_makes_of_an_input(arguments, first, tables):
 )
 def test_refuses(arguments, message, tables):
     (tables / "cpu.json").write_text("{")
-    done = tune(*arguments)
-    assert done.exit_code == 2 and message in done.output, done.output
-    assert done.output.startswith("Error: ") and done.output.count("\n") == 1
+    assert_one_line_error(explained(*arguments), message)
 
 
 def test_the_device_here(tuned, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    refused = tune("512")
+    refused = explained("512")
     assert refused.exit_code == 2
     assert (
         "--device: torch sees no CUDA device here, wants a name; there are tables for acme-x-1-80gb" in refused.output
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: DEVICE)
-    assert f"on {DEVICE}" in tune("512").output
+    assert f"on {DEVICE}" in explained("512").output

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from auxhead.autotune.record import read_records
 from auxhead.plots import latency
-from auxhead.plots.__main__ import app
 from auxhead.plots.figures import FIGURES
 from auxhead.plots.record_files import COMMITTED
-from typer.testing import CliRunner
+from command_line import plot
 
 GALLERY = Path(__file__).parent.parent / "plots" / "gallery"
 BENCH = [one for one in read_records(COMMITTED / "bench-h200.jsonl") if one.kind == "bench"]
@@ -21,7 +20,7 @@ SWEEP = [one for one in read_records(COMMITTED / "sweep-h200.jsonl.gz") if one.k
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory):
     out = tmp_path_factory.mktemp("figures")
-    result = CliRunner().invoke(app, ["all", "--out", str(out)])
+    result = plot("all", "--out", out)
     assert result.exit_code == 0, result.output
     return out
 

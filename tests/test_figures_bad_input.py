@@ -4,14 +4,14 @@ import dataclasses
 import json
 
 import pytest
-from auxhead.autotune.record import BadRecord, Record, append_record
+from auxhead.autotune.record import BadRecord, Record
 from auxhead.plots import landscape, latency, ranks, time_to_answer
-from auxhead.plots.__main__ import app
 from auxhead.plots.figures import FIGURES
 from auxhead.plots.record_files import NoRecords, read_kinds
-from typer.testing import CliRunner
+from command_line import plot
+from pretended_gpu import ENVIRONMENT
+from written_records import written
 
-ENVIRONMENT = {"gpu": "H200", "driver": "580", "torch": "2", "triton": "3", "cudnn": 9, "cuda": "13", "commit": "c"}
 SHAPE = {"samples": 8, "channels": 64, "height": 1, "width": 49, "classes": 10, "dtype": "float16"}
 CELL = {"model": "m", "dtype": "float16", "classes": 10, "placement": "stages", "taps": ["early"], "input": [3, 8, 8]}
 
@@ -96,12 +96,6 @@ def test_time_to_answer_is_compared_with_the_floor_and_the_whole():
         time_to_answer.draw([one for one in records if one.exits == "never"])
 
 
-def written(path, *records):
-    for one in records:
-        append_record(path, one)
-    return path
-
-
 def test_mixed_devices_are_refused(tmp_path):
     one = benched("overlapped@cudnn", 1, 1.0)
     other = dataclasses.replace(one, environment={**ENVIRONMENT, "gpu": "A100"})
@@ -135,7 +129,7 @@ def test_every_command_refuses_in_one_line(tmp_path, name, content, message):
     path = tmp_path / "records.jsonl"
     if content is not None:
         path.write_text(content)
-    result = CliRunner().invoke(app, [name, "--records", str(path), "--out", str(tmp_path / "figure")])
+    result = plot(name, "--records", path, "--out", tmp_path / "figure")
     assert result.exit_code == 2 and not list(tmp_path.glob("figure*"))
     assert str(path) in result.stderr and message in result.stderr and result.stderr.count("\n") == 1
     (made_by,) = {kind.made_by for kind in FIGURES if kind.name == name}
@@ -144,7 +138,7 @@ def test_every_command_refuses_in_one_line(tmp_path, name, content, message):
 
 def test_all_says_what_is_missing_and_draws_the_rest(tmp_path):
     path = written(tmp_path / "sweep.jsonl", *sweep(a=10.0, rule=9.0))
-    result = CliRunner().invoke(app, ["all", "--records", str(path), "--out", str(tmp_path / "out")])
+    result = plot("all", "--records", path, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert {file.stem for file in (tmp_path / "out").iterdir()} == set(BY_SWEEP)
     left_out = [line for line in result.output.splitlines() if line.startswith("Left out: ")]

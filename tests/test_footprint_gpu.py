@@ -12,11 +12,12 @@ from auxhead.autotune.footprint_records import footprint_records
 from auxhead.autotune.footprint_tables import footprint_tables
 from auxhead.autotune.nsight_compute import count_active
 from auxhead.autotune.overlap_parts import BARE, BOTH
-from auxhead.autotune.record import append_record, read_records
+from auxhead.autotune.record import read_records
 from auxhead.autotune.subject import build_subject
 from auxhead.plots.footprint import draw
 from example_models import needs_gpu
 from footprint_fakes import NOT_COUNTED
+from written_records import written
 
 pytestmark = needs_gpu
 
@@ -54,12 +55,11 @@ def test_footprints_are_measured(measured, tmp_path):
     )
     assert 0.8 < both / trunk < 3.0
     assert len(found.room.by_sm) == sms and max(found.room.by_sm) < 1.5 and 1.0 < found.room.idle_programs <= 32.0
-    path = tmp_path / "records.jsonl"
-    for record in footprint_records(cell, found, NOT_COUNTED, environment(DEVICE)):
-        append_record(path, record)
-    (table,) = footprint_tables(read_records(path))
+    kept = footprint_records(cell, found, NOT_COUNTED, environment(DEVICE))
+    records = read_records(written(tmp_path / "records.jsonl", *kept))
+    (table,) = footprint_tables(records)
     assert len(table.rows) == len(found.footprints)
-    draw(read_records(path))
+    draw(records)
 
 
 @pytest.mark.skipif(shutil.which("ncu") is None, reason="needs Nsight Compute on the PATH")

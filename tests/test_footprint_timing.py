@@ -14,7 +14,7 @@ from auxhead.autotune.overlap_parts import BARE, BOTH, HEADS, WrongAnswer
 from auxhead.autotune.trunk_probe import Room
 from auxhead.kernels.residency import is_recording, new_turns
 from footprint_fakes import CELL, FORKS, NOT_COUNTED, shapes
-from sweep_fakes import ENVIRONMENT
+from pretended_gpu import ENVIRONMENT
 
 timing = importlib.import_module("auxhead.autotune.footprint_timing")
 

@@ -3,18 +3,18 @@
 from collections import Counter
 
 import pytest
-from auxhead.autotune.__main__ import app
 from auxhead.autotune.exclusion import excluded
 from auxhead.autotune.footprint_records import failed_record
 from auxhead.autotune.footprint_tables import footprint_tables
 from auxhead.autotune.footprints import BY_RULE, footprints, stepped
 from auxhead.autotune.network_points import NetworkPoint
 from auxhead.autotune.occupancy import TIERS
-from auxhead.autotune.record import append_record, read_records
+from auxhead.autotune.record import read_records
 from auxhead.autotune.space import text
+from command_line import assert_one_line_error, tune
 from footprint_fakes import CELL, FORKS, NOT_COUNTED, TRUNK_US, records, shapes
-from sweep_fakes import ENVIRONMENT
-from typer.testing import CliRunner
+from pretended_gpu import ENVIRONMENT
+from written_records import written
 
 POINT = NetworkPoint(FORKS)
 
@@ -48,9 +48,7 @@ def test_steps_towards_more_and_fewer_programs():
 
 def test_what_is_kept_of_a_footprint(tmp_path):
     kept = records(fails="64 registers")
-    for one in kept:
-        append_record(tmp_path / "records.jsonl", one)
-    found = {one.variant: one for one in read_records(tmp_path / "records.jsonl")}
+    found = {one.variant: one for one in read_records(written(tmp_path / "records.jsonl", *kept))}
     assert list(found.values()) == kept and len({one.run for one in kept}) == 1
     assert found["64 registers"].error == "OutOfResources: registers" and found["64 registers"].measured is None
     rule, more, same = (found[name] for name in (BY_RULE, "programs x8", "same priority"))
@@ -102,11 +100,6 @@ def test_what_nsight_compute_counts():
 
 
 def test_the_commands(tmp_path):
-    runner = CliRunner()
-    path = tmp_path / "records.jsonl"
-    for one in records():
-        append_record(path, one)
-    shown = runner.invoke(app, ["table", str(path)])
+    shown = tune("table", written(tmp_path / "records.jsonl", *records()))
     assert shown.exit_code == 0 and "programs x8, same priority" in shown.output
-    refused = runner.invoke(app, ["footprint", "resnet18"])
-    assert refused.exit_code == 2 and "footprint: torch sees no CUDA device here" in refused.stderr
+    assert_one_line_error(tune("footprint", "resnet18"), "footprint: torch sees no CUDA device here")

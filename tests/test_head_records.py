@@ -7,7 +7,7 @@ from auxhead.autotune.copy_speed import COPIED, CopySpeed
 from auxhead.autotune.head_tables import COLUMNS, head_tables, last_runs
 from auxhead.autotune.measurer import Failure
 from auxhead.autotune.record import append_record, read_records
-from head_fakes import SPEED, US, a_head, book_at, head_of, timed, written
+from head_fakes import SPEED, US, a_head, book_at, head_of, head_record, timed
 
 VARIANTS = ["fused", "eager", "compiled", "bytes"]
 
@@ -115,7 +115,7 @@ def test_a_table_each():
 def test_a_row_is_one_run():
     """Ratios are to the fused head of that row: the last one, unless only an earlier one was timed."""
     earlier, later = a_head(), a_head("r2", fused=3.0)
-    lost = [written(variant, "r3", error="DeviceLost: gone") for variant in ("fused", "eager", "compiled")]
+    lost = [head_record(variant, "r3", error="DeviceLost: gone") for variant in ("fused", "eager", "compiled")]
     killed = a_head("r4", fused=2.5)[:1]
     assert head_tables([*earlier, *later])[0].rows[0][4] == "3.00 (2.75-3.50)"
     assert [[*run] for run in last_runs([*earlier, *later, *lost])] == [VARIANTS]
@@ -128,7 +128,7 @@ def test_a_row_is_one_run():
 
 def test_failures_are_remarks():
     fused, eager, _, least = a_head()
-    failed = written("compiled", error="RuntimeError: no kernel")
+    failed = head_record("compiled", error="RuntimeError: no kernel")
     (table,) = head_tables([fused, eager, failed, least])
     assert table.rows[0][-4:] == ("1,750.00", "5.00 (4.90-5.10)", "failed", "-")
     assert table.remarks == ["layer1, batch 8, 10 classes: compiled: RuntimeError: no kernel"]

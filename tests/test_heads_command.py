@@ -5,20 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from auxhead.autotune.__main__ import app
 from auxhead.autotune.bench import DeviceLost
 from auxhead.autotune.head_peers import LAUNCHES
 from auxhead.autotune.measurer import Failure
-from auxhead.autotune.record import append_record, read_records
+from auxhead.autotune.record import read_records
+from command_line import assert_one_line_error, tune
 from head_fakes import SPEED, a_head, timed
-from sweep_fakes import ENVIRONMENT, small_target
-from typer.testing import CliRunner
+from sweep_fakes import small_target
+from written_records import written
 
 command = importlib.import_module("auxhead.autotune.heads_command")
-
-
-def tune(*arguments):
-    return CliRunner().invoke(app, [str(one) for one in arguments])
 
 
 class Timing:
@@ -46,21 +42,13 @@ class Timing:
 
 
 @pytest.fixture
-def pretended(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200 (fake)")
-    monkeypatch.setattr(command, "environment", lambda device: ENVIRONMENT)
-    monkeypatch.setattr(command, "clocks", lambda device: {"sm_mhz": 1980.0})
-    monkeypatch.setattr(command, "build_subject", lambda cell, device: cell)
+def pretended(pretended_gpu, monkeypatch):
     monkeypatch.setattr(command, "HeadTiming", Timing)
     copies = []
     monkeypatch.setattr(command, "measure_copy_speed", lambda device, rounds: copies.append(device) or SPEED)
     for name, value in (("measured", []), ("results", timed()), ("lost", False)):
         monkeypatch.setattr(Timing, name, value)
-    return SimpleNamespace(path=tmp_path / "autotune-records" / "heads-nvidia-h200-fake.jsonl", copies=copies)
+    return SimpleNamespace(path=pretended_gpu / "heads-nvidia-h200-fake.jsonl", copies=copies)
 
 
 ARGUMENTS = ("heads", "resnet18", "--batch", 8, "--batch", 1, "--classes", 10)
@@ -121,11 +109,6 @@ def test_a_lost_device_is_one_line_and_the_same_command_goes_on(pretended, monke
     assert tune(*ARGUMENTS).exit_code == 0 and Timing.measured[0] == (8, ("layer3",))
 
 
-def assert_one_line_error(result, message):
-    assert result.exit_code == 2, result.output
-    assert result.stderr.startswith("Error: ") and message in result.stderr and result.stderr.count("\n") == 1
-
-
 def test_bad_options(pretended, monkeypatch):
     assert_one_line_error(
         tune("heads", "resnet19"), "MODEL: got resnet19, wants one of resnet18, resnet34, resnet50 or"
@@ -141,9 +124,7 @@ def test_bad_options(pretended, monkeypatch):
 
 
 def test_the_table_command(tmp_path):
-    path = tmp_path / "heads.jsonl"
-    for record in a_head():
-        append_record(path, record)
+    path = written(tmp_path / "heads.jsonl", *a_head())
     printed = tune("table", path, "--markdown")
     assert printed.exit_code == 0, printed.output
     row = "| 10 | 8 | layer1 | 64x1x3136 | 3.50 (3.25-4.00) | 0.76 | 1,750.00 | 5.00 (4.90-5.10) | "

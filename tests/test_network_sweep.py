@@ -3,16 +3,15 @@
 from collections import Counter
 
 import pytest
-from auxhead.autotune.__main__ import app
 from auxhead.autotune.cells import resnet_cell
 from auxhead.autotune.network_points import NetworkPoint, network_points
 from auxhead.autotune.network_sweep import sweep_network
 from auxhead.autotune.network_tables import COLUMNS, network_table, network_tables
 from auxhead.autotune.record import BadRecord, read_records
 from auxhead.autotune.space import neighbours, text
+from command_line import tune
 from network_fakes import SyntheticNetwork
 from sweep_fakes import book_at, small_target
-from typer.testing import CliRunner
 
 CELL = resnet_cell("resnet18", "float16", 8, 10, "stages")
 TAPS = CELL.taps
@@ -120,8 +119,8 @@ def test_other_heads_make_another_sweep_of_which_the_last_counts(tmp_path):
     (table,) = network_tables(read_records(out))
     title = "Where launches leave the trunk; H200, torch 2.11, kernel 0123456789abcdef"
     assert table == network_table(title, [found, elsewhere])
-    printed = CliRunner().invoke(app, ["table", str(out), "--markdown"])
+    printed = tune("table", out, "--markdown")
     assert f"**{title}**" in printed.stdout and f"| {' | '.join(table.rows[0])} |" in printed.stdout
-    assert CliRunner().invoke(app, ["promote", str(out)]).exit_code == 2, "nothing of it is promoted"
+    assert tune("promote", out).exit_code == 2, "nothing of it is promoted"
     with pytest.raises(BadRecord, match=r"got no record of forks-layer1\+layer3-priority-high"):
         network_tables(read_records(out)[1:2])

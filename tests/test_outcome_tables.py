@@ -4,18 +4,18 @@ import dataclasses
 from collections import Counter
 
 import pytest
-from auxhead.autotune.__main__ import app
 from auxhead.autotune.comparison import Difference
 from auxhead.autotune.measurer import NETWORK
 from auxhead.autotune.outcome import Outcome
 from auxhead.autotune.outcome_tables import COLUMNS, outcome_tables, summary
-from auxhead.autotune.record import BadRecord, append_record, read_records
+from auxhead.autotune.record import BadRecord, read_records
 from auxhead.autotune.recorded_outcomes import recorded_outcomes
 from auxhead.autotune.space import changes, neighbours
 from auxhead.autotune.strategies import STRATEGIES
 from auxhead.autotune.sweep import Sweep
+from command_line import assert_one_line_error, tune
 from sweep_fakes import Synthetic, book_at, small_target
-from typer.testing import CliRunner
+from written_records import written
 
 TARGETS = [small_target(), small_target(columns=25, taps=("layer2", "layer3"))]
 RULE = TARGETS[0].rule
@@ -114,18 +114,16 @@ def test_records_that_lack_something(change, message, swept):
 
 
 def test_the_command(swept, tmp_path):
-    drawn = CliRunner().invoke(app, ["table", str(swept[0])])
+    drawn = tune("table", swept[0])
     assert drawn.exit_code == 0, drawn.output
     title = "resnet18 float16, batch 8, 10 classes; H200, torch 2.11, kernel 0123456789abcdef"
     assert title in drawn.stdout and "layer2, layer3" in drawn.stdout
-    printed = CliRunner().invoke(app, ["table", str(swept[0]), "--markdown"])
+    printed = tune("table", swept[0], "--markdown")
     (table,) = outcome_tables([(title, swept[1])])
     assert f"**{title}**\n\n| taps | by rule |" in printed.stdout and "| --- | ---: |" in printed.stdout
     assert all(f"| {' | '.join(row)} |" in printed.stdout for row in table.rows)
     assert table.remarks == summary(swept[1])
     for line in table.remarks:
         assert line in drawn.stdout and line in printed.stdout
-    bad = tmp_path / "bad.jsonl"
-    append_record(bad, dataclasses.replace(read_records(swept[0])[0], cell={}))
-    refused = CliRunner().invoke(app, ["table", str(bad)])
-    assert refused.exit_code == 2 and refused.stderr.startswith("Error: ") and refused.stderr.count("\n") == 1
+    bad = written(tmp_path / "bad.jsonl", dataclasses.replace(read_records(swept[0])[0], cell={}))
+    assert_one_line_error(tune("table", bad), "samples")

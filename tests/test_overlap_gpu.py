@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.autotune.__main__ import app
 from auxhead.autotune.cells import Cell
 from auxhead.autotune.overlap_measurement import REPLAYS, measure_overlap
 from auxhead.autotune.overlap_records import overlap_records
 from auxhead.autotune.overlap_tables import overlap_tables
-from auxhead.autotune.record import append_record, read_records
+from auxhead.autotune.record import read_records
 from auxhead.autotune.subject import build_subject
 from auxhead.autotune.timing import CAPTURES
 from auxhead.plots import perfetto, timeline
+from command_line import tune
 from example_models import needs_gpu
-from sweep_fakes import ENVIRONMENT
-from typer.testing import CliRunner
+from pretended_gpu import ENVIRONMENT
+from written_records import written
 
 pytestmark = needs_gpu
 
@@ -36,7 +36,7 @@ def test_the_command_on_a_network_of_ones_own(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "factory_of_overlap.py").write_text(FACTORY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    result = CliRunner().invoke(app, ["overlap", "factory_of_overlap:small", "--out", "records.jsonl"])
+    result = tune("overlap", "factory_of_overlap:small", "--out", "records.jsonl")
     assert result.exit_code == 0, result.output
     assert "hiding efficiency" in result.stdout and "the profiler's inflation of both" in result.stdout
     records = read_records(tmp_path / "records.jsonl")
@@ -64,9 +64,8 @@ def test_a_small_network(batch, tmp_path: Path):
         for one in programs:  # the profiler's kernel begins before its first program does
             kernel = heads[one.launch]
             assert kernel.start_us - 5.0 < one.start_us <= one.end_us < kernel.end_us + 5.0
-    for record in overlap_records(cell, measured, ENVIRONMENT):
-        append_record(tmp_path / "records.jsonl", record)
-    summary, timeline = read_records(tmp_path / "records.jsonl")
+    path = written(tmp_path / "records.jsonl", *overlap_records(cell, measured, ENVIRONMENT))
+    summary, timeline = read_records(path)
     found = summary.measured
     assert found is not None and timeline.measured is not None and summary.device_us is not None
     assert 0.0 <= found["coverage"]["median"] <= 1.0 and found["kernels"], summary.notes

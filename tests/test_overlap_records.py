@@ -5,23 +5,20 @@ import json
 
 import pytest
 import torch
-from auxhead.autotune.__main__ import app
 from auxhead.autotune.overlap_records import failed_record, overlap_records
 from auxhead.autotune.overlap_tables import heads_beside, overlap_tables
-from auxhead.autotune.record import append_record, read_records
+from auxhead.autotune.record import read_records
+from command_line import assert_one_line_error, tune
 from overlap_fakes import CELL, CONV, measured, records
-from sweep_fakes import ENVIRONMENT
-from typer.testing import CliRunner
+from pretended_gpu import ENVIRONMENT
+from written_records import written
 
 command = importlib.import_module("auxhead.autotune.overlap_command")
-network_runs = importlib.import_module("auxhead.autotune.network_runs")
 
 
 def test_the_summary(tmp_path):
     made = records(slower=1.0)
-    for record in made:
-        append_record(tmp_path / "records.jsonl", record)
-    assert read_records(tmp_path / "records.jsonl") == made, "what is written is what was measured"
+    assert read_records(written(tmp_path / "records.jsonl", *made)) == made, "what is written is what was measured"
     summary, timeline = made
     assert (summary.kind, timeline.kind) == ("overlap", "timeline") and summary.run == timeline.run
     assert summary.cell == CELL.as_json() and summary.variant == "overlapped@cudnn"
@@ -106,21 +103,8 @@ def test_tables_of_what_went_wrong_or_did_not_overlap():
     assert "add +0.50 us to the trunk, which captures differ by as well" in table.remarks[1]
 
 
-def tune(*arguments):
-    return CliRunner().invoke(app, [str(one) for one in arguments])
-
-
 @pytest.fixture
-def pretended(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200 (fake)")
-    monkeypatch.setattr(network_runs, "environment", lambda device: ENVIRONMENT)
-    monkeypatch.setattr(network_runs, "clocks", lambda device: {"sm_mhz": 1980.0})
-    monkeypatch.setattr(network_runs, "build_subject", lambda cell, device: cell)
-
+def pretended(pretended_gpu, monkeypatch):
     def measure_overlap(cell, begins):
         begins("timing", 0.8)
         if cell.batch == 32:
@@ -128,7 +112,7 @@ def pretended(monkeypatch, tmp_path):
         return measured()
 
     monkeypatch.setattr(command, "measure_overlap", measure_overlap)
-    return tmp_path / "autotune-records" / "overlap-nvidia-h200-fake.jsonl"
+    return pretended_gpu / "overlap-nvidia-h200-fake.jsonl"
 
 
 ARGUMENTS = ("overlap", "resnet18", "--batch", 1, "--batch", 8, "--classes", 10, "--placement", "blocks")
@@ -168,7 +152,6 @@ def test_bad_options(pretended, monkeypatch):
         (("resnet19",), "MODEL: got resnet19, wants one of resnet18, resnet34, resnet50 or"),
         (("a:b", "--batch", 8), "--batch: is that of the network which a:b returns"),
     ):
-        result = tune("overlap", *arguments)
-        assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1
+        assert_one_line_error(tune("overlap", *arguments), message)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "Error: overlap: torch sees no CUDA device here, wants one" in tune("overlap", "resnet18").stderr
+    assert_one_line_error(tune("overlap", "resnet18"), "overlap: torch sees no CUDA device here, wants one")

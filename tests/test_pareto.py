@@ -2,11 +2,11 @@
 
 import importlib
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from auxhead.autotune.__main__ import app
 from auxhead.autotune.cells import NEVER
 from auxhead.autotune.pareto import LEAST_ROUNDS, Pareto, Point, in_turns, mean_time, operating_points
 from auxhead.autotune.peers import merged
@@ -19,9 +19,10 @@ from auxhead.model.checkpoint import save_checkpoint
 from auxhead.model.data import Split
 from auxhead.model.demo import REPORT_FORMAT
 from auxhead.model.small_resnet import small_early_exit_network
+from command_line import assert_one_line_error, tune
 from example_models import SmallNet, needs_gpu, plain_heads
 from PIL import Image
-from typer.testing import CliRunner
+from pretended_gpu import torch_of_the_cpu
 
 measuring = importlib.import_module("auxhead.autotune.pareto")
 command = importlib.import_module("auxhead.autotune.pareto_command")
@@ -180,13 +181,7 @@ def checkpoint(tmp_path, monkeypatch):
     report = {"format": REPORT_FORMAT, "data": "pictures", "seed": 3}
     report["images"] = {"train": 6, "validation": 2, "test": 2}
     (tmp_path / "demo" / "report.json").write_text(json.dumps(report))
-    cuda = SimpleNamespace(
-        is_available=lambda: True, current_device=lambda: 0, get_device_name=lambda _: "some GPU", empty_cache=lambda: 0
-    )
-    here = SimpleNamespace(
-        cuda=cuda, device=lambda *_: torch.device("cpu"), cat=torch.cat, channels_last=torch.channels_last
-    )
-    monkeypatch.setattr(command, "torch", here)
+    monkeypatch.setattr(command, "torch", torch_of_the_cpu())
     monkeypatch.setattr(
         measuring, "calibrate", lambda confidence, correct, drop: SimpleNamespace(thresholds=(10 * drop,) * 8)
     )
@@ -194,16 +189,12 @@ def checkpoint(tmp_path, monkeypatch):
     return tmp_path / "demo"
 
 
-def tune(*arguments):
-    return CliRunner().invoke(app, [str(one) for one in arguments])
-
-
 def test_the_command(checkpoint, pretended):
     arguments = ("pareto", "--checkpoint", checkpoint, "--data", "pictures", "--trunk", "as_is", "--batch", 1)
     done = tune(*arguments)
     assert done.exit_code == 0, done.output
-    path = checkpoint.parent / "autotune-records" / "pareto-some-gpu.jsonl"
-    assert "batch 1: calibrated 1 %" in done.stdout and "Records: autotune-records/pareto-some-gpu.jsonl" in done.stdout
+    path = Path("autotune-records/pareto-nvidia-h200-fake.jsonl")
+    assert "batch 1: calibrated 1 %" in done.stdout and f"Records: {path}" in done.stdout
     records = read_records(path)
     assert len(records) == 2 * 5 and len({record.run for record in records}) == 1
     gated = records[-1]
@@ -245,15 +236,12 @@ def test_bad_input_is_one_line(checkpoint, report, arguments, message):
         (checkpoint / "report.json").unlink()
     elif report:
         (checkpoint / "report.json").write_text(json.dumps(report))
-    done = tune("pareto", "--checkpoint", checkpoint, "--data", "pictures", *arguments)
-    assert done.exit_code == 2 and done.stderr.startswith("Error: ") and message in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert_one_line_error(tune("pareto", "--checkpoint", checkpoint, "--data", "pictures", *arguments), message)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_cuda_device(tmp_path):
-    done = tune("pareto", "--checkpoint", tmp_path)
-    assert done.exit_code == 2 and "pareto: torch sees no CUDA device here, wants one" in done.stderr
+    assert_one_line_error(tune("pareto", "--checkpoint", tmp_path), "pareto: torch sees no CUDA device here, wants one")
 
 
 class TestOnAGpu:

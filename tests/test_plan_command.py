@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from auxhead.autotune.__main__ import app
 from auxhead.autotune.cells import NEVER
 from auxhead.autotune.subject import Subject, subject_of
 from auxhead.model import make_runner
+from command_line import assert_one_line_error, tune
 from planner_fakes import FakeGpu, images, small_network
-from typer.testing import CliRunner
+from pretended_gpu import torch_of_the_cpu
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 command = importlib.import_module("auxhead.autotune.plan_command")
@@ -20,7 +20,7 @@ command = importlib.import_module("auxhead.autotune.plan_command")
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    monkeypatch.setattr(command, "_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(command, "torch", torch_of_the_cpu())
     monkeypatch.setattr(command, "load_subject", lambda model: subject(model))
     return FakeGpu(monkeypatch)
 
@@ -31,7 +31,7 @@ def subject(model: str = "tests:small") -> Subject:
 
 
 def plan(*arguments: object) -> Any:
-    return CliRunner().invoke(app, ["plan", *map(str, arguments)])
+    return tune("plan", *arguments)
 
 
 def printed(*arguments: object) -> list[str]:
@@ -110,11 +110,6 @@ def test_a_resnet_is_made_for_the_largest_batch(gpu: FakeGpu, monkeypatch: pytes
     assert (cell.model, cell.batch, cell.dtype, cell.classes) == ("resnet18", 8, "bfloat16", 10)
 
 
-def assert_one_line_error(result: Any, message: str) -> None:
-    assert result.exit_code == 2, result.output
-    assert result.stderr.startswith("Error: ") and message in result.stderr and result.stderr.count("\n") == 1
-
-
 def test_a_layer_that_cannot_be_captured_is_one_line(gpu: FakeGpu) -> None:
     gpu.fails["overlapped (1 fork)"] = RuntimeError("backbone: layer 'block1' cannot be captured in a CUDA graph")
     assert_one_line_error(plan("tests:small"), "input 3x8x8: backbone: layer 'block1' cannot be captured")
@@ -139,7 +134,7 @@ def test_bad_options_are_one_line_and_status_2(gpu: FakeGpu, arguments: list[str
 def test_a_factory_that_there_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(command, "_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(command, "torch", torch_of_the_cpu())
     assert_one_line_error(plan("no_such:thing"), "no module 'no_such'")
 
 

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-from auxhead.autotune.__main__ import app
 from auxhead.model import EagerRunner, make_runner, make_trunk
 from auxhead.model.plan_store import plans_directory
+from command_line import tune
 from example_models import SmallNet, needs_gpu
 from graph_runner_cases import assert_same, clear_batches, exits_at, images, network
-from typer.testing import CliRunner
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_tap")]
 
@@ -73,7 +72,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     arguments = ["plan", "network_to_plan:factory", "--batch", "1", "--batch", "4"]
-    first, second = (CliRunner().invoke(app, arguments) for _ in range(2))
+    first, second = (tune(*arguments) for _ in range(2))
     assert first.exit_code == 0, first.output
     assert first.stdout.count("Measured now.") == 2 and first.stdout.count("chosen") == 2
     assert second.exit_code == 0 and second.stdout.count("Remembered from 20") == 2, second.output

@@ -7,7 +7,7 @@ from auxhead.autotune.footprint_records import failed_record
 from auxhead.plots.footprint import boundary, draw
 from auxhead.plots.record_files import NoRecords
 from footprint_fakes import CELL, records
-from sweep_fakes import ENVIRONMENT
+from pretended_gpu import ENVIRONMENT
 
 
 def points(*pairs, kind="programs"):

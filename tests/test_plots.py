@@ -8,10 +8,9 @@ import sys
 import pytest
 from auxhead.autotune.record import BadRecord
 from auxhead.plots import exits
-from auxhead.plots.__main__ import app
 from auxhead.plots.figure_files import save_figure
 from auxhead.plots.style import frame, new_figure
-from typer.testing import CliRunner
+from command_line import plot
 
 REPORT = {
     "format": "auxhead demo report 1",
@@ -82,9 +81,7 @@ def test_a_report_that_lacks_a_field(report, missing):
 
 def test_the_command_draws(report, tmp_path):
     (tmp_path / "report.json").write_text(json.dumps(report))
-    result = CliRunner().invoke(
-        app, ["exits", "--records", str(tmp_path / "report.json"), "--out", str(tmp_path / "figure.png")]
-    )
+    result = plot("exits", "--records", tmp_path / "report.json", "--out", tmp_path / "figure.png")
     assert result.exit_code == 0, result.output
     assert {path.name for path in tmp_path.glob("figure*")} == {"figure.png", "figure.svg", "figure.json"}
 
@@ -97,9 +94,7 @@ def test_the_command_draws(report, tmp_path):
 def test_the_command_refuses_in_one_line(tmp_path, content, message):
     if content is not None:
         (tmp_path / "report.json").write_text(content)
-    result = CliRunner().invoke(
-        app, ["exits", "--records", str(tmp_path / "report.json"), "--out", str(tmp_path / "figure")]
-    )
+    result = plot("exits", "--records", tmp_path / "report.json", "--out", tmp_path / "figure")
     assert result.exit_code == 2
     assert message in result.stderr and result.stderr.count("\n") == 1
 

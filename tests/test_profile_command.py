@@ -3,7 +3,6 @@
 import json
 import sys
 from io import StringIO
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,24 +11,21 @@ from auxhead.autotune.before_and_after import compare, demo_model, repeated
 from auxhead.autotune.profile_records import profile_records
 from auxhead.autotune.profile_report import print_comparison
 from auxhead.autotune.profiling import read_trace
-from auxhead.autotune.record import append_record, read_records
+from auxhead.autotune.record import read_records
 from auxhead.autotune.subject import own_cell
 from auxhead.model import EagerRunner, EarlyExitNetwork
-from auxhead.model.__main__ import app
 from auxhead.model.bad_input import BadInput
 from auxhead.model.checkpoint import save_checkpoint
 from auxhead.model.small_resnet import small_early_exit_network
+from command_line import assert_one_line_error, auxhead
 from example_models import SmallNet, needs_gpu, plain_heads
 from example_traces import request, runtime, trace_of, two_unequal_requests
 from PIL import Image
+from pretended_gpu import NAME, torch_of_the_cpu
 from rich.console import Console
-from typer.testing import CliRunner
+from written_records import written
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
-
-
-def auxhead(*arguments):
-    return CliRunner(env={"COLUMNS": "120"}).invoke(app, [str(argument) for argument in arguments])
 
 
 class FakeRunner(EagerRunner):
@@ -107,8 +103,8 @@ def kept(tmp_path, network):
 
     def kept(found, runner="polled@as_is"):
         path = tmp_path / "records" / "profile.jsonl"
-        for record in profile_records(found, own_cell("a:b", network, torch.zeros(2, 3, 16, 16)), runner, {"gpu": "G"}):
-            append_record(path, record)
+        cell = own_cell("a:b", network, torch.zeros(2, 3, 16, 16))
+        written(path, *profile_records(found, cell, runner, {"gpu": "G"}))
         return read_records(path)[-2:]
 
     return kept
@@ -215,9 +211,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch, arguments, me
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     (tmp_path / "file").write_text("")
-    result = auxhead("profile", *arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stderr.startswith("Error: ") and message in result.stderr and result.stderr.count("\n") == 1
+    assert_one_line_error(auxhead("profile", *arguments), message)
 
 
 @pytest.mark.parametrize("arguments", [["--requests", "1"], ["--batch", "0"], ["--exits", "eager"], ["--trunk", "x"]])
@@ -254,14 +248,12 @@ def users_model(tmp_path, monkeypatch):
     ("problems", "status"), [([], 0), (["cudaMalloc allocates."], 1)], ids=["steady", "not steady"]
 )
 def test_the_command_with_the_cpu_for_a_device(tmp_path, users_model, monkeypatch, runners, problems, status):
-    cuda = SimpleNamespace(is_available=lambda: True, current_device=lambda: 0, get_device_name=lambda _: "some GPU")
-    pretended = SimpleNamespace(cuda=cuda, device=lambda *_: torch.device("cpu"), __version__="9.9")
-    monkeypatch.setattr("auxhead.model.__main__.torch", pretended)
+    monkeypatch.setattr("auxhead.model.__main__.torch", torch_of_the_cpu())
     monkeypatch.setattr(before_and_after, "steady_state_problems", lambda profile: problems)
     result = auxhead("profile", "--model", users_model, "--exits", "gated", "--requests", 2)
     assert result.exit_code == status, result.output
     assert runners[0].arguments == ("gated", (2,), "as_is") and not runners[0].network.training
-    assert result.output.startswith("some GPU, torch 9.9; batches of 2, the factory's batch\n")
+    assert result.output.startswith(f"{NAME}, torch {torch.__version__}; batches of 2, the factory's batch\n")
     assert "after: gated, trunk as_is" in result.output and "Saved in auxhead-profile:" in result.output
     records = read_records(tmp_path / "auxhead-profile" / "profile.jsonl")
     assert [record.variant for record in records] == ["eager-naive-item@as_is", "gated@as_is"]

@@ -5,13 +5,13 @@ import json
 import math
 
 import pytest
-from auxhead.autotune.__main__ import app
 from auxhead.autotune.promote import promote
-from auxhead.autotune.record import BadRecord, Record, append_record
+from auxhead.autotune.record import BadRecord, Record
 from auxhead.kernels.kernel_hash import kernel_hash
 from auxhead.kernels.tuned_table import BadTable, lookup, read_table, table_path
+from command_line import assert_one_line_error, tune
 from example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, table
-from typer.testing import CliRunner
+from written_records import written
 
 ENVIRONMENT = {
     "gpu": DEVICE,
@@ -60,12 +60,6 @@ def swept(name="rule", us=10.0, shape=SHAPE, *, place="alone", rounds=20, enviro
         paired=[{"role": "rule", "variant": "rule", "samples": timings(10.0, rounds=rounds)}],
     )
     return dataclasses.replace(made, **changed)
-
-
-def written(path, *records):
-    for record in records:
-        append_record(path, record)
-    return path
 
 
 @pytest.fixture
@@ -308,7 +302,7 @@ def test_the_command(tmp_path, tables):
     tied = head_shape(TAPS[1], 32)
     first = written(tmp_path / "a.jsonl", swept(), swept("narrow", 8.0), swept("parted", 9.0))
     second = written(tmp_path / "b.jsonl", *(swept(name, us, tied) for name, us in (("rule", 10.0), ("capped", 9.99))))
-    done = CliRunner().invoke(app, ["promote", str(first), str(second)])
+    done = tune("promote", first, second)
     assert done.exit_code == 0, done.output
     rows = {
         line.split()[1].rstrip(","): line for line in done.output.splitlines() if "64x1x3136" in line or "128x" in line
@@ -318,7 +312,7 @@ def test_the_command(tmp_path, tables):
     assert f"{tables / FILE_NAME}, 3 entries, 1 of them from before" in done.output
 
     named = written(tmp_path / "c.jsonl", swept(), swept("narrow", 8.0, variant="Z" * 300))
-    assert CliRunner().invoke(app, ["promote", str(named)]).output.count("Z") == 300, "long names are folded"
+    assert tune("promote", named).output.count("Z") == 300, "long names are folded"
 
-    refused = CliRunner().invoke(app, ["promote", str(tmp_path / "none.jsonl"), "--out", str(tmp_path / "x.json")])
-    assert refused.exit_code == 2 and "none.jsonl: no such file" in refused.output
+    refused = tune("promote", tmp_path / "none.jsonl", "--out", tmp_path / "x.json")
+    assert_one_line_error(refused, "none.jsonl: no such file")

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from auxhead.autotune.__main__ import app
 from auxhead.autotune.agreement import COLUMNS, agreement_tables
 from auxhead.autotune.measurer import ALONE, NETWORK
 from auxhead.autotune.record import read_records
@@ -13,8 +12,8 @@ from auxhead.autotune.retune import retune
 from auxhead.autotune.search import alone_only
 from auxhead.autotune.space import neighbours, text
 from auxhead.autotune.strategies import STRATEGIES
-from sweep_fakes import ENVIRONMENT, Synthetic, book_at, small_target
-from typer.testing import CliRunner
+from command_line import assert_one_line_error, tune
+from sweep_fakes import Synthetic, book_at, small_target
 
 TARGET = small_target()
 OTHERS = neighbours(TARGET.rule, TARGET.shape)[:3]
@@ -119,22 +118,11 @@ class Measurer(Synthetic):
 
 
 @pytest.fixture
-def pretended(monkeypatch, tmp_path):
+def pretended(pretended_gpu, monkeypatch):
     command = importlib.import_module("auxhead.autotune.retune_command")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200 (fake)")
-    monkeypatch.setattr(command, "environment", lambda device: ENVIRONMENT)
-    monkeypatch.setattr(command, "build_subject", lambda cell, device: cell)
     monkeypatch.setattr(command, "HeadTiming", Measurer)
     monkeypatch.setattr(command.CompileAhead, "beside", lambda device: nullcontext("other processes"))
-    return tmp_path / "autotune-records"
-
-
-def tune(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return pretended_gpu
 
 
 def printed(result):
@@ -169,5 +157,4 @@ def test_bad_options(pretended, monkeypatch):
     refused = tune("retune", "resnet18", "--times", 1)
     assert refused.exit_code == 2 and "--times" in refused.output
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    refused = tune("retune", "resnet18")
-    assert refused.exit_code == 2 and "retune: torch sees no CUDA device here" in refused.stderr
+    assert_one_line_error(tune("retune", "resnet18"), "retune: torch sees no CUDA device here")

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from auxhead.autotune.__main__ import app
 from auxhead.autotune.bench import DeviceLost
 from auxhead.autotune.exclusion import excluded
 from auxhead.autotune.measurer import ALONE, NETWORK
@@ -22,16 +21,16 @@ from auxhead.autotune.sweep_progress import SweepProgress
 from auxhead.autotune.sweep_records import Book, shape_of
 from auxhead.kernels.kernel_hash import kernel_hash
 from auxhead.kernels.tuned_table import read_table
+from command_line import assert_one_line_error, tune
 from network_fakes import SyntheticNetwork
 from rich.console import Console
-from sweep_fakes import ENVIRONMENT, Synthetic, small_target
-from typer.testing import CliRunner
+from sweep_fakes import Synthetic, small_target
 
 command = importlib.import_module("auxhead.autotune.sweep_command")
 
 
-def tune(*arguments):
-    return CliRunner().invoke(app, ["sweep", *map(str, arguments)])
+def sweep(*arguments):
+    return tune("sweep", *arguments)
 
 
 class Measurer(Synthetic):
@@ -67,23 +66,16 @@ class Measurer(Synthetic):
 
 
 @pytest.fixture
-def pretended(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200 (fake)")
-    monkeypatch.setattr(command, "environment", lambda device: ENVIRONMENT)
-    monkeypatch.setattr(command, "build_subject", lambda cell, device: cell)
+def pretended(pretended_gpu, monkeypatch):
     monkeypatch.setattr(command, "HeadTiming", Measurer)
     monkeypatch.setattr(command.CompileAhead, "beside", lambda device: nullcontext("other processes"))
     monkeypatch.setattr(Measurer, "cells", [])
     monkeypatch.setattr(Measurer, "lost", False)
-    return tmp_path / "autotune-records" / "sweep-nvidia-h200-fake.jsonl"
+    return pretended_gpu / "sweep-nvidia-h200-fake.jsonl"
 
 
 def test_a_sweep_is_shown_kept_and_not_repeated(pretended):
-    done = tune("resnet18", "--batch", 8, "--batch", 1, "--classes", 10)
+    done = sweep("resnet18", "--batch", 8, "--batch", 1, "--classes", 10)
     assert done.exit_code == 0, done.output
     assert [(cell.batch, cell.dtype, cell.placement) for cell in Measurer.cells] == [
         (8, "float16", "stages"), (1, "float16", "stages"),
@@ -101,7 +93,7 @@ def test_a_sweep_is_shown_kept_and_not_repeated(pretended):
     assert {record.cell["samples"] for record in records} == {1, 8}
     assert_winners_were_exchanged(records)
     kept = pretended.read_bytes()
-    again = tune("resnet18", "--batch", 8, "--batch", 1, "--classes", 10)
+    again = sweep("resnet18", "--batch", 8, "--batch", 1, "--classes", 10)
     assert again.exit_code == 0 and pretended.read_bytes() == kept and "configurations" not in again.stdout
     assert tables(again) == tables(done)
 
@@ -126,38 +118,33 @@ def tables(result):
 
 
 def test_replay_needs_no_gpu(pretended, monkeypatch):
-    done = tune("resnet18", "--batch", 8, "--classes", 10)
+    done = sweep("resnet18", "--batch", 8, "--classes", 10)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    replayed = tune("resnet18", "--batch", 8, "--replay", pretended)
+    replayed = sweep("resnet18", "--batch", 8, "--replay", pretended)
     assert replayed.exit_code == 0, replayed.output
     assert f"resnet18 float16, batch 8, 10 classes, from {pretended}" in replayed.stdout.replace("\n", "")
     rows = [line for line in tables(done) if "layer" in line]
     assert len(rows) >= 2 and rows == [line for line in tables(replayed) if "layer" in line]
-    other = tune("resnet18", "--batch", 4, "--replay", pretended)
+    other = sweep("resnet18", "--batch", 4, "--replay", pretended)
     assert_one_line_error(other, "holds nothing of resnet18 like this, wants records of such a sweep")
-    assert_one_line_error(tune("resnet18", "--replay", pretended, "--out", "x"), "--out: got x with --replay")
-    assert_one_line_error(tune("resnet18", "--replay", "absent.jsonl"), "absent.jsonl: no such file")
-
-
-def assert_one_line_error(result, message):
-    assert result.exit_code == 2, result.output
-    assert result.stderr.startswith("Error: ") and message in result.stderr and result.stderr.count("\n") == 1
+    assert_one_line_error(sweep("resnet18", "--replay", pretended, "--out", "x"), "--out: got x with --replay")
+    assert_one_line_error(sweep("resnet18", "--replay", "absent.jsonl"), "absent.jsonl: no such file")
 
 
 def test_a_lost_device_is_one_line_and_what_was_measured_is_there(pretended, monkeypatch):
     monkeypatch.setattr(Measurer, "lost", True)
-    assert_one_line_error(tune("resnet18"), "the CUDA context is lost (RuntimeError: an illegal memory access)")
+    assert_one_line_error(sweep("resnet18"), "the CUDA context is lost (RuntimeError: an illegal memory access)")
     assert {record.protocol["place"] for record in read_records(pretended)} == {"alone"}
     monkeypatch.setattr(Measurer, "lost", False)
-    assert tune("resnet18").exit_code == 0
+    assert sweep("resnet18").exit_code == 0
 
 
 def test_bad_options(pretended, monkeypatch):
-    assert_one_line_error(tune("resnet19"), "MODEL: got resnet19, wants one of resnet18, resnet34, resnet50 or")
-    assert_one_line_error(tune("a:b", "--batch", 8), "--batch: is that of the network which a:b returns")
-    assert_one_line_error(tune("no_such:thing"), "no module 'no_such'")
+    assert_one_line_error(sweep("resnet19"), "MODEL: got resnet19, wants one of resnet18, resnet34, resnet50 or")
+    assert_one_line_error(sweep("a:b", "--batch", 8), "--batch: is that of the network which a:b returns")
+    assert_one_line_error(sweep("no_such:thing"), "no module 'no_such'")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert_one_line_error(tune("resnet18"), "sweep: torch sees no CUDA device here, wants one")
+    assert_one_line_error(sweep("resnet18"), "sweep: torch sees no CUDA device here, wants one")
 
 
 def test_a_bar_on_a_terminal(pretended):
@@ -169,18 +156,18 @@ def test_a_bar_on_a_terminal(pretended):
 
 
 def test_records_say_what_the_configuration_is(pretended):
-    assert tune("resnet18", "--effort", "quick").exit_code == 0
+    assert sweep("resnet18", "--effort", "quick").exit_code == 0
     for line in pretended.read_text().splitlines():
         record = json.loads(line)
         assert record["protocol"]["config"]["num_warps"] >= 1 and record["environment"]["sm_count"] == 132
 
 
 def test_what_was_found_is_what_is_promoted(pretended, tmp_path):
-    done = tune("resnet18", "--effort", "full", "--classes", 10)
+    done = sweep("resnet18", "--effort", "full", "--classes", 10)
     assert done.exit_code == 0, done.output
     (found,) = Measurer.cells
     assert "forks-none-priority-high  " in done.stdout and "0.970 (0.970-0.970)" in done.stdout, "the whole network"
-    promoted = CliRunner().invoke(app, ["promote", str(pretended), "--out", str(tmp_path / "table.json")])
+    promoted = tune("promote", pretended, "--out", tmp_path / "table.json")
     assert promoted.exit_code == 0, promoted.output
     table = read_table(tmp_path / "table.json")
     records = read_records(pretended)

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 from auxhead.autotune.overlap_records import failed_record
-from auxhead.autotune.record import BadRecord, append_record
+from auxhead.autotune.record import BadRecord
 from auxhead.plots import perfetto, timeline
-from auxhead.plots.__main__ import app
 from auxhead.plots.figure_files import save_figure
 from auxhead.plots.record_files import NoRecords
+from command_line import plot
 from overlap_fakes import CELL, CONV, records
-from sweep_fakes import ENVIRONMENT
-from typer.testing import CliRunner
+from pretended_gpu import ENVIRONMENT
+from written_records import written
 
 #: Launch, SM, begin and end: an SM with two programs at a time, and a launch each after.
 PROGRAMS = [[0, 0, 10.0, 15.0], [0, 0, 10.5, 14.0], [0, 131, 10.5, 21.0], [1, 0, 35.0, 47.0], [2, 7, 50.5, 54.0]]
@@ -23,16 +23,6 @@ def with_programs(**changes):
     made[1].measured["programs"] = PROGRAMS
     made[1].measured["clocks_differ_us"] = 0.42
     return made
-
-
-def plot(*arguments):
-    return CliRunner().invoke(app, [str(one) for one in arguments])
-
-
-def written(path, *made):
-    for record in made:
-        append_record(path, record)
-    return path
 
 
 def test_what_is_drawn():

@@ -1,0 +1,28 @@
+"""The three commands as users type them, and how each of them refuses."""
+
+from auxhead.autotune.__main__ import app as autotune_app
+from auxhead.model.__main__ import app as model_app
+from auxhead.plots.__main__ import app as plots_app
+from typer.testing import CliRunner
+
+#: Wide enough for every table and path.
+WIDE = {"COLUMNS": "240"}
+
+
+def auxhead(*arguments):
+    return CliRunner(env=WIDE).invoke(model_app, [str(one) for one in arguments])
+
+
+def tune(*arguments):
+    return CliRunner().invoke(autotune_app, [str(one) for one in arguments])
+
+
+def plot(*arguments):
+    return CliRunner().invoke(plots_app, [str(one) for one in arguments])
+
+
+def assert_one_line_error(result, message):
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("Error: ") and message in result.stderr and result.stderr.count("\n") == 1, (
+        result.stderr
+    )
