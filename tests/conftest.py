@@ -8,6 +8,9 @@ import os
 import torch
 
 pytest_plugins = ["pretended_gpu"]
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The workers have the cores: threads of each would mostly spin until those of another one are done.
+    torch.set_num_threads(1)
 
 _CACHES = itertools.count()
 HAS_CUDA = torch.cuda.is_available()
