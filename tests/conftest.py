@@ -33,9 +33,9 @@ settings.load_profile("auxhead")
 
 def pytest_configure(config):
     if not HAS_CUDA and importlib.util.find_spec("triton"):  # there is none for some platforms
-        from quick_interpreter import prepare_once_a_launch
+        from quick_interpreter import quicken
 
-        prepare_once_a_launch()
+        quicken()
     config.addinivalue_line("markers", "long: takes seconds in Triton's interpreter; skipped on the CPU")
     # Triton's interpreter and NumPy: not ours to fix, and thousands of lines
     config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim > 0:DeprecationWarning")
