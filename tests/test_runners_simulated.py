@@ -9,7 +9,10 @@ from example_models import SmallNet, plain_heads
 from simulated_cuda import simulated_cuda
 from torch import Tensor
 
-pytestmark = pytest.mark.skipif(not runs_triton(torch.empty(0)), reason="kernels are not interpreted here")
+pytestmark = [
+    pytest.mark.skipif(not runs_triton(torch.empty(0)), reason="kernels are not interpreted here"),
+    pytest.mark.usefixtures("without_interpreter"),  # what the eager runner answers with
+]
 
 WAYS = {
     "overlapped": {"exits": "overlapped"},
