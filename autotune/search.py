@@ -29,6 +29,8 @@ class Ask(NamedTuple):
     share: float
     """About how much of the work on a target is done, from 0 to 1, once this is answered."""
     captures: int = CAPTURES
+    next_in_situ: tuple[LaunchConfig, ...] = ()
+    """What may be asked for in situ after this, to be compiled meanwhile."""
 
 
 #: Of what was asked for; what failed is absent, and so is everything if the rule's configuration failed.
@@ -44,7 +46,7 @@ def alone_only(search: Search) -> Search:
         try:
             ask = next(steps)
             while ask.place == ALONE:
-                ask = steps.send((yield ask))
+                ask = steps.send((yield ask._replace(next_in_situ=())))
         except StopIteration:
             return
 

@@ -127,6 +127,8 @@ class Tuning:
         found = {config: book.find(book.of_head(self.target, ask, config)) for config in dict.fromkeys(ask.configs)}
         known = {config: result for config, result in found.items() if result is not None}
         missing = [config for config in found if config not in known]
+        if missing:
+            self.sweep.measurer.begin_to_compile(self.target, NETWORK, ask.next_in_situ)
         together = TOGETHER[ask.place]
         for start in range(0, len(missing), together):
             done = self._done + (ask.share - self._done) * start / len(missing)

@@ -15,7 +15,7 @@ from auxhead.autotune.comparison import Paired
 from auxhead.autotune.measurer import ALONE, NETWORK, Failure
 from auxhead.autotune.record import append_record, read_records
 from auxhead.autotune.replay import UNAVAILABLE, ReplayMeasurer, recorded_targets
-from auxhead.autotune.search import FINAL_ROUNDS, Ask
+from auxhead.autotune.search import FINAL_ROUNDS, Ask, alone_only
 from auxhead.autotune.space import neighbours, spread_out, text
 from auxhead.autotune.strategies import STRATEGIES
 from auxhead.autotune.sweep import Sweep
@@ -72,6 +72,21 @@ def test_what_is_asked_for_first_is_compiled_while_others_are_timed(tmp_path):
     _, measurer, _ = run(asking(*CANDIDATES[:2]), book_at(out), targets=targets)
     wanted = [(TARGET, CANDIDATES[1]), *((targets[1], config) for config in (targets[1].rule, *CANDIDATES[:2]))]
     assert measurer.begun == [(target, ALONE, text(config), 0) for target, config in wanted], "all but what is recorded"
+
+
+@pytest.mark.parametrize("effort", STRATEGIES)
+def test_what_may_be_asked_for_in_situ_is_compiled_while_it_is_timed_alone_again(effort, tmp_path):
+    out = tmp_path / "records.jsonl"
+    _, measurer, _ = run(STRATEGIES[effort], book_at(out), Synthetic(noise=0.1))
+    begun = {config: runs for _, place, config, runs in measurer.begun if place == NETWORK}
+    in_situ = [config for place, config, _ in measurer.timed if place == NETWORK]
+    assert set(in_situ) <= set(begun) and in_situ[0] == text(TARGET.rule)
+    runs_alone = len({one.run for one in read_records(out) if one.protocol["place"] == ALONE})
+    assert set(begun.values()) == {runs_alone - 1}, "before the last of them"
+    _, measurer, _ = run(alone_only(STRATEGIES[effort]), book_at(tmp_path / "alone.jsonl"))
+    assert {place for _, place, _, _ in measurer.begun} == {ALONE}
+    _, measurer, _ = run(STRATEGIES[effort], book_at(out))
+    assert not measurer.begun, "nothing is left to be measured"
 
 
 def test_one_more_configuration_is_one_more_measured(tmp_path):

@@ -38,8 +38,8 @@ def search(target: Target) -> Generator[Ask, Answers, None]:
         if not new:
             break
         known |= yield Ask(ALONE, new, HALVING_ROUNDS[-1], share=0.4 + 0.2 * step / STEPS)
-    last = dict.fromkeys([target.rule, *fastest_first(known)[:LAST_ALONE]])
-    alone = yield Ask(ALONE, tuple(last), FINAL_ROUNDS, share=0.7)
+    last = tuple(dict.fromkeys([target.rule, *fastest_first(known)[:LAST_ALONE]]))
+    alone = yield Ask(ALONE, last, FINAL_ROUNDS, share=0.7, next_in_situ=last)
     best_alone = decide(target.rule, alone)
     if best_alone is None:
         return

@@ -26,7 +26,7 @@ def search(target: Target) -> Generator[Ask, Answers, None]:
         return
     # between many, a few captures do not tell what is some percent slower, and simpler, from the fastest
     leaders = finalists(target, alone, LEADERS)
-    alone = yield Ask(ALONE, leaders, FINAL_ROUNDS, share=0.5, captures=AGAIN_CAPTURES)
+    alone = yield Ask(ALONE, leaders, FINAL_ROUNDS, share=0.5, captures=AGAIN_CAPTURES, next_in_situ=leaders)
     best_alone = decide(target.rule, alone)
     if best_alone is None:
         return
