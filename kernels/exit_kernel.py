@@ -112,9 +112,9 @@ def place_program(
         (
             x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf, bias, stride_bk,
             temperature, threshold, features, partial, arrived,
-            C, H, W, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS, first_pool, first_tile, first_decision,
+            C, H, W, GRID_H, GRID_W, WINDOW_H, WINDOW_W, first_pool, first_tile, first_decision,
         ) = head  # fmt: skip
-        pools = N * SPLITS
+        pools = N * CONFIGS[HEAD][15]
         number = tl.where((pid >= first_pool) & (pid < first_pool + pools), pid - first_pool, -1)
         if CONFIGS[HEAD][6] > 1:  # tiled
             tiles = tl.cdiv(N, CONFIGS[HEAD][2]) * tl.cdiv(K, CONFIGS[HEAD][7])
@@ -126,7 +126,7 @@ def place_program(
             decided, pid_n = head_program(
                 number, x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf,
                 bias, stride_bk, temperature, threshold, probs, label, confidence, exits, features, partial, arrived,
-                N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
+                N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, CONFIGS[HEAD][15],
                 CONFIGS[HEAD][0], CONFIGS[HEAD][1], INTERPRETED, True, True,
                 CONFIGS[HEAD][2], CONFIGS[HEAD][3], CONFIGS[HEAD][4], CONFIGS[HEAD][5], CONFIGS[HEAD][6],
                 CONFIGS[HEAD][7], CONFIGS[HEAD][8], CONFIGS[HEAD][9], CONFIGS[HEAD][10], CONFIGS[HEAD][11],

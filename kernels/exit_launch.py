@@ -165,7 +165,7 @@ class ExitLaunch:
                     head.bias, 0 if head.bias is None else head.bias.stride(0), head.temperature, head.threshold,
                     *space.workspace,
                     *view.shape[1:], view.grid_h, view.grid_w, view.window_h, view.window_w,
-                    programs.splits, first_pool, first_tile, first_decision,
+                    first_pool, first_tile, first_decision,
                 )
             )  # fmt: skip
             constants.append(
@@ -173,7 +173,7 @@ class ExitLaunch:
                     head.pool == "max", view.positions == config.block_p == 1,
                     config.block_n, config.block_c, config.block_p, config.block_a, config.block_f,
                     config.block_k, config.block_s, config.block_j, classes <= config.block_j, config.window_parts,
-                    config.stages, config.multiplies_alone(view, classes), config.hands_over,
+                    config.stages, config.multiplies_alone(view, classes), config.hands_over, programs.splits,
                 )
             )  # fmt: skip
             first_pool += programs.pools

@@ -215,7 +215,7 @@ def head_program(
     features,  # [WINDOW_PARTS, N, C * GRID_H * GRID_W] if tiled, else None
     partial,  # [SPLITS (1 if tiled), N, K padded to a multiple of ROW_UNIT]
     arrived,  # [N] counters, or None if WAITS. It, and if WAITS the two above, are int32, 0 before and after
-    N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
+    N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS: tl.constexpr,
     POOL_MAX: tl.constexpr, ONE_WINDOW: tl.constexpr, INTERPRETED: tl.constexpr,
     TEMPERATURE_TENSOR: tl.constexpr, THRESHOLD_TENSOR: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_A: tl.constexpr,
