@@ -141,6 +141,21 @@ def heated_exp(logits, top, cold):
 
 
 @triton.jit
+def first_maximum(logits, off_k):
+    """Return the largest of each row and the first class that has it, from one reduction of both in an integer.
+
+    NaN ranks as the largest, so that there always is such a class; its exponential makes the total NaN.
+    """
+    ranked = tl.where(logits != logits, float("inf"), logits) + 0.0  # -0.0 becomes 0.0
+    bits = ranked.to(tl.int32, bitcast=True)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers in the order of the numbers
+    best = tl.max((ordered.to(tl.int64) << 32) | (0x7FFFFFFF - off_k)[None, :].to(tl.int64), axis=1)
+    ordered = (best >> 32).to(tl.int32)
+    top = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return top, 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
 def decide(
     product, partial, stride_ps, stride_pn, stride_pk,  # [SPLITS, N, row_width], of which K are logits
     bias, stride_bk,  # [K], or None
@@ -169,12 +184,9 @@ def decide(
             SPLITS, ALONE, WAITS, INTERPRETED, BLOCK_S,
         )  # fmt: skip
         logits = tl.where((off_j < K)[None, :], logits, float("-inf"))
-        # NaN ranks as the largest, so that the label is always a class; its exponential makes the total NaN
-        ranked = tl.where(logits != logits, float("inf"), logits)
-        block_top = tl.max(ranked, axis=1)
+        block_top, first = first_maximum(logits, off_j)
         new_top = tl.maximum(top, block_top)
         exps = heated_exp(logits, new_top, cold)
-        first = tl.min(tl.where(ranked == block_top[:, None], off_j[None, :], 0x7FFFFFFF), axis=1)
         best = tl.where(block_top > top, first, best)
         total = total * tl.sum(heated_exp(top[:, None], new_top, cold), axis=1) + tl.sum(exps, axis=1)
         top = new_top
