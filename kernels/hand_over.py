@@ -12,9 +12,9 @@ def send(pointer, value, mask):
 
 
 @triton.constexpr_function
-def numbers_a_thread(numel, threads):
+def numbers_a_thread(numel, threads, most):
     """How many numbers of a block one thread waits for at a time."""
-    return max(1, min(8, numel // threads))
+    return max(1, min(most, numel // threads))
 
 
 @triton.constexpr_function
@@ -29,34 +29,44 @@ def rows_waited_for(rows, numel, threads):
 
 @triton.constexpr_function
 def waiting_loop(count):
-    """PTX that loads those of ``count`` numbers that are 0 again until none is.
+    """PTX that loads those of ``count`` numbers that are 0 again until none is, all at the same time.
 
-    Four that lie side by side are loaded at once while all are absent: a quarter of the traffic, which slows down those
-    who are still to send.
+    Four that lie side by side and were all absent are loaded as one: a quarter of the traffic, which slows down those
+    who are still to send. One that was not absent may be masked, and must not be loaded.
     """
-    numbers = range(count)
+    numbers, groups = range(count), range(count // 4)
     lines = [
         "{",
         *(f".reg .pred absent{i};" for i in numbers),
-        ".reg .pred some;",
+        *(f".reg .pred four{group};" for group in groups),
+        ".reg .pred some, any;",
         ".reg .b64 next;",
         *(f"mov.b32 ${i}, ${count + i};" for i in numbers),
     ]
-    for first in range(0, count - 3, 4):
-        value, place = [f"${first + i}" for i in range(4)], [f"${2 * count + first + i}" for i in range(4)]
+    values = [[f"${4 * group + i}" for i in range(4)] for group in groups]
+    for group in groups:
+        places, four = [f"${2 * count + 4 * group + i}" for i in range(4)], f"four{group}"
         lines += [
-            f"and.b64 next, {place[0]}, 15;",
-            "setp.eq.u64 some, next, 0;",
-            *(f"add.u64 next, {place[0]}, {4 * i}; setp.eq.and.u64 some, next, {place[i]}, some;" for i in (1, 2, 3)),
-            *(f"setp.eq.and.b32 some, {one}, 0, some;" for one in value),
-            f"@!some bra have{first};",
-            f"again{first}:",
-            f"ld.relaxed.gpu.global.v4.b32 {{{', '.join(value)}}}, [{place[0]}];",
-            f"setp.eq.b32 some, {value[0]}, 0;",
-            *(f"setp.eq.or.b32 some, {one}, 0, some;" for one in value[1:]),
-            f"@some bra again{first};",
-            f"have{first}:",
+            f"and.b64 next, {places[0]}, 15;",
+            f"setp.eq.u64 {four}, next, 0;",
+            *(
+                f"add.u64 next, {places[0]}, {4 * i}; setp.eq.and.u64 {four}, next, {places[i]}, {four};"
+                for i in (1, 2, 3)
+            ),
+            *(f"setp.eq.and.b32 {four}, {one}, 0, {four};" for one in values[group]),
         ]
+    if count >= 4:
+        lines += ["fours:", "setp.ne.b32 any, 0, 0;"]
+        for group in groups:
+            first, *others = values[group]
+            lines += [
+                f"setp.eq.b32 some, {first}, 0;",
+                *(f"setp.eq.or.b32 some, {one}, 0, some;" for one in others),
+                f"and.pred some, some, four{group};",
+                f"@some ld.relaxed.gpu.global.v4.b32 {{{', '.join(values[group])}}}, [${2 * count + 4 * group}];",
+                "or.pred any, any, some;",
+            ]
+        lines += ["@any bra fours;"]
     return "\n".join([
         *lines,
         "again:",
@@ -76,18 +86,46 @@ def waiting_operands(count):
 
 
 @triton.jit
-def awaited(pointer, mask, INTERPRETED: tl.constexpr):
-    """Wait for what other programs ``send`` to zeroed memory, and take it; 0.0 where masked.
+def seen(pointer, mask):
+    """Read what other programs ``send`` to zeroed memory, as far as it is there, for ``awaited``."""
+    return tl.load(pointer, mask=mask, other=1, volatile=True)
+
+
+@triton.jit
+def number(bits, mask):
+    """Return the float32 numbers that were sent; 0.0 where masked."""
+    return tl.where(mask, bits.to(tl.float32, bitcast=True), 0.0)
+
+
+@triton.jit
+def awaited(bits, pointer, mask, INTERPRETED: tl.constexpr):
+    """Wait for what of ``bits``, as they were ``seen``, was not there, and return all; 0.0 where masked.
 
     Each number tells by itself that it has arrived, so that nobody needs a fence or an atomic, which would put two
     more trips to the L2 cache between the first store and the last load. Whoever knows that all have taken it puts the
     zeros back.
     """
-    bits = tl.load(pointer, mask=mask, other=1, volatile=True)
     if not INTERPRETED:  # there, programs run one after the other
-        COUNT: tl.constexpr = numbers_a_thread(bits.numel, tl.extra.cuda.num_threads())
+        COUNT: tl.constexpr = numbers_a_thread(bits.numel, tl.extra.cuda.num_threads(), 16)
         bits = tl.inline_asm_elementwise(
             waiting_loop(COUNT), waiting_operands(COUNT), [bits, tl.cast(pointer, tl.int64)],
             dtype=tl.int32, is_pure=False, pack=COUNT,
         )  # fmt: skip
-    return tl.where(mask, bits.to(tl.float32, bitcast=True), 0.0)
+    return number(bits, mask)
+
+
+@triton.jit
+def awaited_sum(bits, other_bits, pointer, other_pointer, mask, INTERPRETED: tl.constexpr):
+    """Wait for two blocks at the same time, as ``awaited`` does for one, and return their sum.
+
+    One after the other they would take a trip to the L2 cache more: what was seen of the second one before the first
+    was there is out of date.
+    """
+    if not INTERPRETED:
+        COUNT: tl.constexpr = numbers_a_thread(bits.numel, tl.extra.cuda.num_threads(), 8)
+        bits, other_bits = tl.inline_asm_elementwise(
+            waiting_loop(2 * COUNT), waiting_operands(2 * COUNT),
+            [bits, other_bits, tl.cast(pointer, tl.int64), tl.cast(other_pointer, tl.int64)],
+            dtype=(tl.int32, tl.int32), is_pure=False, pack=COUNT,
+        )  # fmt: skip
+    return number(bits, mask) + number(other_bits, mask)

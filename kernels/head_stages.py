@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 from . import launch_config
-from .hand_over import awaited, rows_waited_for, send
+from .hand_over import awaited, awaited_sum, rows_waited_for, seen, send
 
 #: Triton's interpreter runs the kernels on CPU tensors (TRITON_INTERPRET=1 when this module was imported).
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -122,7 +122,7 @@ def logits_block(
         pointer = partial + (off_s.to(tl.int64) * stride_ps)[:, None, None] + offset[None, :, :]
         mask_s = (off_s < SPLITS)[:, None, None] & mask[None, :, :]
         if WAITS:
-            logits += tl.sum(awaited(pointer, mask_s, INTERPRETED), axis=0)
+            logits += tl.sum(awaited(seen(pointer, mask_s), pointer, mask_s, INTERPRETED), axis=0)
             tl.debug_barrier()  # several threads may have waited for one number
             tl.store(pointer, 0, mask=mask_s)
         else:
@@ -324,20 +324,39 @@ def head_program(
             column = weight + off_f.to(tl.int64) * stride_wf
             right = weight_block(column, stride_wk, off_f < F, off_k, K)  # on its way while others pool
             tile = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+            part_size = tl.cast(N, tl.int64) * F
+            first_part = features + (off_n.to(tl.int64) * F)[:, None]
+            if BLOCK_N > 1:
+                mask = mask_n[:, None] & (off_f < F)[None, :]
+                read = seen(first_part + off_f[None, :], mask)
+                if WINDOW_PARTS > 1:
+                    other = seen(first_part + off_f[None, :] + part_size, mask)
             for start_f in range(0, F, BLOCK_F):
                 off_f = start_f + tl.arange(0, BLOCK_F)
                 if BLOCK_N == 1:
                     off_part = tl.arange(0, PARTS)
                     mask = (off_part < WINDOW_PARTS)[:, None] & (off_f < F)[None, :]
                     row = (off_part.to(tl.int64) * N + pid_group) * F
-                    read = awaited(features + row[:, None] + off_f[None, :], mask, INTERPRETED)
-                    tile += tl.sum(right.to(tl.float32) * tl.sum(read, axis=0)[None, :], axis=1)[None, :]
+                    pointer = features + row[:, None] + off_f[None, :]
+                    left = tl.sum(awaited(seen(pointer, mask), pointer, mask, INTERPRETED), axis=0)
+                    tile += tl.sum(right.to(tl.float32) * left[None, :], axis=1)[None, :]
                 else:
                     mask = mask_n[:, None] & (off_f < F)[None, :]
-                    left = tl.zeros((BLOCK_N, BLOCK_F), tl.float32)
-                    for part in range(0, WINDOW_PARTS):
-                        row = (tl.cast(part, tl.int64) * N + off_n) * F
-                        left += awaited(features + row[:, None] + off_f[None, :], mask, INTERPRETED)
+                    pointer = first_part + off_f[None, :]
+                    if WINDOW_PARTS == 1:
+                        left = awaited(read, pointer, mask, INTERPRETED)
+                    else:
+                        left = awaited_sum(read, other, pointer, pointer + part_size, mask, INTERPRETED)
+                        for _ in range(2, WINDOW_PARTS, 2):
+                            pointer += 2 * part_size
+                            read, other = seen(pointer, mask), seen(pointer + part_size, mask)
+                            left += awaited_sum(read, other, pointer, pointer + part_size, mask, INTERPRETED)
+                    # those of the next step are on their way while these are multiplied
+                    following = first_part + (off_f + BLOCK_F)[None, :]
+                    mask = mask_n[:, None] & (off_f + BLOCK_F < F)[None, :]
+                    read = seen(following, mask)
+                    if WINDOW_PARTS > 1:
+                        other = seen(following + part_size, mask)
                     if INTERPRETED:  # it multiplies bfloat16 wrongly
                         tile = tl.dot(left, tl.trans(right.to(tl.float32)), tile, input_precision="ieee")
                     else:
