@@ -86,6 +86,13 @@ def test_ties_go_to_the_first_class(row, first, samples, device):
     assert out.label.tolist() == [first] * samples
 
 
+def test_a_negative_zero_is_no_less_than_zero(device):
+    """A GPU's sum of negative zeros is one; NumPy's, in the interpreter, is not."""
+    weight = torch.tensor([[-1.0], [1.0]], device=device).repeat(1, 16)
+    out = fused_head(torch.zeros(1, 16, device=device), weight, pool="none")
+    assert out.label.tolist() == [0] and out.confidence.tolist() == [0.5]
+
+
 @pytest.mark.parametrize("positions", [(5, 1100), (1023, 1024), (1024, 2047), (1030, 2050), (0, 2050)])
 @pytest.mark.parametrize("samples", [1, 7, pytest.param(16, marks=pytest.mark.long)])
 def test_ties_across_blocks_of_classes(positions, samples, device):
