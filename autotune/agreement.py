@@ -1,6 +1,5 @@
 """How far tunings of one head that know nothing of each other agree: as a record, and in a table."""
 
-import datetime
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 from ..kernels.launch_config import LaunchConfig
 from .comparison import Difference
 from .measurer import NETWORK, Target
-from .record import Record
+from .record import Record, utc_now
 from .space import text
 from .sweep_records import Book, shape_of
 from .tables import RecordTable
@@ -48,7 +47,7 @@ class Agreement(NamedTuple):
             exits="never",
             variant=text(chosen[0][0]) if chosen else "-",
             run="",
-            utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            utc=utc_now(),
             environment=book.environment,
             protocol=protocol,
             paired=[

@@ -1,6 +1,5 @@
 """The benchmark: every variant of a cell is built, checked against the eager network, then timed between the others."""
 
-import datetime
 import gc
 import secrets
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from .bench_plan import Plan, Unit
 from .cells import NEVER
 from .correctness import Comparison, Rounding, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
 from .environment import clocks
-from .record import Record, append_record
+from .record import Record, append_record, utc_now
 from .subject import Subject
 from .timing import VariantFailed, time_captures
 from .variants import AS_IS, Capture, Variant, Workshop, bare_name, segments_name, truncated_name
@@ -251,7 +250,7 @@ class _CellBench:
             exits=unit.pattern,
             variant=variant.name,
             run=run,
-            utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            utc=utc_now(),
             environment={**self.plan.environment, "clocks": clocks_found},
             notes=[
                 *([variant.note] if variant.note else []),

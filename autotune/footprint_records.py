@@ -1,6 +1,5 @@
 """Footprints on disk: a record each, all of a network in one run."""
 
-import datetime
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from .nsight_compute import Counted
 from .occupancy import TIERS, Active, Resident
 from .overlap import hiding_efficiency
 from .overlap_parts import BARE, BOTH, HEADS
-from .record import Record
+from .record import Record, utc_now
 from .space import text
 from .trunk_probe import HOLD_NS
 
@@ -72,7 +71,7 @@ def _record(cell: Cell, variant: str, environment: Mapping[str, Any], **rest: An
         cell=cell.as_json(),
         exits="never",
         variant=variant,
-        utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        utc=utc_now(),
         environment=dict(environment),
         **rest,
     )

@@ -1,7 +1,6 @@
 """The measurements of heads on disk: all variants of a head together, which were timed in the same rounds."""
 
 import dataclasses
-import datetime
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from .comparison import Paired, Timings, compare, typical
 from .copy_speed import COPIED, CopySpeed
 from .head_peers import FUSED, LAUNCHES
 from .measurer import Failure, Target
-from .record import Record, append_record, is_settled, read_records
+from .record import Record, append_record, is_settled, read_records, utc_now
 from .search import FINAL_ROUNDS
 from .sweep_records import summary
 
@@ -113,7 +112,7 @@ class HeadBook:
             exits="never",
             variant=variant,
             run=run,
-            utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            utc=utc_now(),
             environment={**self.environment, "clocks": clocks},
             protocol={**self._protocol(head), **(more or {})},
             **rest,

@@ -1,6 +1,5 @@
 """Overlap on disk: a summary of each network measured, and the kernels of one of its replays."""
 
-import datetime
 import secrets
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from .comparison import Timings, compare
 from .overlap import hiding_efficiency, kernel_stretches, median_replay, overlap_of, spreads
 from .overlap_measurement import REPLAYS, OverlapMeasured
 from .overlap_parts import BARE, BOTH, HEADS, TRUNK_KIND
-from .record import Record
+from .record import Record, utc_now
 from .replays import Kernel, Replay
 from .search import FINAL_ROUNDS
 from .timing import CAPTURES
@@ -96,7 +95,7 @@ def _record(kind: str, cell: Cell, environment: Mapping[str, Any], **rest: Any) 
         cell=cell.as_json(),
         exits="never",
         variant=VARIANT,
-        utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        utc=utc_now(),
         environment=dict(environment),
         **rest,
     )

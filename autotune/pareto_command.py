@@ -1,6 +1,5 @@
 """The command ``auxhead-tune pareto``."""
 
-import datetime
 import gc
 import hashlib
 import secrets
@@ -23,7 +22,7 @@ from .demo_splits import demo_splits
 from .environment import clocks, environment
 from .pareto import Outcome, Pareto, Point, operating_points
 from .pareto_tables import KIND, pareto_tables
-from .record import BadRecord, Record, append_record, read_records, records_path
+from .record import BadRecord, Record, append_record, read_records, records_path, utc_now
 from .subject import Subject, own_cell
 from .tables import print_tables, wide_console
 from .variants import TRUNKS, Variant
@@ -127,7 +126,7 @@ def _records(
             exits=point.exits,
             variant=variant.name,
             run=run,
-            utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            utc=utc_now(),
             environment=where,
             protocol={
                 "rounds": measured.rounds,

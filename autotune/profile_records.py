@@ -1,6 +1,5 @@
 """What ``auxhead profile`` keeps: a record of one request before, and one of it after."""
 
-import datetime
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +8,7 @@ from ..model.spread import spread
 from .before_and_after import AFTER, BEFORE, BeforeAndAfter
 from .cells import OWN, Cell
 from .profiling import WARM_UP, RequestProfile
-from .record import Record
+from .record import Record, utc_now
 
 #: The kind of these records.
 KIND = "profile"
@@ -37,7 +36,7 @@ def profile_records(found: BeforeAndAfter, cell: Cell, runner: str, environment:
             exits=OWN,
             variant=variant,
             run=run,
-            utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            utc=utc_now(),
             environment=environment,
             protocol={
                 "requests": found.profiles[name].requests,

@@ -4,6 +4,7 @@ Nothing here imports torch, so that figures and tables are made from records any
 """
 
 import dataclasses
+import datetime
 import gzip
 import json
 import os
@@ -125,6 +126,11 @@ class Record:
     def environment_key(self) -> tuple[Any, ...]:
         """What the numbers depend on besides the code."""
         return tuple(self.environment.get(name) for name in ENVIRONMENT_KEY)
+
+
+def utc_now() -> str:
+    """Return the time, as records have it."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def records_path(out: Path | None, kind: str, gpu: str) -> Path:

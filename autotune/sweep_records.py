@@ -1,7 +1,6 @@
 """The measurements of sweeps on disk: each appended when it is finished, and found again under an equal key."""
 
 import dataclasses
-import datetime
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from .cells import Cell
 from .comparison import Paired, Timings, over_baseline, typical
 from .measurer import NETWORK, Failure, Target
 from .network_points import NetworkPoint
-from .record import Record, append_record, read_records
+from .record import Record, append_record, read_records, utc_now
 from .search import FINAL_ROUNDS, Ask
 from .space import text
 from .timing import CAPTURES
@@ -103,7 +102,7 @@ class Book:
             exits="never",
             variant=variant,
             run="",
-            utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            utc=utc_now(),
             environment=self.environment,
             protocol={**self.protocol, **protocol},
         )
