@@ -19,7 +19,7 @@ from .agreement import agreement_tables
 from .bench import DeviceLost, run_cell
 from .bench_plan import ROUNDS, Plan, check_patterns, unsettled
 from .cells import STAGES, Cell, Dtype, Placement, chosen_cells
-from .environment import environment
+from .environment import environment, this_device
 from .footprint_command import footprint
 from .footprint_tables import footprint_tables
 from .head_tables import head_tables
@@ -102,7 +102,7 @@ def bench(
     """
     console = wide_console()
     with one_line_errors(BadRecord):
-        device = _device()
+        device = this_device("bench")
         own, cells = _what(model or [], dtype or [], batch or [], classes or [], placement or [], quick)
         wanted = tuple(variant or (_QUICK_VARIANTS if quick else ()))
         where_to_exit = tuple(exits or (_QUICK_EXITS if quick else ()))
@@ -221,12 +221,6 @@ class _Progress:
     def unit_done(self) -> None:
         """Count one exit pattern of one cell."""
         self._done += 1
-
-
-def _device() -> torch.device:
-    if not torch.cuda.is_available():
-        raise BadInput("bench: torch sees no CUDA device here, wants one; `auxhead-tune table` needs none")
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _what(

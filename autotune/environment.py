@@ -7,7 +7,23 @@ from typing import Any
 
 import torch
 
+from ..model.bad_input import BadInput
 from ..model.machine import driver_version, output_of
+
+
+def this_device(command: str, otherwise: str = "; `auxhead-tune table` needs none") -> torch.device:
+    """Return the current CUDA device.
+
+    Args:
+        command: that wants one.
+        otherwise: what can be done without, as the end of the error.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if not torch.cuda.is_available():
+        raise BadInput(f"{command}: torch sees no CUDA device here, wants one{otherwise}")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ..model.one_line_errors import one_line_errors
 from .bench import DeviceLost
 from .cells import Cell
 from .copy_speed import CopySpeed, measure_copy_speed
-from .environment import clocks, environment
+from .environment import clocks, environment, this_device
 from .head_peers import LAUNCHES
 from .head_records import KIND, Head, HeadBook
 from .head_tables import head_tables
@@ -49,12 +49,9 @@ def heads(
     console = wide_console()
     chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
     with one_line_errors(BadRecord):
-        if not torch.cuda.is_available():
-            raise BadInput("heads: torch sees no CUDA device here, wants one; `auxhead-tune table` needs none")
-        device = torch.device("cuda", torch.cuda.current_device())
+        device = this_device(KIND)
         where = records_path(out, KIND, torch.cuda.get_device_name(device))
-        own = chosen.own()
-        cells = [own.cell] if own is not None else chosen.cells()
+        own, cells = chosen.networks()
         with SweepProgress(console) as progress:
             run = _Run(device, where, progress.show, len(cells))
             for cell in cells:

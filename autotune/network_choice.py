@@ -45,12 +45,16 @@ class NetworkChoice:
         dtypes, placements = [one.value for one in dtype or []], [one.value for one in placement or []]
         return cls(model, batch or [], dtypes, classes or [], placements)
 
-    def own(self) -> Subject | None:
-        """Return the user's network, if it is one.
+    def networks(self) -> tuple[Subject | None, list[Cell]]:
+        """Return the user's network, if it is one, and the cells of all.
 
         Raises:
-            BadInput: there is no such network, or another option chooses what it has.
+            BadInput: there is no such network or model, or another option chooses what the user's own has.
         """
+        own = self._own()
+        return own, self._of_torchvision() if own is None else [own.cell]
+
+    def _own(self) -> Subject | None:
         if not is_factory(self.model):
             return None
         given = (
@@ -65,12 +69,7 @@ class NetworkChoice:
         sys.path.insert(0, "")  # as `python -m` does: the user's module lies where the command is run
         return load_subject(self.model)
 
-    def cells(self) -> list[Cell]:
-        """Return those of torchvision's networks.
-
-        Raises:
-            BadInput: there is no such model.
-        """
+    def _of_torchvision(self) -> list[Cell]:
         if self.model not in STAGES:
             raise BadInput(f"MODEL: got {self.model}, wants one of {', '.join(STAGES)} or package.module:function")
         return [

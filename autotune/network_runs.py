@@ -11,7 +11,7 @@ import torch
 from ..model.bad_input import BadInput
 from ..model.one_line_errors import one_line_errors
 from .cells import Cell
-from .environment import clocks, environment
+from .environment import clocks, environment, this_device
 from .network_choice import NetworkChoice
 from .record import BadRecord, Record, append_record, records_path
 from .subject import Subject, build_subject
@@ -49,12 +49,9 @@ def measure_networks(
     """
     console = wide_console()
     with one_line_errors(BadRecord):
-        if not torch.cuda.is_available():
-            raise BadInput(f"{kind}: torch sees no CUDA device here, wants one; `auxhead-tune table` needs none")
-        device = torch.device("cuda", torch.cuda.current_device())
+        device = this_device(kind)
         where = records_path(out, kind, torch.cuda.get_device_name(device))
-        own = chosen.own()
-        cells = [own.cell] if own is not None else chosen.cells()
+        own, cells = chosen.networks()
         of_device = environment(device)
         found: list[Record] = []
         reasons: list[str] = []

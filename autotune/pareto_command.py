@@ -19,7 +19,7 @@ from ..model.one_line_errors import one_line_errors
 from ..model.small_resnet import ARCHITECTURE
 from .bench import paired_with, summary
 from .demo_splits import demo_splits
-from .environment import clocks, environment
+from .environment import clocks, environment, this_device
 from .pareto import Outcome, Pareto, Point, operating_points
 from .pareto_tables import KIND, pareto_tables
 from .record import BadRecord, Record, append_record, read_records, records_path, utc_now
@@ -51,9 +51,7 @@ def pareto(
     with one_line_errors(BadRecord):
         if trunk not in TRUNKS:
             raise BadInput(f"--trunk: got {trunk}, wants one of {', '.join(TRUNKS)}")
-        if not torch.cuda.is_available():
-            raise BadInput("pareto: torch sees no CUDA device here, wants one; `auxhead-tune table` needs none")
-        device = torch.device("cuda", torch.cuda.current_device())
+        device = this_device(KIND)
         where = records_path(out, KIND, torch.cuda.get_device_name(device))
         loaded = load_checkpoint(checkpoint)
         source = load_source(data, dataset, root)

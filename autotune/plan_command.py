@@ -17,6 +17,7 @@ from ..model.plan import Plan
 from ..model.spread import Spread
 from .bench_plan import check_patterns, chosen_patterns
 from .cells import OWN, STAGES, Dtype, Placement, resnet_cell
+from .environment import this_device
 from .subject import Subject, build_subject, is_factory, load_subject
 from .tables import wide_console
 from .variants import AS_IS, MORE_TRUNKS, TRUNKS, samples_for_auto
@@ -63,7 +64,7 @@ def plan(
     with one_line_errors():
         if trunk not in (*TRUNKS, *MORE_TRUNKS):
             raise BadInput(f"--trunk: got {trunk}, wants one of {', '.join((*TRUNKS, *MORE_TRUNKS))}")
-        device = _device()
+        device = this_device("plan", "")
         if is_factory(model):
             for option, value in (("dtype", dtype), ("classes", classes), ("placement", placement)):
                 if value is not None:
@@ -83,12 +84,6 @@ def plan(
             for size, made in plans.items():
                 cell = dataclasses.replace(subject.cell, batch=size)
                 _print(console, f"{cell}; trunk {trunk}; exits {pattern}", made, subject.network.taps)
-
-
-def _device() -> torch.device:
-    if not torch.cuda.is_available():
-        raise BadInput("plan: torch sees no CUDA device here, wants one")
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _resnet(

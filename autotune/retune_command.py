@@ -14,7 +14,7 @@ from ..model.one_line_errors import one_line_errors
 from .agreement import KIND, agreement_tables
 from .bench import DeviceLost
 from .compile_ahead import CompileAhead
-from .environment import environment
+from .environment import environment, this_device
 from .head_timing import HeadTiming
 from .network_choice import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
 from .record import BadRecord, Record, append_record, read_records, records_path
@@ -54,11 +54,8 @@ def retune(
     console = wide_console()
     chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
     with one_line_errors(BadRecord):
-        if not torch.cuda.is_available():
-            raise BadInput("retune: torch sees no CUDA device here, wants one; `auxhead-tune table` needs none")
-        device = torch.device("cuda", torch.cuda.current_device())
-        own = chosen.own()
-        cells = [own.cell] if own is not None else chosen.cells()
+        device = this_device(KIND)
+        own, cells = chosen.networks()
         where = records_path(out, KIND, torch.cuda.get_device_name(device))
         search = STRATEGIES["quick"] if in_situ else alone_only(STRATEGIES["quick"])
         names = [*(f"{number:02}" for number in range(1, times + 1)), "compared"]

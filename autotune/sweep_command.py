@@ -18,7 +18,7 @@ from ..model.one_line_errors import one_line_errors
 from .bench import DeviceLost
 from .cells import Cell
 from .compile_ahead import CompileAhead
-from .environment import environment
+from .environment import environment, this_device
 from .exchange import exchange_winners
 from .head_timing import HeadTiming
 from .network_choice import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
@@ -78,11 +78,8 @@ def sweep(
 
 
 def _measure(console: Console, chosen: NetworkChoice, effort: Effort, out: Path | None) -> None:
-    if not torch.cuda.is_available():
-        raise BadInput("sweep: torch sees no CUDA device here, wants one; --replay needs none")
-    device = torch.device("cuda", torch.cuda.current_device())
-    own = chosen.own()
-    cells = [own.cell] if own is not None else chosen.cells()
+    device = this_device("sweep", "; --replay needs none")
+    own, cells = chosen.networks()
     where = records_path(out, "sweep", torch.cuda.get_device_name(device))
     found: list[tuple[str, list[Outcome]]] = []
     networks: list[NetworkOutcome] = []

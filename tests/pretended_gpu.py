@@ -54,3 +54,9 @@ def torch_of_the_cpu():
     """``torch`` for a command that is to find the GPU, and to compute on the CPU all the same."""
     replaced = {"cuda": SimpleNamespace(**_CUDA), "device": lambda *_: torch.device("cpu")}
     return SimpleNamespace(**{**vars(torch), **replaced})
+
+
+def compute_on_the_cpu(monkeypatch, command):
+    """Let the module of a command find the GPU, and compute on the CPU all the same."""
+    monkeypatch.setattr(command, "torch", torch_of_the_cpu(), raising=False)
+    monkeypatch.setattr(command, "this_device", lambda *_: torch.device("cpu"))

@@ -13,7 +13,7 @@ from auxhead.autotune.record import read_records
 from auxhead.autotune.tables import COLUMNS, as_markdown, bench_tables
 from bench_fakes import faked_plan, run, small_subject
 from command_line import assert_one_line_error, tune
-from pretended_gpu import ENVIRONMENT, torch_of_the_cpu
+from pretended_gpu import ENVIRONMENT, compute_on_the_cpu
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_tables(subject, plan):
 def test_the_command(subject, plan, monkeypatch, tmp_path):
     command = importlib.import_module("auxhead.autotune.__main__")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "torch", torch_of_the_cpu())
+    compute_on_the_cpu(monkeypatch, command)
     monkeypatch.setattr(command, "load_subject", lambda model: subject)
     arguments = (
         "bench",

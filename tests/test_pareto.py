@@ -22,7 +22,7 @@ from auxhead.model.small_resnet import small_early_exit_network
 from command_line import assert_one_line_error, tune
 from example_models import SmallNet, needs_gpu, plain_heads
 from PIL import Image
-from pretended_gpu import torch_of_the_cpu
+from pretended_gpu import compute_on_the_cpu
 
 measuring = importlib.import_module("auxhead.autotune.pareto")
 command = importlib.import_module("auxhead.autotune.pareto_command")
@@ -181,7 +181,7 @@ def checkpoint(tmp_path, monkeypatch):
     report = {"format": REPORT_FORMAT, "data": "pictures", "seed": 3}
     report["images"] = {"train": 6, "validation": 2, "test": 2}
     (tmp_path / "demo" / "report.json").write_text(json.dumps(report))
-    monkeypatch.setattr(command, "torch", torch_of_the_cpu())
+    compute_on_the_cpu(monkeypatch, command)
     monkeypatch.setattr(
         measuring, "calibrate", lambda confidence, correct, drop: SimpleNamespace(thresholds=(10 * drop,) * 8)
     )

@@ -12,7 +12,7 @@ from auxhead.autotune.subject import Subject, subject_of
 from auxhead.model import make_runner
 from command_line import assert_one_line_error, tune
 from planner_fakes import FakeGpu, images, small_network
-from pretended_gpu import torch_of_the_cpu
+from pretended_gpu import compute_on_the_cpu
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 command = importlib.import_module("auxhead.autotune.plan_command")
@@ -20,7 +20,7 @@ command = importlib.import_module("auxhead.autotune.plan_command")
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    monkeypatch.setattr(command, "torch", torch_of_the_cpu())
+    compute_on_the_cpu(monkeypatch, command)
     monkeypatch.setattr(command, "load_subject", lambda model: subject(model))
     return FakeGpu(monkeypatch)
 
@@ -134,7 +134,7 @@ def test_bad_options_are_one_line_and_status_2(gpu: FakeGpu, arguments: list[str
 def test_a_factory_that_there_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(command, "torch", torch_of_the_cpu())
+    compute_on_the_cpu(monkeypatch, command)
     assert_one_line_error(plan("no_such:thing"), "no module 'no_such'")
 
 
