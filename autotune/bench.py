@@ -15,6 +15,7 @@ from .cells import NEVER
 from .correctness import Comparison, Rounding, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
 from .environment import clocks
 from .record import Record, append_record, utc_now
+from .record_parts import summary
 from .subject import Subject
 from .timing import VariantFailed, time_captures
 from .variants import AS_IS, Capture, Variant, Workshop, bare_name, segments_name, truncated_name
@@ -289,12 +290,6 @@ def paired_with(variant: Variant, times: dict[str, tuple[dict[str, Any], dict[st
             pair[f"{kind}_ratio"] = own["median"] / other["median"]
         pairs.append(pair)
     return pairs
-
-
-def summary(by_capture: list[list[float]]) -> dict[str, Any]:
-    """Summarise timed calls: over all of them, and the median of each capture that has any."""
-    overall = spread([value for values in by_capture for value in values])
-    return {**overall._asdict(), "captures": [spread(values).median for values in by_capture if values]}
 
 
 def _of_requests(by_capture: list[list[float]]) -> dict[str, Any]:

@@ -6,21 +6,20 @@ from typing import Any
 
 from ..model.spread import spread
 from .cells import Cell
-from .comparison import Timings, compare
+from .comparison import compare
 from .footprint_timing import CAPTURES, RECORDED, REPLAYS, ROUNDS, FootprintsMeasured, Occupied, Variant
 from .footprints import BY_RULE, Footprint
 from .nsight_compute import Counted
 from .occupancy import TIERS, Active, Resident
 from .overlap import hiding_efficiency
 from .overlap_parts import BARE, BOTH, HEADS
-from .record import Record, utc_now
+from .record import Record
+from .record_parts import as_json, network_record, summary
 from .space import text
 from .trunk_probe import HOLD_NS
 
 #: The kind of these records.
 KIND = "footprint"
-#: Of microseconds and of shares; the smallest shares are of the order of 1e-4.
-_DIGITS = 6
 
 
 def footprint_records(
@@ -56,25 +55,13 @@ def footprint_records(
             rest: dict[str, Any] = {"error": str(measured.failed[footprint])}
         else:
             rest = _found(footprint, measured, counted)
-        found.append(_record(cell, footprint.name, environment, run=run, protocol=protocol, **rest))
+        found.append(network_record(KIND, cell, footprint.name, environment, run=run, protocol=protocol, **rest))
     return found
 
 
 def failed_record(cell: Cell, error: str, environment: Mapping[str, Any]) -> Record:
     """Return the record of a network that could not be measured."""
-    return _record(cell, BY_RULE, environment, run=secrets.token_hex(6), protocol={}, error=error)
-
-
-def _record(cell: Cell, variant: str, environment: Mapping[str, Any], **rest: Any) -> Record:
-    return Record(
-        kind=KIND,
-        cell=cell.as_json(),
-        exits="never",
-        variant=variant,
-        utc=utc_now(),
-        environment=dict(environment),
-        **rest,
-    )
+    return network_record(KIND, cell, BY_RULE, environment, run=secrets.token_hex(6), protocol={}, error=error)
 
 
 def _found(footprint: Footprint, measured: FootprintsMeasured, counted: Counted) -> dict[str, Any]:
@@ -83,47 +70,32 @@ def _found(footprint: Footprint, measured: FootprintsMeasured, counted: Counted)
     stretch = compare(both, bare)
     interval = {"device_ratio": stretch.median_ratio, "low": stretch.low, "high": stretch.high}
     paired: list[dict[str, Any]] = [
-        {"role": BARE, "device_us": _summary(bare), **interval},
-        {"role": HEADS, "device_us": _summary(heads)},
+        {"role": BARE, "device_us": summary(bare), **interval},
+        {"role": HEADS, "device_us": summary(heads)},
     ]
     recorded = times.get(Variant(RECORDED, footprint))
     if recorded is not None:
-        paired.append({"role": RECORDED, "device_us": _summary(recorded)})
+        paired.append({"role": RECORDED, "device_us": summary(recorded)})
     occupied = measured.occupied[footprint]
     details: dict[str, Any] = {
-        "hiding_efficiency": _rounded(hiding_efficiency(bare, heads, both)._asdict()),
+        "hiding_efficiency": hiding_efficiency(bare, heads, both),
         "programs": occupied.programs,
         "occupancy": _tiers(occupied, counted.active.get(footprint)),
     }
     if footprint == measured.footprints[0]:
-        room = {
-            name: [round(one, 3) for one in value] if isinstance(value, list) else round(value, 3)
-            for name, value in measured.room._asdict().items()
-        }
-        details["trunk_room"] = {"hold_us": HOLD_NS / 1e3, **room}
+        details["trunk_room"] = {"hold_us": HOLD_NS / 1e3, **measured.room._asdict()}
     notes = [] if counted.absent is None else [counted.absent]
-    return {"device_us": _summary(both), "paired": paired, "measured": details, "notes": notes}
+    return {**as_json({"device_us": summary(both), "paired": paired, "measured": details}), "notes": notes}
 
 
 def _tiers(occupied: Occupied, active: Sequence[Active] | None) -> dict[str, Any]:
     """Return what is known of each tier."""
-    residency = {
-        name: _rounded(spread([float(getattr(one, name)) for one in occupied.residency])._asdict())
-        for name in Resident._fields
-    }
     found = {
-        "theoretical": [_rounded(one._asdict()) for one in occupied.theoretical],
-        "estimate": [one._asdict() for one in occupied.estimate],
-        "residency": residency,
-        "ncu": None if active is None else [one._asdict() for one in active],
+        "theoretical": occupied.theoretical,
+        "estimate": occupied.estimate,
+        "residency": {
+            name: spread([float(getattr(one, name)) for one in occupied.residency]) for name in Resident._fields
+        },
+        "ncu": active,
     }
     return {tier: found[tier] for tier in TIERS}
-
-
-def _rounded(values: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(value, _DIGITS) if isinstance(value, float) else value for name, value in values.items()}
-
-
-def _summary(timings: Timings) -> dict[str, Any]:
-    overall = spread([us for rounds in timings for us in rounds])
-    return {**_rounded(overall._asdict()), "captures": [round(spread(rounds).median, _DIGITS) for rounds in timings]}

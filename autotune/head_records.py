@@ -14,7 +14,7 @@ from .head_peers import FUSED, LAUNCHES
 from .measurer import Failure, Target
 from .record import Record, append_record, is_settled, read_records, utc_now
 from .search import FINAL_ROUNDS
-from .sweep_records import summary
+from .sweep_records import with_samples
 
 #: The kind of these records.
 KIND = "heads"
@@ -92,10 +92,10 @@ class HeadBook:
             else:
                 own, baseline = _rounded(result.own), _rounded(result.baseline)
                 pairs = [] if variant == FUSED else [_pair(own, baseline)]
-                self._append(head, variant, run, clocks, device_us=summary(own), paired=pairs)
+                self._append(head, variant, run, clocks, device_us=with_samples(own), paired=pairs)
         least = _rounded(speed.floor(head.bytes_moved))
         rate = {"bytes": head.bytes_moved, "bytes_per_second": round(2 * COPIED / typical(speed.us) * 1e6)}
-        self._append(head, BYTES, run, clocks, {**rate, "captures": 1}, device_us=summary(least))
+        self._append(head, BYTES, run, clocks, {**rate, "captures": 1}, device_us=with_samples(least))
 
     def _append(
         self,

@@ -6,11 +6,12 @@ from functools import cached_property, partial
 
 import torch
 
-from ..kernels import ExitBuffers, ExitLaunch
+from ..kernels import ExitBuffers
 from ..model.overlapped_runner import OverlappedRunner
 from .alone_head import Chain
 from .cells import NEVER
 from .heads_in_situ import HeadsInSitu
+from .network_launches import head_launches
 from .peers import HeadSaid
 from .subject import Subject
 from .variants import Workshop, bare_name, catalogue
@@ -80,9 +81,7 @@ class Parts(HeadsInSitu):
             with_probs=all(head.return_probs for head in self.subject.heads),
         )  # fmt: skip
         ends = [self._network.taps.index(fork) for fork in self.forks]
-        starts = [0, *(end + 1 for end in ends)]
-        parts = [slice(start, end + 1) for start, end in zip(starts, [*ends, len(heads) - 1], strict=True)]
-        launches = [(part, ExitLaunch(buffers, part.start, heads[part])) for part in parts if heads[part]]
+        launches = head_launches(buffers, heads, ends)
 
         def launch() -> list[HeadSaid]:
             for part, one in launches:

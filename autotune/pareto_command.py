@@ -17,12 +17,13 @@ from ..model.fused_convolution import fastest_convolutions
 from ..model.images import normalise
 from ..model.one_line_errors import one_line_errors
 from ..model.small_resnet import ARCHITECTURE
-from .bench import paired_with, summary
+from .bench import paired_with
 from .demo_splits import demo_splits
 from .environment import clocks, environment, this_device
 from .pareto import Outcome, Pareto, Point, operating_points
 from .pareto_tables import KIND, pareto_tables
 from .record import BadRecord, Record, append_record, read_records, records_path, utc_now
+from .record_parts import summary
 from .subject import Subject, own_cell
 from .tables import print_tables, wide_console
 from .variants import TRUNKS, Variant

@@ -9,12 +9,12 @@ from typing import Any
 
 from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig
-from ..model.spread import spread
 from .cells import Cell
 from .comparison import Paired, Timings, over_baseline, typical
 from .measurer import NETWORK, Failure, Target
 from .network_points import NetworkPoint
 from .record import Record, append_record, read_records, utc_now
+from .record_parts import summary
 from .search import FINAL_ROUNDS, Ask
 from .space import text
 from .timing import CAPTURES
@@ -69,7 +69,7 @@ class Book:
             ratio = over_baseline(Paired(own, baseline, result.run))
             pair = {"role": "rule", "variant": blank.protocol["rule"]}
             pair |= {"device_us": typical(baseline), "device_ratio": ratio, "samples": baseline}
-            record = dataclasses.replace(blank, run=result.run, device_us=summary(own), paired=[pair])
+            record = dataclasses.replace(blank, run=result.run, device_us=with_samples(own), paired=[pair])
         if self.out is not None:
             append_record(self.out, record)
         self._remember(record)
@@ -148,7 +148,6 @@ def _rounded(timings: Timings) -> list[list[float]]:
     return [[round(us, 2) for us in rounds] for rounds in timings]
 
 
-def summary(timings: Timings) -> dict[str, Any]:
+def with_samples(timings: Timings) -> dict[str, Any]:
     """Summarise timed rounds as other records do, and keep them all."""
-    overall = spread([us for rounds in timings for us in rounds])
-    return {**overall._asdict(), "captures": [spread(rounds).median for rounds in timings], "samples": timings}
+    return {**summary(timings), "samples": timings}
