@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from auxhead.autotune import segments
+from auxhead.autotune import alone_head, segments
 from auxhead.model import compacting_runner, gated_runner, graph_runner, overlapped_runner, polled_runner
 from auxhead.model.streams import StreamPair
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -159,4 +159,28 @@ def simulated_cuda() -> Iterator[None]:
         patch.setattr(polled_runner, "_LEAST_SEGMENT_US", 0.0)
         patch.setattr(compacting_runner, "_LEAST_STOP_US", 0.0)
         patch.setattr(gated_runner, "_LEAST_GATED_US", 0.0)
+        yield
+
+
+class _ChainGraph:
+    """Launches that ran as they were captured, and do not run again."""
+
+    def replay(self) -> None:
+        pass
+
+
+@contextmanager
+def simulated_chains(patch: pytest.MonkeyPatch, length: int) -> Iterator[None]:
+    """Simulate CUDA for chains of ``length`` launches in torch's graphs, too, until the test of ``patch`` ends."""
+
+    @contextmanager
+    def graph(_graph: object, stream: object) -> Iterator[None]:
+        yield
+
+    with simulated_cuda():
+        patch.setattr(torch.cuda, "synchronize", lambda _device=None: None)
+        patch.setattr(torch.cuda, "CUDAGraph", _ChainGraph)
+        patch.setattr(torch.cuda, "graph", graph)
+        patch.setattr(alone_head, "stream_pair", lambda _device: StreamPair(_Stream(), _Stream()))
+        patch.setattr(alone_head, "CHAIN", length)
         yield

@@ -2,7 +2,6 @@
 
 import importlib
 import pickle
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from auxhead.kernels import HeadOutput, runs_triton
 from auxhead.kernels.tuned_table import lookup
 from auxhead.model import EarlyExitNetwork
 from example_models import SmallNet, plain_heads
-from simulated_cuda import _Event, _Stream, simulated_cuda
+from simulated_cuda import _Event, simulated_chains
 
 alone_head = importlib.import_module("auxhead.autotune.alone_head")
 copy_speed = importlib.import_module("auxhead.autotune.copy_speed")
@@ -30,33 +29,14 @@ launch_twins = importlib.import_module("auxhead.autotune.launch_twins")
 launch_config = importlib.import_module("auxhead.kernels.launch_config")
 
 
-class _Graph:
-    """Launches that ran; replaying them is not what these tests are about."""
-
-    replays = 0
-
-    def replay(self):
-        _Graph.replays += 1
-
-
 @pytest.fixture
 def simulated(monkeypatch):
     """Streams, events and graphs that are none; kernels are interpreted."""
     if not runs_triton(torch.zeros(1)):
         pytest.skip("needs the interpreter")
 
-    @contextmanager
-    def graph(_graph, stream):
-        yield
-
-    with simulated_cuda():
+    with simulated_chains(monkeypatch, 2):
         monkeypatch.setattr(torch, "compile", lambda module, **_options: module)
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda _device=None: None)
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", _Graph)
-        monkeypatch.setattr(torch.cuda, "graph", graph)
-        streams = importlib.import_module("auxhead.model.streams").StreamPair(_Stream(), _Stream())
-        monkeypatch.setattr(alone_head, "stream_pair", lambda _device: streams)
-        monkeypatch.setattr(alone_head, "CHAIN", 2)
         monkeypatch.setattr(head_timing, "CHAIN", 2)
         monkeypatch.setattr(first_launches, "_MOST_WORKERS", 1)  # the interpreter runs one kernel at a time
         monkeypatch.setattr(alone_head, "_BUSY_SIZE", 8)

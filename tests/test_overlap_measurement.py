@@ -15,10 +15,9 @@ from auxhead.autotune.variants import Capture
 from auxhead.kernels import runs_triton
 from auxhead.kernels.residency import is_recording, new_turns
 from auxhead.model import EarlyExitNetwork
-from auxhead.model.streams import StreamPair
 from example_models import SmallNet, plain_heads
 from example_traces import replay, trace_of
-from simulated_cuda import _Stream, simulated_cuda
+from simulated_cuda import simulated_chains
 
 alone_head = importlib.import_module("auxhead.autotune.alone_head")
 measurement = importlib.import_module("auxhead.autotune.overlap_measurement")
@@ -33,16 +32,7 @@ def subject(monkeypatch):
     if not runs_triton(torch.zeros(1)):
         pytest.skip("needs the interpreter")
 
-    @contextmanager
-    def graph(_graph, stream):
-        yield
-
-    with simulated_cuda():
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda _device=None: None)
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: type("Graph", (), {"replay": lambda self: None})())
-        monkeypatch.setattr(torch.cuda, "graph", graph)
-        monkeypatch.setattr(alone_head, "stream_pair", lambda _device: StreamPair(_Stream(), _Stream()))
-        monkeypatch.setattr(alone_head, "CHAIN", 1)
+    with simulated_chains(monkeypatch, 1):
         monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, workshop: Capture(function, merged))
         monkeypatch.setattr(overlap_parts, "TRUNK_KIND", "as_is")
         torch.manual_seed(0)
