@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .head_view import HeadView, head_view
-from .launch_config import LaunchConfig, Programs, needs_tickets, next_power_of_2
+from .launch_config import LaunchConfig, Programs, most_registers, needs_tickets, next_power_of_2
 from .residency import is_recording, new_turns
 from .workspace import Workspace
 
@@ -198,7 +198,7 @@ class ExitLaunch:
                 CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last,
                 TICKETS=bounded or needs_tickets(waiting, num_warps, buffers.label.device), BOUNDED=bounded,
                 INTERPRETED=head_stages.INTERPRETED, BLOCK_J=min(next_power_of_2(classes), 1024),
-                num_warps=num_warps, maxnreg=max_registers or None,
+                num_warps=num_warps, maxnreg=max_registers or most_registers(num_warps),
             )  # fmt: skip
 
     def _space(self, place: int, head: ExitHead, x: Tensor) -> "_Space":

@@ -130,6 +130,6 @@ def launch_fused_head(
             compiled[(grid, 1, 1)](*arguments)
         else:
             _compiled[key] = fused_head_kernel[(grid,)](
-                *arguments, num_warps=config.num_warps, maxnreg=config.max_registers or None
+                *arguments, num_warps=config.num_warps, maxnreg=config.register_limit
             )
     return HeadOutput(probs, label, confidence, exits)

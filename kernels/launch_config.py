@@ -49,6 +49,15 @@ WAITING_WARPS = 4
 ROW_UNIT = 16
 
 
+def most_registers(num_warps: int) -> int:
+    """Return how many registers a thread of a program may use at most: 65,536 a multiprocessor, 255 a thread.
+
+    The compiler is always told, also that there is no cap: left alone it aims at many programs a multiprocessor, and
+    saves registers by letting each load wait for the one before.
+    """
+    return min(255, 65_536 // (32 * num_warps))
+
+
 @dataclass(frozen=True)
 class LaunchConfig:
     """How the work of one fused head is cut into programs; see ``head_stages`` for the two ways.
@@ -89,6 +98,11 @@ class LaunchConfig:
     """Programs of the launch at most, so that it spreads over at most that many SMs; 0 for as many as there is work."""
 
     @property
+    @property
+    def register_limit(self) -> int:
+        """Registers a thread that the compiler may use."""
+        return self.max_registers or most_registers(self.num_warps)
+
     def tiled(self) -> bool:
         """Whether other programs multiply than those that pool."""
         return self.block_f > 1
