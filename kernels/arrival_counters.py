@@ -2,8 +2,8 @@
 
 It is zero before a launch and set back to zero by the launch's programs, so that no launch needs a second one to clear
 it. Two launches that may run at the same time never share any: launches on one stream share, because they run one after
-another; a launch that a graph captures keeps memory of its own for good, because the graph may be replayed on any
-stream at any time. That is a few bytes a captured launch, or what its programs hand over, and is never given back.
+another, and so do launches on one stream in one capture. What a capture takes it keeps for good, because its graph may
+be replayed on any stream at any time: a few bytes, or what the programs of its largest head hand over.
 """
 
 import threading
@@ -24,13 +24,15 @@ class ArrivalCounters:
         self._by_stream: dict[int, Tensor] = {}
         self._reserve = torch.empty(0, dtype=torch.int32)
         self._given_away: list[Tensor] = []  # graphs hold addresses, not references
+        self._by_capture: dict[int, tuple[int, Tensor]] = {}  # by stream the last capture, and what it has
         self._lock = threading.Lock()
 
     def take(self, count: int) -> Tensor:
         """Return ``count`` zeroed int32 counters for one launch on the current stream."""
         with self._lock:
             if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                return self._take_for_good(count)
+                stream = torch.cuda.current_stream(self._device).cuda_stream
+                return self._take_for_good(count, stream, capture_on(stream))
             stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
             counters = self._by_stream.get(stream)
             if counters is None or counters.numel() < count:
@@ -43,14 +45,28 @@ class ArrivalCounters:
                 torch.cuda.current_stream(self._device).synchronize()
             return counters[:count]
 
-    def _take_for_good(self, count: int) -> Tensor:
+    def _take_for_good(self, count: int, stream: int, capture: int) -> Tensor:
+        last, counters = self._by_capture.get(stream, (None, self._reserve[:0]))
+        if last == capture and counters.numel() >= count:
+            return counters[:count]
         if self._reserve.numel() < count:  # right, but the graph gets a node that clears them
             return self._zeros(count)
         counters, self._reserve = self._reserve[:count], self._reserve[-(-count // 4) * 4 :]  # aligned to 16 bytes
+        self._by_capture[stream] = capture, counters
         return counters
 
     def _zeros(self, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.int32, device=self._device)
+
+
+def capture_on(stream: int) -> int:
+    """Return CUDA's number of the capture that is under way on a stream; no two captures of a process have the same."""
+    from cuda.bindings import runtime  # there is none where torch has no CUDA
+
+    error, _status, number, *_ = runtime.cudaStreamGetCaptureInfo(stream)
+    if error != runtime.cudaError_t.cudaSuccess:
+        raise RuntimeError(f"the capture on the current stream: CUDA says {error.name}")
+    return int(number)
 
 
 _devices: dict[torch.device, ArrivalCounters] = {}

@@ -77,7 +77,7 @@ def test_counters_grow_and_are_shared_on_a_stream(device):
 
 
 def test_counters_of_captures_are_their_own_and_aligned(device):
-    """No two captured launches share a counter.
+    """No two captures share a counter.
 
     Each block starts at a multiple of 16 bytes: Triton compiles a kernel anew for a pointer that does not, and a
     capture is no place to compile.
@@ -85,12 +85,23 @@ def test_counters_of_captures_are_their_own_and_aligned(device):
     counters = ArrivalCounters(device)
     counters._reserve = torch.zeros(1 << 12, dtype=torch.int32, device=device)
     seen = set()
-    for count in (1, 1, 3, 5, 2, 100, 1):
-        block = counters._take_for_good(count)
+    for capture, count in enumerate((1, 1, 3, 5, 2, 100, 1)):
+        block = counters._take_for_good(count, stream=0, capture=capture)
         places = set(range(block.data_ptr(), block.data_ptr() + 4 * count, 4))
         assert block.numel() >= count and not places & seen
         assert block.data_ptr() % 16 == 0, f"block of {count} at {block.data_ptr() % 16} bytes past a multiple of 16"
         seen |= places
+
+
+def test_counters_are_shared_on_a_stream_of_one_capture(device):
+    counters = ArrivalCounters(device)
+    counters._reserve = torch.zeros(1 << 12, dtype=torch.int32, device=device)
+    first = counters._take_for_good(100, stream=1, capture=1)
+    assert counters._take_for_good(30, stream=1, capture=1).data_ptr() == first.data_ptr()
+    others = [counters._take_for_good(100, stream, capture) for stream, capture in ((2, 1), (1, 2), (2, 3))]
+    large = counters._take_for_good(200, stream=1, capture=2)
+    assert counters._take_for_good(100, stream=1, capture=2).data_ptr() == large.data_ptr()
+    assert len({block.data_ptr() for block in (first, large, *others)}) == 5
 
 
 def test_two_devices_share_no_counters():

@@ -221,6 +221,17 @@ def test_captures_beyond_the_reserve_of_counters():
     assert not arrival_counters(x.device).take(30_000).any()
 
 
+def test_many_launches_in_a_capture_need_no_node_that_clears_counters(tmp_path):
+    """Together they have more counters than are kept ready."""
+    x, weight, bias = make_head((30_000, 64, 2, 2), 7, dtype=torch.float16, device="cuda")
+    call = lambda: [fused_head(x, weight, bias, threshold=0.5) for _ in range(200)]  # noqa: E731
+    fused_head(x, weight, bias, threshold=0.5)
+    graph, static = capture(call, warm=False)
+    assert set(work_on_the_gpu(graph.replay, tmp_path)) == {"fused_head_kernel"}
+    assert_all_same([static[0]], static[-1])
+    check_head(x, weight, bias, threshold=0.5, out=static[-1])
+
+
 def test_a_graph_outlives_the_graphs_before_it():
     """Counters of a capture are its own for good, also after another graph is gone."""
     inputs, answers, head = two_inputs(*HEADS["map"])

@@ -14,7 +14,7 @@ PACKAGES = ("kernels", "model", "autotune", "plots")
 MAY_IMPORT = {"kernels": set(), "model": {"kernels"}, "autotune": {"kernels", "model"}, "plots": {"autotune"}}
 STANDARD = set(sys.stdlib_module_names)
 #: Packages of others; model's are those of its command and of its demo.
-OTHERS = {"kernels": {"torch", "triton"}, "plots": {"matplotlib", "numpy", "rich", "typer"}}
+OTHERS = {"kernels": {"torch", "triton", "cuda"}, "plots": {"matplotlib", "numpy", "rich", "typer"}}
 
 
 def sources(folder: str) -> list[Path]:
