@@ -128,7 +128,7 @@ def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -
         left = [point for point in points if point not in failed]
         replays = [calls[Variant(BOTH, point)][0] for point in left]
         occupied = _occupied(parts, left, replays, typical(times[Variant(BARE)]), opened)
-        room = probe_trunk(calls[Variant(BARE)][0], typical(times[Variant(BARE)]), example.device)
+        room = probe_trunk(parts.bare_graph().replay, typical(times[Variant(BARE)]), example.device)
         protocol = {**parts.protocol, "forks": list(parts.forks)}
         return FootprintsMeasured(shapes, points, times, occupied, room, failed, repeat, protocol)
 

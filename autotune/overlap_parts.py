@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property, partial
+from typing import cast
 
 import torch
 
@@ -12,7 +13,7 @@ from .alone_head import Chain
 from .cells import NEVER
 from .heads_in_situ import HeadsInSitu
 from .network_launches import head_launches
-from .peers import HeadSaid
+from .peers import Graph, HeadSaid
 from .subject import Subject
 from .variants import Workshop, bare_name, catalogue
 
@@ -57,11 +58,15 @@ class Parts(HeadsInSitu):
 
     def _bare(self) -> Callable[[], object]:
         """The trunk with its classifier, as the benchmark captures it."""
+        return partial(self.bare_graph(), self.subject.example)
+
+    def bare_graph(self) -> Graph:
+        """Capture the trunk with its classifier, as the benchmark does: on a stream of high priority."""
         workshop = Workshop(self.subject, trunks={TRUNK_KIND: self._trunk})
         (variant,) = (one for one in catalogue(self.subject.cell) if one.name == bare_name(TRUNK_KIND))
         captured = variant.build(workshop, NEVER)
         _check(BARE, self.wrong((), lambda x: captured.answer(captured.call(x))))
-        return partial(captured.call, self.subject.example)
+        return cast(Graph, captured.call)
 
     def _both(self) -> Callable[[], object]:
         example = self.subject.example

@@ -149,8 +149,12 @@ class Graph:
     def __call__(self, x: Tensor) -> Said:
         """Answer for a batch like the example; what heads before the last exit say is valid until the next call."""
         self._input.copy_(x)
-        self._graph.replay()
+        self.replay()
         return self._said._replace(last=_owned(self._said.last))
+
+    def replay(self) -> None:
+        """Replay on the input that is there, and nothing else: copies know no priorities, and wait for their turn."""
+        self._graph.replay()
 
 
 class Compiled:

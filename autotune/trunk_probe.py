@@ -1,8 +1,10 @@
 """Which multiprocessors (SMs) a trunk leaves free, and for how long: measured by tiny programs that take what is left.
 
-A launch of very many programs of one warp runs on the low-priority stream, from before the trunk begins until after its
-end. Each keeps a place for about a microsecond, and records where and when. Where the trunk is, fewer of them find
-room than on an idle GPU, and that share is what is reported.
+Launches of as many programs of one warp as the GPU holds run one after another on the low-priority stream, from before
+the trunk begins until after its end. Each program keeps a place for about a microsecond, and records where and when.
+Where the trunk is, fewer of them find room than on an idle GPU, and that share is what is reported. In one launch of
+very many programs each would take the place of the one before, and blocks of the trunk that want the room of several
+would wait for the last of them, whatever their priority.
 
 It shows where there is room for programs of one warp, few registers and no shared memory. It does not show room for a
 head's larger programs, nor how busy the trunk's warps are that are there. And it disturbs: blocks of the trunk wait for
@@ -35,7 +37,7 @@ class Room(NamedTuple):
     by_time: list[float]
     """Over all SMs, in ``PARTS`` parts of the trunk's time."""
     idle_programs: float
-    """That an SM of the idle GPU holds at a time: 32, or fewer if the GPU cannot start them as fast as they end."""
+    """That an SM of the idle GPU holds at a time, as a mean: fewer than 32, since there are pauses between launches."""
     stretch: float
     """What the trunk takes beside the probe, over what it takes alone."""
 
@@ -54,25 +56,31 @@ def probe_trunk(trunk: Callable[[], object], trunk_us: float, device: torch.devi
     from ..kernels.trunk_probe_kernel import launch_trunk_probe  # there is no Triton for some platforms
 
     sm_count = torch.cuda.get_device_properties(device).multi_processor_count
-    generations = int(1e3 * (_LEAD_US + _MOST_STRETCH * trunk_us) / HOLD_NS)
+    launches = int(1e3 * (_LEAD_US + _MOST_STRETCH * trunk_us) / HOLD_NS)
     streams = stream_pair(device)
-    idle, beside = (
-        torch.zeros(_PLACES * sm_count * generations, 3, dtype=torch.int64, device=device) for _ in range(2)
-    )
+    turns = torch.zeros(launches, _PLACES * sm_count, 3, dtype=torch.int64, device=device)
     marks = torch.zeros(2, 3, dtype=torch.int64, device=device)
-    trunk()  # everything is compiled and loaded
-    launch_trunk_probe(marks, 0)
+    probe = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(streams.trunk):  # compiles, loads and allocates, lest the host wait for the probe to end
+        for rows in (turns[0], marks[:1], marks[1:]):  # two kernels: they are aligned differently
+            launch_trunk_probe(rows, 0)
+        trunk()
     torch.cuda.synchronize(device)
+    with torch.cuda.graph(probe, stream=streams.side):
+        for rows in turns:
+            launch_trunk_probe(rows, HOLD_NS)
     with torch.cuda.stream(streams.side):
-        launch_trunk_probe(idle, HOLD_NS)
+        probe.replay()
+        idle = turns.clone()
         torch.cuda.synchronize(device)
-        launch_trunk_probe(beside, HOLD_NS)
+        probe.replay()
     with torch.cuda.stream(streams.trunk):
         launch_trunk_probe(marks[:1], 0)
         trunk()
         launch_trunk_probe(marks[1:], 0)
     torch.cuda.synchronize(device)
-    return room(idle, beside, (int(marks[0, 2]), int(marks[1, 1])), trunk_us, sm_count)
+    span = (int(marks[0, 2]), int(marks[1, 1]))
+    return room(idle.flatten(0, 1), turns.flatten(0, 1), span, trunk_us, sm_count)
 
 
 def room(idle: Tensor, beside: Tensor, span: tuple[int, int], trunk_us: float, sm_count: int) -> Room:

@@ -34,6 +34,7 @@ class Parts:
     def __init__(self, subject, opened):
         self.subject = subject
         self.capture = {part: lambda: lambda: None for part in (BARE, HEADS)}
+        self.bare_graph = lambda: SimpleNamespace(replay="the bare trunk")
 
     def launching(self, configs):
         return nullcontext()
