@@ -148,7 +148,13 @@ def _product_tile(p: Point) -> int:
 
 
 def _tiles_in_all(s: Sizes, p: Point) -> int:
-    return -(-s.shape.samples // p["block_n"]) * -(-s.shape.classes // p["block_k"])
+    tiles = -(-s.shape.samples // p["block_n"]) * -(-s.shape.classes // p["block_k"])
+    return tiles * p.get("block_s", 1)
+
+
+def _most_sums(s: Sizes, p: Point) -> int:
+    """Partial sums of a logit: one of each step along the features if tiled, of each program that pools if split."""
+    return s.splits(p) if p["block_f"] == 1 else -(-s.shape.channels * s.positions // p["block_f"])
 
 
 def _tiles(p: Point) -> list[int]:
@@ -173,7 +179,9 @@ def _per_thread(p: Point) -> float:
 def _shared_bytes(s: Sizes, p: Point) -> int:
     """An upper bound of what the steps that are under way at once take, and of what is exchanged between warps."""
     pool = (p["stages"] if p["stages"] > 1 else 0) * _pool_tile(p) * s.element_size
-    product = _PRODUCT_STAGES * (p["block_n"] + p["block_k"]) * p["block_f"] * 4 if p["block_f"] > 1 else 0
+    product = 0
+    if p["block_f"] > 1:  # the weight, which Triton may read ahead, and the features
+        product = (_PRODUCT_STAGES * p["block_k"] * s.element_size + p["block_n"] * 4) * p["block_f"]
     return max(pool, product, 4 * p["num_warps"] * max(_features(p), p["block_j"]))
 
 
@@ -241,7 +249,12 @@ RULES = (
     Rule(
         "more partial sums a step than there are",
         "block_s",
-        lambda s, p: p["block_s"] > (1 if p["block_f"] > 1 else next_power_of_2(s.splits(p))),
+        lambda s, p: p["block_s"] > next_power_of_2(_most_sums(s, p)),
+    ),
+    Rule(
+        "more tiles than a GPU has room for",
+        "block_s",
+        lambda s, p: p["block_f"] > 1 and _tiles_in_all(s, p) > MOST_TILES,
     ),
     Rule("more classes of the softmax than there are", "block_j", lambda s, p: p["block_j"] > s.needed_k),
     Rule("a softmax of many steps", "block_j", lambda s, p: MOST_STEPS * p["block_j"] < min(s.needed_k, 8192)),

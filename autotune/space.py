@@ -77,7 +77,7 @@ def _filled(point: Point, sizes: Sizes) -> dict[str, int]:
     most = ELEMENTS_PER_THREAD * 32 * point["num_warps"]
     return {
         **point,
-        "block_s": 1 if tiled else min(next_power_of_2(sizes.splits(point)), max(min(most, 8192) // block_j, 1), 64),
+        "block_s": min(_sums(point, sizes), max(min(most, 8192) // block_j, 1)),
         "block_j": block_j,
         "waits": waits_by_rule(sizes.shape.samples, sizes.shape.classes) and not tiled and sizes.splits(point) > 1,
         "max_registers": 0,
@@ -85,8 +85,20 @@ def _filled(point: Point, sizes: Sizes) -> dict[str, int]:
     }
 
 
-#: Ways to multiply: samples together, and features in one step.
-_WAYS = ((1, 1), (1, 128), (16, 64))
+def _sums(point: Point, sizes: Sizes) -> int:
+    """Return how many partial sums to add up in a step; if tiled, of so many programs that share a tile's features."""
+    if point["block_f"] == 1:
+        return min(next_power_of_2(sizes.splits(point)), 64)
+    shape = sizes.shape
+    tiles = -(-shape.samples // point["block_n"]) * -(-shape.classes // point["block_k"])
+    steps_along = shape.channels * sizes.positions // point["block_f"]
+    return 1 << max(min(steps_along, _ENOUGH_TILES // tiles, _MOST_SHARING), 1).bit_length() - 1
+
+
+#: Tiles that are enough for all multiprocessors, and programs that share the features of one, at most.
+_ENOUGH_TILES, _MOST_SHARING = 256, 8
+#: Ways to multiply: samples together, features in one step, and classes of a tile.
+_WAYS = ((1, 1, 512), (1, 512, 32), (16, 128, 64))
 #: Steps of two fields at once, which keep a tile as large as it is.
 _EXCHANGES = (("block_c", "block_a"), ("window_parts", "block_a"), ("block_c", "block_k"), ("block_s", "block_j"))
 
@@ -124,9 +136,9 @@ def _other_ways(config: LaunchConfig, shape: HeadShape) -> list[dict[str, int]]:
     sizes, here = Sizes(shape), dataclasses.asdict(config)
     features = max(next_power_of_2(shape.channels * sizes.positions), 16)
     found = []
-    for block_n, block_f in _WAYS:
+    for block_n, block_f, most_k in _WAYS:
         if (block_n > 1, block_f > 1) != (config.block_n > 1, config.tiled):
-            block_k = max(min(here["block_k"], 64), 16)
+            block_k = max(min(here["block_k"], most_k), 16)
             way = {"block_n": block_n, "block_f": min(block_f, features), "block_k": block_k}
             found.append(_filled({**here, **way}, sizes))
     return found

@@ -117,7 +117,7 @@ def place_program(
         pools = N * CONFIGS[HEAD][15]
         number = tl.where((pid >= first_pool) & (pid < first_pool + pools), pid - first_pool, -1)
         if CONFIGS[HEAD][6] > 1:  # tiled
-            tiles = tl.cdiv(N, CONFIGS[HEAD][2]) * tl.cdiv(K, CONFIGS[HEAD][7])
+            tiles = tl.cdiv(N, CONFIGS[HEAD][2]) * tl.cdiv(K, CONFIGS[HEAD][7]) * CONFIGS[HEAD][8]
             number = tl.where((pid >= first_tile) & (pid < first_tile + tiles), pools + pid - first_tile, number)
             number = tl.where(
                 (pid >= first_decision) & (pid < first_decision + N), pools + tiles + pid - first_decision, number
@@ -212,7 +212,7 @@ def exit_kernel(
     condition,  # [1] int64: handle of a conditional node, or None
     total,  # programs that there is work for: if BOUNDED, there are fewer, which go on until all is done
     residency,  # [total, 3] int64: see ``residency``, or None
-    N, K,
+    N, K: tl.constexpr,
     CONFIGS: tl.constexpr,
     PLACE: tl.constexpr, LAST: tl.constexpr, TICKETS: tl.constexpr, BOUNDED: tl.constexpr,
     INTERPRETED: tl.constexpr, BLOCK_J: tl.constexpr,

@@ -26,7 +26,7 @@ def fused_head_kernel(
     temperature, threshold,
     probs, label, confidence, exits,
     features, partial, arrived, tickets, total, residency,
-    N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS: tl.constexpr,
+    N, C, H, W, K: tl.constexpr, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS: tl.constexpr,
     POOL_MAX: tl.constexpr, ONE_WINDOW: tl.constexpr, INTERPRETED: tl.constexpr,
     TEMPERATURE_TENSOR: tl.constexpr, THRESHOLD_TENSOR: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_A: tl.constexpr,

@@ -213,8 +213,9 @@ def decide(
 def draw_ticket(tickets, last):
     """Number the programs in the order in which they start; ``tickets`` is 0 before, and after ticket ``last``."""
     ticket = tl.atomic_add(tickets, 1)
-    if ticket == last:
-        tl.store(tickets, 0)
+    # No branch: before one, ptxas 12.8 may leave the thread that drew behind the others of its warp, for good. What a
+    # warp does as one is then done twice, such as counting the turns of a loop, of which half are missing.
+    tl.store(tickets, 0, mask=ticket == last)
     return ticket
 
 
@@ -227,9 +228,9 @@ def head_program(
     temperature, threshold,  # float32: numbers, or pointers to one
     probs, label, confidence, exits,  # see decide
     features,  # [WINDOW_PARTS, N, C * GRID_H * GRID_W] if tiled, else None
-    partial,  # [SPLITS (1 if tiled), N, K padded to a multiple of ROW_UNIT]
+    partial,  # [SPLITS (BLOCK_S if tiled), N, K padded to a multiple of ROW_UNIT]
     arrived,  # [N] counters, or None if WAITS. It, and if WAITS the two above, are int32, 0 before and after
-    N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS: tl.constexpr,
+    N, C, H, W, K: tl.constexpr, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS: tl.constexpr,
     POOL_MAX: tl.constexpr, ONE_WINDOW: tl.constexpr, INTERPRETED: tl.constexpr,
     TEMPERATURE_TENSOR: tl.constexpr, THRESHOLD_TENSOR: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_A: tl.constexpr,
@@ -257,7 +258,7 @@ def head_program(
     heat = tl.load(temperature) if TEMPERATURE_TENSOR else temperature
     limit = tl.load(threshold) if THRESHOLD_TENSOR else threshold
     if TILED:
-        tiles = tl.cdiv(K, BLOCK_K)
+        tiles = tl.cdiv(K, BLOCK_K) * BLOCK_S  # of a group of samples: each has a part of the features
         first_tile = N * SPLITS
         first_decision = first_tile + tl.cdiv(N, BLOCK_N) * tiles
         pools = pid < first_tile
@@ -319,8 +320,12 @@ def head_program(
             pid_group = pid_tile // tiles
             off_n = pid_group * BLOCK_N + tl.arange(0, BLOCK_N)
             mask_n = off_n < N
-            off_k = pid_tile % tiles * BLOCK_K + tl.arange(0, BLOCK_K)
-            off_f = tl.arange(0, BLOCK_F)
+            pid_s = pid_tile % BLOCK_S
+            off_k = pid_tile % tiles // BLOCK_S * BLOCK_K + tl.arange(0, BLOCK_K)
+            share = tl.cdiv(tl.cdiv(F, BLOCK_F), BLOCK_S) * BLOCK_F
+            first_f = pid_s * share
+            last_f = tl.minimum(first_f + share, F)
+            off_f = first_f + tl.arange(0, BLOCK_F)
             column = weight + off_f.to(tl.int64) * stride_wf
             right = weight_block(column, stride_wk, off_f < F, off_k, K)  # on its way while others pool
             tile = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
@@ -331,7 +336,7 @@ def head_program(
                 read = seen(first_part + off_f[None, :], mask)
                 if WINDOW_PARTS > 1:
                     other = seen(first_part + off_f[None, :] + part_size, mask)
-            for start_f in range(0, F, BLOCK_F):
+            for start_f in range(first_f, last_f, BLOCK_F):
                 off_f = start_f + tl.arange(0, BLOCK_F)
                 if BLOCK_N == 1:
                     off_part = tl.arange(0, PARTS)
@@ -363,14 +368,15 @@ def head_program(
                         tile = tl.dot(left.to(right.dtype), tl.trans(right), tile, input_precision="ieee")
                 column += tl.cast(BLOCK_F, tl.int64) * stride_wf
                 right = weight_block(column, stride_wk, off_f + BLOCK_F < F, off_k, K)
-            pointer = partial + off_n.to(tl.int64)[:, None] * row_width + off_k[None, :]
+            row = tl.cast(pid_s, tl.int64) * N + off_n.to(tl.int64)
+            pointer = partial + row[:, None] * row_width + off_k[None, :]
             send(pointer, tile, mask_n[:, None] & (off_k < sent)[None, :])
 
     if decides:
         off_n = pid_n + tl.arange(0, 1)
         decide(
             product, partial, tl.cast(N, tl.int64) * row_width, row_width, 1, bias, stride_bk, heat, limit,
-            probs, label, confidence, exits, off_n, off_n < N, K, row_width, 1 if TILED else SPLITS,
+            probs, label, confidence, exits, off_n, off_n < N, K, row_width, BLOCK_S if TILED else SPLITS,
             ALONE, WAITS, INTERPRETED, BLOCK_S, BLOCK_J, ONE_BLOCK,
         )  # fmt: skip
         if TILED:  # all tiles have taken the features, since their products are here

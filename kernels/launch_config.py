@@ -81,7 +81,8 @@ class LaunchConfig:
     block_k: int
     """Split: classes of the product in one step; tiled: classes of a tile, 16 or more."""
     block_s: int
-    """Partial sums read in one step by the last program."""
+    """Partial sums read in one step by the last program; tiled, these are all, and so many programs share the features
+    of a tile."""
     block_j: int
     """Classes in one step of the last program's softmax."""
     window_parts: int
@@ -98,11 +99,11 @@ class LaunchConfig:
     """Programs of the launch at most, so that it spreads over at most that many SMs; 0 for as many as there is work."""
 
     @property
-    @property
     def register_limit(self) -> int:
         """Registers a thread that the compiler may use."""
         return self.max_registers or most_registers(self.num_warps)
 
+    @property
     def tiled(self) -> bool:
         """Whether other programs multiply than those that pool."""
         return self.block_f > 1
@@ -123,9 +124,10 @@ class LaunchConfig:
         splits = -(-channels // self.block_c) * -(-view.positions // self.block_p) * self.window_parts
         if self.tiled:
             groups = -(-samples // self.block_n)
-            tiles = groups * -(-classes // self.block_k)
+            tiles = groups * -(-classes // self.block_k) * self.block_s
             features = self.window_parts * samples * channels * view.positions
-            return Programs(splits, samples * splits, tiles, samples, samples * row, features, samples * row + features)
+            sums = self.block_s * samples * row
+            return Programs(splits, samples * splits, tiles, samples, sums, features, sums + features)
         partial_sums = splits * samples * row
         return Programs(splits, samples * splits, 0, 0, partial_sums, 0, partial_sums if self.waits else samples)
 

@@ -26,6 +26,8 @@ WAYS = {
     "split, the last one waits": (1, 10, LaunchConfig(1, 16, 1, 64, 1, 16, 4, 16, 2, 1, 4, waits=True)),
     "tiles of a sample": (1, 1000, LaunchConfig(1, 16, 1, 64, 64, 64, 1, 1024, 1, 1, 8)),
     "tiles of 16 samples": (16, 1000, LaunchConfig(16, 64, 1, 16, 64, 64, 1, 1024, 1, 4, 4)),
+    "tiles that share the features": (16, 1000, LaunchConfig(16, 64, 1, 16, 16, 64, 4, 1024, 1, 1, 4)),
+    "few programs for all": (1, 1000, LaunchConfig(1, 16, 1, 64, 64, 16, 1, 1024, 1, 1, 8, max_programs=16)),
     "tiles of 16 samples, maps in 4 parts": (16, 1000, LaunchConfig(16, 64, 1, 8, 64, 64, 1, 1024, 4, 1, 8)),
 }
 #: The one that is compiled while programs record where they run, too.
@@ -68,7 +70,25 @@ def _made_of(kernel: Any) -> dict[str, int]:
     usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
     numbers = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     waits = len(re.findall(r"elementwise_inline_asm", kernel.asm["ttgir"]))
-    return {**numbers, "waits": waits, "clocks": len(re.findall(r"%globaltimer|%smid", kernel.asm["ptx"]))}
+    clocks = len(re.findall(r"%globaltimer|%smid", kernel.asm["ptx"]))
+    listing = [triton.knobs.nvidia.nvdisasm.path, "-c", path]
+    code = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
+    return {**numbers, "waits": waits, "clocks": clocks, "torn warps": torn_warps(code)}
+
+
+def torn_warps(code: str) -> int:
+    """Count the atomic additions in machine code that one thread makes and that its warp does not wait for.
+
+    ptxas adds up what the threads of a warp add, behind a branch: BSSY before and BSYNC after make the warp one again.
+    """
+    torn = 0
+    for place in re.finditer(r"ATOMG\S*\.ADD", code):
+        branch = code.rfind("BRA `(.L_x_", 0, place.start())
+        label = re.match(r"BRA `\((\.L_x_\d+)\)", code[branch:])
+        target = -1 if label is None else code.find(f"{label[1]}:", place.end())
+        if target >= 0:  # one that leads past it
+            torn += "BSYNC" not in code[target : code.find("BAR.SYNC", target)]
+    return torn
 
 
 if __name__ == "__main__":

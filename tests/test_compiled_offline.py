@@ -16,6 +16,8 @@ WAITS = {
     "split, the last one waits": 1,
     "tiles of a sample": 2,
     "tiles of 16 samples": 2,
+    "tiles that share the features": 2,
+    "few programs for all": 2,
     "tiles of 16 samples, maps in 4 parts": 3,
 }
 
@@ -43,6 +45,12 @@ def test_every_way_to_launch_a_head(kernels, way, heads):
     made = kernels[f"{way}, {heads} of them"]
     assert made["waits"] == heads * WAITS[way]
     assert made["REG"] <= 128 and made["STACK"] <= 64, "or two programs of 8 warps would not fit on a multiprocessor"
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("way", WAITS)
+def test_no_warp_is_left_in_pieces(kernels, way, heads):
+    assert kernels[f"{way}, {heads} of them"]["torn warps"] == 0
 
 
 def test_every_way_is_compiled(kernels):

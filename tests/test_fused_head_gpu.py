@@ -1,10 +1,13 @@
 """On a GPU: one kernel a call, the sizes that are too slow elsewhere, offsets beyond int32, rules on the device."""
 
+import dataclasses
 import json
 
 import pytest
 import torch
 from auxhead.kernels import fused_head
+from auxhead.kernels.head_view import head_view
+from auxhead.kernels.launch_config import LaunchConfig
 from head_cases import (
     DTYPES,
     assert_output_form,
@@ -195,6 +198,37 @@ def test_no_sample_exits_under_a_temperature_that_is_not_positive(temperature, s
 def test_no_sample_exits_at_a_threshold_that_is_nan():
     head = make_head((5, 40), 10, device="cuda")
     assert not fused_head(*head, threshold=torch.tensor(float("nan"), device="cuda")).exit.any()
+
+
+FEW_PROGRAMS = {
+    "split": LaunchConfig(1, 32, 1, 64, 1, 256, 8, 1024, 1, stages=1, num_warps=8),
+    "tiles of a sample": LaunchConfig(1, 16, 1, 64, 512, 16, 1, 1024, 1, stages=1, num_warps=8),
+    "tiles that share the features": LaunchConfig(1, 16, 1, 32, 128, 32, 4, 1024, 2, stages=1, num_warps=4),
+    "tiles of 16 samples": LaunchConfig(16, 64, 1, 64, 128, 64, 2, 1024, 1, stages=1, num_warps=4),
+}
+
+
+@pytest.mark.parametrize("samples", [1, 2, 20])
+@pytest.mark.parametrize("programs", [4, 16, 50])
+@pytest.mark.parametrize("way", FEW_PROGRAMS)
+def test_few_programs_do_the_work_of_many(way, programs, samples):
+    """They take turns: a warp that came apart while one took its turn never ended."""
+    from auxhead.kernels.fused_head_kernel import launch_fused_head
+
+    x, weight, bias = make_head((samples, 2048, 7, 7), 1000, dtype=torch.float16, device="cuda")
+    x = x.contiguous(memory_format=torch.channels_last)
+    view = head_view(tuple(x.shape), x.stride(), "avg", (1, 1))
+    config = dataclasses.replace(FEW_PROGRAMS[way], max_programs=programs)
+
+    def launch():
+        return launch_fused_head(
+            x, view, weight, bias, 1.0, 0.5, pool_max=False, return_probs=True, config=config
+        )  # fmt: skip
+
+    first = launch()
+    check_head(x, weight, bias, threshold=0.5, out=first)
+    for _ in range(20):
+        assert_same_bits(first, launch())
 
 
 def test_the_host_does_not_wait():

@@ -124,6 +124,8 @@ CONFIGS = {
     "tiles of a sample, one program for all": LaunchConfig(
         1, 4, 1, 4, 16, 16, 1, 32, 1, stages=1, num_warps=4, max_programs=1
     ),
+    "tiles of a sample that share its features": LaunchConfig(1, 4, 1, 4, 16, 16, 2, 32, 1, stages=1, num_warps=4),
+    "tiles that share the features": LaunchConfig(16, 16, 1, 4, 16, 16, 4, 16, 2, stages=1, num_warps=4),
     "tiles": LaunchConfig(16, 16, 1, 4, 16, 16, 1, 16, 1, stages=4, num_warps=4),
     "tiles, few classes of the softmax": LaunchConfig(16, 8, 2, 2, 32, 16, 1, 4, 1, stages=1, num_warps=4),
     "tiles, positions": LaunchConfig(16, 4, 8, 2, 16, 32, 1, 16, 1, stages=1, num_warps=8),
@@ -196,7 +198,7 @@ def tiled_heads(draw):
         block_a=draw(st.sampled_from([1, 2, 8])),
         block_f=draw(st.sampled_from([16, 64])),
         block_k=draw(st.sampled_from([16, 32])),
-        block_s=1,
+        block_s=draw(st.sampled_from([1, 2, 8])),
         block_j=draw(st.sampled_from([8, 64])),
         window_parts=1 if pool == "max" else draw(st.sampled_from([1, 2])),
         stages=draw(st.sampled_from([1, 4])),

@@ -92,7 +92,9 @@ def test_what_is_left_can_be_run(shape):
         tiles += [config.block_k * (config.block_f if config.tiled else features), config.block_n * config.block_k]
         if config.tiled:
             assert min(config.block_f, config.block_k) >= 16, "tl.dot multiplies blocks of 16 and more"
-            assert 3 * (config.block_n + config.block_k) * config.block_f * 4 <= SHARED_BYTES
+            weight = 3 * config.block_k * config.block_f * sizes.element_size
+            assert weight + config.block_n * config.block_f * 4 <= SHARED_BYTES
+            assert config.block_s == 1 or config.block_s * config.block_f <= 2 * shape.channels * sizes.positions
             tiles.append(config.block_f * max(config.block_n, config.window_parts))
         assert max(tiles) <= ELEMENTS_PER_THREAD * 32 * config.num_warps
         if config.num_warps > 1:
@@ -117,6 +119,8 @@ ODD = [
     ({"block_k": 16}, {}, "a product of many steps"),
     ({"num_warps": 16, "block_a": 4, "block_c": 4, "block_k": 64}, {"layout": "strided"}, "more threads than elements"),
     ({"block_s": 8}, {}, "more partial sums a step than there are"),
+    ({**TILED, "block_s": 2}, {"samples": 16}, "more partial sums a step than there are"),
+    ({**TILED, "block_s": 8, "block_k": 16}, {"samples": 128, "channels": 512}, "more tiles than a GPU has room for"),
     (
         {"stages": 4, "block_a": 1024, "block_c": 4},
         {"columns": 2000, "layout": "strided"},
@@ -175,7 +179,7 @@ def test_neighbours(shape, seed):
     for other in beside:
         assert excluded(other, shape) is None
         changed = {name for name in FIELDS if getattr(other, name) != getattr(config, name)}
-        if other.tiled == config.tiled:
+        if (other.tiled, other.block_n > 1) == (config.tiled, config.block_n > 1):
             assert len(changed - {"block_s", "stages"}) <= 2 and len(changed) <= 4
 
 
