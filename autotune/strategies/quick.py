@@ -1,14 +1,16 @@
-"""A minute: what lies around the rule's configuration alone, the best three in situ, and again what looks faster."""
+"""A minute: what lies around the rule's configuration alone, and beside the fastest; the best three in situ, twice."""
 
 from collections.abc import Generator
 
 from ..comparison import over_baseline
 from ..measurer import ALONE, NETWORK, Target
 from ..search import FINAL_ROUNDS, Answers, Ask, decide, fastest_first, finalists
-from ..space import spread_out
+from ..space import neighbours, spread_out
 
-#: Configurations beside the rule's that are timed alone.
-CANDIDATES = 20
+#: Configurations beside the rule's that are timed alone at first, and neighbours of the fastest two after that.
+CANDIDATES, NEIGHBOURS = 20, 12
+#: These are only looked at, since the fastest ones are timed again.
+LOOK_ROUNDS, LOOK_CAPTURES = 6, 2
 #: The winner and the fastest ones are timed again, in more captures.
 LEADERS = 6
 #: Configurations beside the rule's that are timed in situ.
@@ -21,11 +23,14 @@ AGAIN_CAPTURES = 12
 def search(target: Target) -> Generator[Ask, Answers, None]:
     """Yield what to measure; see :mod:`auxhead.autotune.search`."""
     configs = (target.rule, *spread_out(target.shape, CANDIDATES))
-    alone = yield Ask(ALONE, configs, FINAL_ROUNDS, share=0.4)
-    if not alone:
+    looked = yield Ask(ALONE, configs, LOOK_ROUNDS, share=0.2, captures=LOOK_CAPTURES)
+    if not looked:
         return
-    # between many, a few captures do not tell what is some percent slower, and simpler, from the fastest
-    leaders = finalists(target, alone, LEADERS)
+    beside = dict.fromkeys(one for two in fastest_first(looked)[:2] for one in neighbours(two, target.shape))
+    new = [one for one in beside if one not in configs]
+    if new:
+        looked = {**looked, **(yield Ask(ALONE, tuple(new[:NEIGHBOURS]), LOOK_ROUNDS, 0.4, LOOK_CAPTURES))}
+    leaders = finalists(target, looked, LEADERS)
     alone = yield Ask(ALONE, leaders, FINAL_ROUNDS, share=0.5, captures=AGAIN_CAPTURES, next_in_situ=leaders)
     best_alone = decide(target.rule, alone)
     if best_alone is None:
