@@ -16,7 +16,7 @@ from ..model.overlapped_runner import OverlappedRunner
 from .alone_head import CHAIN
 from .cells import NEVER
 from .comparison import Timings, typical
-from .first_launches import first_launches
+from .first_launches import NEVER_ENDS, first_launches
 from .footprint_launches import launch_beside
 from .footprints import Footprint, footprints
 from .head_timing import BLOCK_US
@@ -104,6 +104,9 @@ def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -
         points = footprints(list(shapes.values()), NetworkPoint(parts.forks))
         begins(f"compiling {len(points)} footprints", 0.15)
         failed = first_launches(points, lambda point: _launch(parts, point), example.device)
+        for point, failure in failed.items():
+            if failure.kind == NEVER_ENDS:
+                raise RuntimeError(f"{point.name}: {failure}")
         calls: dict[Variant, list[Callable[[], object]]] = {
             Variant(BARE): [parts.capture[BARE]() for _ in range(CAPTURES)]
         }

@@ -15,7 +15,7 @@ from .bench import DeviceLost
 from .cells import NEVER
 from .comparison import Paired
 from .compile_ahead import CompileAhead
-from .first_launches import first_launches
+from .first_launches import NEVER_ENDS, first_launches
 from .head_peers import FUSED, LAUNCHES
 from .heads_in_situ import HeadsInSitu
 from .launch_twins import AloneTwin, HeadTwin, Twin
@@ -96,7 +96,11 @@ class HeadTiming:
     def _compile(self, variants: Sequence[Key], launch: Callable[[Key], object]) -> dict[Key, Failure]:
         self._check_device()
         failed = first_launches(variants, launch, self._device)
-        self._see_whether_lost()
+        endless = next((failure for failure in failed.values() if failure.kind == NEVER_ENDS), None)
+        if endless is None:
+            self._see_whether_lost()
+        else:
+            self._lost = str(endless)
         return failed
 
     def check(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
