@@ -8,11 +8,13 @@ import dataclasses
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import zip_longest
 from math import prod
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig, next_power_of_2, waits_by_rule
@@ -33,41 +35,45 @@ from .exclusion import (
 WITHIN = 5
 
 
-def grid(
-    shape: HeadShape, reasons: Counter[str] | None = None, near: LaunchConfig | None = None
-) -> Iterator[LaunchConfig]:
+def grid(shape: HeadShape, reasons: Counter[str] | None = None, near: LaunchConfig | None = None) -> list[LaunchConfig]:
     """Return the grid's configurations for a head, in a fixed order.
 
     Args:
         shape: of the head.
-        reasons: is told how many points each reason excludes, once the iterator is exhausted.
+        reasons: is told how many points each reason excludes.
         near: of a configuration only those at most ``WITHIN`` steps along the fields away, others are not looked at.
     """
     sizes = Sizes(shape)
     counted = Counter[str]() if reasons is None else reasons
     names = list(GRID)
 
-    def extend(point: dict[str, int], place: int) -> Iterator[LaunchConfig]:
+    found: list[LaunchConfig] = []
+
+    def extend(point: dict[str, int], place: int, before: int) -> None:
         if place == len(names):
             filled = _filled(point, sizes)
             reason = reason_among(sizes, filled, point, FURTHER)
             if reason is None:
-                yield config_of(filled)
+                found.append(config_of(filled))
             else:
                 counted[reason] += 1
             return
         name = names[place]
         for value in GRID[name]:
             longer = dict(point)
-            if near is not None and _apart({**point, name: value}, near) > WITHIN:
-                continue
+            apart = before
+            if near is not None:  # how to multiply is told by the first two fields together
+                apart = _apart({**point, name: value}, near) if place < 2 else before + _steps(value, near, name)
+                if apart > WITHIN:
+                    continue
             reason = reason_among(sizes, {name: value}, longer, [name])
             if reason is None:
-                yield from extend(longer, place + 1)
+                extend(longer, place + 1, apart)
             else:
                 counted[reason] += prod(len(GRID[left]) for left in names[place + 1 :])
 
-    return extend({}, 0)
+    extend({}, 0, 0)
+    return found
 
 
 def _filled(point: Point, sizes: Sizes) -> dict[str, int]:
@@ -170,26 +176,43 @@ def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
     for config in around:
         ways[(config.tiled, config.block_n) != (rule.tiled, rule.block_n)].append(config)
     near = [config for pair in zip_longest(*ways) for config in pair if config is not None]
-    chosen: list[LaunchConfig] = []
+    places = torch.tensor([[getattr(one, name).bit_length() for name in GRID] for one in near])
+    free = torch.full((len(near),), WITHIN)  # steps to the closest that is chosen
+    chosen: list[int] = []
     for apart in range(WITHIN, 0, -1):
-        for config in near:
-            if len(chosen) == count:
-                return tuple(chosen)
-            if all(_steps_between(config, other) >= apart for other in chosen):
-                chosen.append(config)
-    return tuple(chosen)
+        after = 0
+        while len(chosen) < min(count, len(near)):
+            left = (free[after:] >= apart).nonzero()
+            if not len(left):
+                break
+            after += int(left[0])
+            chosen.append(after)
+            free = torch.minimum(free, _steps_to(after, places))
+    return tuple(near[place] for place in chosen)
 
 
-def _steps_between(one: LaunchConfig, other: LaunchConfig) -> int:
-    """Doublings and halvings that lead from one configuration to another; another way to multiply is one step."""
-    return _apart({name: getattr(one, name) for name in GRID}, other)
+def _steps_to(place: int, places: Tensor) -> Tensor:
+    """Count doublings and halvings from every configuration to one; another way to multiply is one step.
+
+    Args:
+        place: of the one.
+        places: [configurations, fields of the grid], bits of the values, of a ``block_f`` and ``block_n`` first.
+    """
+    steps_along = (places - places[place]).abs()
+    tiled = places[:, 0] > 1
+    way = (tiled != tiled[place]) | (steps_along[:, 1] > 0)
+    return way + torch.where(way, 0, steps_along[:, 0]) + steps_along[:, 2:].sum(1)
 
 
 def _apart(point: Point, config: LaunchConfig) -> int:
     """Count those steps along the fields that a point has."""
     way = (point["block_f"] > 1, point.get("block_n", config.block_n)) != (config.tiled, config.block_n)
     fields = [name for name in point if name != "block_n" and (name != "block_f" or not way)]
-    return int(way + sum(abs(point[name].bit_length() - getattr(config, name).bit_length()) for name in fields))
+    return way + sum(_steps(point[name], config, name) for name in fields)
+
+
+def _steps(value: int, config: LaunchConfig, name: str) -> int:
+    return abs(value.bit_length() - int(getattr(config, name)).bit_length())
 
 
 def simplicity(config: LaunchConfig) -> tuple[Any, ...]:
