@@ -44,21 +44,14 @@ class Sweep:
     """Of the targets that were tuned."""
 
     def run(self, targets: Sequence[Target]) -> list[Outcome]:
-        """Tune the targets one after another."""
-        self._begin_to_compile(targets)
-        for number, target in enumerate(targets):
-            self.tunings.append(Tuning(self, target, number / len(targets), 1 / len(targets)))
-            self.tunings[-1].run()
+        """Tune the targets, a question of each in turn: while one is measured, what the others ask for is compiled."""
+        running = [Tuning(self, target) for target in targets]
+        self.tunings += running
+        while running:
+            tuning = running.pop(0)
+            if tuning.go_on():
+                running.append(tuning)
         return self.outcomes
-
-    def _begin_to_compile(self, targets: Sequence[Target]) -> None:
-        """Compile what each target's search asks for first, which depends on no answer."""
-        for target in targets:
-            first = next(self.search(target), None)
-            if first is None:
-                continue
-            unknown = [one for one in first.configs if self.book.find(self.book.of_head(target, first, one)) is None]
-            self.measurer.begin_to_compile(target, first.place, unknown)
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -72,29 +65,43 @@ class Tuning:
 
     sweep: Sweep
     target: Target
-    begins: float
-    """Share of the sweep that is done before, and how much of it this is."""
-    weighs: float
     answers: dict[str, Answers] = field(default_factory=dict)
     """Of each place the last ones, which decide."""
+    done: float = 0.0
+    """Share of the work, from 0 to 1."""
     _asked: dict[str, Ask] = field(default_factory=dict)
     """What they answer."""
-    _done: float = 0.0
     _best: str = ""
     _failures: Counter[str] = field(default_factory=Counter)
 
-    def run(self) -> None:
-        """Serve the strategy until it wants to know no more."""
-        steps = self.sweep.search(self.target)
-        try:
-            ask = next(steps)
-            while True:
-                answers = self._answer(ask)
-                self._asked[ask.place], self.answers[ask.place] = ask, answers
-                self._done, self._best = ask.share, _best(ask.place, answers) or self._best
-                ask = steps.send(answers)
-        except StopIteration:
+    def __post_init__(self) -> None:
+        self._steps = self.sweep.search(self.target)
+        self._ask = next(self._steps, None)
+        self._begin_to_compile()
+
+    def go_on(self) -> bool:
+        """Answer what the strategy wants to know next, if anything, and return whether it wants to know more."""
+        ask = self._ask
+        if ask is not None:
+            answers = self._answer(ask)
+            self._asked[ask.place], self.answers[ask.place] = ask, answers
+            self.done, self._best = ask.share, _best(ask.place, answers) or self._best
+            try:
+                self._ask = self._steps.send(answers)
+            except StopIteration:
+                self._ask = None
+        if self._ask is None:
             self._tell("done", 1.0)
+            return False
+        self._begin_to_compile()
+        return True
+
+    def _begin_to_compile(self) -> None:
+        """Compile what is asked for next and not known."""
+        ask, book = self._ask, self.sweep.book
+        if ask is not None:
+            unknown = [one for one in ask.configs if book.find(book.of_head(self.target, ask, one)) is None]
+            self.sweep.measurer.begin_to_compile(self.target, ask.place, unknown)
 
     def also(self, place: str, configs: Iterable[LaunchConfig | None]) -> bool:
         """Let further configurations take part in the decision; return whether any of them had not yet, and could."""
@@ -118,8 +125,10 @@ class Tuning:
         return outcome(self.target, self.target.rule, self.answers, self._failures)
 
     def _tell(self, doing: str, done: float) -> None:
-        status = Status(self.begins + self.weighs * done, f"{self.target}: {doing}", self._best, self.sweep.failures)
-        self.sweep.watch(status)
+        self.done = max(done, self.done)
+        tunings = self.sweep.tunings
+        share = sum(tuning.done for tuning in tunings) / len(tunings)
+        self.sweep.watch(Status(share, f"{self.target}: {doing}", self._best, self.sweep.failures))
 
     def _answer(self, ask: Ask) -> Answers:
         """Return what is known of the configurations, after measuring what is not."""
@@ -131,7 +140,7 @@ class Tuning:
             self.sweep.measurer.begin_to_compile(self.target, NETWORK, ask.next_in_situ)
         together = TOGETHER[ask.place]
         for start in range(0, len(missing), together):
-            done = self._done + (ask.share - self._done) * start / len(missing)
+            done = self.done + max(ask.share - self.done, 0.0) * start / len(missing)
             where = "alone" if ask.place == ALONE else "in situ"
             self._tell(f"{len(missing)} configurations {where}, {ask.rounds} rounds", done)
             known |= self._measure(ask, missing[start : start + together])

@@ -78,7 +78,7 @@ def test_what_is_asked_for_first_is_compiled_while_others_are_timed(tmp_path):
 def test_what_may_be_asked_for_in_situ_is_compiled_while_it_is_timed_alone_again(effort, tmp_path):
     out = tmp_path / "records.jsonl"
     _, measurer, _ = run(STRATEGIES[effort], book_at(out), Synthetic(noise=0.1))
-    begun = {config: runs for _, place, config, runs in measurer.begun if place == NETWORK}
+    begun = {config: runs for _, place, config, runs in reversed(measurer.begun) if place == NETWORK}  # at first
     in_situ = [config for place, config, _ in measurer.timed if place == NETWORK]
     assert set(in_situ) <= set(begun) and in_situ[0] == text(TARGET.rule)
     runs_alone = len({one.run for one in read_records(out) if one.protocol["place"] == ALONE})
@@ -87,6 +87,13 @@ def test_what_may_be_asked_for_in_situ_is_compiled_while_it_is_timed_alone_again
     assert {place for _, place, _, _ in measurer.begun} == {ALONE}
     _, measurer, _ = run(STRATEGIES[effort], book_at(out))
     assert not measurer.begun, "nothing is left to be measured"
+
+
+def test_heads_take_turns_so_that_one_is_measured_while_others_are_compiled():
+    heads = [TARGET, small_target(columns=25)]
+    _, measurer, _ = run(STRATEGIES["quick"], book_at(None), targets=heads)
+    begun = dict.fromkeys((heads.index(head), runs) for head, place, _, runs in measurer.begun if place == ALONE)
+    assert list(begun) == [(0, 0), (1, 0), (0, 1), (1, 2), (0, 3), (1, 4)], "each is timed after the other's was begun"
 
 
 def test_one_more_configuration_is_one_more_measured(tmp_path):
@@ -212,13 +219,13 @@ def test_a_killed_sweep_loses_nothing_and_goes_on(tmp_path):
     finished = read_records(out)
     first, second = small_target(), small_target(columns=25, taps=("layer2",))
     places = [(shape_of(record), record.protocol["place"]) for record in finished]
-    assert Counter(places) == {(first.shape, ALONE): 40, (first.shape, NETWORK): 7, (second.shape, ALONE): 40}
+    assert Counter(places) == {(first.shape, ALONE): 40, (first.shape, NETWORK): 4, (second.shape, ALONE): 40}
     whole = out.read_bytes()
     out.write_bytes(whole[:-100])  # and a line that was being written
     outcomes, measurer, _ = run(STRATEGIES["quick"], book_at(out), targets=[first, second])
     assert all(found.network is not None for found in outcomes)
     timed = Counter(place for place, _, _ in measurer.timed)
-    assert timed[ALONE] == 2 and timed[NETWORK] - 4 in (0, 2, 3), "the second alone, and again what looks faster there"
+    assert timed[ALONE] == 0 and timed[NETWORK] in range(2 + 4, 2 + 4 + 2 * 3 + 1), "what was cut off beside the rule's"
     assert out.read_bytes().startswith(whole[: whole[:-100].rfind(b"\n") + 1])
 
 
@@ -231,7 +238,7 @@ def test_quick_finds_what_is_better_than_the_rule():
     )
     assert found.over_alone.high >= 1.0 or found.over_alone.median_ratio < 1.0, "it is never worse beyond noise"
     count = Counter(place for place, _, _ in measurer.timed)
-    assert count == {ALONE: 21 + 13 + 7, NETWORK: 4 + 3}, "each time beside the rule's"
+    assert count[ALONE] == 21 + 13 + 7 and count[NETWORK] - 4 in (0, 2, 3), "each time beside the rule's"
     assert {rounds for place, _, rounds in measurer.timed if place == NETWORK} == {FINAL_ROUNDS}
     in_situ = {config for place, config, _ in measurer.timed if place == NETWORK}
     assert {text(TARGET.rule), text(found.alone)} <= in_situ

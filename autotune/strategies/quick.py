@@ -9,8 +9,8 @@ from ..space import neighbours, spread_out
 
 #: Configurations beside the rule's that are timed alone at first, and neighbours of the fastest two after that.
 CANDIDATES, NEIGHBOURS = 20, 12
-#: These are only looked at, since the fastest ones are timed again.
-LOOK_ROUNDS, LOOK_CAPTURES = 6, 2
+#: These are only looked at, since the fastest ones are timed again; captures differ more than rounds do.
+LOOK_ROUNDS = 4
 #: The winner and the fastest ones are timed again, in more captures.
 LEADERS = 6
 #: Configurations beside the rule's that are timed in situ.
@@ -23,13 +23,13 @@ AGAIN_CAPTURES = 12
 def search(target: Target) -> Generator[Ask, Answers, None]:
     """Yield what to measure; see :mod:`auxhead.autotune.search`."""
     configs = (target.rule, *spread_out(target.shape, CANDIDATES))
-    looked = yield Ask(ALONE, configs, LOOK_ROUNDS, share=0.2, captures=LOOK_CAPTURES)
+    looked = yield Ask(ALONE, configs, LOOK_ROUNDS, share=0.2)
     if not looked:
         return
     beside = dict.fromkeys(one for two in fastest_first(looked)[:2] for one in neighbours(two, target.shape))
     new = [one for one in beside if one not in configs]
     if new:
-        looked = {**looked, **(yield Ask(ALONE, tuple(new[:NEIGHBOURS]), LOOK_ROUNDS, 0.4, LOOK_CAPTURES))}
+        looked = {**looked, **(yield Ask(ALONE, tuple(new[:NEIGHBOURS]), LOOK_ROUNDS, share=0.4))}
     leaders = finalists(target, looked, LEADERS)
     alone = yield Ask(ALONE, leaders, FINAL_ROUNDS, share=0.5, captures=AGAIN_CAPTURES, next_in_situ=leaders)
     best_alone = decide(target.rule, alone)
