@@ -30,9 +30,9 @@ def first_launches(
     """
 
     def attempt(variant: Key) -> Failure | None:
-        stream = torch.cuda.Stream(device)  # of its own: the others are not to wait for it
-        stream.wait_stream(torch.cuda.current_stream(device))
         try:
+            stream = torch.cuda.Stream(device)  # of its own: the others are not to wait for it
+            stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream), torch.no_grad():
                 launch(variant)
             return None if _ends(stream) else Failure(NEVER_ENDS, f"a launch was not done after {ENDS_S:g} s")

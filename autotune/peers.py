@@ -153,7 +153,7 @@ class Graph:
         return self._said._replace(last=_owned(self._said.last))
 
     def replay(self) -> None:
-        """Replay on the input that is there, and nothing else: copies know no priorities, and wait for their turn."""
+        """Replay on the input that is there, and do nothing else."""
         self._graph.replay()
 
 

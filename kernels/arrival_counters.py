@@ -30,10 +30,9 @@ class ArrivalCounters:
     def take(self, count: int) -> Tensor:
         """Return ``count`` zeroed int32 counters for one launch on the current stream."""
         with self._lock:
-            if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                stream = torch.cuda.current_stream(self._device).cuda_stream
-                return self._take_for_good(count, stream, capture_on(stream))
             stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
+            if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                return self._take_for_good(count, stream, capture_on(stream))
             counters = self._by_stream.get(stream)
             if counters is None or counters.numel() < count:
                 counters = self._zeros(max(count, _SHARED))

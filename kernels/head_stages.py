@@ -327,12 +327,12 @@ def head_program(
             last_f = tl.minimum(first_f + share, F)
             off_f = first_f + tl.arange(0, BLOCK_F)
             column = weight + off_f.to(tl.int64) * stride_wf
-            right = weight_block(column, stride_wk, off_f < F, off_k, K)  # on its way while others pool
+            right = weight_block(column, stride_wk, off_f < last_f, off_k, K)  # on its way while others pool
             tile = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
             part_size = tl.cast(N, tl.int64) * F
             first_part = features + (off_n.to(tl.int64) * F)[:, None]
             if BLOCK_N > 1:
-                mask = mask_n[:, None] & (off_f < F)[None, :]
+                mask = mask_n[:, None] & (off_f < last_f)[None, :]
                 read = seen(first_part + off_f[None, :], mask)
                 if WINDOW_PARTS > 1:
                     other = seen(first_part + off_f[None, :] + part_size, mask)
@@ -340,13 +340,13 @@ def head_program(
                 off_f = start_f + tl.arange(0, BLOCK_F)
                 if BLOCK_N == 1:
                     off_part = tl.arange(0, PARTS)
-                    mask = (off_part < WINDOW_PARTS)[:, None] & (off_f < F)[None, :]
+                    mask = (off_part < WINDOW_PARTS)[:, None] & (off_f < last_f)[None, :]
                     row = (off_part.to(tl.int64) * N + pid_group) * F
                     pointer = features + row[:, None] + off_f[None, :]
                     left = tl.sum(awaited(seen(pointer, mask), pointer, mask, INTERPRETED), axis=0)
                     tile += tl.sum(right.to(tl.float32) * left[None, :], axis=1)[None, :]
                 else:
-                    mask = mask_n[:, None] & (off_f < F)[None, :]
+                    mask = mask_n[:, None] & (off_f < last_f)[None, :]
                     pointer = first_part + off_f[None, :]
                     if WINDOW_PARTS == 1:
                         left = awaited(read, pointer, mask, INTERPRETED)
@@ -358,7 +358,7 @@ def head_program(
                             left += awaited_sum(read, other, pointer, pointer + part_size, mask, INTERPRETED)
                     # those of the next step are on their way while these are multiplied
                     following = first_part + (off_f + BLOCK_F)[None, :]
-                    mask = mask_n[:, None] & (off_f + BLOCK_F < F)[None, :]
+                    mask = mask_n[:, None] & (off_f + BLOCK_F < last_f)[None, :]
                     read = seen(following, mask)
                     if WINDOW_PARTS > 1:
                         other = seen(following + part_size, mask)
@@ -367,7 +367,7 @@ def head_program(
                     else:
                         tile = tl.dot(left.to(right.dtype), tl.trans(right), tile, input_precision="ieee")
                 column += tl.cast(BLOCK_F, tl.int64) * stride_wf
-                right = weight_block(column, stride_wk, off_f + BLOCK_F < F, off_k, K)
+                right = weight_block(column, stride_wk, off_f + BLOCK_F < last_f, off_k, K)
             row = tl.cast(pid_s, tl.int64) * N + off_n.to(tl.int64)
             pointer = partial + row[:, None] * row_width + off_k[None, :]
             send(pointer, tile, mask_n[:, None] & (off_k < sent)[None, :])

@@ -64,8 +64,7 @@ class LaunchConfig:
 
     A program pools ``block_c * block_p`` features of a sample, or a part of their windows. Split (``block_f`` is 1), it
     multiplies them with their columns of the weight, all classes; tiled, other programs multiply the features of
-    ``block_n`` samples with ``block_k`` rows of the weight. Every block is a power of two, and
-    so are ``window_parts``.
+    ``block_n`` samples with ``block_k`` rows of the weight. Every block is a power of two, and so are ``window_parts``.
     """
 
     block_n: int

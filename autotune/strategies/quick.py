@@ -1,4 +1,4 @@
-"""A minute: what lies around the rule's configuration alone, and beside the fastest; the best three in situ, twice."""
+"""A minute: what lies around the rule's configuration alone, then beside the fastest; the best three in situ."""
 
 from collections.abc import Generator
 
