@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
 from multiprocessing.connection import wait as wait_for_one
+from typing import Any
 
 import torch
 
@@ -25,7 +26,13 @@ class CompileAhead:
     """
 
     def __init__(self, capability: int, count: int) -> None:
-        """Compile for GPUs of a compute capability (90 for 9.0) with ``count`` multiprocessors."""
+        """Compile for GPUs of a compute capability (90 for 9.0) with ``count`` multiprocessors.
+
+        To be called before this process launches any heads: see ``settle_cache_keys``.
+        """
+        from ..kernels.compile_only import settle_cache_keys  # there is no Triton for some platforms
+
+        settle_cache_keys()
         self._pool = ProcessPoolExecutor(
             max(len(os.sched_getaffinity(0)) - _CORES_LEFT, 1),  # started as they are needed
             mp_context=multiprocessing.get_context("spawn"),
@@ -58,17 +65,28 @@ class CompileAhead:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+#: What was compiled in such a process and has no launcher yet.
+_compiled: list[Any] = []
+
+
 def _start(capability: int, count: int) -> None:
     """Make this process one that only compiles."""
-    from ..kernels.compile_only import compile_only  # there is no Triton for some platforms
+    from ..kernels.compile_only import compile_only, settle_cache_keys  # there is no Triton for some platforms
 
     os.nice(10)
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=lambda: (wait_for_one([parent.sentinel]), os._exit(1)), daemon=True).start()
-    compile_only(capability, count)
+    settle_cache_keys()
+    global _compiled
+    _compiled = compile_only(capability, count)
 
 
 def _compile(twin: Twin) -> None:
+    from triton.backends.nvidia.driver import CudaLauncher
+
     twin.launch()
+    while _compiled:
+        kernel = _compiled.pop()
+        CudaLauncher(kernel.src, kernel.metadata)  # a C compiler makes it, half a second for each list of arguments

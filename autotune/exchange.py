@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from ..kernels.launch_config import LaunchConfig
 from .measurer import ALONE, NETWORK
 from .sweep import Tuning
 
@@ -26,11 +27,17 @@ def exchange_winners(tunings: Iterable[Tuning]) -> None:
         beside += [
             (here, sizes[max(place - 1, 0) : place] + sizes[place + 1 : place + 2]) for place, here in enumerate(sizes)
         ]
-    while any([_take(here, others) for here, others in beside]):
-        pass
+    new = True
+    while new:
+        for here, others in beside:  # one is measured while others are compiled
+            for place in (ALONE, NETWORK):
+                here.compile_also(place, _winners(here, others, place))
+        new = any(
+            [here.also(place, _winners(here, others, place)) for here, others in beside for place in (ALONE, NETWORK)]
+        )
 
 
-def _take(here: Tuning, others: Sequence[Tuning]) -> bool:
-    """Measure here what wins there; return whether anything was new."""
-    alone = here.also(ALONE, [other.winner(ALONE) for other in others])
-    return here.also(NETWORK, [*(other.winner(NETWORK) for other in others), here.winner(ALONE)]) or alone
+def _winners(here: Tuning, others: Sequence[Tuning], place: str) -> list[LaunchConfig | None]:
+    """Return what is to be measured here: what wins there, and in situ what wins alone here."""
+    found = [other.winner(place) for other in others]
+    return found if place == ALONE else [*found, here.winner(ALONE)]

@@ -82,6 +82,8 @@ class HeadTiming:
         """Launch each configuration once, and compile in threads what nobody has: the compiler leaves Python often."""
         if self._ahead is not None:
             twins = self._twins(target, place, configs)
+            if place == NETWORK:  # the heads of other shapes, too
+                twins += [self._in_situ.twin({}, self.by_rule, [tap]) for tap in self._subject.network.taps]
             self._ahead.begin(twins)
             self._ahead.finish(twins)
 
@@ -244,7 +246,7 @@ class HeadTiming:
             self._check_device()
             try:
                 first = time_rounds({baseline: calls[baseline][:1]}, self._device, rounds=2, repeat=2)
-                repeat = max(2, round(BLOCK_US / min(first[baseline][0])))
+                repeat = max(1, round(BLOCK_US / min(first[baseline][0])))
                 times = time_rounds(calls, self._device, rounds=rounds, repeat=repeat)
             except VariantFailed as failed:
                 results[failed.name] = Failure.of(failed.__cause__ or failed)

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import ExitHead, ExitLaunch
+from ..kernels import ExitBuffers, ExitHead, ExitLaunch
 from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig
 from ..kernels.tuned_table import overriding
 from ..model import ExitResult, Trunk, make_trunk
+from ..model.captured_batch import CapturedBatch
 from ..model.overlapped_runner import OverlappedRunner
 from ..model.taps import listening
 from .alone_head import AloneHead
@@ -72,11 +73,8 @@ class HeadsInSitu:
     def by_rule(self) -> NetworkPoint:
         """How launches leave the trunk by rule: the same way in all captures of heads."""
         example = self.subject.example
-        with overriding(self._heads_by_rule):
-            runner = OverlappedRunner(self._network, example, batch_sizes=(len(example),), trunk=self._trunk)
-        forks = runner.forks[len(example)]
-        runner.close()
-        return NetworkPoint(forks)
+        with _ForksByRule(self._network, example, batch_sizes=(len(example),), trunk=self._trunk) as runner:
+            return NetworkPoint(runner.forks[len(example)])
 
     def runner(self, configs: Configs, point: NetworkPoint) -> OverlappedRunner:
         """Capture afresh, with these configurations for the heads of some shapes; the others are launched by rule."""
@@ -148,6 +146,14 @@ class HeadsInSitu:
                     said = runner(x)
                     comparison.add(Answer(said.label, said.confidence.double(), said.exit_index), truth)
         return verdict(comparison.counts())
+
+
+class _ForksByRule(OverlappedRunner):
+    """Chooses forks, and captures nothing, so that no head is compiled for it."""
+
+    def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
+        self._choose_forks(x)
+        return CapturedBatch(x, buffers, (), (), "")
 
 
 class _SamePriority(OverlappedRunner):

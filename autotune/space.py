@@ -46,6 +46,7 @@ def grid(shape: HeadShape, reasons: Counter[str] | None = None, near: LaunchConf
     sizes = Sizes(shape)
     counted = Counter[str]() if reasons is None else reasons
     names = list(GRID)
+    away = {name: [0 if near is None else _steps(value, near, name) for value in GRID[name]] for name in names}
 
     found: list[LaunchConfig] = []
 
@@ -59,13 +60,13 @@ def grid(shape: HeadShape, reasons: Counter[str] | None = None, near: LaunchConf
                 counted[reason] += 1
             return
         name = names[place]
-        for value in GRID[name]:
+        for value, steps_away in zip(GRID[name], away[name], strict=True):
+            apart = before + steps_away
+            if near is not None and place < 2:  # how to multiply is told by the first two fields together
+                apart = _apart({**point, name: value}, near)
+            if apart > WITHIN:
+                continue
             longer = dict(point)
-            apart = before
-            if near is not None:  # how to multiply is told by the first two fields together
-                apart = _apart({**point, name: value}, near) if place < 2 else before + _steps(value, near, name)
-                if apart > WITHIN:
-                    continue
             reason = reason_among(sizes, {name: value}, longer, [name])
             if reason is None:
                 extend(longer, place + 1, apart)

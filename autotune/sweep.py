@@ -98,22 +98,36 @@ class Tuning:
 
     def _begin_to_compile(self) -> None:
         """Compile what is asked for next and not known."""
-        ask, book = self._ask, self.sweep.book
-        if ask is not None:
-            unknown = [one for one in ask.configs if book.find(book.of_head(self.target, ask, one)) is None]
-            self.sweep.measurer.begin_to_compile(self.target, ask.place, unknown)
+        if self._ask is not None:
+            self._compile_unknown(self._ask, self._ask.configs)
+
+    def _compile_unknown(self, ask: Ask, configs: Iterable[LaunchConfig]) -> None:
+        book = self.sweep.book
+        unknown = [one for one in configs if book.find(book.of_head(self.target, ask, one)) is None]
+        self.sweep.measurer.begin_to_compile(self.target, ask.place, unknown)
+
+    def compile_also(self, place: str, configs: Iterable[LaunchConfig | None]) -> None:
+        """Begin to compile what ``also`` may be asked to measure."""
+        new = self._not_asked(place, configs)
+        if new:
+            self._compile_unknown(self._asked[place], new)
 
     def also(self, place: str, configs: Iterable[LaunchConfig | None]) -> bool:
         """Let further configurations take part in the decision; return whether any of them had not yet, and could."""
-        last = self._asked.get(place)
-        if last is None or not self.answers[place]:
-            return False
-        unknown = [one for one in dict.fromkeys(configs) if one is not None and one not in last.configs]
-        new = [config for config in unknown if excluded(config, self.target.shape) is None]
+        new = self._not_asked(place, configs)
         if new:
-            self.answers[place] = {**self.answers[place], **self._answer(last._replace(configs=tuple(new)))}
+            last = self._asked[place]
+            self.answers[place] = {**self.answers[place], **self._answer(last._replace(configs=new))}
             self._asked[place] = last._replace(configs=(*last.configs, *new))
         return bool(new)
+
+    def _not_asked(self, place: str, configs: Iterable[LaunchConfig | None]) -> tuple[LaunchConfig, ...]:
+        """Return those that take no part in the decision in that place yet, and could."""
+        last = self._asked.get(place)
+        if last is None or not self.answers[place]:
+            return ()
+        others = [one for one in dict.fromkeys(configs) if one is not None and one not in last.configs]
+        return tuple(config for config in others if excluded(config, self.target.shape) is None)
 
     def winner(self, place: str) -> LaunchConfig | None:
         """Return the winner as it is now; None if nothing was measured."""

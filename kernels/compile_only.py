@@ -27,6 +27,20 @@ class _Driver:
         return 0
 
 
+def settle_cache_keys() -> None:
+    """Let kernels be found in Triton's cache on disk by all processes that call this before they launch any.
+
+    Triton's key of a kernel depends on whether the functions that it calls have keys already (3.6, runtime/jit.py: the
+    globals that they use are taken over before these are known), and the kernels share functions. So keys are made in
+    one order, whatever is launched first.
+    """
+    from . import exit_kernel, fused_head_kernel
+
+    for kernel in (fused_head_kernel.fused_head_kernel, exit_kernel.exit_kernel):
+        if isinstance(kernel, JITFunction):  # and not interpreted
+            kernel.cache_key  # noqa: B018 -- made when it is first asked for
+
+
 def compile_only(capability: int, multiprocessors: int) -> list[Any]:
     """From now on, compile what this process launches on CPU tensors for a GPU instead of running it.
 

@@ -54,11 +54,15 @@ class OverlappedRunner(GraphRunner):
         """By batch size, the taps after which a launch leaves the trunk."""
         super().__init__(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
 
-    def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        trunk, side = self._capture_streams.pair
-        # the last place of each launch beside the trunk
+    def _choose_forks(self, x: Tensor) -> list[int]:
+        """Return the last place of each launch beside the trunk."""
         ends = forks_by_rule(self._segment_times(x), len(x), self._classes) if self._forks is None else self._forks
         self.forks[len(x)] = tuple(self.network.taps[end] for end in ends)
+        return ends
+
+    def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
+        trunk, side = self._capture_streams.pair
+        ends = self._choose_forks(x)
         starts = [0, *(end + 1 for end in ends)]
         launches = [
             ExitLaunch(buffers, start, self._places[start : end + 1])

@@ -41,11 +41,12 @@ def main() -> None:
         ahead.finish([*alone, network])
         counts.append(kept())
     compile_only(90, 132)
-    for config in configs:
-        head.launch(config)
     exit_heads = [head.head.as_exit_head() for _ in range(2)]
     with overriding(beside):
+        # first, as in a sweep's process, though the heads alone were compiled first
         launch_heads([*exit_heads, None], [x, x, logits], (0,), last, with_probs=True)
+        for config in configs:
+            head.launch(config)
         counts.append(kept())
         launch_heads([*exit_heads, None], [x, x, logits], (0,), {0}, with_probs=True)
         counts.append(kept())

@@ -115,7 +115,7 @@ class Ahead:
 
 @pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
 def test_what_is_compiled_ahead_is_what_is_launched(simulated, monkeypatch, trunk):
-    """With the classifier a head, and with its logits given."""
+    """With the classifier a head, and with its logits given; in situ the other heads are launched as well, by rule."""
     ahead, launched = Ahead(), []
     made = measurer(trunk, ahead)
 
@@ -133,8 +133,10 @@ def test_what_is_compiled_ahead_is_what_is_launched(simulated, monkeypatch, trun
     for place in (ALONE, NETWORK):
         made.begin_to_compile(target, place, [other])
         assert made.compile(target, place, [other]) == {}
-        (twin,) = set(ahead.begun)
-        assert ahead.finished == [twin] and hash(twin) == hash(pickle.loads(pickle.dumps(twin)))
+        twin, *others = dict.fromkeys(ahead.begun)
+        assert ahead.finished == [twin, *others] and hash(twin) == hash(pickle.loads(pickle.dumps(twin)))
+        assert len(others) == (0 if place == ALONE else len(made.heads))
+        assert {place for one in others for place in one.which} == set(range(len(others)))
         twin.launch()
         here, there = launched
         assert here == there and here[0] == place
