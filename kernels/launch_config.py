@@ -213,7 +213,11 @@ class LaunchConfig:
         if tiled:
             block_k = min(max(next_power_of_2(classes), 16), 64)
             step_f = max(min((256 if samples < 64 else 128) // element_size, next_power_of_2(features)), 16)
-            return cls(16, block_c, block_p, block_a, step_f, block_k, 1, block_j, window_parts, stages, num_warps)
+            sums = 1
+            if element_size == 4:  # added up one after another, 512 features leave 6 times the error of 8 parts
+                while 2 * sums * step_f <= features and sums < _SHARING:
+                    sums *= 2
+            return cls(16, block_c, block_p, block_a, step_f, block_k, sums, block_j, window_parts, stages, num_warps)
         block_k = min(max(next_power_of_2(classes), 16), max(16384 // max(block_c * block_p, 16), 16))
         has_all = channels <= block_c and positions <= block_p and window_parts == 1
         if has_all and block_j * block_c * block_p <= 8192:
@@ -225,6 +229,10 @@ class LaunchConfig:
             block_s=min(next_power_of_2(splits), max(8192 // block_j, 1), 64),
             waits=waits_by_rule(samples, classes) and splits > 1,
         )
+
+
+#: Programs that share the features of a tile of float32, at most.
+_SHARING = 8
 
 
 class _Pool(NamedTuple):

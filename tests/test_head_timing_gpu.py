@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.autotune.cells import Cell
+from auxhead.autotune.cells import Cell, resnet_cell
 from auxhead.autotune.comparison import Paired, compare
 from auxhead.autotune.environment import environment
 from auxhead.autotune.exclusion import excluded
@@ -48,6 +48,17 @@ def test_quick_sweep(subject, tmp_path: Path):
     assert not [record.error for record in records if record.error and "wrong answer" in record.error]
     again = Sweep(measurer, STRATEGIES["quick"], Book(book.out, book.environment, protocol, measurer.of_network))
     assert again.run(targets[:1]) == outcomes and len(read_records(tmp_path / "records.jsonl")) == len(records)
+
+
+@pytest.mark.parametrize("batch", [1, 32, 128])
+@pytest.mark.parametrize("model", ["resnet18", "resnet50"])
+def test_float32_by_rule_is_as_accurate_as_pytorch(model, batch):
+    """Pooled features are positive and logits large, so that sums of one feature after another are off by more."""
+    subject = build_subject(resnet_cell(model, "float32", batch, 1000, "stages"), torch.device("cuda", 0))
+    heads = HeadTiming(subject).heads
+    assert {target.taps: head.wrong(target.rule) for target, head in heads.items()} == {
+        target.taps: None for target in heads
+    }
 
 
 def test_forks_and_priority(subject, tmp_path: Path):

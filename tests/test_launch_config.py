@@ -39,6 +39,9 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, classe
     if config.tiled:
         assert config.block_n == 1 or config.block_n >= 16, "tl.dot multiplies 16 and more"
         assert min(config.block_f, config.block_k) >= 16
+        if config.block_n > 1 and options["element_size"] == 4:
+            all_features = channels * positions
+            assert config.block_s == 8 or all_features < 2 * config.block_s * config.block_f, "a long sum of float32"
     else:
         assert config.block_n == config.block_f == 1, "the features of a program are those that it pooled"
     assert config.window_parts == 1 or not options["pool_max"], "a maximum does not add up"
@@ -60,7 +63,7 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, classe
         assert (blocks - 1) * block < size <= blocks * block
     if config.tiled:
         groups = math.ceil(samples / config.block_n)
-        tiles = groups * math.ceil(classes / config.block_k)
+        tiles = groups * math.ceil(classes / config.block_k) * config.block_s
         assert programs[1:4] == (samples * splits, tiles, samples)
         assert programs.zeroed == programs.features + programs.partial_sums
         assert config.waiting(view, classes) == tiles + samples
