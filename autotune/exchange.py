@@ -10,8 +10,9 @@ from .sweep import Tuning
 def exchange_winners(tunings: Iterable[Tuning]) -> None:
     """Measure the winner of each batch size at the next smaller and the next larger one, alone and in situ.
 
-    And in situ what wins alone by then, since that is compared with the winner in situ. All is done again while it
-    changes who wins, so that in the end every winner was measured there, unless the rules of the space exclude it.
+    And in situ what wins alone by then, since that is compared with the winner in situ; where that looks slower, all
+    that it was chosen from is measured again. All is done again while it changes who wins, so that in the end every
+    winner was measured there, unless the rules of the space exclude it.
 
     Args:
         tunings: that were run; of heads that differ in the batch size alone those are next to each other that no other
@@ -34,7 +35,7 @@ def exchange_winners(tunings: Iterable[Tuning]) -> None:
                 here.compile_also(place, _winners(here, others, place))
         new = any(
             [here.also(place, _winners(here, others, place)) for here, others in beside for place in (ALONE, NETWORK)]
-        )
+        ) or any([here.look_again() for here, _ in beside])
 
 
 def _winners(here: Tuning, others: Sequence[Tuning], place: str) -> list[LaunchConfig | None]:

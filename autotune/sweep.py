@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..kernels.launch_config import LaunchConfig
-from .comparison import Paired, over_baseline
+from .comparison import Paired, compare_runs, over_baseline
 from .exclusion import excluded
 from .measurer import ALONE, NETWORK, Failure, Measurer, Target
 from .outcome import Outcome, outcome
-from .search import Answers, Ask, Search, decide, fastest_first
+from .search import AGAIN_CAPTURES, Answers, Ask, Search, decide, fastest_first
 from .space import text
 from .sweep_records import Book
 
@@ -120,6 +120,23 @@ class Tuning:
             self.answers[place] = {**self.answers[place], **self._answer(last._replace(configs=new))}
             self._asked[place] = last._replace(configs=(*last.configs, *new))
         return bool(new)
+
+    def look_again(self) -> bool:
+        """Measure in more captures, once, what was decided between in situ if it is in doubt; return whether it was.
+
+        It is where the winner looks slower than what wins alone. It may be tied with the fastest as one of many, and
+        yet slower than this one as one of two.
+        """
+        last, found = self._asked.get(NETWORK), self.answers.get(NETWORK, {})
+        here, alone = found.get(self.winner(NETWORK)), found.get(self.winner(ALONE))
+        if last is None or here is None or alone is None or last.captures >= AGAIN_CAPTURES:
+            return False
+        over_alone = compare_runs(here, alone)
+        if over_alone.is_tie or over_alone.median_ratio < 1.0:
+            return False
+        self._asked[NETWORK] = last._replace(captures=AGAIN_CAPTURES)
+        self.answers[NETWORK] = self._answer(self._asked[NETWORK])
+        return True
 
     def _not_asked(self, place: str, configs: Iterable[LaunchConfig | None]) -> tuple[LaunchConfig, ...]:
         """Return those that take no part in the decision in that place yet, and could."""

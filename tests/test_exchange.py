@@ -1,5 +1,7 @@
 """Winners of one batch size, measured at the next ones."""
 
+from collections import Counter
+
 import pytest
 import sweep_fakes
 from auxhead.autotune.exchange import exchange_winners
@@ -7,7 +9,7 @@ from auxhead.autotune.exclusion import excluded
 from auxhead.autotune.measurer import ALONE, NETWORK
 from auxhead.autotune.record import read_records
 from auxhead.autotune.replay import ReplayMeasurer
-from auxhead.autotune.search import Ask
+from auxhead.autotune.search import AGAIN_CAPTURES, Ask
 from auxhead.autotune.space import neighbours, text
 from auxhead.autotune.strategies import STRATEGIES
 from auxhead.autotune.sweep import Sweep
@@ -78,6 +80,31 @@ def test_what_wins_alone_by_then_is_compared_in_situ(monkeypatch):
     sweep = swept({4: [BEST], 8: [FAIR]}, book_at(None), targets=TARGETS[:2])
     assert winners(sweep) == [(BEST, FAIR), (BEST, FAIR)]
     assert [found.over_alone.median_ratio for found in sweep.outcomes] == pytest.approx([0.5, 0.5])
+
+
+def test_a_winner_that_looks_slower_than_the_one_alone_is_measured_again(fixed, tmp_path):
+    """Of many, the rule's configuration is tied with the fastest; of two, it is not. More captures tell."""
+
+    class BestByLittle(Synthetic):
+        """In situ BEST is 3 % faster, which five captures do not tell at the confidence that many ask for."""
+
+        def in_situ(self, target, configs, rounds, captures):
+            times = {}
+            for config, drawn in super().in_situ(target, configs, rounds, captures).items():
+                us = 97.0 if config == BEST else 100.0
+                apart = [us * (1 + 0.0115 * (place % 2 or -1)) for place in range(captures)]
+                times[config] = drawn._replace(own=[[one] * rounds for one in apart])
+            return {config: paired._replace(baseline=times[target.rule].own) for config, paired in times.items()}
+
+    out = tmp_path / "records.jsonl"
+    others = [one for one in neighbours(TARGETS[0].rule, TARGETS[0].shape) if one not in US][:5]
+    sweep = swept({8: [BEST, *others]}, book_at(out), BestByLittle(noise=0.0), targets=[TARGETS[1]])
+    ((alone, in_situ),) = winners(sweep)
+    in_network = [one for one in read_records(out) if one.protocol["place"] == NETWORK]
+    captures = Counter(one.protocol["captures"] for one in in_network)
+    assert captures == {5: len(others) + 2, AGAIN_CAPTURES: len(others) + 2}, "all that it was chosen from, once"
+    assert alone == in_situ == BEST
+    assert not sweep.tunings[0].look_again()
 
 
 def test_heads_that_differ_in_more_are_none_of_its_business(fixed):

@@ -3,7 +3,7 @@
 from collections.abc import Generator
 
 from ..measurer import ALONE, NETWORK, Target
-from ..search import FINAL_ROUNDS, Answers, Ask, decide, fastest_first, finalists
+from ..search import AGAIN_CAPTURES, FINAL_ROUNDS, Answers, Ask, decide, fastest_first, finalists
 from ..space import neighbours, spread_out
 
 #: Configurations beside the rule's to begin with.
@@ -17,9 +17,8 @@ STEPS = 3
 #: Configurations that are decided between alone, and in situ, beside the rule's.
 LAST_ALONE = 12
 IN_SITU = 6
-#: The best in situ are measured again, in more captures: what is 2 % faster is then told from what is not.
+#: The best in situ are measured again, in more captures.
 AGAIN = 2
-AGAIN_CAPTURES = 12
 
 
 def search(target: Target) -> Generator[Ask, Answers, None]:

@@ -4,7 +4,7 @@ from collections.abc import Generator
 
 from ..comparison import over_baseline
 from ..measurer import ALONE, NETWORK, Target
-from ..search import FINAL_ROUNDS, Answers, Ask, decide, fastest_first, finalists
+from ..search import AGAIN_CAPTURES, FINAL_ROUNDS, Answers, Ask, decide, fastest_first, finalists
 from ..space import neighbours, spread_out
 
 #: Configurations beside the rule's that are timed alone at first, and neighbours of the fastest two after that.
@@ -17,7 +17,6 @@ LEADERS = 6
 IN_SITU = 3
 #: What takes less than this part of the rule's time in situ is measured again, in more captures: chance does that, too.
 LOOKS_FASTER = 0.99
-AGAIN_CAPTURES = 12
 
 
 def search(target: Target) -> Generator[Ask, Answers, None]:
