@@ -54,21 +54,24 @@ class Promotion(NamedTuple):
     table: TunedTable
     outcomes: list[Outcome]
     """Of the records, in their order; the table's other entries were there before."""
+    left_out: list[str]
+    """What the records decide nothing of, and why."""
 
 
 def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
     """Choose a winner for each shape and place that was swept, and write the table.
 
     What was timed most often decides, not a first look at many configurations; of tied ones the rule's wins, and then
-    the simplest. A table of the same device and kernel that is already there keeps its other entries.
+    the simplest. A table of the same device and kernel that is already there keeps its other entries. A shape of which
+    fewer than two configurations could be measured is left out.
 
     Args:
         paths: files of records, of one device.
         out: the table; by default that of the device in the package.
 
     Raises:
-        BadRecord: no records of sweeps; several devices; records of another kernel than the one here; a shape of which
-            fewer than two configurations could be measured; or a record that lacks something.
+        BadRecord: no records of sweeps; several devices; records of another kernel than the one here; no shape of which
+            two configurations could be measured; or a record that lacks something.
         BadTable: ``out`` is there, and is no table or that of another device.
     """
     records = [(path, record) for path in paths for record in read_records(path) if record.kind == "sweep"]
@@ -82,7 +85,15 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
             raise BadRecord(
                 f"{path}: kernel: got records of {kernel}, wants {kernel_hash()}, the one here; sweep again"
             )
-    outcomes = _outcomes(_candidates(records), names)
+    candidates = _candidates(records)
+    few = [
+        f"{shape}, {place}: got {len(measured)} measured configurations, wants two or more"
+        for (shape, place), measured in candidates.items()
+        if len(measured) < 2
+    ]
+    if len(few) == len(candidates):
+        raise BadRecord(f"{names}: {few[0]}")
+    outcomes = _outcomes({thing: measured for thing, measured in candidates.items() if len(measured) >= 2})
     path = out or table_path(device)
     measured = {name: _versions(record.environment.get(name) for _, record in records) for name in VERSIONS}
     table = TunedTable(device=device, sm_count=sm_count, kernel=kernel_hash(), entries=(), **measured)
@@ -93,7 +104,7 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(table.as_text(), encoding="utf-8")
     os.replace(unfinished, path)
-    return Promotion(path, table, outcomes)
+    return Promotion(path, table, outcomes, few)
 
 
 def _device(names: str, records: Iterable[Record]) -> tuple[str, int]:
@@ -161,13 +172,9 @@ def _weight(measured: Mapping[LaunchConfig, Measurement]) -> tuple[int, int]:
     return max(map(times, measured.values())), len(measured)
 
 
-def _outcomes(candidates: _Candidates, names: str) -> list[Outcome]:
+def _outcomes(candidates: _Candidates) -> list[Outcome]:
     winners = {}
     for (shape, place), measured in candidates.items():
-        if len(measured) < 2:
-            raise BadRecord(
-                f"{names}: {shape}, {place}: got {len(measured)} measured configurations, wants two or more"
-            )
         rule = shape.by_rule()
         simpler_first = sorted(measured, key=simplicity)
         simpler_first.sort(key=rule.__ne__)

@@ -28,13 +28,16 @@ def promote(
 ) -> None:
     """Make the winners of sweeps the launch configurations of their device.
 
-    Ties go to the rule's configuration, then to the simplest one. Other entries of the table stay.
+    Ties go to the rule's configuration, then to the simplest one. Other entries of the table stay. What could not be
+    measured is left out, and said.
     """
     with one_line_errors(BadRecord, BadTable):
         promotion = promoting.promote(records, out)
         printed = wide_console()
         printed.print(promoting.as_rich(promotion))
         entries, new = len(promotion.table.entries), len(promotion.outcomes)
+        for one in promotion.left_out:
+            printed.print(f"Left out: {one}", highlight=False, soft_wrap=True)
         kept = f", {entries - new} of them from before" if entries > new else ""
         printed.print(f"Table: {promotion.path}, {entries} entries{kept}", highlight=False, soft_wrap=True)
 

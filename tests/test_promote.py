@@ -251,6 +251,17 @@ def test_versions_of_several_machines_are_listed(tmp_path, tables):
     assert made.entries[0].config == configs()["parted"]
 
 
+def test_a_head_that_could_not_be_measured_is_left_out_and_said(tmp_path, tables):
+    """The others are no worse for it, nor those of the next batch sizes."""
+    failed = head_shape(samples=32)
+    path = written(tmp_path / "a.jsonl", swept(), swept("narrow", 8.0), swept(shape=failed, error="wrong answer: x"))
+    said = tune("promote", path)
+    assert said.exit_code == 0, said.output
+    assert f"Left out: {failed}, alone: got 0 measured configurations, wants two or more" in said.output
+    (one,) = read_table(table_path(DEVICE)).entries
+    assert (one.shape, one.serves) == (SHAPE, (8, 8))
+
+
 BAD = {
     "nothing": ([], "got no records of kind 'sweep', wants"),
     "other kinds": ([swept(kind="bench")], "got no records of kind 'sweep', wants"),
