@@ -93,7 +93,8 @@ def test_heads_take_turns_so_that_one_is_measured_while_others_are_compiled():
     heads = [TARGET, small_target(columns=25)]
     _, measurer, _ = run(STRATEGIES["quick"], book_at(None), targets=heads)
     begun = dict.fromkeys((heads.index(head), runs) for head, place, _, runs in measurer.begun if place == ALONE)
-    assert list(begun) == [(0, 0), (1, 0), (0, 1), (1, 2), (0, 3), (1, 4)], "each is timed after the other's was begun"
+    order = [(0, 0), (1, 0), *((turn % 2, turn - 1) for turn in range(2, 12))]
+    assert list(begun)[:12] == order, "each is timed after the other's was begun"
 
 
 def test_one_more_configuration_is_one_more_measured(tmp_path):
@@ -206,7 +207,7 @@ KILLED = """
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().in_situ(target, configs, rounds, captures)
 
-    targets = [small_target(), small_target(columns=25, taps=("layer2",))]
+    targets = [small_target(), small_target(columns=196, taps=("layer2",))]
     Sweep(Killed(), STRATEGIES["quick"], book_at(Path(sys.argv[1]))).run(targets)
 """
 
@@ -217,9 +218,9 @@ def test_a_killed_sweep_loses_nothing_and_goes_on(tmp_path):
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(out)], env=environment)
     assert done.returncode == -signal.SIGKILL
     finished = read_records(out)
-    first, second = small_target(), small_target(columns=25, taps=("layer2",))
+    first, second = small_target(), small_target(columns=196, taps=("layer2",))
     places = [(shape_of(record), record.protocol["place"]) for record in finished]
-    assert Counter(places) == {(first.shape, ALONE): 40, (first.shape, NETWORK): 4, (second.shape, ALONE): 40}
+    assert Counter(places) == {(first.shape, ALONE): 76, (first.shape, NETWORK): 4, (second.shape, ALONE): 76}
     whole = out.read_bytes()
     out.write_bytes(whole[:-100])  # and a line that was being written
     outcomes, measurer, _ = run(STRATEGIES["quick"], book_at(out), targets=[first, second])
@@ -238,7 +239,7 @@ def test_quick_finds_what_is_better_than_the_rule():
     )
     assert found.over_alone.high >= 1.0 or found.over_alone.median_ratio < 1.0, "it is never worse beyond noise"
     count = Counter(place for place, _, _ in measurer.timed)
-    assert count[ALONE] == 21 + 13 + 7 and count[NETWORK] - 4 in (0, 2, 3), "each time beside the rule's"
+    assert count[ALONE] == 21 + 6 * 9 + 7 and count[NETWORK] - 4 in (0, 2, 3), "each time beside the rule's"
     assert {rounds for place, _, rounds in measurer.timed if place == NETWORK} == {FINAL_ROUNDS}
     in_situ = {config for place, config, _ in measurer.timed if place == NETWORK}
     assert {text(TARGET.rule), text(found.alone)} <= in_situ
@@ -246,7 +247,7 @@ def test_quick_finds_what_is_better_than_the_rule():
 
 def test_full_finds_what_quick_does_not():
     """Without noise it gets to a point that no neighbour improves on, or within 5 % of the best of the grid."""
-    target = small_target(classes=100, columns=196)
+    target = small_target(samples=32, classes=100)
     (quick,), _, _ = run(STRATEGIES["quick"], book_at(None), Synthetic(noise=0.0), [target])
     (full,), measurer, _ = run(STRATEGIES["full"], book_at(None), Synthetic(noise=0.0), [target])
     assert quick.alone is not None and full.alone is not None
@@ -279,7 +280,7 @@ def test_replay_answers_as_was_measured(effort, tmp_path):
     targets = [TARGET, small_target(columns=25, taps=("layer2", "layer3"))]
     measured, _, _ = run(STRATEGIES[effort], book_at(out), targets=targets)
     records = read_records(out)
-    assert recorded_targets(records, "resnet18") == targets and recorded_targets(records, "resnet50") == []
+    assert set(recorded_targets(records, "resnet18")) == set(targets) and recorded_targets(records, "resnet50") == []
     replayed, _, sweep = run(STRATEGIES[effort], book_at(None), ReplayMeasurer(records), targets)
     assert replayed == measured and not sweep.failures
 

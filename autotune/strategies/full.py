@@ -10,10 +10,9 @@ from ..space import neighbours, spread_out
 CANDIDATES = 96
 #: Rounds of each turn of halving, the first of all candidates.
 HALVING_ROUNDS = (3, 6, 12)
-#: Leaders whose neighbours are tried.
+#: Leaders whose neighbours are tried, so many at a time and so often, unless none is left.
 LEADERS = 3
-#: Times that neighbours of the leaders are tried, unless the leaders stay the same.
-STEPS = 3
+NEIGHBOURS, STEPS = 24, 8
 #: Configurations that are decided between alone, and in situ, beside the rule's.
 LAST_ALONE = 12
 IN_SITU = 6
@@ -30,12 +29,14 @@ def search(target: Target) -> Generator[Ask, Answers, None]:
             return
         left = fastest_first(answers)[: max(len(left) // 2, LEADERS)]
     known = dict(answers)
+    asked = set(known)
     for step in range(1, STEPS + 1):
         leaders = fastest_first(known)[:LEADERS]
         beside = dict.fromkeys(one for leader in leaders for one in neighbours(leader, target.shape))
-        new = tuple(one for one in beside if one not in known)
+        new = tuple(one for one in beside if one not in asked)[:NEIGHBOURS]
         if not new:
             break
+        asked.update(new)
         known |= yield Ask(ALONE, new, HALVING_ROUNDS[-1], share=0.4 + 0.2 * step / STEPS)
     last = tuple(dict.fromkeys([target.rule, *fastest_first(known)[:LAST_ALONE]]))
     alone = yield Ask(ALONE, last, FINAL_ROUNDS, share=0.7, next_in_situ=last)

@@ -7,8 +7,10 @@ from ..measurer import ALONE, NETWORK, Target
 from ..search import AGAIN_CAPTURES, FINAL_ROUNDS, Answers, Ask, decide, fastest_first, finalists
 from ..space import neighbours, spread_out
 
-#: Configurations beside the rule's that are timed alone at first, and neighbours of the fastest two after that.
-CANDIDATES, NEIGHBOURS = 20, 12
+#: Configurations beside the rule's that are timed alone at first.
+CANDIDATES = 20
+#: Neighbours of the fastest two that are timed after that, and how often: the fastest may be others by then.
+NEIGHBOURS, STEPS = 8, 6
 #: These are only looked at, since the fastest ones are timed again; captures differ more than rounds do.
 LOOK_ROUNDS = 4
 #: The winner and the fastest ones are timed again, in more captures.
@@ -25,10 +27,14 @@ def search(target: Target) -> Generator[Ask, Answers, None]:
     looked = yield Ask(ALONE, configs, LOOK_ROUNDS, share=0.2)
     if not looked:
         return
-    beside = dict.fromkeys(one for two in fastest_first(looked)[:2] for one in neighbours(two, target.shape))
-    new = [one for one in beside if one not in configs]
-    if new:
-        looked = {**looked, **(yield Ask(ALONE, tuple(new[:NEIGHBOURS]), LOOK_ROUNDS, share=0.4))}
+    asked = set(configs)
+    for step in range(1, STEPS + 1):
+        beside = dict.fromkeys(one for two in fastest_first(looked)[:2] for one in neighbours(two, target.shape))
+        new = tuple(one for one in beside if one not in asked)[:NEIGHBOURS]
+        if not new:
+            break
+        asked.update(new)
+        looked = {**looked, **(yield Ask(ALONE, new, LOOK_ROUNDS, share=0.2 + 0.2 * step / STEPS))}
     leaders = finalists(target, looked, LEADERS)
     alone = yield Ask(ALONE, leaders, FINAL_ROUNDS, share=0.5, captures=AGAIN_CAPTURES, next_in_situ=leaders)
     best_alone = decide(target.rule, alone)
