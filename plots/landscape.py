@@ -1,6 +1,7 @@
 """The tuning landscape: how long a head takes alone, over two fields of its launch configuration."""
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -43,16 +44,21 @@ UNTRIED: dict[str, Any] = {"marker": "x", "markersize": 3, "color": "#B0B0B0", "
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """How long heads take alone, over two fields of their launch configuration, with the noise and what was not tried.
 
-    Drawn are the heads of the smallest and of the largest batch of each number of classes.
+    Drawn are the heads of the smallest and of the largest batch of one network: the one most was tried for.
 
     Raises:
         NoRecords: no head of which two configurations were measured alone.
     """
-    found = [head for head in swept_heads(records) if len(head.alone) > 1]
+    found = [head for head in swept_heads(records) if len(head.tried) > 1]
     if not found:
         raise NoRecords("no head of which two configurations were measured alone")
-    heads = [_head(head) for head in found if head.cell["samples"] in _ends(found, head.cell["classes"])]
-    heads.sort(key=lambda head: (head["classes"], head["batch"]))  # and by channels, as they come
+    tries = Counter[str]()
+    for head in found:
+        tries[head.network_name] += len(head.tried)
+    ((network, _),) = tries.most_common(1)
+    found = [head for head in found if head.network_name == network]
+    batches = [head.cell["samples"] for head in found]
+    heads = [_head(head) for head in found if head.cell["samples"] in (min(batches), max(batches))]
     others = [one for head in heads for one in head["configs"][1:]]
     typical = statistics.median(one["over_fastest"] for one in others)
     noise = statistics.median(one["noise_percent"] for one in others)
@@ -64,11 +70,13 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
         ),
         "stamp": stamp(
             records,
-            f"{statistics.median(len(head['configs']) for head in heads):.0f} configurations tried a head (median), "
-            f"{rounds(records)}; device time of one head alone, back to back. A cell: the fastest with its fields.\n"
+            f"{network}; {statistics.median(len(head['configs']) for head in heads):.0f} configurations tried a head "
+            f"(median), {rounds(records)}; device time of one head alone, back to back. A cell: the fastest with its "
+            "fields.\n"
             f"Within noise: less than {100 * NEGLIGIBLE:.1f} % or inside the 99 % interval over captures and rounds, "
             "widened for the number of configurations.",
         ),
+        "network": network,
         "fields": [ACROSS, UP],
         "noise_percent": noise,
         "heads": heads,
@@ -76,14 +84,9 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     return _figure(drawn), drawn
 
 
-def _ends(heads: Sequence[Head], classes: int) -> tuple[int, int]:
-    batches = [head.cell["samples"] for head in heads if head.cell["classes"] == classes]
-    return min(batches), max(batches)
-
-
 def _head(head: Head) -> dict[str, Any]:
     """What of a head is drawn, the fastest configuration first."""
-    order = sorted(head.alone.values(), key=lambda one: one.ratio)
+    order = sorted(head.tried.values(), key=lambda one: one.ratio)
     fastest = order[0]
     configs = []
     for one in order:
@@ -100,7 +103,7 @@ def _head(head: Head) -> dict[str, Any]:
                 "rule": one.variant == one.rule,
             }
         )
-    return {"head": head.name, "batch": head.cell["samples"], "classes": head.cell["classes"], "configs": configs}
+    return {"head": head.name, "batch": head.cell["samples"], "configs": configs}
 
 
 def _figure(drawn: Mapping[str, Any]) -> Figure:

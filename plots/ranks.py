@@ -1,6 +1,7 @@
 """Isolated rank of launch configurations against their rank in situ, with what noise allows to say of it."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -84,8 +85,10 @@ def _head(head: Head) -> dict[str, Any] | None:
         )
     ranks = np.array([[one["rank_alone"], one["rank_network"]] for one in configs])
     return {
-        "head": head.name,
+        "head": f"{head.network_name}, {head.name}",
         "model": head.cell["model"],
+        "dtype": head.cell["dtype"],
+        "tap": head.cell["tap"],
         "batch": head.cell["samples"],
         "classes": head.cell["classes"],
         "rank_correlation": float(np.corrcoef(ranks.T)[0, 1]),
@@ -135,13 +138,15 @@ def _draw_points(axes: Axes, heads: Sequence[Mapping[str, Any]]) -> None:
     limit = 100 * NEGLIGIBLE
     axes.axhspan(-limit, limit, color=PALE, alpha=0.6, linewidth=0)
     axes.axhline(0, color="black", linewidth=1)
-    for head in heads:
-        for one in head["configs"][1:]:
-            over, low, high = one["network_over_fastest_alone_percent"]
+    for verdict, (place, batch) in product((SAME, SLOWER, FASTER), enumerate(batches)):
+        of_batch = [one for head in heads if head["batch"] == batch for one in head["configs"][1:]]
+        drawn = [one for one in of_batch if one["verdict"] == verdict]
+        if drawn:
+            over, low, high = np.array([one["network_over_fastest_alone_percent"] for one in drawn]).T
             axes.errorbar(
-                one["alone_over_fastest_alone_percent"], over, [[over - low], [high - over]],
-                color=COLOURS[one["verdict"]], marker=MARKERS[batches.index(head["batch"]) % len(MARKERS)],
-                markersize=5.5, elinewidth=0.8, alpha=0.55 if one["verdict"] == SAME else 1.0, linestyle="",
+                [one["alone_over_fastest_alone_percent"] for one in drawn], over, [over - low, high - over],
+                color=COLOURS[verdict], marker=MARKERS[place % len(MARKERS)],
+                markersize=5.5, elinewidth=0.8, alpha=0.55 if verdict == SAME else 1.0, linestyle="",
             )  # fmt: skip
     for verdict, colour in COLOURS.items():
         count = sum(one["verdict"] == verdict for head in heads for one in head["configs"][1:])

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ..autotune.comparison import CONFIDENCE, Difference, Paired, compare_runs, over_baseline
 from ..autotune.record import BadRecord, Record
-from ..autotune.timed import deciding, timed
+from ..autotune.timed import deciding, timed, times
 
 #: Fields of a cell that say where the head is, not what it is.
 _WHERE = ("model", "tap")
@@ -43,12 +43,20 @@ class Head(NamedTuple):
     alone: dict[str, Configured]
     network: dict[str, Configured]
     """Of the whole network, all other heads with the rule's configuration."""
+    tried: dict[str, Configured]
+    """Alone, also those that were only looked at."""
+
+    @property
+    def network_name(self) -> str:
+        """The network, and what all its heads have in common."""
+        parts = [self.cell.get("model"), self.cell["dtype"], f"{self.cell['classes']:,} classes"]
+        return ", ".join(part for part in parts if part)
 
     @property
     def name(self) -> str:
-        """What it is, short."""
+        """What it is in its network."""
         where = self.cell.get("tap", f"{self.cell['channels']}x{self.cell['height'] * self.cell['width']}")
-        return f"{where}, batch {self.cell['samples']}, {self.cell['classes']:,} classes"
+        return f"{where}, batch {self.cell['samples']}"
 
 
 def swept_heads(records: Iterable[Record]) -> list[Head]:
@@ -74,7 +82,12 @@ def _head(alone: Sequence[Record], network: Sequence[Record]) -> Head:
     if network:  # several are not the same measurement: the last one is drawn
         last = network[-1]
         network = [one for one in network if one.cell == last.cell and _around(one) == _around(last)]
-    return Head((network or alone)[-1].cell, _decisive(alone), _decisive(network))
+    measured_alone = _configured(alone)
+    decisive, in_network = (
+        {one.variant: one for one in deciding(found)} for found in (measured_alone, _configured(network))
+    )
+    tried = {one.variant: one for one in sorted(measured_alone, key=times) if one.rule == measured_alone[-1].rule}
+    return Head((network or alone)[-1].cell, decisive, in_network, tried)
 
 
 def _around(record: Record) -> tuple[Any, ...]:
@@ -82,9 +95,8 @@ def _around(record: Record) -> tuple[Any, ...]:
     return record.protocol.get("trunk"), record.protocol.get("forks")
 
 
-def _decisive(records: Iterable[Record]) -> dict[str, Configured]:
-    found = [
+def _configured(records: Iterable[Record]) -> list[Configured]:
+    return [
         Configured(*timed(one), one.protocol["config"], (one.device_us or {})["median"])  # timed says if it has none
         for one in records
     ]
-    return {one.variant: one for one in deciding(found)}

@@ -1,0 +1,61 @@
+"""The tuned tables that come with the package: of the kernel that is here, and what the committed records decide."""
+
+import re
+
+import pytest
+from auxhead.autotune.exclusion import excluded
+from auxhead.autotune.promote import promote
+from auxhead.kernels.kernel_hash import kernel_hash
+from auxhead.kernels.tuned_table import lookup, read_table, table_path
+from auxhead.plots.record_files import COMMITTED
+from command_line import tune
+
+README = (COMMITTED.parent.parent / "README.md").read_text()
+SHIPPED = {"NVIDIA H200": "sweep-h200.jsonl.gz"}
+
+
+@pytest.fixture(params=SHIPPED, scope="module")
+def table(request):
+    return read_table(table_path(request.param))
+
+
+def test_every_table_is_known_here():
+    assert {path.name for path in table_path("any").parent.iterdir()} == {table_path(name).name for name in SHIPPED}
+
+
+def test_it_is_of_the_kernel_here(table):
+    """Else every launch is chosen by rule: sweep again, and promote."""
+    assert table.kernel == kernel_hash()
+
+
+def test_its_entries_are_found_and_can_be_launched(table):
+    assert table.entries
+    for entry in table.entries:
+        assert lookup(table.device, entry.shape, entry.place) == entry.config
+        assert entry.config == entry.shape.by_rule() or excluded(entry.config, entry.shape) is None
+
+
+def test_it_is_what_the_committed_records_decide(table, tmp_path):
+    promoted = promote([COMMITTED / SHIPPED[table.device]], tmp_path / "table.json").table
+    decided = {(entry.shape, entry.place): entry for entry in promoted.entries}
+    assert len(decided) == len(table.entries)
+    for entry in table.entries:
+        again = decided[entry.shape, entry.place]
+        assert (again.config, again.serves) == (entry.config, entry.serves)
+        assert again.margin == pytest.approx(entry.margin, abs=1e-3)
+
+
+def test_the_winners_are_published():
+    """All of them, and in the README what they come to."""
+    published = (COMMITTED / "winners-h200.md").read_text()
+    printed = tune("table", COMMITTED / SHIPPED["NVIDIA H200"], "--markdown").output
+    assert [line.split("|")[:6] for line in printed.splitlines()] == [
+        line.split("|")[:6] for line in published.splitlines()
+    ], "all but times, whose last digits depend on the processor"
+    said = re.search(r"winner alone: of (\d+) heads (\d+) faster, (\d+) no difference .*, (\d+) slower\.", published)
+    heads, faster, same, slower = said.groups()
+    words = " ".join(README.split())
+    assert f"Of {heads} heads, the winner in situ makes the whole network surely faster" in words
+    assert (
+        f"than the winner alone in {faster} and slower in {slower}," in words and f"in {same} nothing differs" in words
+    )
