@@ -1,5 +1,6 @@
 """Measures heads on a GPU: alone, as a chain of launches in a graph, and in situ, in a captured network."""
 
+import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from .cells import NEVER
 from .comparison import Paired
 from .compile_ahead import CompileAhead
 from .first_launches import NEVER_ENDS, first_launches
-from .head_peers import FUSED, LAUNCHES
+from .head_peers import FUSED, LAUNCHES, Launch
 from .heads_in_situ import HeadsInSitu
 from .launch_twins import AloneTwin, HeadTwin, Twin
 from .measurer import ALONE, NETWORK, Failure, Target
@@ -126,11 +127,7 @@ class HeadTiming:
         self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
     ) -> Mapping[LaunchConfig, Paired | Failure]:
         """Time chains of launches in graphs."""
-
-        def build(config: LaunchConfig) -> list[Callable[[], object]]:
-            return [self.heads[target].chain(config) for _ in range(captures)]
-
-        return self._time(target.rule, configs, build, rounds, launches=CHAIN)
+        return self._time(target.rule, configs, self.heads[target].chain, rounds, captures, launches=CHAIN)
 
     def in_situ(
         self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
@@ -174,18 +171,15 @@ class HeadTiming:
         """Capture and time networks, whose answers are compared with the truth at some taps."""
         with ExitStack() as opened, self._subject.exits(NEVER):
 
-            def build(variant: Key) -> list[Callable[[], object]]:
-                calls: list[Callable[[], object]] = []
-                for _ in range(captures):
-                    runner = capture(variant)
-                    opened.callback(runner.close)
-                    wrong = self._in_situ.wrong(taps, runner)
-                    if wrong is not None:
-                        raise _Wrong(wrong)
-                    calls.append(lambda runner=runner: runner(self._subject.example))  # type: ignore[misc]
-                return calls
+            def build(variant: Key) -> Callable[[], object]:
+                runner = capture(variant)
+                opened.callback(runner.close)
+                wrong = self._in_situ.wrong(taps, runner)
+                if wrong is not None:
+                    raise _Wrong(wrong)
+                return lambda: runner(self._subject.example)
 
-            return self._time(baseline, variants, build, rounds, launches=1)
+            return self._time(baseline, variants, build, rounds, captures, launches=1)
 
     def against_peers(
         self, target: Target, rounds: int, captures: int, begins: Callable[[str], None]
@@ -203,22 +197,22 @@ class HeadTiming:
             every timed capture were compared with the truth.
         """
         head = self.heads[target]
+        made: dict[str, Launch] = {}
 
-        def build(variant: str) -> list[Callable[[], object]]:
-            begins(variant)
-            launch = LAUNCHES[variant](head)
-            wrong = head.wrong(head.chosen) if variant == FUSED else None
-            calls: list[Callable[[], object]] = []
-            for _ in range(captures):
-                chain = Chain(launch, self._device)
-                chain()
-                wrong = wrong or head.wrong_answer(chain.said)
-                calls.append(chain)
+        def build(variant: str) -> Callable[[], object]:
+            wrong = None
+            if variant not in made:
+                begins(variant)
+                made[variant] = LAUNCHES[variant](head)
+                wrong = head.wrong(head.chosen) if variant == FUSED else None
+            chain = Chain(made[variant], self._device)
+            chain()
+            wrong = wrong or head.wrong_answer(chain.said)
             if wrong is not None:
                 raise _Wrong(wrong)
-            return calls
+            return chain
 
-        found = self._time(FUSED, list(LAUNCHES), build, rounds, launches=CHAIN)
+        found = self._time(FUSED, list(LAUNCHES), build, rounds, captures, launches=CHAIN)
         nothing = Failure("no baseline", "the fused head failed")
         return {variant: found.get(variant, nothing) for variant in LAUNCHES}
 
@@ -226,22 +220,31 @@ class HeadTiming:
         self,
         baseline: Key,
         variants: Sequence[Key],
-        build: Callable[[Key], list[Callable[[], object]]],
+        build: Callable[[Key], Callable[[], object]],
         rounds: int,
+        captures: int,
         launches: int,
     ) -> dict[Key, Paired | Failure]:
-        """Capture and time; what fails meanwhile is left out, and the rest begins again."""
+        """Capture and time; what fails meanwhile is left out, and the rest begins again.
+
+        Variants are captured in turns, too, in another order each time: where memory happens to lie makes captures
+        differ, and of those made one after another every other one alike.
+        """
         results: dict[Key, Paired | Failure] = {}
-        calls: dict[Key, list[Callable[[], object]]] = {}
-        for variant in variants:
-            self._check_device()
-            try:
-                calls[variant] = build(variant)
-            except _Wrong as wrong:
-                results[variant] = Failure("wrong answer", str(wrong))
-            except Exception as error:
-                results[variant] = Failure.of(error)
-                self._see_whether_lost()
+        calls: dict[Key, list[Callable[[], object]]] = {variant: [] for variant in variants}
+        order = random.Random(0)
+        for _ in range(captures):
+            for variant in order.sample(list(calls), len(calls)):
+                self._check_device()
+                try:
+                    calls[variant].append(build(variant))
+                except _Wrong as wrong:
+                    results[variant] = Failure("wrong answer", str(wrong))
+                    del calls[variant]
+                except Exception as error:
+                    results[variant] = Failure.of(error)
+                    del calls[variant]
+                    self._see_whether_lost()
         while baseline in calls:
             self._check_device()
             try:

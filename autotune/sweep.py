@@ -128,10 +128,10 @@ class Tuning:
         yet slower than this one as one of two.
         """
         last, found = self._asked.get(NETWORK), self.answers.get(NETWORK, {})
-        here, alone = found.get(self.winner(NETWORK)), found.get(self.winner(ALONE))
-        if last is None or here is None or alone is None or last.captures >= AGAIN_CAPTURES:
+        here, alone = self.winner(NETWORK), self.winner(ALONE)
+        if last is None or here is None or alone is None or alone not in found or last.captures >= AGAIN_CAPTURES:
             return False
-        over_alone = compare_runs(here, alone)
+        over_alone = compare_runs(found[here], found[alone])
         if over_alone.is_tie or over_alone.median_ratio < 1.0:
             return False
         self._asked[NETWORK] = last._replace(captures=AGAIN_CAPTURES)

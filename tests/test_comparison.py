@@ -1,6 +1,7 @@
 """Comparisons: what differs is found, what does not is a tie, in simulations as noisy as measurements are."""
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from auxhead.autotune.comparison import (
     typical,
     winner,
 )  # fmt: skip
+from auxhead.autotune.record import read_records
+from auxhead.plots.record_files import COMMITTED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,6 +48,18 @@ def test_identical_variants_seldom_win():
     assert len(false) <= 10
     covered = sum(one.low <= 1 <= one.high for one in found)
     assert 980 <= covered < 1000, "neither too narrow nor so wide that nothing can be found"
+
+
+def test_captures_of_an_h200_seldom_differ_from_others_of_the_same():
+    """A/A with real times: the twelve captures of each configuration that was decided by, drawn into two halves."""
+    draw, found = random.Random(0), []
+    for one in read_records(COMMITTED / "sweep-h200.jsonl.gz"):
+        if one.error is None and one.protocol["captures"] == 12:
+            captures = one.device_us["samples"]
+            order = draw.sample(captures, 12)
+            found.append(compare(order[:6], order[6:]))
+    assert len(found) >= 1000
+    assert sum(not one.is_tie for one in found) <= 0.01 * len(found)
 
 
 def test_identical_variants_seldom_win_among_many():
