@@ -26,7 +26,7 @@ from .subject import Subject
 from .timing import Key, VariantFailed, time_rounds
 
 #: Back-to-back replays last about this long, microseconds.
-BLOCK_US = 1000.0
+BLOCK_US = 500.0
 
 
 class HeadTiming:

@@ -145,7 +145,7 @@ def _key(record: Record) -> str:
 
 
 def _rounded(timings: Timings) -> list[list[float]]:
-    return [[round(us, 2) for us in rounds] for rounds in timings]
+    return [[round(us, 3) for us in rounds] for rounds in timings]
 
 
 def with_samples(timings: Timings) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def test_a_measurement_from_end_to_end(measure):
     count = len(found.footprints)
     assert not found.failed and found.footprints[0].name == BY_RULE and found.shapes == shapes()
     # the trunk, every footprint whole and its heads alone, and the first one also recorded
-    assert measure.asked.timed == [(1, 2), (1 + 2 * count + 1, 6)]
+    assert measure.asked.timed == [(1, 2), (1 + 2 * count + 1, 3)]
     by_rule = found.footprints[0]
     assert typical(found.times[timing.Variant(HEADS, by_rule)]) == pytest.approx(US[HEADS] / timing.CHAIN)
     assert typical(found.times[timing.Variant(BOTH, by_rule)]) == pytest.approx(US[BOTH])
@@ -114,7 +114,7 @@ def test_a_measurement_from_end_to_end(measure):
     assert compiled == [(taps, False), (taps, True)] * count, "with recording, and without"
     assert asked == [(taps[:3], False)] * count, "of launches as they are timed, those up to the last fork"
     records = footprint_records(CELL, found, NOT_COUNTED, ENVIRONMENT)
-    assert len(records) == count and records[0].protocol["forks"] == list(FORKS) and records[0].protocol["repeat"] == 6
+    assert len(records) == count and records[0].protocol["forks"] == list(FORKS) and records[0].protocol["repeat"] == 3
 
 
 def test_a_footprint_that_answers_wrongly_is_told_of_and_not_timed(measure, monkeypatch):

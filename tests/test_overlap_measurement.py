@@ -162,11 +162,11 @@ def test_a_measurement_from_end_to_end(subject, monkeypatch):
     found = measurement.measure_overlap(subject, lambda what, share: begun.append((what, share)))
     assert asked == [
         ([BARE], [1], False, 2),
-        ([BARE, HEADS, BOTH], [1, 1, 1], False, 100),
-        ([BARE, BOTH], [1, 1], True, 100),
+        ([BARE, HEADS, BOTH], [1, 1, 1], False, 50),
+        ([BARE, BOTH], [1, 1], True, 50),
     ]
     assert found.times == {BARE: [[10.0] * 20], HEADS: [[4.0] * 20], BOTH: [[12.0] * 20]}, "of one launch of each head"
-    assert found.profiled == {BARE: [10.0] * 20, BOTH: [12.0] * 20} and found.repeat == 100
+    assert found.profiled == {BARE: [10.0] * 20, BOTH: [12.0] * 20} and found.repeat == 50
     assert {name: len(replays) for name, replays in found.replays.items()} == {BARE: 20, BOTH: 20}
     assert [one.programs for one in found.recorded] == [[(0, sm, 2.5, 4.5), (1, sm, 10.0, 11.0)] for sm in range(20)], (
         "each replay's own"

@@ -58,7 +58,7 @@ def test_what_is_recorded(tmp_path):
     assert pair["device_ratio"] == pytest.approx(truth[0] / truth[1], rel=0.03)
     samples = other.device_us["samples"]
     assert len(samples) == 5 and all(len(rounds) == 4 for rounds in samples)
-    assert all(us == round(us, 2) for rounds in samples for us in rounds)
+    assert all(us == round(us, 3) for rounds in samples for us in rounds)
     assert other.device_us["p20"] <= other.device_us["median"] <= other.device_us["p80"]
     alone = tmp_path / "alone.jsonl"
     run(asking(), book_at(alone))
@@ -263,7 +263,8 @@ def test_searches_go_on_to_the_end_in_shares(effort):
     sweep = Sweep(Synthetic(), STRATEGIES[effort], book_at(None), seen.append)
     sweep.run([TARGET, small_target(columns=25)])
     shares = [status.done for status in seen]
-    assert shares == sorted(shares) and shares[0] == 0.0 and shares[-1] == pytest.approx(1.0) and 0.5 in shares
+    assert shares == sorted(shares) and shares[0] == 0.0 and shares[-1] == pytest.approx(1.0)
+    assert any(0.3 < share < 0.7 for share in shares)
     assert "of the rule's time alone" in " ".join(status.best for status in seen)
     assert seen[0].doing.startswith("resnet18 float16, batch 8, layer1: ")
 
