@@ -149,7 +149,7 @@ class HeadsInSitu:
 
 
 class _ForksByRule(OverlappedRunner):
-    """Chooses forks, and captures nothing, so that no head is compiled for it."""
+    """Chooses forks, and captures no more than that takes, so that no head is compiled for it."""
 
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         self._choose_forks(x)

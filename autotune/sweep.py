@@ -134,8 +134,8 @@ class Tuning:
         over_alone = compare_runs(found[here], found[alone])
         if over_alone.is_tie or over_alone.median_ratio < 1.0:
             return False
-        self._asked[NETWORK] = last._replace(captures=AGAIN_CAPTURES)
-        self.answers[NETWORK] = self._answer(self._asked[NETWORK])
+        again = self._asked[NETWORK] = last._replace(captures=AGAIN_CAPTURES)
+        self.answers[NETWORK] = self._answer(again) or found
         return True
 
     def _not_asked(self, place: str, configs: Iterable[LaunchConfig | None]) -> tuple[LaunchConfig, ...]:
