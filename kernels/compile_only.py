@@ -30,9 +30,9 @@ class _Driver:
 def settle_cache_keys() -> None:
     """Let kernels be found in Triton's cache on disk by all processes that call this before they launch any.
 
-    Triton's key of a kernel depends on whether the functions that it calls have keys already (3.6, runtime/jit.py: the
-    globals that they use are taken over before these are known), and the kernels share functions. So keys are made in
-    one order, whatever is launched first.
+    In Triton 3.6 the key of a kernel depends on whether the functions that it calls have keys already, and the kernels
+    share functions (github.com/triton-lang/triton/pull/10494). So keys are made in one order, whatever is launched
+    first.
     """
     from . import exit_kernel, fused_head_kernel
 
