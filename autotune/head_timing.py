@@ -227,8 +227,8 @@ class HeadTiming:
     ) -> dict[Key, Paired | Failure]:
         """Capture and time; what fails meanwhile is left out, and the rest begins again.
 
-        Variants are captured in turns, too, in another order each time: where memory happens to lie makes captures
-        differ, and of those made one after another every other one alike.
+        Variants are captured in turns, too, in another order each time: captures differ, it seems by where their memory
+        lies, and of those made one after another every other one is alike.
         """
         results: dict[Key, Paired | Failure] = {}
         calls: dict[Key, list[Callable[[], object]]] = {variant: [] for variant in variants}
