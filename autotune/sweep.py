@@ -71,6 +71,8 @@ class Tuning:
     """Share of the work, from 0 to 1."""
     _asked: dict[str, Ask] = field(default_factory=dict)
     """What they answer."""
+    _decided: dict[str, tuple[Answers, LaunchConfig | None]] = field(default_factory=dict)
+    """Who wins, and by which answers."""
     _best: str = ""
     _failures: Counter[str] = field(default_factory=Counter)
 
@@ -148,7 +150,12 @@ class Tuning:
 
     def winner(self, place: str) -> LaunchConfig | None:
         """Return the winner as it is now; None if nothing was measured."""
-        return decide(self.target.rule, self.answers.get(place, {}))
+        answers = self.answers.get(place, {})
+        of, decided = self._decided.get(place, (None, None))
+        if of is not answers:  # the last ones decide until there are others: a bootstrap each takes its time
+            decided = decide(self.target.rule, answers)
+            self._decided[place] = answers, decided
+        return decided
 
     @property
     def outcome(self) -> Outcome:
