@@ -5,13 +5,13 @@ A strategy is one file in ``strategies`` with one function ``search(target)``: a
 that was interrupted, or runs on records, asks the same again and gets the recorded answers.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import NamedTuple
 
 from ..kernels.launch_config import LaunchConfig
 from .comparison import Paired, over_baseline, winner
 from .measurer import ALONE, Target
-from .space import simplicity
+from .space import neighbours, simplicity
 from .timing import CAPTURES
 
 #: Rounds of what is decided by.
@@ -53,6 +53,34 @@ def alone_only(search: Search) -> Search:
             return
 
     return asks
+
+
+def climb(
+    target: Target, known: Answers, asked: Iterable[LaunchConfig], *, leaders: int, at_once: int, steps: int,
+    rounds: int, shares: tuple[float, float],
+) -> Generator[Ask, Answers, Answers]:  # fmt: skip
+    """Ask for neighbours of the fastest alone, which may be others after each step; return all that is known then.
+
+    Args:
+        target: what is tuned.
+        known: what was measured alone.
+        asked: what is not to be asked for again, be it known or have it failed.
+        leaders: of the fastest, whose neighbours are asked for.
+        at_once: neighbours in a step, at most.
+        steps: at most; there are fewer if no neighbour is left.
+        rounds: of each.
+        shares: of the work that is done before and after.
+    """
+    asked = set(asked)
+    before, after = shares
+    for step in range(1, steps + 1):
+        beside = dict.fromkeys(one for best in fastest_first(known)[:leaders] for one in neighbours(best, target.shape))
+        new = tuple(one for one in beside if one not in asked)[:at_once]
+        if not new:
+            break
+        asked.update(new)
+        known = {**known, **(yield Ask(ALONE, new, rounds, share=before + (after - before) * step / steps))}
+    return known
 
 
 def fastest_first(answers: Answers) -> list[LaunchConfig]:

@@ -3,8 +3,8 @@
 from collections.abc import Generator
 
 from ..measurer import ALONE, NETWORK, Target
-from ..search import AGAIN_CAPTURES, FINAL_ROUNDS, Answers, Ask, decide, fastest_first, finalists
-from ..space import neighbours, spread_out
+from ..search import AGAIN_CAPTURES, FINAL_ROUNDS, Answers, Ask, climb, decide, fastest_first, finalists
+from ..space import spread_out
 
 #: Configurations beside the rule's to begin with.
 CANDIDATES = 96
@@ -28,16 +28,16 @@ def search(target: Target) -> Generator[Ask, Answers, None]:
         if not answers:
             return
         left = fastest_first(answers)[: max(len(left) // 2, LEADERS)]
-    known = dict(answers)
-    asked = set(known)
-    for step in range(1, STEPS + 1):
-        leaders = fastest_first(known)[:LEADERS]
-        beside = dict.fromkeys(one for leader in leaders for one in neighbours(leader, target.shape))
-        new = tuple(one for one in beside if one not in asked)[:NEIGHBOURS]
-        if not new:
-            break
-        asked.update(new)
-        known |= yield Ask(ALONE, new, HALVING_ROUNDS[-1], share=0.4 + 0.2 * step / STEPS)
+    known = yield from climb(
+        target,
+        answers,
+        answers,
+        leaders=LEADERS,
+        at_once=NEIGHBOURS,
+        steps=STEPS,
+        rounds=HALVING_ROUNDS[-1],
+        shares=(0.4, 0.6),
+    )
     last = tuple(dict.fromkeys([target.rule, *fastest_first(known)[:LAST_ALONE]]))
     alone = yield Ask(ALONE, last, FINAL_ROUNDS, share=0.7, next_in_situ=last)
     best_alone = decide(target.rule, alone)

@@ -4,8 +4,8 @@ from collections.abc import Generator
 
 from ..comparison import over_baseline
 from ..measurer import ALONE, NETWORK, Target
-from ..search import AGAIN_CAPTURES, FINAL_ROUNDS, Answers, Ask, decide, fastest_first, finalists
-from ..space import neighbours, spread_out
+from ..search import AGAIN_CAPTURES, FINAL_ROUNDS, Answers, Ask, climb, decide, fastest_first, finalists
+from ..space import spread_out
 
 #: Configurations beside the rule's that are timed alone at first.
 CANDIDATES = 20
@@ -27,14 +27,9 @@ def search(target: Target) -> Generator[Ask, Answers, None]:
     looked = yield Ask(ALONE, configs, LOOK_ROUNDS, share=0.2)
     if not looked:
         return
-    asked = set(configs)
-    for step in range(1, STEPS + 1):
-        beside = dict.fromkeys(one for two in fastest_first(looked)[:2] for one in neighbours(two, target.shape))
-        new = tuple(one for one in beside if one not in asked)[:NEIGHBOURS]
-        if not new:
-            break
-        asked.update(new)
-        looked = {**looked, **(yield Ask(ALONE, new, LOOK_ROUNDS, share=0.2 + 0.2 * step / STEPS))}
+    looked = yield from climb(
+        target, looked, configs, leaders=2, at_once=NEIGHBOURS, steps=STEPS, rounds=LOOK_ROUNDS, shares=(0.2, 0.4)
+    )
     leaders = finalists(target, looked, LEADERS)
     alone = yield Ask(ALONE, leaders, FINAL_ROUNDS, share=0.5, captures=AGAIN_CAPTURES, next_in_situ=leaders)
     best_alone = decide(target.rule, alone)
