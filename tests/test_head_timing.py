@@ -2,11 +2,7 @@
 
 import importlib
 import pickle
-import subprocess
-import sys
-import textwrap
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -298,26 +294,6 @@ def test_a_launch_that_does_not_end_is_told_and_nothing_waits_for_it(timing, mon
     assert at_exit == [first_launches._leave]
     with pytest.raises(DeviceLost, match="does not end: a launch was not done after 20 s"):
         timing.check(target, ALONE, [rule, other])
-
-
-def test_waiting_for_a_launch_comes_to_an_end(monkeypatch):
-    answers = iter([False, False, True])
-    assert first_launches._ends(SimpleNamespace(query=lambda: next(answers)))
-    monkeypatch.setattr(first_launches, "ENDS_S", 0.01)
-    assert not first_launches._ends(SimpleNamespace(query=lambda: False))
-
-
-def test_a_process_with_an_endless_launch_ends_at_once():
-    """What was printed is not lost; what would take CUDA down does not run."""
-    script = """
-        import atexit
-        from auxhead.autotune.first_launches import _leave
-        atexit.register(print, "never")
-        atexit.register(_leave)
-        print("told")
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "told\n", "")
 
 
 def test_every_capture_is_timed_in_every_round(simulated, monkeypatch):
