@@ -230,6 +230,19 @@ def test_what_is_wrong(change, message, timing, monkeypatch):
     assert message in head.wrong(timing.targets[0].rule)
 
 
+def test_a_peer_may_be_less_exact(timing):
+    """torch.compile's kernels add one product after another."""
+    head, target = next(iter(timing.heads.values())), timing.targets[0]
+    with torch.no_grad():
+        ours = head.launch(target.rule)
+    ours = ours._replace(probs=None, confidence=ours.confidence + 2e-6)
+    assert "probabilities are off by 2e-06, 4.8e-07 being allowed" in head.wrong_answer(ours)
+    peer = HeadSaid(ours.label, ours.confidence, ours.exit)
+    assert head.wrong_answer(peer) is None
+    wrong = head.wrong_answer(peer._replace(confidence=peer.confidence + 1e-5))
+    assert "probabilities are off by 1.2e-05, 3.8e-06 being allowed" in wrong
+
+
 def test_wrong_answers_in_situ_are_not_timed(timing, monkeypatch):
     target = timing.targets[0]
     runner = heads_in_situ.OverlappedRunner
