@@ -27,8 +27,8 @@ CHAIN = 20
 _CHECKED_LAUNCHES = 5
 #: Roundings of an answer's dtype that it may be off by, however exact PyTorch's logits are by luck.
 _FLOOR_ROUNDINGS = 4
-#: What a peer may be off by, in what a fused head may: torch.compile's float32 kernels add one product after another and
-#: were 2.4 times off what is allowed here (64 pixels, 100 classes, H200). That is a peer less exact, not a wrong one.
+#: What a peer may be off by, in what a fused head may: torch.compile's float32 kernels add one product after another
+#: and were off by 2.4 times that (512 features, 100 classes, H200). That is a peer less exact, not a wrong one.
 _PEERS_ROUNDING = 8
 #: The work beside them: products of square matrices.
 _BUSY_SIZE = 2048

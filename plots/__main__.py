@@ -78,7 +78,9 @@ def _one_line_errors(out: Path) -> Iterator[None]:
 @app.command()
 def perfetto(
     records: Annotated[Path, typer.Argument(help="Records of `auxhead-tune overlap`.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="The trace, replaced if it is there.")] = Path("trace.json"),
+    out: Annotated[
+        Path, typer.Option(help="The trace, replaced if it is there; compressed if OUT ends in .gz.")
+    ] = Path("trace.json"),
 ) -> None:
     """Write timelines as a Chrome trace, with lanes of trunk, heads and SMs; ui.perfetto.dev opens it."""
     with _one_line_errors(out):

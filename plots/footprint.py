@@ -1,6 +1,7 @@
 """Where overlap stops being free: what heads add to the trunk's time against how much of the SMs they take."""
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,12 +15,16 @@ from .bench_records import network_of, rounds
 from .record_files import NoRecords, stamp
 from .style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, new_figure, tidy
 
-#: What adds less to the trunk's time, in percent, is free: about what captures of one thing differ by.
+#: What surely adds as much to the trunk's time, in percent, is not free: about what captures of one thing differ by.
 FREE_PERCENT = 2.0
+#: These cost by other things than how much of the SMs they take: heads on few SMs end late.
+_APART = ("priority", "SMs")
 #: Panels side by side, at most.
 _PANELS = 3
 #: Hiding efficiencies below are drawn at the lower edge, percent.
 _LEAST_HIDDEN = -100.0
+#: What adds more to the trunk's time is drawn at the upper edge, percent.
+_MOST_ADDED = 12.0
 #: How footprints differ from what is by rule, told by their names.
 KINDS = {
     "programs": Line("programs, /4 to x8", BLUE, "-", "o"),
@@ -51,7 +56,9 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     drawn["title"] = _title(drawn["batches"])
     drawn["stamp"] = stamp(
         found,
-        f"{network}, {classes:,} classes; {rounds(found)}. Dashed: the boundary that most footprints agree with.",
+        f"{network}, {classes:,} classes; {rounds(found)}.",
+        f"Free: not surely {FREE_PERCENT:.0f} % or more. Dashed: the boundary that most agree with, apart from those "
+        "without priority and on few SMs.",
         "Residency tier: warps of head programs by the time that each program records in the kernel, of all that the "
         "SMs hold while the bare trunk runs.",
         "Hiding efficiency: (trunk + heads alone - both) / the shorter of both. Bars: 99 % interval of stretch, 20th "
@@ -93,12 +100,10 @@ def _kind(footprint: str) -> str:
 def boundary(points: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the occupancy below which footprints are free and above which they are not, by most of them.
 
-    Those without the trunk's priority are left out. None if all are free, or none is, or if more than a quarter is on
-    the wrong side, so that occupancy does not tell.
+    Those without the trunk's priority and those on few SMs are left out. None if all are free, or none is, or if more
+    than a quarter is on the wrong side, so that occupancy does not tell.
     """
-    known = sorted(
-        (one["occupancy_percent"], one["added_percent"] < FREE_PERCENT) for one in points if one["kind"] != "priority"
-    )
+    known = sorted((one["occupancy_percent"], _free(one)) for one in points if one["kind"] not in _APART)
     if all(free for _, free in known) or not any(free for _, free in known):
         return None
     wrong = [
@@ -112,22 +117,28 @@ def boundary(points: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     return {"occupancy_percent": math.sqrt(below * above), "footprints": len(known), "on_the_wrong_side": wrong[best]}
 
 
+def _free(point: Mapping[str, Any]) -> bool:
+    """Whether it is not sure that the footprint costs the trunk something."""
+    return bool(point["added_low"] < FREE_PERCENT)
+
+
 def _title(batches: Mapping[str, Any]) -> str:
     return "\n".join(_finding(batch, **found) for batch, found in batches.items())
 
 
 def _finding(batch: str, points: Sequence[Mapping[str, Any]], boundary: Mapping[str, Any] | None) -> str:
-    usual = [one for one in points if one["kind"] != "priority"]
+    usual = [one for one in points if one["kind"] not in _APART]
     added = [one["added_percent"] for one in usual]
     if boundary is not None:
         up_to = boundary["occupancy_percent"]
-        return (
-            f"Batch {batch}: overlap is free up to {up_to:.2g} % of the SMs' warps; beyond, up to {max(added):+.0f} %"
-        )
+        few = statistics.median(one["added_percent"] for one in usual if one["occupancy_percent"] < up_to)
+        beyond = f"beyond, up to {max(added):.0f} %"
+        return f"Batch {batch}: heads add {few:.0f} % up to {up_to:.2g} % of the SMs' warps; {beyond}"
     most = max(one["occupancy_percent"] for one in usual)
-    if max(added) < FREE_PERCENT:
-        return f"Batch {batch}: overlap is free, up to {most:.2g} % of the SMs' warps, the most that was tried"
-    if min(added) >= FREE_PERCENT:
+    if all(map(_free, usual)):
+        few = statistics.median(added)
+        return f"Batch {batch}: heads add {few:.0f} % up to {most:.2g} % of the SMs' warps, the most that was tried"
+    if not any(map(_free, usual)):
         return f"Batch {batch}: no footprint is free; they add {min(added):.0f} to {max(added):.0f} % to the trunk"
     return f"Batch {batch}: occupancy does not tell what is free; {min(added):+.1f} to {max(added):+.1f} %"
 
@@ -143,8 +154,8 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     for (batch, found), (above, below) in zip(drawn["batches"].items(), zip(*panels, strict=True), strict=True):
         for kind, line in KINDS.items():
             points = [one for one in found["points"] if one["kind"] == kind]
-            _scatter(above, line, points, "added", ("added_low", "added_high"), -math.inf)
-            _scatter(below, line, points, "hidden", ("hidden_p20", "hidden_p80"), _LEAST_HIDDEN)
+            _scatter(above, line, points, "added", ("added_low", "added_high"), (-math.inf, _MOST_ADDED))
+            _scatter(below, line, points, "hidden", ("hidden_p20", "hidden_p80"), (_LEAST_HIDDEN, math.inf))
         above.set_title(f"batch {batch}", fontsize=10, loc="left")
         above.axhspan(-FREE_PERCENT, FREE_PERCENT, color=GREY, alpha=0.12, linewidth=0)
         below.axhline(100, color="black", linewidth=1)
@@ -169,22 +180,31 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
 
 
 def _scatter(
-    axes: Axes, line: Line, points: Sequence[Mapping[str, Any]], name: str, ends: tuple[str, str], least: float
+    axes: Axes,
+    line: Line,
+    points: Sequence[Mapping[str, Any]],
+    name: str,
+    ends: tuple[str, str],
+    shown: tuple[float, float],
 ) -> None:
-    """Draw points of one kind, with bars; what lies below ``least`` stands there, with its number."""
+    """Draw points of one kind, with bars; what lies outside of what is shown stands at its edge, with its number."""
+
+    def within(percent: float) -> float:
+        return min(max(percent, shown[0]), shown[1])
+
     x = [one["occupancy_percent"] for one in points]
-    y = [max(one[f"{name}_percent"], least) for one in points]
+    y = [within(one[f"{name}_percent"]) for one in points]
     size = 11 if line.marker == "*" else 6
     axes.plot(
         x, y, color=line.colour, linestyle=line.dashes or "none", marker=line.marker, markersize=size, linewidth=1.2,
         label=line.label, zorder=3,
     )  # fmt: skip
     for one, at in zip(points, y, strict=True):
-        low, high = (max(one[end], least) for end in ends)
+        low, high = (within(one[end]) for end in ends)
         axes.plot([one["occupancy_percent"]] * 2, [low, high], color=line.colour, linewidth=1, alpha=0.7)
         axes.plot([one["occupancy_p20"], one["occupancy_p80"]], [at, at], color=line.colour, linewidth=1, alpha=0.7)
-        if one[f"{name}_percent"] < least:
+        if one[f"{name}_percent"] != at:
             axes.annotate(
-                f"{one[f'{name}_percent']:.0f}", (one["occupancy_percent"], at), (0, 6), textcoords="offset points",
-                ha="center", fontsize=7, color=line.colour,
+                f"{one[f'{name}_percent']:+.0f}", (one["occupancy_percent"], at), (0, -6), textcoords="offset points",
+                ha="center", va="top", fontsize=7.5, color=line.colour,
             )  # fmt: skip

@@ -1,6 +1,7 @@
 """Accuracy against the mean time to the answer, for each runner under several sets of thresholds."""
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from ..autotune.record import Record
 from .record_files import NoRecords, stamp
 from .style import BLUE, GREEN, GREY, ORANGE, PALE, frame, new_figure, tidy
 
+#: Points closer than this, in time (logarithm of the ratio) and accuracy (percentage points), share a label.
+_CLOSE = (0.15, 0.7)
 #: Percentage points of accuracy that the title allows.
 LOSS = 0.5
 #: Colour, marker and name of each variant, by what stands before "@".
@@ -165,10 +168,25 @@ def _draw_panel(axes: Axes, panel: dict[str, Any]) -> None:
 
 
 def _label_thresholds(axes: Axes, panel: dict[str, Any]) -> None:
-    """Say beside the soonest runner's points which thresholds they are of."""
+    """Say beside the soonest runner's points which thresholds they are of; points that lie close share a label."""
     series = min(panel["runners"].values(), key=lambda one: min(one["mean_us"]))
-    labelled = zip(series["thresholds"], series["mean_us"], series["accuracy_percent"], strict=True)
-    for thresholds, us, accuracy in labelled:
-        text = thresholds.removeprefix("calibrated ").removesuffix(" %")
-        axes.annotate(text, (us, accuracy), (-5, -5), textcoords="offset points", fontsize=8, color=GREY, ha="right",
-                      va="top")  # fmt: skip
+    clusters: list[list[tuple[str, float, float]]] = []
+    for point in zip(series["thresholds"], series["mean_us"], series["accuracy_percent"], strict=True):
+        near = (cluster for cluster in clusters if any(_close(point, one) for one in cluster))
+        cluster = next(near, None)
+        if cluster is None:
+            clusters.append([point])
+        else:
+            cluster.append(point)
+    for cluster in clusters:
+        text = ", ".join(name.removeprefix("calibrated ").removesuffix(" %") for name, _, _ in cluster)
+        later = cluster[0][1] > panel["full"]["graph-bare"]["mean_us"]  # to the right nothing is in the way
+        us = (max if later else min)(us for _, us, _ in cluster)
+        axes.annotate(
+            text, (us, min(accuracy for _, _, accuracy in cluster)), (6 if later else -5, -5),
+            textcoords="offset points", fontsize=8, color=GREY, ha="left" if later else "right", va="top",
+        )  # fmt: skip
+
+
+def _close(one: tuple[str, float, float], other: tuple[str, float, float]) -> bool:
+    return abs(math.log(one[1] / other[1])) < _CLOSE[0] and abs(one[2] - other[2]) < _CLOSE[1]

@@ -1,5 +1,6 @@
 """Timelines as a trace that ui.perfetto.dev and chrome://tracing open: lanes of the trunk, of the heads and of SMs."""
 
+import gzip
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,8 @@ _LANES = {TRUNK: _TRUNK_LANE, SIDE: _SIDE_LANE, JOIN: _TRUNK_LANE}
 def write_trace(path: Path, out: Path) -> None:
     """Write the timelines of a file of records as a trace; ``out`` is complete or what was there before.
 
+    It is compressed if its name ends in ".gz", which ui.perfetto.dev opens, too.
+
     Raises:
         NoRecords: no such file, or no timelines in it; names the command that makes them.
         BadRecord: a file that is none of records, or records of several devices or versions.
@@ -29,7 +32,8 @@ def write_trace(path: Path, out: Path) -> None:
         raise NoRecords(f"{error}; `auxhead-tune overlap MODEL` makes it") from None
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps(trace) + "\n", encoding="utf-8")
+    content = (json.dumps(trace) + "\n").encode()
+    unfinished.write_bytes(gzip.compress(content, mtime=0) if out.suffix == ".gz" else content)
     os.replace(unfinished, out)
 
 

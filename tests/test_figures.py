@@ -1,5 +1,6 @@
 """Every figure from the records that come with the package: drawn again as committed, its numbers those of records."""
 
+import gzip
 import json
 import re
 from dataclasses import replace
@@ -13,6 +14,7 @@ from auxhead.plots.record_files import COMMITTED
 from command_line import plot
 
 GALLERY = Path(__file__).parent.parent / "plots" / "gallery"
+TRACE = GALLERY / "timeline.trace.json.gz"
 BENCH = [one for one in read_records(COMMITTED / "bench-h200.jsonl") if one.kind == "bench"]
 SWEEP = [one for one in read_records(COMMITTED / "sweep-h200.jsonl.gz") if one.error is None]
 
@@ -41,11 +43,19 @@ def same(one, other):
 
 
 def test_the_gallery_is_drawn_from_the_committed_records(rendered):
-    assert {path.name for path in rendered.iterdir()} == {path.name for path in GALLERY.iterdir()} - {"README.md"}
+    beside = {"README.md", TRACE.name}
+    assert {path.name for path in rendered.iterdir()} == {path.name for path in GALLERY.iterdir()} - beside
     for path in sorted(rendered.glob("*.json")):
         assert same(json.loads(path.read_text()), drawn(path.stem)), path.name
         assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
         assert json.loads(path.read_text())["title"].split()[0] in path.with_suffix(".svg").read_text()
+
+
+def test_the_trace_is_that_of_the_committed_records(tmp_path):
+    done = plot("perfetto", COMMITTED / "overlap-h200.jsonl", "--out", tmp_path / TRACE.name)
+    assert done.exit_code == 0, done.output
+    again, trace = (json.loads(gzip.decompress(path.read_bytes())) for path in (tmp_path / TRACE.name, TRACE))
+    assert same(again, trace) and f"({TRACE.name})" in (GALLERY / "README.md").read_text()
 
 
 def test_the_gallery_lists_every_figure_there_is():

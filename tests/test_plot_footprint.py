@@ -11,8 +11,8 @@ from pretended_gpu import ENVIRONMENT
 
 
 def points(*pairs, kind="programs"):
-    """Points of occupancy and what they add, percent."""
-    return [{"kind": kind, "occupancy_percent": at, "added_percent": added} for at, added in pairs]
+    """Points of occupancy and what they surely add, percent."""
+    return [{"kind": kind, "occupancy_percent": at, "added_low": added} for at, added in pairs]
 
 
 def test_the_boundary_is_between_what_is_free_and_what_is_not():
@@ -20,9 +20,10 @@ def test_the_boundary_is_between_what_is_free_and_what_is_not():
     assert found == {"occupancy_percent": 2.0, "footprints": 4, "on_the_wrong_side": 0}
 
 
-def test_one_footprint_may_disagree_and_priority_does_not_count():
+@pytest.mark.parametrize("kind", ["priority", "SMs"])
+def test_one_footprint_may_disagree_and_others_do_not_count(kind):
     usual = points((0.1, 0.5), (0.2, 3.0), (0.4, 0.5), (0.8, 1.0), (5.0, 4.0), (6.0, 5.0))
-    found = boundary(usual + points((0.1, 50.0), (0.2, 50.0), kind="priority"))
+    found = boundary(usual + points((0.1, 50.0), (0.2, 50.0), kind=kind))
     assert found == {"occupancy_percent": pytest.approx(2.0), "footprints": 6, "on_the_wrong_side": 1}
 
 
@@ -44,9 +45,9 @@ def test_no_boundary(pairs):
     [
         (
             lambda share: 1.0 if share < 0.001 else 8.0,
-            "overlap is free up to 0.098 % of the SMs' warps; beyond, up to +5 %",
+            "heads add 1 % up to 0.098 % of the SMs' warps; beyond, up to 5 %",
         ),
-        (lambda share: 1.0, "overlap is free, up to 0.34 % of the SMs' warps, the most that was tried"),
+        (lambda share: 1.0, "heads add 1 % up to 0.34 % of the SMs' warps, the most that was tried"),
         (lambda share: 8.0, "no footprint is free; they add 5 to 5 % to the trunk"),
         (lambda share: 8.0 if share < 0.0003 else 1.0, "occupancy does not tell what is free; +0.6 to +5.0 %"),
     ],
@@ -77,6 +78,13 @@ def test_everything_drawn_is_in_a_record():
     assert (by_rule.get_xdata()[0], by_rule.get_ydata()[0]) == (point["occupancy_percent"], point["added_percent"])
     assert "residency tier" in figure.axes[2].get_xlabel() and "H200" in drawn["stamp"]
     assert json.loads(json.dumps(drawn)) == drawn == draw(kept)[1]
+
+
+def test_what_is_off_the_scale_stands_at_its_edge_with_its_number():
+    added = 147.0
+    figure, _drawn = draw(records(added=lambda share: added if share < 0.0003 else 1.0))
+    above = figure.axes[0]
+    assert above.get_ylim()[1] < 20 and [text.get_text() for text in above.texts]
 
 
 def test_only_failures_are_no_records():

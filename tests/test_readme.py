@@ -98,7 +98,7 @@ def test_the_table_of_one_batch_size_is_that_of_the_record():
         and (record.cell["batch"], record.cell["classes"]) == (1, 1000)
     ]
     host, device = (min(getattr(record, us)["median"] for record in compiled) for us in ("host_us", "device_us"))
-    assert f"it took {host:.0f} and {device:.0f} us" in README
+    assert f"torch.compile took {host:.0f} and {device:.0f} us" in README
     bare, overlapped = (benched(name, 1).device_us["median"] for name in ("graph-bare@cudnn", "overlapped@cudnn"))
     assert f"takes {bare:.0f} us in a graph of fused convolutions, and {overlapped:.0f} us with eight heads" in README
 

@@ -1,5 +1,6 @@
 """The figure of a timeline and the trace of it: what is drawn is what the records say."""
 
+import gzip
 import json
 from dataclasses import replace
 
@@ -102,6 +103,8 @@ def test_the_trace(tmp_path):
     done = plot("perfetto", path, "--out", tmp_path / "trace.json")
     assert done.exit_code == 0 and done.stdout == f"Saved {tmp_path / 'trace.json'}\n"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["records.jsonl", "trace.json"]
+    assert plot("perfetto", path, "--out", tmp_path / "trace.json.gz").exit_code == 0
+    assert gzip.decompress((tmp_path / "trace.json.gz").read_bytes()) == (tmp_path / "trace.json").read_bytes()
     trace = json.loads((tmp_path / "trace.json").read_text())
     events = trace["traceEvents"]
     for event in events:
