@@ -152,12 +152,19 @@ def _difference(first: Floats, second: Floats, seed: int) -> tuple[float, float]
     both = np.concatenate([first, second])
     both = both - np.median(both, axis=0)  # [A + B, R]
     drawn_rounds, drawn_captures = _draws(count, other, rounds, seed)
-    medians = np.median(both[:, drawn_rounds], axis=2)  # [A + B, draws]
+    medians = _medians_of_last(both[:, drawn_rounds])  # [A + B, draws]
     resampled = _of_captures(np.take_along_axis(medians, drawn_captures, axis=0), count)
     # a bootstrap of n varies by (n - 1) / n of what it should
     least = min(count, other)
     error = float(resampled.std(ddof=1)) * math.sqrt(least / (least - 1))
     return float(_of_captures(np.median(both, axis=1), count)), error
+
+
+def _medians_of_last(values: Floats) -> Floats:
+    """Return the medians over the last axis; sorted, since numpy's median takes up to five times as long for few."""
+    ordered = np.sort(values, axis=-1)
+    middle = values.shape[-1] // 2
+    return ordered[..., middle] if values.shape[-1] % 2 else (ordered[..., middle - 1] + ordered[..., middle]) / 2
 
 
 @cache
