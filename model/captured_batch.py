@@ -27,22 +27,30 @@ class CapturedBatch:
         self.buffers = buffers
         self.graphs = graphs
         self._launches = launches
-        self._valid = len(x)
+        self._size = self._valid = len(x)
 
     def fill(self, x: Tensor) -> None:
         """Copy in a batch on the current stream; it may be smaller than the captured one."""
-        n = len(x)
-        (self.x if n == len(self.x) else self.x[:n]).copy_(x, non_blocking=True)
+        n = x.shape[0]
+        (self.x if n == self._size else self.x[:n]).copy_(x, non_blocking=True)
         if self._valid != n:
             self._valid = n
             self.buffers.valid.fill_(n)
 
+    def copied_answer(self) -> ExitResult:
+        """Copy the answer out on the current stream."""
+        # The copy is launched before its views are made, which takes the host as long as the GPU takes for two blocks.
+        return self._viewed(self.buffers.packed_answer.clone())
+
     def empty_answer(self) -> tuple[Tensor, ExitResult]:
         """Allocate the memory of an answer: what ``packed_answer`` is copied to, and the result that views it."""
         packed = torch.empty_like(self.buffers.packed_answer)
+        return packed, self._viewed(packed)
+
+    def _viewed(self, packed: Tensor) -> ExitResult:
         label, exit_index, confidence, probs = self.buffers.answer(packed)
         n = self._valid
-        if n < len(self.x):
+        if n < self._size:
             label, exit_index, confidence = label[:n], exit_index[:n], confidence[:n]
             probs = None if probs is None else probs[:n]
-        return packed, ExitResult(label, confidence, probs, exit_index)
+        return ExitResult(label, confidence, probs, exit_index)

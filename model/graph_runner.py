@@ -15,6 +15,7 @@ from ..kernels import ExitBuffers, ExitHead
 from .capture import CAPTURES, Capture, CaptureStreams, warm_up
 from .captured_batch import CapturedBatch
 from .exit_result import ExitResult, joined
+from .streams import current_handle
 from .taps import listening
 from .trunk import Trunk, make_trunk
 
@@ -172,9 +173,7 @@ class GraphRunner(ABC):
         """Answer for at most as many samples as were captured; ``caller`` is the current stream."""
         captured.fill(x)
         captured.graphs[0].launch(caller)
-        packed, answer = captured.empty_answer()
-        packed.copy_(captured.buffers.packed_answer)
-        return answer
+        return captured.copied_answer()
 
     def __call__(self, x: Tensor) -> ExitResult:
         """Answer for a batch [N, ...] on the CPU or on the network's device.
@@ -189,31 +188,35 @@ class GraphRunner(ABC):
         """
         self._enter()
         try:
-            self._check(x)
+            samples = self._check(x)
             if torch.cuda.current_device() != self._device.index:
                 with torch.cuda.device(self._device):
-                    return self._run(x)
-            return self._run(x)
+                    return self._run(x, samples)
+            return self._run(x, samples)
         finally:
             self._busy.release()
 
-    def _run(self, x: Tensor) -> ExitResult:
+    def _run(self, x: Tensor, samples: int) -> ExitResult:
         _refuse_outer_capture()
-        caller = torch.cuda.current_stream(self._device)
-        if caller.cuda_stream != self._last_stream.cuda_stream:
+        caller = self._last_stream
+        if current_handle(self._device) != caller.cuda_stream:
+            caller = torch.cuda.current_stream(self._device)
             caller.wait_event(self._done)  # the last request may still use the buffers
         if x.requires_grad:
             x = x.detach()
         largest = self._sizes[-1]
         try:
-            results = [
-                self._answer(self._captured[self._sizes[bisect_left(self._sizes, len(part))]], part, caller)
-                for part in (x.split(largest) if len(x) > largest else (x,))
-            ]
+            if samples <= largest:
+                return self._answer(self._captured_for(samples), x, caller)
+            parts = x.split(largest)
+            return joined([self._answer(self._captured_for(len(part)), part, caller) for part in parts])
         finally:  # after an error, too: what has been launched uses the buffers
             self._last_stream = caller
             self._done.record(caller)
-        return results[0] if len(results) == 1 else joined(results)
+
+    def _captured_for(self, samples: int) -> CapturedBatch:
+        """Return the smallest that holds so many samples."""
+        return self._captured[self._sizes[bisect_left(self._sizes, samples)]]
 
     def _enter(self) -> None:
         if not self._busy.acquire(blocking=False):
@@ -222,14 +225,16 @@ class GraphRunner(ABC):
             self._busy.release()
             raise RuntimeError("this runner is closed")
 
-    def _check(self, x: Tensor) -> None:
+    def _check(self, x: Tensor) -> int:
+        """Return the number of samples; of what is asked for at each request, the cheapest that tells."""
         if not isinstance(x, Tensor):
             raise TypeError(f"x: got {type(x).__name__}, wants a torch.Tensor")
-        if x.ndim == 0 or x.shape[1:] != self._shape or not len(x):
-            raise ValueError(f"x: got shape {list(x.shape)}, wants [N, {', '.join(map(str, self._shape))}] and N >= 1")
+        shape = x.shape
+        if not shape or shape[1:] != self._shape or not shape[0]:
+            raise ValueError(f"x: got shape {list(shape)}, wants [N, {', '.join(map(str, self._shape))}] and N >= 1")
         if x.dtype != self._dtype:
             raise TypeError(f"x: got {x.dtype}, wants {self._dtype}, the dtype of the example input")
-        if x.device.type != "cpu" and x.device != self._device:
+        if x.device != self._device and not x.is_cpu:
             raise ValueError(f"x: got device {x.device}, wants {self._device} or the CPU")
         for tap, attributes, name, captured in self._captured_objects:
             if attributes[name] is not captured:
@@ -243,6 +248,7 @@ class GraphRunner(ABC):
                     f"heads[{tap!r}]: its weight was given other memory since the capture, by to() or an assignment to "
                     "its data; copy into parameters, or make a new runner"
                 )
+        return shape[0]
 
     def describe(self) -> str:
         """Say what was captured: the trunk, and for each batch size where heads run."""

@@ -143,6 +143,7 @@ def simulated_cuda() -> Iterator[None]:
                     patch.setattr(module, name, value)
         patch.setattr(GridExecutor, "__call__", launch)
         patch.setattr(graph_runner, "_check_cuda", lambda _x: None)
+        patch.setattr(graph_runner, "current_handle", lambda _device: _Stream.cuda_stream)
         for name, value in (
             ("device", lambda _device: nullcontext()),
             ("stream", lambda _stream: nullcontext()),
