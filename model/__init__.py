@@ -2,6 +2,7 @@
 
 from ..kernels import HeadOutput
 from .auto_runner import AutoRunner
+from .calibration import Calibration, calibrate
 from .compacting_runner import CompactingRunner
 from .eager_runner import EagerRunner
 from .early_exit_network import EarlyExitNetwork
@@ -17,6 +18,7 @@ from .trunk import Trunk, make_trunk
 
 __all__ = [
     "AutoRunner",
+    "Calibration",
     "CompactingRunner",
     "EagerRunner",
     "EarlyExitNetwork",
@@ -29,6 +31,7 @@ __all__ = [
     "OverlappedRunner",
     "PolledRunner",
     "Trunk",
+    "calibrate",
     "fuse_aux_heads",
     "make_runner",
     "make_trunk",

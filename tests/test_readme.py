@@ -15,6 +15,7 @@ from rich.console import Console
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+WORDS = " ".join(README.split())
 
 
 def record(name):
@@ -41,8 +42,6 @@ def test_latencies_are_those_of_the_record():
         for mode in ("eager", "CUDA graph"):
             cells = " | ".join(medians[batch, mode, variant] for variant in variants)
             assert f"| {batch} | {mode} | {cells} |" in README
-    headline = [int(number) for number in re.findall(r"(\d+) us", README.replace("\n", " "))[:3]]
-    assert headline == [int(medians[1, "CUDA graph", variant].split()[0]) for variant in variants]
     assert README.count(report["environment"]["device"]) >= 2
 
 
@@ -98,9 +97,18 @@ def test_the_table_of_one_batch_size_is_that_of_the_record():
         and (record.cell["batch"], record.cell["classes"]) == (1, 1000)
     ]
     host, device = (min(getattr(record, us)["median"] for record in compiled) for us in ("host_us", "device_us"))
-    assert f"torch.compile took {host:.0f} and {device:.0f} us" in README
-    bare, overlapped = (benched(name, 1).device_us["median"] for name in ("graph-bare@cudnn", "overlapped@cudnn"))
-    assert f"takes {bare:.0f} us in a graph of fused convolutions, and {overlapped:.0f} us with eight heads" in README
+    assert f"torch.compile took {host:.0f} and {device:.0f} us" in WORDS
+
+
+def test_the_first_numbers_are_those_of_the_record():
+    bare, overlapped, plain = (benched(f"{name}@cudnn", 1) for name in ("graph-bare", "overlapped", "graph-naive"))
+    device = [f"{record.device_us['median']:.0f}" for record in (bare, overlapped, plain)]
+    host = [f"{record.host_us['median']:.0f}" for record in (bare, overlapped, plain)]
+    said = (
+        "takes {} us of GPU time a call without heads and {} us with eight, where plain heads take {}; from call to "
+        "answer it is {}, {} and {} us."
+    )
+    assert said.format(*device, *host) in WORDS
 
 
 def device_us(variant, batch, classes):
@@ -169,8 +177,64 @@ def test_what_mixed_exits_cost_is_that_of_the_record():
     compact, floor, overlapped = (
         of_run[f"{name}@cudnn"] for name in ("polled-compact", "segments-floor", "overlapped")
     )
-    assert f"takes {compact:.0f} us a batch, `overlapped` {overlapped:.0f}" in README.replace("\n", " ")
-    assert f"would allow {floor:.0f} us" in README.replace("\n", " ")
+    assert f"takes {compact:.0f} us a batch, `overlapped` {overlapped:.0f}" in WORDS
+    assert f"would allow {floor:.0f} us" in WORDS
+
+
+def figure(name):
+    """What is drawn in the gallery, which test_figures.py compares with the records."""
+    return json.loads((ROOT / "plots" / "gallery" / f"{name}.json").read_text())
+
+
+def test_what_early_exit_saves_is_that_of_the_figure():
+    panels = {panel["batch"]: panel for panel in figure("pareto")["panels"]}
+    gated, full = panels[1]["runners"]["gated"], panels[1]["full"]["graph-bare"]
+    us, accuracy = (gated[name][gated["thresholds"].index("calibrated 0 %")] for name in ("mean_us", "accuracy_percent"))
+    points = full["accuracy_percent"] - accuracy
+    said = f"`gated` answers in {us:.0f} us on average where the network without heads takes {full['mean_us']:.0f}"
+    assert f"{said}, for {points:.2f} points of accuracy" in WORDS
+    assert f"{full['mean_us'] / us:.1f} times sooner for {points:.1f} points of accuracy" in WORDS
+    later = [
+        ratio
+        for runner in panels[64]["runners"].values()
+        for ratio, its in zip(runner["over_bare"], runner["accuracy_percent"], strict=True)
+        if its >= full["accuracy_percent"] - 0.5
+    ]
+    assert min(later) > 1.0 and "nothing is gained for half a point" in WORDS
+
+
+def test_what_overlaps_is_that_of_the_record():
+    found = {
+        one.cell["batch"]: one
+        for one in read_records(ROOT / "autotune" / "records" / "overlap-h200.jsonl")
+        if one.kind == "overlap"
+    }
+    said = {}
+    for batch, one in found.items():
+        alone = {pair["role"]: pair["device_us"]["median"] for pair in one.paired}
+        hidden = 100 * one.measured["hiding_efficiency"]["median"]
+        said[batch] = [f"{us:.0f}" for us in (alone["trunk"], alone["heads"], one.device_us["median"], hidden)]
+    first = "at batch 1 the trunk takes {} us, the heads {}, both {}, so that {} % of the heads is hidden; "
+    assert first.format(*said[1]) + "at batch 32 {}, {} and {} us, {} %.".format(*said[32]) in WORDS
+
+
+def test_what_footprints_cost_is_that_of_the_figure():
+    def added(batch, *kinds, least=0.0, most=100.0):
+        points = figure("footprint")["batches"][str(batch)]["points"]
+        its = [one for one in points if one["kind"] in kinds and least < one["occupancy_percent"] < most]
+        return {one["footprint"]: round(one["added_percent"]) for one in its}
+
+    usual = ("programs", "warps", "registers", "by rule")
+    assert set(added(1, *usual).values()) == {2, 3} and "heads add 2 to 3 % at batch 1" in WORDS
+    few = added(1, "SMs", "priority")
+    assert few["4 SMs"] == few["programs x8, same priority"] == 7 and "but 7 % if confined to 4 SMs, or if cut" in WORDS
+    assert max(one for name, one in few.items() if name not in ("4 SMs", "programs x8, same priority")) <= 3
+    boundary = figure("footprint")["batches"]["32"]["boundary"]["occupancy_percent"]
+    assert set(added(32, *usual, most=boundary).values()) <= {2, 3} and f"up to about {boundary:.1f} % of" in WORDS
+    most = max(added(32, *usual, least=boundary).values())
+    confined = added(32, "SMs").values()
+    assert f"and up to {most} % beyond; confined to few SMs they end late and cost" in WORDS
+    assert f"{min(confined)} to {max(confined)} %:" in WORDS
 
 
 HEADS = ROOT / "autotune" / "records" / "heads-h200.jsonl"
@@ -218,7 +282,7 @@ def test_the_table_of_heads_is_that_of_the_record():
     assert table_after(HEADS_HEADING) == head_rows(heads)
     plain, compiled = (least_times_faster(heads, peer) for peer in PEERS)
     claim = f"at least {plain} times faster than the plain chain and {compiled} times faster than torch.compile"
-    assert claim in README.replace("\n", " ")
+    assert claim in WORDS
 
 
 PROFILE = ROOT / "autotune" / "records" / "profile-h200.jsonl"
