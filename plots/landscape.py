@@ -125,7 +125,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
         f"fastest, or within noise of it (99 %: ±{drawn['noise_percent']:.1f} %)": Patch(
             facecolor=COLOURS(0.0), **TIED
         ),
-        "the rule's configuration": Line2D([], [], **RULE),
+        "these two fields by the rule": Line2D([], [], **RULE),
         "not tried": Line2D([], [], **UNTRIED),
     }
     legend.legend(marks.values(), marks.keys(), loc="center left", frameon=False, fontsize=8.5, borderaxespad=0)

@@ -79,10 +79,14 @@ def _title(classes: Mapping[str, Any], heads: int) -> str:
 
 
 def _bands(classes: Mapping[str, Any]) -> str:
-    points = [point for lines in classes.values() for its in lines.values() for point in its]
-    if all("p99" in point["host_us"] for point in points):
-        return "Bands: latency from the median to the 99th percentile of requests; else 20th to 80th percentile"
-    return "Bands: 20th to 80th percentile; some of the records are older than their 99th"
+    without = {
+        LINES[name].label
+        for lines in classes.values()
+        for name, its in lines.items()
+        if not all("p99" in point["host_us"] for point in its)
+    }
+    older = f" ({'; '.join(sorted(without))}: 20th to 80th, its records are older)" if without else ""
+    return f"Bands: latency from the median to the 99th percentile of requests{older}; what is added, 20th to 80th"
 
 
 def _figure(drawn: Mapping[str, Any]) -> Figure:
@@ -126,7 +130,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     legend = figure.add_subplot(rows[1, :])
     legend.axis("off")
     legend.legend(
-        *above[0].get_legend_handles_labels(), loc="center", ncols=2, frameon=False, fontsize=8.5, handlelength=3.2
+        *above[0].get_legend_handles_labels(), loc="center", ncols=2, frameon=False, fontsize=8.5, handlelength=5.0
     )
     return frame(figure, drawn)
 

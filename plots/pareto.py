@@ -14,18 +14,20 @@ from .record_files import NoRecords, stamp
 from .style import BLUE, GREEN, GREY, ORANGE, PALE, frame, new_figure, tidy
 
 #: Points closer than this, in time (logarithm of the ratio) and accuracy (percentage points), share a label.
-_CLOSE = (0.15, 0.7)
+_CLOSE = (0.05, 0.15)
 #: Percentage points of accuracy that the title allows.
 LOSS = 0.5
 #: Colour, marker and name of each variant, by what stands before "@".
 LOOKS = {
-    "eager-bare": (GREY, "s", "full network, eager"),
     "graph-bare": ("black", "D", "full network, one CUDA graph"),
     "overlapped": (BLUE, "o", "overlapped"),
     "polled": (GREEN, "^", "polled"),
     "gated": (ORANGE, "v", "gated"),
 }
-BARE = ("eager-bare", "graph-bare")
+#: The network without heads; eager it takes so long that it is told and not drawn.
+EAGER, GRAPH = "eager-bare", "graph-bare"
+#: Percentage points below the full network's accuracy that are drawn.
+_SHOWN = 2.0
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
@@ -44,11 +46,11 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
             run = runs.setdefault(json.dumps(record.cell, sort_keys=True), [])
             run[:] = [*(one for one in run if one.run == record.run), record]
     panels = sorted((_panel(run) for run in runs.values()), key=lambda panel: panel["batch"])
-    panels = [panel for panel in panels if panel["runners"] and "graph-bare" in panel["full"]]
+    panels = [panel for panel in panels if panel["runners"] and GRAPH in panel["full"]]
     if not panels:
         raise NoRecords("no measurement of the full network in a CUDA graph and of a runner beside it")
     used = [record for run in runs.values() for record in run]
-    drawn = {"title": "", "panels": panels, "stamp": _stamp(used)}
+    drawn = {"title": "", "panels": panels, "stamp": _stamp(used, panels)}
     drawn["title"] = _title(panels)
     return _figure(drawn), drawn
 
@@ -59,10 +61,10 @@ def _panel(records: Sequence[Record]) -> dict[str, Any]:
     full: dict[str, dict[str, float]] = {}
     for record in records:
         name = record.variant.partition("@")[0]
-        if record.measured is None or name not in LOOKS:
+        if record.measured is None or name not in (EAGER, *LOOKS):
             continue
         us, accuracy = record.measured["mean_host_us"], 100 * record.measured["accuracy"]
-        if name in BARE:  # measured beside each set of thresholds, which do not concern it: the first counts
+        if name in (EAGER, GRAPH):  # measured beside each set of thresholds, which do not concern it: the first counts
             full.setdefault(name, {"mean_us": us, "accuracy_percent": accuracy})
             continue
         series = runners.setdefault(name, {"thresholds": [], "mean_us": [], "accuracy_percent": [], "over_bare": []})
@@ -94,7 +96,7 @@ def _front(full: dict[str, dict[str, float]], runners: dict[str, dict[str, list[
 def _title(panels: Sequence[dict[str, Any]]) -> str:
     found = []
     for panel in panels:
-        least = panel["full"]["graph-bare"]["accuracy_percent"] - LOSS - 1e-9
+        least = panel["full"][GRAPH]["accuracy_percent"] - LOSS - 1e-9
         ratio, name = min(
             (
                 (ratio, name)
@@ -109,11 +111,16 @@ def _title(panels: Sequence[dict[str, Any]]) -> str:
     return f"For at most {LOSS} points of accuracy, answers come\n" + ", ".join(found)
 
 
-def _stamp(records: Sequence[Record]) -> str:
+def _stamp(records: Sequence[Record], panels: Sequence[dict[str, Any]]) -> str:
     cell, protocol = records[0].cell, records[0].protocol
     measured = next(record.measured for record in records if record.measured is not None)
     size, samples = "x".join(map(str, cell["input"][1:])), measured["samples"]
     trunks = sorted({record.variant.partition("@")[2] for record in records if not record.variant.startswith("eager")})
+    eager = [
+        f"{panel['full'][EAGER]['mean_us']:,.0f} us at batch {panel['batch']}"
+        for panel in panels
+        if EAGER in panel["full"]
+    ]
     return stamp(
         records,
         f"{protocol['data']}, {size} px, {cell['model']}, {cell['dtype']}, {len(cell['taps'])} heads, trunk "
@@ -121,6 +128,8 @@ def _stamp(records: Sequence[Record]) -> str:
         "time: host, from the call on an idle device until the answer is there, runners in turns; mean over the test "
         "split of each exit's median",
         "numbers beside points: percentage points of accuracy that the thresholds may cost on the validation split",
+        f"not drawn: what costs more than {_SHOWN:.0f} points"
+        + (f", and the full network, eager: {', '.join(eager)}" if eager else ""),
         *sorted({f"failed: {record.variant}: {record.error}" for record in records if record.error is not None}),
     )
 
@@ -154,14 +163,22 @@ def _draw_panel(axes: Axes, panel: dict[str, Any]) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_formatter(NullFormatter())
-    times = [front[0][0], *(one["mean_us"] for one in panel["full"].values())]
-    times += [us for series in panel["runners"].values() for us in series["mean_us"]]
+    times = [panel["full"][GRAPH]["mean_us"]]
+    for series in panel["runners"].values():
+        times += [
+            us
+            for us, accuracy in zip(series["mean_us"], series["accuracy_percent"], strict=True)
+            if accuracy >= _least(panel)
+        ]
     ticks = [
-        tick for tick in (50, 100, 200, 500, 1000, 2000, 5000, 10000) if min(times) / 1.6 < tick < 1.6 * max(times)
+        digit * 10**power
+        for power in range(6)
+        for digit in (1, 1.5, 2, 3, 4, 6, 8)
+        if min(times) / 1.2 < digit * 10**power < 1.2 * max(times)
     ]
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.set_xlim(min(times) / 1.35, max(times) * 1.35)
-    axes.margins(y=0.12)
+    axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
+    axes.set_xlim(min(times) / 1.2, max(times) * 1.2)
+    axes.set_ylim(_least(panel), panel["full"][GRAPH]["accuracy_percent"] + 0.15 * _SHOWN)
     axes.set_title(f"batch {panel['batch']}", fontsize=10, loc="left")
     axes.set_xlabel("mean time to the answer, us (log)")
     tidy(axes, "both")
@@ -172,6 +189,8 @@ def _label_thresholds(axes: Axes, panel: dict[str, Any]) -> None:
     series = min(panel["runners"].values(), key=lambda one: min(one["mean_us"]))
     clusters: list[list[tuple[str, float, float]]] = []
     for point in zip(series["thresholds"], series["mean_us"], series["accuracy_percent"], strict=True):
+        if point[2] < _least(panel):
+            continue
         near = (cluster for cluster in clusters if any(_close(point, one) for one in cluster))
         cluster = next(near, None)
         if cluster is None:
@@ -180,12 +199,17 @@ def _label_thresholds(axes: Axes, panel: dict[str, Any]) -> None:
             cluster.append(point)
     for cluster in clusters:
         text = ", ".join(name.removeprefix("calibrated ").removesuffix(" %") for name, _, _ in cluster)
-        later = cluster[0][1] > panel["full"]["graph-bare"]["mean_us"]  # to the right nothing is in the way
+        later = cluster[0][1] > panel["full"][GRAPH]["mean_us"]  # to the right nothing is in the way
         us = (max if later else min)(us for _, us, _ in cluster)
         axes.annotate(
             text, (us, min(accuracy for _, _, accuracy in cluster)), (6 if later else -5, -5),
             textcoords="offset points", fontsize=8, color=GREY, ha="left" if later else "right", va="top",
         )  # fmt: skip
+
+
+def _least(panel: dict[str, Any]) -> float:
+    """Return the accuracy below which nothing is drawn, percent."""
+    return float(panel["full"][GRAPH]["accuracy_percent"] - _SHOWN)
 
 
 def _close(one: tuple[str, float, float], other: tuple[str, float, float]) -> bool:

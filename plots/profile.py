@@ -5,6 +5,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 from ..autotune.record import Record
 from .record_files import NoRecords, stamp
@@ -106,7 +107,11 @@ def _bars(axes: Axes, values: Mapping[str, float], title: str, ends: Sequence[fl
 def _numbers(axes: Axes, values: Sequence[float], ends: Sequence[float]) -> None:
     for place, (value, end) in enumerate(zip(values, ends, strict=True)):
         text = f"{value:,.0f}" if value == round(value) or value >= 10 else f"{value:,.1f}"
-        axes.annotate(text, (end, place), (6, 0), textcoords="offset points", va="center", fontsize=9)
+        if end > value > 0.3 * max(ends):  # behind the line it would be taken for where that ends
+            axes.annotate(text, (0, place), (6, 0), textcoords="offset points", va="center", fontsize=9, color="white")
+        else:
+            axes.annotate(text, (end, place), (6, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_xlim(0, 1.2 * max(ends))
 
 

@@ -144,7 +144,9 @@ def _draw_points(axes: Axes, heads: Sequence[Mapping[str, Any]]) -> None:
         if drawn:
             over, low, high = np.array([one["network_over_fastest_alone_percent"] for one in drawn]).T
             axes.errorbar(
-                [one["alone_over_fastest_alone_percent"] for one in drawn], over, [over - low, high - over],
+                [one["alone_over_fastest_alone_percent"] for one in drawn],
+                over,
+                None if verdict == SAME else [over - low, high - over],  # hundreds of bars would hide what differs
                 color=COLOURS[verdict], marker=MARKERS[place % len(MARKERS)],
                 markersize=5.5, elinewidth=0.8, alpha=0.55 if verdict == SAME else 1.0, linestyle="",
             )  # fmt: skip

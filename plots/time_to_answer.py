@@ -66,7 +66,7 @@ def _points(records: Sequence[Record], variant: str, exits: Sequence[str]) -> li
 
 def _title(batches: Mapping[str, Any]) -> str:
     """Say at which share of the whole network's time, and how far from the floor, the first exit answers."""
-    shares, above, best = [], [], set()
+    shares, above, longer, best = [], [], [], set()
     for lines in batches.values():
         times = {name: {point["exit"]: point["host_us"]["median"] for point in lines[name]} for name in lines}
         exits = [one for one in times[FLOOR] if one in times[BARE] and any(one in times[name] for name in SKIPPING)]
@@ -75,6 +75,8 @@ def _title(batches: Mapping[str, Any]) -> str:
             us, runner = min((times[name][first], name) for name in SKIPPING if first in times[name])
             shares.append(100 * us / times[BARE][first])
             above.append(us - times[FLOOR][first])
+            if NEVER in times[runner] and NEVER in times[BARE]:
+                longer.append(100 * (times[runner][NEVER] / times[BARE][NEVER] - 1))
             best.add(runner.partition("@")[0])
     if not shares:
         raise NoRecords(
@@ -84,6 +86,7 @@ def _title(batches: Mapping[str, Any]) -> str:
     return (
         f"Where all leave at {first}, {who} answers in {min(shares):.0f} to {max(shares):.0f} % of "
         f"the whole network's time,\n{min(above):.0f} to {max(above):.0f} us after a network that ends there"
+        + (f"; where none leave, in up to {100 + max(longer):.0f} %" if longer else "")
     )
 
 

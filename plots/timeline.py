@@ -88,9 +88,8 @@ def _percent(share: float | None) -> float | None:
 def _title(timeline: Timeline, pair: Mapping[str, float]) -> str:
     heads, beside = len(timeline.record.cell["taps"]), sum(map(len, timeline.launches))
     added = 100.0 * (pair["device_ratio"] - 1.0)
-    cost = f"all heads together make the network take {abs(added):.1f} % {'longer' if added > 0 else 'less'}"
-    if pair["low"] <= 1.0 <= pair["high"]:
-        cost = "all heads together cost the network no more than captures of it differ by"
+    low, high = (100.0 * (pair[name] - 1.0) for name in ("low", "high"))
+    cost = f"all heads together add {added:.1f} % to the network's time (99 %: {low:.1f} to {high:.1f} %)"
     coverage = timeline.all_replays["coverage"]
     if coverage is None:
         return f"Nothing runs beside the trunk, all {heads} heads with the classifier at its end;\n{cost}"
@@ -188,8 +187,9 @@ def _residency(axes: Axes, drawn: Mapping[str, Any]) -> None:
     used, last = len({sm for _, sm, _, _ in programs}), drawn["sm_count"]
     axes.set_ylim(-0.5, last - 0.5)
     axes.set_ylabel("SM id\n(measured in the kernel)")
+    said = f"{len(programs):,} programs of the heads, on {used} of {last} SMs; those of the trunk are not drawn"
     axes.annotate(
-        f"{len(programs):,} programs of the heads, on {used} of {last} SMs", (0.0, 1.0), (0, 2),
+        said, (0.0, 1.0), (0, 2),
         xycoords="axes fraction", textcoords="offset points", va="bottom", fontsize=8, color=GREY,
     )  # fmt: skip
     tidy(axes, "x")

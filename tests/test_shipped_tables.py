@@ -63,6 +63,11 @@ def test_the_winners_are_published():
     assert (sum(one < 1 for one in over_alone), sum(one > 1 for one in over_alone)) == (int(faster), int(slower))
     at_most = f"by {100 * max(over_alone) - 100:.1f} % at most"
     assert f"than the winner alone in {faster} and slower in {slower}, {at_most}, and in {same} nothing" in words
+    said = re.search(
+        r"rule's configuration: of \d+ heads (\d+) faster, .*\((\d+) the same.*\), (\d+) slower", published
+    )
+    faster, kept, slower = said.groups()
+    assert f"which {kept} of them keep, {faster} make the network surely faster and {slower} slower." in words
     alone = [float(row[5].split()[0]) if row[5][0].isdigit() else 1.0 for row in rows]
     said = f"a tuned head takes {statistics.median(alone):.2f} of the rule's time (median; {min(alone):.2f} at best)"
     assert said in words

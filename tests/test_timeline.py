@@ -30,7 +30,7 @@ def test_what_is_drawn():
     figure, drawn = timeline.draw(records(slower=1.0))
     assert drawn["title"].splitlines() == [
         "5 of 8 heads beside the trunk: 96 % of their time lies under its kernels;",
-        "all heads together make the network take 4.0 % longer",
+        "all heads together add 4.0 % to the network's time (99 %: 3.1 to 4.9 %)",
     ]
     assert figure.get_suptitle() == drawn["title"]
     assert drawn["trunk"] == [[0.0, 8.0], [9.0, 29.0], [30.0, 47.0]] and drawn["joining"] == [[51.0, 55.0]]
@@ -58,7 +58,7 @@ def test_programs_are_drawn_where_they_were_recorded():
     assert boxes == [[begin, sm - 0.5, end, sm + 0.5] for _, sm, begin, end in PROGRAMS]
     colours = [tuple(colour[:3]) for colour in below.collections[0].get_facecolors()]
     assert len(set(colours[:4])) == 1 and colours[4] != colours[0], "the joining launch has its own"
-    assert below.texts[0].get_text() == "5 programs of the heads, on 3 of 132 SMs"
+    assert below.texts[0].get_text() == ("5 programs of the heads, on 3 of 132 SMs; those of the trunk are not drawn")
     assert "Programs' times are good to 0.4 us" in drawn["stamp"] and drawn["clocks_differ_us"] == 0.42
     assert below.get_ylabel() == "SM id\n(measured in the kernel)" and below.get_xlabel() and not above.get_xlabel()
 
@@ -67,7 +67,7 @@ def test_findings_that_are_none():
     _, drawn = timeline.draw(records(last_heads=200.0, both=100.5))
     assert drawn["title"].splitlines() == [
         "5 of 8 heads beside the trunk: only 11 % of their time lies under its kernels;",
-        "all heads together cost the network no more than captures of it differ by",
+        "all heads together add 0.5 % to the network's time (99 %: -0.4 to 1.4 %)",
     ]
     made = records(forks=())
     for record in made:
@@ -78,7 +78,7 @@ def test_findings_that_are_none():
     assert drawn["title"].startswith("Nothing runs beside the trunk, all 8 heads with the classifier at its end;")
     assert drawn["heads"] == [] and drawn["all_replays"] is None and figure.axes
     _, faster = timeline.draw(records(both=90.0))
-    assert faster["title"].endswith("all heads together make the network take 10.0 % less")
+    assert "all heads together add -10.0 % to the network's time (99 %: " in faster["title"]
 
 
 def test_the_last_network_is_drawn_and_only_with_its_summary():
