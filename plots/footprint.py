@@ -131,13 +131,14 @@ def _finding(batch: str, points: Sequence[Mapping[str, Any]], boundary: Mapping[
     added = [one["added_percent"] for one in usual]
     if boundary is not None:
         up_to = boundary["occupancy_percent"]
-        few = statistics.median(one["added_percent"] for one in usual if one["occupancy_percent"] < up_to)
-        beyond = f"beyond, up to {max(added):.0f} %"
-        return f"Batch {batch}: heads add {few:.0f} % up to {up_to:.2g} % of the SMs' warps; {beyond}"
+        few = statistics.median(one["added_percent"] for one in usual if one["occupancy_percent"] <= up_to)
+        most = max(one["added_percent"] for one in usual if one["occupancy_percent"] >= up_to)
+        beyond = f"beyond, up to {most:.0f} %"
+        return f"Batch {batch}: heads add {round(few)} % up to {up_to:.2g} % of the SMs' warps; {beyond}"
     most = max(one["occupancy_percent"] for one in usual)
     if all(map(_free, usual)):
         few = statistics.median(added)
-        return f"Batch {batch}: heads add {few:.0f} % up to {most:.2g} % of the SMs' warps, the most that was tried"
+        return f"Batch {batch}: heads add {round(few)} % up to {most:.2g} % of the SMs' warps, the most that was tried"
     if not any(map(_free, usual)):
         return f"Batch {batch}: no footprint is free; they add {min(added):.0f} to {max(added):.0f} % to the trunk"
     return f"Batch {batch}: occupancy does not tell what is free; {min(added):+.1f} to {max(added):+.1f} %"
@@ -204,7 +205,9 @@ def _scatter(
         axes.plot([one["occupancy_percent"]] * 2, [low, high], color=line.colour, linewidth=1, alpha=0.7)
         axes.plot([one["occupancy_p20"], one["occupancy_p80"]], [at, at], color=line.colour, linewidth=1, alpha=0.7)
         if one[f"{name}_percent"] != at:
+            below = at == shown[1]
             axes.annotate(
-                f"{one[f'{name}_percent']:+.0f}", (one["occupancy_percent"], at), (0, -6), textcoords="offset points",
-                ha="center", va="top", fontsize=7.5, color=line.colour,
+                f"{one[f'{name}_percent']:+.0f}", (one["occupancy_percent"], at), (0, -6 if below else 6),
+                textcoords="offset points", ha="center", va="top" if below else "bottom", fontsize=7.5,
+                color=line.colour,
             )  # fmt: skip

@@ -17,7 +17,7 @@ from auxhead.autotune.subject import subject_of
 from auxhead.autotune.timing import VariantFailed, time_rounds
 from auxhead.kernels import HeadOutput, runs_triton
 from auxhead.kernels.tuned_table import lookup
-from auxhead.model import EarlyExitNetwork
+from auxhead.model import EarlyExitNetwork, FusedAuxHead
 from example_models import SmallNet, plain_heads
 from simulated_cuda import _Event, simulated_chains
 
@@ -235,12 +235,16 @@ def test_a_peer_may_be_less_exact(timing):
     head, target = next(iter(timing.heads.values())), timing.targets[0]
     with torch.no_grad():
         ours = head.launch(target.rule)
-    ours = ours._replace(probs=None, confidence=ours.confidence + 2e-6)
-    assert "probabilities are off by 2e-06, 4.8e-07 being allowed" in head.wrong_answer(ours)
+    ours = ours._replace(probs=None, confidence=ours.confidence + 1.5e-6)
+    assert "probabilities are off by 1.5e-06, 4.8e-07 being allowed" in head.wrong_answer(ours)
     peer = HeadSaid(ours.label, ours.confidence, ours.exit)
     assert head.wrong_answer(peer) is None
     wrong = head.wrong_answer(peer._replace(confidence=peer.confidence + 1e-5))
-    assert "probabilities are off by 1.2e-05, 3.8e-06 being allowed" in wrong
+    assert "1.9e-06 being allowed" in wrong
+    half = FusedAuxHead(16, num_classes=5).half()
+    said = half(x := torch.randn(3, 16).half())
+    off = HeadSaid(said.label, said.confidence.half() + 0.02, said.exit)
+    assert "0.0039 being allowed" in alone_head.AloneHead(half, x).wrong_answer(off)
 
 
 def test_wrong_answers_in_situ_are_not_timed(timing, monkeypatch):

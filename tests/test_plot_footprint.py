@@ -80,6 +80,15 @@ def test_everything_drawn_is_in_a_record():
     assert json.loads(json.dumps(drawn)) == drawn == draw(kept)[1]
 
 
+def test_footprints_of_equal_occupancy_have_a_title():
+    added = iter([1.0, 8.0] + [8.0] * 20)
+    kept = records(added=lambda _share: next(added))
+    for one in kept:
+        share = one.measured["occupancy"]["residency"]["warps_share"]
+        one.measured["occupancy"]["residency"]["warps_share"] = {**share, "median": 0.01}
+    assert "Batch 1: " in draw(kept)[1]["title"]
+
+
 def test_what_is_off_the_scale_stands_at_its_edge_with_its_number():
     added = 147.0
     figure, _drawn = draw(records(added=lambda share: added if share < 0.0003 else 1.0))

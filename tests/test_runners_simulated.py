@@ -1,11 +1,14 @@
 """What graph runners answer, with streams and graphs simulated and kernels interpreted; see test_runners_gpu.py."""
 
+import signal
+
 import pytest
 import torch
 from auxhead.kernels import runs_triton
-from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, PolledRunner, make_runner
+from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, PolledRunner, graph_runner, make_runner
 from auxhead.model.planner import PassTimes, measure_plan
 from example_models import SmallNet, plain_heads
+from simulated_cuda import _Stream as simulated_stream
 from simulated_cuda import simulated_cuda
 from torch import Tensor
 
@@ -134,3 +137,48 @@ def test_the_planner_can_make_every_candidate_and_each_answers_as_the_plain_grap
     ]  # fmt: skip
     assert not plan.left_out and plan.chosen.name == "polled (compact)" and isinstance(runner, CompactingRunner)
     assert_same(found, make_runner(network, x, exits="eager")(x))
+
+
+class _Interrupt(Exception):
+    pass
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer here")
+def test_an_interrupt_leaves_a_runner_that_answers(network):
+    """Wherever it comes: two of a hundred left the runner's lock held."""
+
+    def interrupt(*_):
+        raise _Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with simulated_cuda():
+            runner = make_runner(network, images(1))
+            ((_, captured),) = runner._captured.items()
+            captured.graphs = [type("Nothing", (), {"launch": lambda *_: None})()]
+            x = images(1)
+            for turn in range(600):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + turn % 30))
+                    while True:
+                        runner(x)
+                except _Interrupt:
+                    held = runner._busy.locked()
+                    if held:
+                        runner._busy.release()  # else close() would wait for good
+                    assert not held
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_request_on_another_stream_waits_for_the_one_before(network, monkeypatch):
+    with simulated_cuda():
+        runner = make_runner(network, images(1))
+        waited = []
+        monkeypatch.setattr(simulated_stream, "wait_event", lambda _stream, event: waited.append(event))
+        runner(images(1))
+        assert not waited
+        monkeypatch.setattr(simulated_stream, "cuda_stream", 2)
+        monkeypatch.setattr(graph_runner, "current_handle", lambda _device: 3)
+        runner(images(1))
+        assert waited == [runner._done]
