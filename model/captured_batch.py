@@ -42,7 +42,7 @@ class CapturedBatch:
 
     def copied_answer(self) -> ExitResult:
         """Copy the answer out on the current stream."""
-        # The copy is launched before its views are made, which takes the host as long as the GPU takes for two blocks.
+        # The copy is launched before its views are made, which takes the host longer than the copy's launch.
         return self._viewed(self.buffers.packed_answer.clone())
 
     def empty_answer(self) -> tuple[Tensor, ExitResult]:

@@ -1,7 +1,6 @@
 """Accuracy against the mean time to the answer, for each runner under several sets of thresholds."""
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +12,6 @@ from ..autotune.record import Record
 from .record_files import NoRecords, stamp
 from .style import BLUE, GREEN, GREY, ORANGE, PALE, frame, new_figure, tidy
 
-#: Points closer than this, in time (logarithm of the ratio) and accuracy (percentage points), share a label.
-_CLOSE = (0.05, 0.15)
 #: Percentage points of accuracy that the title allows.
 LOSS = 0.5
 #: Colour, marker and name of each variant, by what stands before "@".
@@ -185,32 +182,19 @@ def _draw_panel(axes: Axes, panel: dict[str, Any]) -> None:
 
 
 def _label_thresholds(axes: Axes, panel: dict[str, Any]) -> None:
-    """Say beside the soonest runner's points which thresholds they are of; points that lie close share a label."""
+    """Say beside the soonest runner's points which thresholds they are of."""
     series = min(panel["runners"].values(), key=lambda one: min(one["mean_us"]))
-    clusters: list[list[tuple[str, float, float]]] = []
-    for point in zip(series["thresholds"], series["mean_us"], series["accuracy_percent"], strict=True):
-        if point[2] < _least(panel):
-            continue
-        near = (cluster for cluster in clusters if any(_close(point, one) for one in cluster))
-        cluster = next(near, None)
-        if cluster is None:
-            clusters.append([point])
-        else:
-            cluster.append(point)
-    for cluster in clusters:
-        text = ", ".join(name.removeprefix("calibrated ").removesuffix(" %") for name, _, _ in cluster)
-        later = cluster[0][1] > panel["full"][GRAPH]["mean_us"]  # to the right nothing is in the way
-        us = (max if later else min)(us for _, us, _ in cluster)
-        axes.annotate(
-            text, (us, min(accuracy for _, _, accuracy in cluster)), (6 if later else -5, -5),
-            textcoords="offset points", fontsize=8, color=GREY, ha="left" if later else "right", va="top",
-        )  # fmt: skip
+    for thresholds, us, accuracy in zip(
+        series["thresholds"], series["mean_us"], series["accuracy_percent"], strict=True
+    ):
+        if accuracy >= _least(panel):
+            later = us > panel["full"][GRAPH]["mean_us"]  # to the right nothing is in the way
+            axes.annotate(
+                thresholds.removeprefix("calibrated ").removesuffix(" %"), (us, accuracy), (6 if later else -5, -5),
+                textcoords="offset points", fontsize=8, color=GREY, ha="left" if later else "right", va="top",
+            )  # fmt: skip
 
 
 def _least(panel: dict[str, Any]) -> float:
     """Return the accuracy below which nothing is drawn, percent."""
     return float(panel["full"][GRAPH]["accuracy_percent"] - _SHOWN)
-
-
-def _close(one: tuple[str, float, float], other: tuple[str, float, float]) -> bool:
-    return abs(math.log(one[1] / other[1])) < _CLOSE[0] and abs(one[2] - other[2]) < _CLOSE[1]

@@ -76,7 +76,7 @@ def _title(batches: Mapping[str, Any]) -> str:
             shares.append(100 * us / times[BARE][first])
             above.append(us - times[FLOOR][first])
             if NEVER in times[runner] and NEVER in times[BARE]:
-                longer.append(100 * (times[runner][NEVER] / times[BARE][NEVER] - 1))
+                longer.append(100 * times[runner][NEVER] / times[BARE][NEVER])
             best.add(runner.partition("@")[0])
     if not shares:
         raise NoRecords(
@@ -86,7 +86,7 @@ def _title(batches: Mapping[str, Any]) -> str:
     return (
         f"Where all leave at {first}, {who} answers in {min(shares):.0f} to {max(shares):.0f} % of "
         f"the whole network's time,\n{min(above):.0f} to {max(above):.0f} us after a network that ends there"
-        + (f"; where none leave, in up to {100 + max(longer):.0f} %" if longer else "")
+        + (f"; where none leave, in up to {max(longer):.0f} %" if longer else "")
     )
 
 

@@ -168,17 +168,17 @@ def test_an_interrupt_leaves_a_runner_that_answers(network):
                         runner._busy.release()  # else close() would wait for good
                     assert not held
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # after another error
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_request_on_another_stream_waits_for_the_one_before(network, monkeypatch):
-    with simulated_cuda():
+def test_a_request_on_another_stream_waits_for_the_one_before(network):
+    with simulated_cuda(), pytest.MonkeyPatch.context() as patch:  # undone before the simulation is
         runner = make_runner(network, images(1))
         waited = []
-        monkeypatch.setattr(simulated_stream, "wait_event", lambda _stream, event: waited.append(event))
+        patch.setattr(simulated_stream, "wait_event", lambda _stream, event: waited.append(event))
         runner(images(1))
         assert not waited
-        monkeypatch.setattr(simulated_stream, "cuda_stream", 2)
-        monkeypatch.setattr(graph_runner, "current_handle", lambda _device: 3)
+        patch.setattr(graph_runner, "current_handle", lambda _device: 3)
         runner(images(1))
         assert waited == [runner._done]
