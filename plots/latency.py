@@ -28,15 +28,18 @@ LINES = {
 BARE, OURS, PLAIN = "graph-bare@cudnn", "overlapped@cudnn", "graph-naive@cudnn"
 #: What is zoomed into: variants that differ from the graph without heads by the heads alone.
 ADDED = ("graph-naive@cudnn", "graph-naive-forked@cudnn", "graph-fused@cudnn", OURS)
+BANDS = "Bands: latency from the median to the 99th percentile of requests; what is added, 20th to 80th."
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """Latency against batch size with all baselines, and what heads add to the network without.
 
+    Records without the 99th percentile are not drawn.
+
     Raises:
         NoRecords: nothing of the runner beside the network without heads, at two batch sizes or more.
     """
-    never = [one for one in records if one.exits == NEVER]
+    never = [one for one in records if one.exits == NEVER and (one.host_us is None or "p99" in one.host_us)]
     network, found = most_measured(never, tuple(LINES), "latency where no sample leaves early")
     drawn: dict[str, Any] = {"title": "", "stamp": "", "network": str(network), "classes": {}}
     numbers = sorted({one.cell["classes"] for one in found})
@@ -45,7 +48,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
         lines = {name: _points([one for one in of_classes if one.variant == name]) for name in LINES}
         drawn["classes"][str(classes)] = {name: points for name, points in lines.items() if len(points) > 1}
     drawn["title"] = _title(drawn["classes"], network.heads)
-    drawn["stamp"] = stamp(found, f"{network}. Lines: median of {rounds(found)}.", f"{_bands(drawn['classes'])}.")
+    drawn["stamp"] = stamp(found, f"{network}. Lines: median of {rounds(found)}.", BANDS)
     return _figure(drawn), drawn
 
 
@@ -76,17 +79,6 @@ def _title(classes: Mapping[str, Any], heads: int) -> str:
         f"{heads} overlapped heads of {fewest} classes add {device} of device time, {added(OURS, 'host_us')} of latency"
     )
     return f"{ours};\nplain heads in line add {plain} and {added(PLAIN, 'host_us')}" if plain else ours
-
-
-def _bands(classes: Mapping[str, Any]) -> str:
-    without = {
-        LINES[name].label
-        for lines in classes.values()
-        for name, its in lines.items()
-        if not all("p99" in point["host_us"] for point in its)
-    }
-    older = f" ({'; '.join(sorted(without))}: 20th to 80th, its records are older)" if without else ""
-    return f"Bands: latency from the median to the 99th percentile of requests{older}; what is added, 20th to 80th"
 
 
 def _figure(drawn: Mapping[str, Any]) -> Figure:
@@ -148,7 +140,7 @@ def _line(
         batches, [value["median"] for value in values], color=line.colour, linestyle=line.dashes, marker=line.marker,
         markersize=4.5, linewidth=1.6, label=line.label,
     )  # fmt: skip
-    ends = ("median", "p99") if tails and all("p99" in value for value in values) else ("p20", "p80")
+    ends = ("median", "p99") if tails else ("p20", "p80")
     low, high = ([value[name] for value in values] for name in ends)
     axes.fill_between(batches, low, high, color=line.colour, alpha=0.25, linewidth=0)
 
