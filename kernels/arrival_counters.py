@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 _SHARED = 1 << 16  # numbers (256 KiB) of a stream, so that hardly a batch asks for more and clears memory on its way
+_LINE = 32  # numbers (128 bytes) of a cache line: what a capture takes begins with one, so that all captures are alike
 _RESERVE = 1 << 22  # numbers (16 MiB) kept ready for captures, which cannot clear memory without a launch of their own
 
 
@@ -50,7 +51,7 @@ class ArrivalCounters:
             return counters[:count]
         if self._reserve.numel() < count:  # right, but the graph gets a node that clears them
             return self._zeros(count)
-        counters, self._reserve = self._reserve[:count], self._reserve[-(-count // 4) * 4 :]  # aligned to 16 bytes
+        counters, self._reserve = self._reserve[:count], self._reserve[-(-count // _LINE) * _LINE :]
         self._by_capture[stream] = capture, counters
         return counters
 
