@@ -20,6 +20,7 @@ from .bench import DeviceLost, run_cell
 from .bench_plan import ROUNDS, Plan, check_patterns, unsettled
 from .cells import STAGES, Cell, Dtype, Placement, chosen_cells
 from .environment import environment, this_device
+from .false_winners import false_winners
 from .footprint_command import footprint
 from .footprint_tables import footprint_tables
 from .head_tables import head_tables
@@ -156,7 +157,10 @@ def table(
     """Print the tables of records again: all times, of sweeps the winners, of retunings what agrees."""
     with one_line_errors(BadRecord):
         found = read_records(records)
-        swept = [*outcome_tables(recorded_outcomes(found)), *network_tables(found)]
+        swept = outcome_tables(recorded_outcomes(found))
+        if swept:
+            swept[-1].remarks.extend(false_winners(found))
+        swept += network_tables(found)
         tables = [*bench_tables(found), *head_tables(found), *pareto_tables(found), *overlap_tables(found)]
         tables += [*footprint_tables(found), *swept, *agreement_tables(found)]
         if not tables:

@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 from auxhead.autotune.comparison import Difference
+from auxhead.autotune.false_winners import false_winners
 from auxhead.autotune.measurer import NETWORK
 from auxhead.autotune.outcome import Outcome
 from auxhead.autotune.outcome_tables import COLUMNS, outcome_tables, summary
@@ -127,3 +128,20 @@ def test_the_command(swept, tmp_path):
         assert line in drawn.stdout and line in printed.stdout
     bad = written(tmp_path / "bad.jsonl", dataclasses.replace(read_records(swept[0])[0], cell={}))
     assert_one_line_error(tune("table", bad), "samples")
+
+
+def of_captures(record, *us):
+    """The same record of captures that took so long, in four rounds that hardly differ."""
+    samples = [[one, one * 1.0001, one * 0.9999, one] for one in us]
+    return dataclasses.replace(record, device_us={**record.device_us, "samples": samples})
+
+
+def test_what_looks_different_from_itself_is_counted(swept):
+    records = read_records(swept[0])
+    timed = next(one for one in records if one.device_us)
+    steady, faster = of_captures(timed, *[5.0, 5.1] * 6), of_captures(timed, *[5.0, 5.01] * 3, *[4.5, 4.51] * 3)
+    few = of_captures(timed, 5.0, 5.01, 5.0, 4.5, 4.51)
+    failed = next(one for one in records if one.error)
+    (said,) = false_winners([steady, faster, steady, steady, few, failed])
+    assert said.startswith("A/A: of 4 configurations 1 (25.00%) look different from themselves") and "1% may" in said
+    assert false_winners([few, failed]) == []

@@ -71,3 +71,8 @@ def test_the_winners_are_published():
     alone = [float(row[5].split()[0]) if row[5][0].isdigit() else 1.0 for row in rows]
     said = f"a tuned head takes {statistics.median(alone):.2f} of the rule's time (median; {min(alone):.2f} at best)"
     assert said in words
+    compared, differing, share = re.search(
+        r"A/A: of ([\d,]+) configurations (\d+) \((.*)%\) look diff", published
+    ).groups()
+    assert int(compared.replace(",", "")) >= 1000 and float(share) <= 1.0
+    assert f"of {compared} configurations {differing} ({share} %) look different from themselves" in words
