@@ -10,6 +10,8 @@ from ..autotune.timed import deciding, timed, times
 
 #: Fields of a cell that say where the head is, not what it is.
 _WHERE = ("model", "tap")
+#: Of a ratio: numpy's logarithms differ in their last digit from processor to processor, what is drawn must not.
+_DIGITS = 9
 
 
 class Configured(NamedTuple):
@@ -27,12 +29,13 @@ class Configured(NamedTuple):
     @property
     def ratio(self) -> float:
         """Its time over that of the rule's configuration."""
-        return over_baseline(self.paired)
+        return round(over_baseline(self.paired), _DIGITS)
 
     def over(self, other: "Configured", among: int) -> Difference:
         """Compare with another one of the same head and place; intervals hold together for ``among`` of them."""
         confidence = 1.0 - (1.0 - CONFIDENCE) / max(among - 1, 1)
-        return compare_runs(self.paired, other.paired, confidence=confidence)
+        found = compare_runs(self.paired, other.paired, confidence=confidence)
+        return Difference(*(round(ratio, _DIGITS) for ratio in found))
 
 
 class Head(NamedTuple):
