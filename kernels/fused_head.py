@@ -183,14 +183,15 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 def _backward(
     ctx: Any, grad_probs: Tensor | None, _label: None, grad_confidence: Tensor | None, _exits: None
 ) -> tuple[Tensor | None, ...]:
-    """Recompute the head in PyTorch and differentiate that."""
+    """Recompute the head in PyTorch and differentiate that; what comes of it, too, where it is differentiated again."""
+    again = torch.is_grad_enabled()
     inputs: list[Any]
     *inputs, temperature_tensor = ctx.saved_tensors
     temperature, pool, pool_size, return_probs = ctx.options
     needed = ctx.needs_input_grad[:3]
     with torch.enable_grad():
         leaves: list[Any] = [
-            t if t is None else t.detach().requires_grad_(need) for t, need in zip(inputs, needed, strict=True)
+            t if t is None or again else t.detach().requires_grad_(need) for t, need in zip(inputs, needed, strict=True)
         ]
         output = fused_head_reference(
             *leaves,
@@ -204,7 +205,10 @@ def _backward(
         if return_probs and grad_probs is not None and output.probs is not None:
             terms.append((output.probs * grad_probs).sum())
     wanted = [leaf for leaf, need in zip(leaves, needed, strict=True) if need]
-    grads = iter(torch.autograd.grad(terms, wanted, [torch.ones_like(term) for term in terms]) if terms else ())
+    found: Sequence[Tensor] = ()
+    if terms:
+        found = torch.autograd.grad(terms, wanted, [torch.ones_like(term) for term in terms], create_graph=again)
+    grads = iter(found)
     return (*(next(grads, None) if need else None for need in needed), *[None] * 8)
 
 

@@ -46,12 +46,16 @@ def calibrate(confidence: Tensor, correct: Tensor, max_accuracy_drop: float = 0.
 
     Args:
         confidence: [E, M] float32, of each head; NaN never exits.
-        correct: [E + 1, M] bool, whether each head and, last, the classifier is right.
+        correct: [E + 1, M] bool, whether each head and, last, the classifier is right; both on any device.
         max_accuracy_drop: 0.005 is half a percentage point.
 
     Raises:
+        TypeError: what is no tensor.
         ValueError: shapes that do not fit, no pictures, or a drop outside [0, 1].
     """
+    for name, value in (("confidence", confidence), ("correct", correct)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name}: got {type(value).__name__}, wants a tensor")
     if confidence.ndim != 2 or correct.shape != (confidence.shape[0] + 1, confidence.shape[1]):
         raise ValueError(
             f"correct: got {list(correct.shape)} with confidence {list(confidence.shape)}, wants [E + 1, M] and [E, M]"
@@ -60,8 +64,8 @@ def calibrate(confidence: Tensor, correct: Tensor, max_accuracy_drop: float = 0.
         raise ValueError("confidence: got no pictures, wants at least one to calibrate on")
     if not 0.0 <= max_accuracy_drop <= 1.0:
         raise ValueError(f"max_accuracy_drop: got {max_accuracy_drop}, wants a number in [0, 1]")
-    confidence = confidence.float().nan_to_num(nan=0.0)
-    correct = correct.bool()
+    confidence = confidence.detach().cpu().float().nan_to_num(nan=0.0)
+    correct = correct.detach().cpu().bool()
     pictures = confidence.shape[1]
     needed = int(correct[-1].sum()) - max_accuracy_drop * pictures - 1e-6  # pictures that must be answered right
 

@@ -1,6 +1,7 @@
 """One run of a backbone that checks its taps before anything depends on them."""
 
 import difflib
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -31,20 +32,23 @@ class _Watch:
         self.outputs: dict[nn.Module, Any] = {}  # of the tapped layers
         self.unreadable: set[nn.Module] = set()
         self.changed_in_place: set[nn.Module] = set()
+        self._thread = threading.get_ident()
         self._batch = batch
         self._tapped = tapped
         self._alive: list[tuple[Tensor, int, nn.Module]] = []
 
     def __call__(self, layer: nn.Module, _inputs: Any, output: Any) -> None:
-        """The forward hook."""
+        """The forward hook; what other threads run meanwhile is not looked at."""
+        if threading.get_ident() != self._thread:
+            return
         self.order.append(layer)
         self.look_for_changes()
         if layer in self._tapped:
             self.outputs[layer] = output
-        if _is_readable(output, self._batch):
-            self._alive.append((output, output._version, layer))
-        else:
+        if not _is_readable(output, self._batch):
             self.unreadable.add(layer)
+        elif not output.is_inference():  # of a backbone that runs in inference mode no version is counted
+            self._alive.append((output, output._version, layer))
 
     def look_for_changes(self) -> None:
         """Compare the version counters of the outputs that are still there with what they were."""
@@ -119,13 +123,13 @@ def _check_taps(taps: Sequence[str], layers: dict[str, nn.Module], watch: _Watch
         raise ValueError(f"heads: the taps {list(taps)} are out of order; they run in the order {by_run}")
 
 
-def check_head_fits(tap: str, features: Tensor, in_features: int, pool: str, pool_size: tuple[int, int]) -> None:
-    """Raise ``ValueError`` unless a head with these sizes can read the output of its tap."""
+def check_head_fits(tap: str, features: Tensor, in_features: int | None, pool: str, pool_size: tuple[int, int]) -> None:
+    """Raise ``ValueError`` unless a head with these sizes, of any width if None, can read the output of its tap."""
     try:
         found = check_input(features, pool, pool_size)
     except ValueError as error:
         raise ValueError(f"heads[{tap!r}]: {error}") from None
-    if found != in_features:
+    if in_features is not None and found != in_features:
         raise ValueError(
             f"heads[{tap!r}]: its linear layer takes {in_features} features, but the output "
             f"{list(features.shape)} of the tap has {found} with pool={pool!r} and pool_size={pool_size}"

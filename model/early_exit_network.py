@@ -57,11 +57,13 @@ class EarlyExitNetwork(nn.Module):
         self.backbone = backbone
         self.taps = tuple(heads)
         self.heads = nn.ModuleList(_as_fused(tap, head) for tap, head in heads.items())
-        if rules is not None:
-            self.set_rules(rules)
+        _check_distinct(heads)
+        by_tap = None if rules is None else self._rules_by_tap(rules)
         self._checked = False
         if example_input is not None:
             self.check_taps(example_input)
+        if by_tap is not None:  # of heads that were not refused
+            self.set_rules(by_tap)
 
     @property
     def fused_heads(self) -> list[FusedAuxHead]:
@@ -73,12 +75,15 @@ class EarlyExitNetwork(nn.Module):
 
         The values are written into the rules that the heads have, in place, so that captured graphs follow them.
         """
+        for tap, rule in self._rules_by_tap(rules).items():
+            self.fused_heads[self.taps.index(tap)].rule.assign(rule)
+
+    def _rules_by_tap(self, rules: ExitRule | float | Mapping[str, ExitRule | float]) -> dict[str, ExitRule]:
         by_tap = rules if isinstance(rules, Mapping) else dict.fromkeys(self.taps, rules)
         for tap in by_tap:
             if tap not in self.taps:
                 raise ValueError(f"rules: {tap!r} is not a tap, wants one of {list(self.taps)}")
-        for tap, rule in {tap: as_exit_rule(rule) for tap, rule in by_tap.items()}.items():
-            self.fused_heads[self.taps.index(tap)].rule.assign(rule)
+        return {tap: as_exit_rule(rule) for tap, rule in by_tap.items()}
 
     def check_taps(self, example_input: Tensor) -> None:
         """Check taps and heads by one dry run of the backbone, the first time; see ``__init__`` for what it raises."""
@@ -91,22 +96,27 @@ class EarlyExitNetwork(nn.Module):
         example = torch.cat([example_input[:2]] * 2)[:2]  # two samples, to tell a batch from a constant
         autocasts = torch.is_autocast_enabled(example.device.type)
         run = dry_run(self.backbone, self.taps, example)
+        lazy: list[tuple[FusedAuxHead, Tensor]] = []
         for tap, head, features in zip(self.taps, self.fused_heads, run.features, strict=True):
+            weight, width = head.linear.weight, None
             if isinstance(head.linear, nn.LazyLinear):
-                head.to(features.device, None if autocasts else features.dtype)
-                with torch.no_grad():
-                    head.logits(features)
-            weight = head.linear.weight
-            if weight.device != features.device or (weight.dtype != features.dtype and not autocasts):
+                lazy.append((head, features))
+            elif weight.device != features.device or (weight.dtype != features.dtype and not autocasts):
                 raise ValueError(
                     f"heads[{tap!r}]: is {weight.dtype} on {weight.device}, wants {features.dtype} on "
                     f"{features.device}, as the output of the tap"
                 )
-            check_head_fits(tap, features, head.linear.in_features, head.pool, head.pool_size)
+            else:
+                width = head.linear.in_features
+            check_head_fits(tap, features, width, head.pool, head.pool_size)
             if head.num_classes != run.logits.shape[1]:
                 raise ValueError(
                     f"heads[{tap!r}]: has {head.num_classes} classes, wants {run.logits.shape[1]}, as the backbone has"
                 )
+        for head, features in lazy:  # once none is refused
+            head.to(features.device, None if autocasts else features.dtype)
+            with torch.no_grad():
+                head.logits(features)
         self._checked = True
 
     def forward(self, x: Tensor, *, stop: bool = False) -> ExitResult:
@@ -119,13 +129,31 @@ class EarlyExitNetwork(nn.Module):
         return EagerRunner(self)(x, stop=stop)
 
     def logits(self, x: Tensor) -> list[Tensor]:
-        """Return the logits [N, K] of every head and, last, of the classifier; differentiable, for training."""
+        """Return the logits [N, K] of every head and, last, of the classifier; differentiable, for training.
+
+        Heads train where the backbone runs without gradients or is checkpointed, too: they come after it.
+        """
         self.check_taps(x)
-        logits: list[Tensor] = []
-        heads = self.fused_heads
-        with listening(self.backbone, self.taps, lambda place, y: logits.append(heads[place].logits(y))):
+        found: list[tuple[Tensor, torch.autocast]] = []
+
+        def keep(_place: int, y: Tensor) -> None:
+            kind = y.device.type  # a backbone may enter autocast by itself
+            found.append((y, torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))))
+
+        with listening(self.backbone, self.taps, keep):
             final = self.backbone(x)
+        logits = []
+        for head, (y, as_there) in zip(self.fused_heads, found, strict=True):
+            with as_there:
+                logits.append(head.logits(y))
         return [*logits, final]
+
+
+def _check_distinct(heads: Mapping[str, nn.Module]) -> None:
+    first: dict[nn.Module, str] = {}
+    for tap, head in heads.items():
+        if first.setdefault(head, tap) != tap:
+            raise ValueError(f"heads[{tap!r}]: is that of {first[head]!r}, wants one with a rule of its own")
 
 
 def _as_fused(tap: str, head: nn.Module) -> FusedAuxHead:

@@ -42,8 +42,9 @@ class ExitRule(nn.Module):
         super().__init__()
         check_criterion(criterion)
         self.criterion = criterion
-        self.register_buffer("temperature_tensor", torch.ones((), dtype=torch.float32), persistent=False)
-        self.register_buffer("threshold_tensor", torch.ones((), dtype=torch.float32), persistent=False)
+        with torch.inference_mode(False):  # what is made in inference mode could not be written outside of it
+            self.register_buffer("temperature_tensor", torch.ones((), dtype=torch.float32), persistent=False)
+            self.register_buffer("threshold_tensor", torch.ones((), dtype=torch.float32), persistent=False)
         self._enabled = enabled
         self.temperature = temperature
         self.threshold = threshold
@@ -95,9 +96,10 @@ class ExitRule(nn.Module):
             self.threshold_tensor.fill_(self._threshold if self._enabled else CRITERIA[self.criterion][1])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ExitRule":
-        super()._apply(fn, recurse)
-        self.temperature_tensor = self.temperature_tensor.float()
-        self.threshold_tensor = self.threshold_tensor.float()
+        with torch.inference_mode(False):
+            super()._apply(fn, recurse)
+            self.temperature_tensor = self.temperature_tensor.float()
+            self.threshold_tensor = self.threshold_tensor.float()
         self._write()  # a cast to half precision has rounded them
         return self
 

@@ -1,5 +1,6 @@
 """``FusedAuxHead``: the module that takes the place of a pool-flatten-linear classifier."""
 
+import copy
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ class FusedAuxHead(nn.Module):
             pool_size: windows of a map under "avg" and "max".
             bias: whether the linear layer has one.
             dropout: probability, applied to the features by ``logits`` in training mode.
-            rule: when a sample may exit; a number is the threshold of a ``max_prob`` rule. 1.0 never exits.
+            rule: when a sample may exit, of which the head takes a copy; a number is the threshold of a ``max_prob``
+                rule. 1.0 never exits.
             return_probs: whether the answer carries the probabilities.
             device: of the parameters.
             dtype: of the parameters.
@@ -56,7 +58,7 @@ class FusedAuxHead(nn.Module):
             if in_features is None
             else nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
         )
-        self._set_up("linear", linear, pool, pool_size, dropout, as_exit_rule(rule).to(device), return_probs)
+        self._set_up("linear", linear, pool, pool_size, dropout, _own_rule(rule, device), return_probs)
 
     def _set_up(
         self,
@@ -106,7 +108,7 @@ class FusedAuxHead(nn.Module):
         device = pattern.linear.weight.device
         head._set_up(
             pattern.linear_path, pattern.linear, pattern.pool, pattern.pool_size, pattern.dropout,
-            as_exit_rule(rule).to(device), return_probs,
+            _own_rule(rule, device), return_probs,
         )  # fmt: skip
         return head.train(module.training)
 
@@ -119,8 +121,8 @@ class FusedAuxHead(nn.Module):
         """Answer for a batch in one launch; dropout does not act, in training mode either."""
         linear = self.linear
         if isinstance(x, Tensor) and isinstance(linear, nn.LazyLinear):
-            with torch.inference_mode(False), torch.no_grad():  # parameters made in inference mode could not train
-                self.logits(x.clone())
+            self._take_width_of(x)
+        self._check_linear()
         weight: Tensor = linear.weight
         bias: Tensor | None = linear.bias
         if _autocasts(x):  # as autocast does for the nn.Linear this replaces
@@ -137,6 +139,23 @@ class FusedAuxHead(nn.Module):
             return_probs=self.return_probs,
         )
 
+    def _take_width_of(self, x: Tensor) -> None:
+        weight = self.linear.weight
+        if not _autocasts(x) and (x.dtype, x.device) != (weight.dtype, weight.device):
+            raise ValueError(
+                f"x: got {x.dtype} on {x.device}, wants {weight.dtype} on {weight.device}, as the head's parameters"
+            )
+        with torch.inference_mode(False), torch.no_grad():  # parameters made in inference mode could not train
+            self.logits(x.clone())
+
+    def _check_linear(self) -> None:
+        """Refuse a layer that hooks make the weight of, since nobody calls them."""
+        if self.linear._forward_pre_hooks:
+            raise ValueError(
+                "linear: carries hooks (of torch.nn.utils.weight_norm or prune, say), which a fused head never calls, "
+                "so that its weight would be an old one; wants none: remove them or use torch.nn.utils.parametrizations"
+            )
+
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits [N, K] in x's dtype, differentiably, before temperature and softmax."""
         check_input(x, self.pool, self.pool_size)
@@ -145,6 +164,7 @@ class FusedAuxHead(nn.Module):
 
     def as_exit_head(self) -> ExitHead:
         """Return the tensors and sizes that a launch for a whole network reads: the very ones, not copies."""
+        self._check_linear()
         return ExitHead(
             self.linear.weight,
             self.linear.bias,
@@ -156,7 +176,10 @@ class FusedAuxHead(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         """Accept the parameters of a classifier whose linear layer has another name, as an ``nn.Sequential``'s has."""
-        paths = {key[len(prefix) :].rpartition(".")[0] for key in state_dict if key.startswith(prefix)}
+        its = [key[len(prefix) :] for key in state_dict if key.startswith(prefix)]
+        paths = {key.rpartition(".")[0] for key in its}
+        if any(key.startswith(f"{self._linear_path}.") for key in its):
+            paths = {self._linear_path}  # there may be more than weight and bias, those of a parametrization
         if len(paths) == 1:
             _rename(state_dict, f"{prefix}{paths.pop()}.", f"{prefix}linear.")
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -164,6 +187,12 @@ class FusedAuxHead(nn.Module):
     def extra_repr(self) -> str:
         """Show what the linear layer below does not."""
         return f"pool={self.pool!r}, pool_size={self.pool_size}, dropout={self.dropout}"
+
+
+def _own_rule(rule: ExitRule | float, device: torch.device | str | None) -> ExitRule:
+    """Return a copy: heads that shared a rule would overwrite each other's threshold."""
+    with torch.inference_mode(False):  # what is copied in inference mode could not be written outside of it
+        return copy.deepcopy(as_exit_rule(rule)).to(device)
 
 
 def _autocasts(x: Tensor) -> bool:
@@ -175,6 +204,5 @@ def _name_linear_as_in_source(head: FusedAuxHead, state_dict: dict[str, Tensor],
 
 
 def _rename(state_dict: dict[str, Tensor], old_prefix: str, new_prefix: str) -> None:
-    for name in ("weight", "bias"):
-        if old_prefix + name in state_dict:
-            state_dict[new_prefix + name] = state_dict.pop(old_prefix + name)
+    for key in [key for key in state_dict if key.startswith(old_prefix)]:
+        state_dict[new_prefix + key[len(old_prefix) :]] = state_dict.pop(key)

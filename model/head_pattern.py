@@ -80,6 +80,8 @@ def match_head(module: nn.Module) -> HeadPattern | str:
         return f"is {linear[1].weight.dtype}, which a fused head does not compute in"
     if has_hooks(module):
         return "carries hooks, which a fused head would not call"
+    if "forward" in vars(module):
+        return "has a forward of its own"
     return HeadPattern(pool, pool_size, 1.0 - keep, *linear)
 
 
@@ -89,7 +91,7 @@ def _parts(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
     for name, child in module._modules.items():  # named_children() would skip a module that occurs twice
         if child is None:
             continue
-        nested = type(child) is nn.Sequential and not has_hooks(child)
+        nested = type(child) is nn.Sequential and not has_hooks(child) and "forward" not in vars(child)
         parts += _parts(child, f"{prefix}{name}.") if nested else [(prefix + name, child)]
     return parts
 

@@ -137,3 +137,18 @@ def test_a_larger_drop_lets_no_fewer_leave():
 def test_bad_input(shapes, drop, message):
     with pytest.raises(ValueError, match=message):
         calibrate(torch.zeros(shapes[0]), torch.zeros(shapes[1], dtype=torch.bool), drop)
+
+
+def test_logits_of_a_network_will_do_as_they_come(device):
+    """On its device, with gradients."""
+    confidence = torch.tensor([[0.9, 0.8, 0.3, 0.2]] * 2, device=device, requires_grad=True)
+    correct = torch.tensor([[True, True, False, False], [True] * 4, [True] * 4], device=device)
+    found = calibrate(confidence * 1.0, correct, 0.5)
+    assert found == calibrate(confidence.detach().cpu(), correct.cpu(), 0.5) and min(found.thresholds) < 1.0
+
+
+@pytest.mark.parametrize("name", ["confidence", "correct"])
+def test_what_is_no_tensor_is_refused(name):
+    given = {"confidence": torch.rand(1, 3), "correct": torch.ones(2, 3, dtype=torch.bool)}
+    with pytest.raises(TypeError, match=f"^{name}: got list, wants a tensor"):
+        calibrate(**{**given, name: [[0.5]]})

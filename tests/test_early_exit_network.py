@@ -279,3 +279,73 @@ def test_a_backbone_whose_classifier_was_fused_is_refused_by_name() -> None:
     fuse_aux_heads(backbone)
     with pytest.raises(ValueError, match="^backbone: returned a HeadOutput"):
         EarlyExitNetwork(backbone, {"0": FusedAuxHead(8, 5)}, example_input=images(1))
+
+
+class Frozen(SmallNet):
+    """Its own forward is without gradients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return super().forward(x)
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_heads_train_behind_layers_that_run_without_gradients(reentrant: bool | None) -> None:
+    """Of a frozen backbone, and of one whose layers are checkpointed."""
+    backbone = Frozen() if reentrant is None else SmallNet()
+    net = EarlyExitNetwork(backbone, plain_heads(), 0.6, example_input=images(2))
+    plain = copy.deepcopy(net)
+    if reentrant is None:
+        plain.backbone.forward = lambda x: SmallNet.forward(plain.backbone, x)
+    else:
+        layer = net.backbone.get_submodule(net.taps[-1])
+        forward = layer.forward
+        layer.forward = lambda x: torch.utils.checkpoint.checkpoint(forward, x, use_reentrant=reentrant)
+    x = images(3)
+    for one in (net, plain):
+        sum(logits.square().sum() for logits in one.logits(x) if logits.requires_grad).backward()
+    for head, wanted in zip(net.fused_heads, plain.fused_heads, strict=True):
+        torch.testing.assert_close(head.linear.weight.grad, wanted.linear.weight.grad)
+
+
+def test_heads_see_the_autocast_of_the_layer_that_they_tap() -> None:
+    class Casting(SmallNet):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return super().forward(x)
+
+    net = EarlyExitNetwork(Casting(), plain_heads())
+    net._checked = True
+    assert {logits.dtype for logits in net.logits(images(2))} == {torch.bfloat16}
+
+
+def test_a_rule_for_several_heads_is_copied_for_each() -> None:
+    rule = ExitRule(0.7, temperature=1.5)
+    taps = list(plain_heads())
+    heads = {tap: FusedAuxHead(None, 5, rule=rule) for tap in taps}
+    net = EarlyExitNetwork(SmallNet(), heads, example_input=images(2))
+    net.set_rules({taps[0]: 0.2})
+    assert [head.rule.threshold for head in net.fused_heads] == [0.2] + [0.7] * (len(taps) - 1)
+    assert rule.threshold == 0.7 and {head.rule.temperature for head in net.fused_heads} == {1.5, 1.0}
+
+
+def test_one_head_for_two_taps_is_refused() -> None:
+    head = FusedAuxHead(None, 5)
+    first, second, *_ = plain_heads()
+    with pytest.raises(ValueError, match=f"{second}'.: is that of '{first}', wants one with a rule of its own"):
+        EarlyExitNetwork(SmallNet(), {first: head, second: head})
+
+
+def test_a_refused_network_leaves_heads_as_they_were() -> None:
+    first, second, *_ = plain_heads()
+    lazy, wrong = FusedAuxHead(None, 5), FusedAuxHead(99, 5)
+    with pytest.raises(ValueError, match="takes 99 features"):
+        EarlyExitNetwork(SmallNet(), {first: lazy, second: wrong}, rules=0.25, example_input=images(2))
+    assert isinstance(lazy.linear, nn.LazyLinear) and lazy.rule.threshold == wrong.rule.threshold == 1.0
+
+
+def test_a_network_made_in_inference_mode_may_be_given_other_rules() -> None:
+    with torch.inference_mode():
+        net = network()
+    net.set_rules(0.3)
+    assert all(head.rule.threshold_tensor.item() == pytest.approx(0.3) for head in net.fused_heads)

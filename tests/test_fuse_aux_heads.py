@@ -238,3 +238,11 @@ def test_torchvision_models_are_reported_right_and_still_run(name: str, replaced
         fuse_aux_heads(model)
         out = model(x)
         torch.testing.assert_close(out.probs if replaced else softmax_of(model, x), wanted)
+
+
+def test_a_classifier_with_a_forward_of_its_own_is_left_alone() -> None:
+    model = nn.ModuleDict({"head": plain_head(6), "nested": nn.Sequential(nn.Sequential(flat()), linear(6, 5))})
+    model["head"].forward = lambda x: x * 2
+    model["nested"][0].forward = lambda x: x * 0
+    report = fuse_aux_heads(model)
+    assert not report.replaced and all("has a forward of its own" in why for why in report.left_alone.values())

@@ -10,6 +10,7 @@ import torch
 from auxhead.model import ExitRule, FusedAuxHead, HeadOutput
 from example_models import assert_as_exact, in_double, softmax_of
 from torch import nn
+from torch.nn.utils import prune
 
 MAP = (3, 6, 5, 7)  # N, C, H, W
 avg, maximum, flat, drop, same = nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Flatten, nn.Dropout, nn.Identity
@@ -365,3 +366,32 @@ def test_a_rule_left_on_the_meta_device_is_no_silent_answer() -> None:
     except (ValueError, RuntimeError, NotImplementedError):
         return
     torch.testing.assert_close(out.probs, torch.softmax(head.logits(x), 1))
+
+
+def test_a_layer_whose_hooks_make_its_weight_is_refused() -> None:
+    """Nobody calls them: the weight would be that of the last call of the layer."""
+    head = FusedAuxHead(8, 5).eval()
+    prune.l1_unstructured(head.linear, "weight", 3)
+    for use in (lambda: head(torch.randn(2, 8)), head.as_exit_head):
+        with pytest.raises(ValueError, match="^linear: carries hooks"):
+            use()
+    prune.remove(head.linear, "weight")
+    assert head(torch.randn(2, 8)).probs.shape == (2, 5)
+
+
+def test_the_state_of_a_parametrized_layer_loads_again() -> None:
+    head = FusedAuxHead.from_module(seq(flat(), nn.Linear(8, 5)))
+    torch.nn.utils.parametrizations.weight_norm(head.linear)
+    state = {name: value + 1 for name, value in head.state_dict().items()}
+    assert all(name.startswith("1.") for name in state)
+    head.load_state_dict(state)
+    assert all(torch.equal(value, state[name]) for name, value in head.state_dict().items())
+    x = torch.randn(2, 8)
+    torch.testing.assert_close(head(x).probs, head.logits(x).softmax(1))
+
+
+def test_a_first_input_of_another_dtype_leaves_the_width_open() -> None:
+    head = FusedAuxHead(None, 5)
+    with pytest.raises(ValueError, match="^x: got torch.float16 on cpu, wants torch.float32 on cpu"):
+        head(torch.randn(2, 7).half())
+    assert isinstance(head.linear, nn.LazyLinear)

@@ -241,3 +241,19 @@ def test_a_process_without_the_interpreter():
         [sys.executable, "-c", WITHOUT_INTERPRETER], env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0 and done.stdout == "answered\n", done.stderr
+
+
+def test_gradients_of_gradients(device):
+    """A penalty on the gradient of the input, and the Hessian."""
+    x, weight, bias = (t.double().float() for t in make_head((2, 4, 5, 5), 3, device=device))
+
+    def penalised(head):
+        leaves = [t.detach().clone().requires_grad_() for t in (x, weight, bias)]
+        probs = head(*leaves)
+        (slope,) = torch.autograd.grad(probs[:, 0].sum(), leaves[0], create_graph=True)
+        return torch.autograd.grad(probs[:, 1].sum() + 50 * slope.square().sum(), leaves)
+
+    found = penalised(lambda *head: fused_head(*head).probs)
+    wanted = penalised(lambda x, w, b: torch.softmax(x.mean((2, 3)) @ w.T + b, 1))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)

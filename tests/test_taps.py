@@ -302,3 +302,31 @@ def test_listening_at_a_layer_that_is_gone_leaves_no_hooks() -> None:
     with pytest.raises(AttributeError), listening(net, ["block0", "nowhere"], lambda place, y: None):
         pass
     assert_no_hooks(net)
+
+
+def test_a_dry_run_does_not_see_what_other_threads_run() -> None:
+    """Who serves from the backbone meanwhile is no reason to refuse its taps."""
+    backbone = SmallNet().eval()
+    net = EarlyExitNetwork(backbone, {"block1": FusedAuxHead(None, 5)}, example_input=torch.randn(X))
+    forward, seen = backbone.block1.forward, []
+
+    def beside(x: Tensor) -> Tensor:
+        if not seen:
+            seen.append(threading.get_ident())
+            other = threading.Thread(target=lambda: backbone(torch.randn(X)))
+            other.start()
+            other.join()
+        return forward(x)
+
+    backbone.block1.forward = beside
+    assert dry_run(backbone, net.taps, torch.randn(X)).logits.shape == (2, 5)
+
+
+def test_a_backbone_that_runs_in_inference_mode_can_be_tapped() -> None:
+    class Inferring(SmallNet):
+        @torch.inference_mode()
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    net = EarlyExitNetwork(Inferring().eval(), {"block1": FusedAuxHead(None, 5)}, example_input=torch.randn(X))
+    assert net(torch.randn(X)).label.shape == (2,)
