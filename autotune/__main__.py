@@ -135,7 +135,7 @@ def bench(
         chosen = {_identity(cell.as_json()) for cell in cells}
         found = read_records(where) if where.exists() else []
         print_tables(console, bench_tables(record for record in found if _identity(record.cell) in chosen))
-        console.print(f"Records: {where}", highlight=False, soft_wrap=True)
+        console.print(f"Records: {where}", soft_wrap=True)
         if failed:
             raise BadInput(f"{len(failed)} of {len(left)} cells could not be measured, the first: {failed[0]}")
 
@@ -219,7 +219,7 @@ class _Progress:
         if self._status is not None:
             self._status.update(escape(line))
         if keep or (self._status is None and self._printed != self._done):
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(line, soft_wrap=True)
             self._printed = self._done
 
     def unit_done(self) -> None:

@@ -58,7 +58,7 @@ def heads(
                 run.measure(cell, own)
         found = [record for record in read_records(where) if record.cell in run.asked]
         print_tables(console, head_tables(found))
-        console.print(f"Records: {where}", highlight=False, soft_wrap=True)
+        console.print(f"Records: {where}", soft_wrap=True)
 
 
 class _Run:

@@ -76,6 +76,6 @@ def measure_networks(
                 gc.collect()
                 torch.cuda.empty_cache()
         print_tables(console, tables(found))
-        console.print(f"Records: {where}", highlight=False, soft_wrap=True)
+        console.print(f"Records: {where}", soft_wrap=True)
         if reasons:
             raise BadInput(f"{len(reasons)} of {len(cells)} networks could not be measured, the first: {reasons[0]}")

@@ -65,11 +65,11 @@ def pareto(
         for size in batch or (1, 64):
             subject = _subject(loaded, splits.test, size, device)
             with fastest_convolutions(size):
-                console.print(f"batch {size}: capturing", highlight=False)
+                console.print(f"batch {size}: capturing")
                 measured = Pareto(subject, splits.test.labels, trunk)
                 try:
                     for point in points:
-                        console.print(f"batch {size}: {point.exits}", highlight=False)
+                        console.print(f"batch {size}: {point.exits}")
                         outcomes = measured.measure(point)
                         for record in _records(measured, subject, point, outcomes, about, run):
                             append_record(where, record)
@@ -79,7 +79,7 @@ def pareto(
             gc.collect()
             torch.cuda.empty_cache()
         print_tables(console, pareto_tables(record for record in read_records(where) if record.run == run))
-        console.print(f"Records: {where}", highlight=False, soft_wrap=True)
+        console.print(f"Records: {where}", soft_wrap=True)
 
 
 def _subject(loaded: Checkpoint, test: Split, batch: int, device: torch.device) -> Subject:

@@ -137,7 +137,7 @@ def _print(console: Console, title: str, made: Plan, taps: Sequence[str]) -> Non
         f"Remembered from {made.utc}; --fresh measures again." if made.remembered else "Measured now.",
     ]
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     console.print()
 
 

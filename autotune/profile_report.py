@@ -16,7 +16,7 @@ def print_comparison(console: Console, records: Sequence[Record]) -> None:
     console.print(requests_table(records))
     console.print(_api_table(records))
     for line in _checks(records):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def requests_table(records: Sequence[Record]) -> Table:

@@ -128,6 +128,19 @@ class Record:
         return tuple(self.environment.get(name) for name in ENVIRONMENT_KEY)
 
 
+_NULL = type(None)
+#: In JSON's words.
+_JSON = {str: "a string", dict: "an object", list: "a list"}
+#: What the fields of a record may be.
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("kind", "exits", "variant", "run", "utc"), (str,)),
+    **dict.fromkeys(("cell", "environment", "protocol"), (dict,)),
+    **dict.fromkeys(("host_us", "device_us", "measured", "correctness"), (dict, _NULL)),
+    **dict.fromkeys(("paired", "notes"), (list,)),
+    "error": (str, _NULL),
+}
+
+
 def utc_now() -> str:
     """Return the time, as records have it."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -202,7 +215,7 @@ def read_records(path: Path) -> list[Record]:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise BadRecord(f"{path}: no such file, wants records of `auxhead-tune bench`") from None
+        raise BadRecord(f"{path}: no such file, wants records, a JSON object a line") from None
     except OSError as error:
         raise BadRecord(f"{path}: cannot be read ({error.strerror})") from None
     if content.startswith(_GZIP):
@@ -215,15 +228,22 @@ def read_records(path: Path) -> list[Record]:
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
             values = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadRecord(f"{path}, line {number}: is not JSON ({error})") from None
         schema = values.get("schema") if isinstance(values, dict) else None
         if schema != SCHEMA:
             raise BadRecord(f"{path}, line {number}: got schema {schema!r}, wants {SCHEMA!r}")
         try:
-            records.append(Record(**{name: value for name, value in values.items() if name in names}))
+            record = Record(**{name: value for name, value in values.items() if name in names})
         except TypeError as error:
             raise BadRecord(f"{path}, line {number}: {error}") from None
+        for name, kinds in _KINDS.items():
+            if not isinstance(getattr(record, name), kinds):
+                raise BadRecord(
+                    f"{path}, line {number}: {name}: got {getattr(record, name)!r:.60}, wants "
+                    f"{' or '.join('null' if kind is _NULL else _JSON[kind] for kind in kinds)}"
+                )
+        records.append(record)
     return records
 
 

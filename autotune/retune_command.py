@@ -82,7 +82,7 @@ def retune(
                 gc.collect()
                 torch.cuda.empty_cache()
         print_tables(console, agreement_tables(kept))
-        console.print(f"Records: {where}", highlight=False, soft_wrap=True)
+        console.print(f"Records: {where}", soft_wrap=True)
 
 
 def _kept(path: Path, record: Record) -> Record:

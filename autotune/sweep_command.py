@@ -72,6 +72,8 @@ def sweep(
         if replay is not None:
             if out is not None:
                 raise BadInput(f"--out: got {out} with --replay, wants none: nothing is measured")
+            if placement:
+                raise BadInput("--placement: records do not say it of a head, wants none with --replay")
             _replay(console, chosen, effort, replay)
         else:
             _measure(console, chosen, effort, out)
@@ -106,7 +108,7 @@ def _measure(console: Console, chosen: NetworkChoice, effort: Effort, out: Path 
             gc.collect()
             torch.cuda.empty_cache()
     _report(console, found, networks, failures)
-    console.print(f"Records: {where}", highlight=False, soft_wrap=True)
+    console.print(f"Records: {where}", soft_wrap=True)
 
 
 class _Swept(NamedTuple):
@@ -172,4 +174,4 @@ def _report(
     if networks:
         print_tables(console, [network_table("Where launches leave the trunk", networks)])
     if failures:
-        console.print(f"Not timed: {failures_in_words(failures)}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"Not timed: {failures_in_words(failures)}", soft_wrap=True)

@@ -37,9 +37,9 @@ def promote(
         printed.print(promoting.as_rich(promotion))
         entries, new = len(promotion.table.entries), len(promotion.outcomes)
         for one in promotion.left_out:
-            printed.print(f"Left out: {one}", highlight=False, soft_wrap=True)
+            printed.print(f"Left out: {one}", soft_wrap=True)
         kept = f", {entries - new} of them from before" if entries > new else ""
-        printed.print(f"Table: {promotion.path}, {entries} entries{kept}", highlight=False, soft_wrap=True)
+        printed.print(f"Table: {promotion.path}, {entries} entries{kept}", soft_wrap=True)
 
 
 def explain(
@@ -72,7 +72,7 @@ def explain(
         printed = wide_console()
         for head in heads:
             for line in explaining.explain(where, head, place).lines():
-                printed.print(line, highlight=False, markup=False, soft_wrap=True)
+                printed.print(line, soft_wrap=True)
 
 
 def _sizes(name: str, written: str) -> tuple[int, ...]:
@@ -85,15 +85,15 @@ def _sizes(name: str, written: str) -> tuple[int, ...]:
 def _head(sizes: tuple[int, ...], classes: int, dtype: str, layout: str, pool: str, pool_size: str) -> HeadShape:
     """Return what the kernel would make of an input."""
     step = 2 if layout == "strided" else 1
-    x = torch.empty((*sizes[:-1], sizes[-1] * step), dtype=getattr(torch, dtype), device="meta")[..., ::step]
-    if layout == "channels_last" and x.ndim == 4:
-        x = x.contiguous(memory_format=torch.channels_last)
     grid = _sizes("--pool-size", pool_size)
     try:
+        x = torch.empty((*sizes[:-1], sizes[-1] * step), dtype=getattr(torch, dtype), device="meta")[..., ::step]
+        if layout == "channels_last" and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
         window_grid = check_pool(pool, grid if len(grid) > 1 else grid[0])
         check_input(x, pool, window_grid)
-    except ValueError as error:
-        raise BadInput(str(error)) from None
+    except (ValueError, RuntimeError, TypeError) as error:  # the last two of sizes beyond 64 bits
+        raise BadInput(str(error).partition("\n")[0]) from None
     view = head_view(tuple(x.shape), x.stride(), pool, window_grid)
     return HeadShape.of(view, classes, pool_max=pool == "max", dtype=x.dtype)
 

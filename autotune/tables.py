@@ -8,6 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from .plain_console import plain_console
 from .record import Record, latest
 
 #: Of the benchmark's tables.
@@ -107,8 +108,8 @@ def _remarks(record: Record) -> list[str]:
 
 def wide_console() -> Console:
     """Return the terminal as wide as it is; a file or pipe, which has no width, gets room for whole tables."""
-    console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, WIDTH))
+    console = plain_console()
+    return console if console.is_terminal else plain_console(max(console.width, WIDTH))
 
 
 def as_rich(table: RecordTable) -> Table:
@@ -131,7 +132,7 @@ def print_tables(console: Console, tables: Iterable[RecordTable]) -> None:
     for one in tables:
         console.print(as_rich(one))
         for remark in one.remarks:
-            console.print(remark, highlight=False, markup=False, soft_wrap=True)
+            console.print(remark, soft_wrap=True)
 
 
 def as_markdown(table: RecordTable) -> str:

@@ -1,6 +1,7 @@
 """The command ``auxhead``: demo, infer and profile."""
 
 import dataclasses
+import shlex
 import time
 from collections.abc import Callable
 from enum import Enum
@@ -16,6 +17,7 @@ from rich.table import Column, Table
 from ..autotune.before_and_after import compare, demo_model, repeated
 from ..autotune.environment import clocks, environment
 from ..autotune.exit_latency import exit_latency
+from ..autotune.plain_console import plain_console
 from ..autotune.profile_records import profile_records
 from ..autotune.profile_report import print_comparison
 from ..autotune.record import BadRecord, append_record
@@ -100,11 +102,11 @@ def demo(
         float,
         typer.Option(min=0.0, max=1.0, help="What leaving early may cost on the validation split, as a fraction."),
     ] = 0.005,
-    seed: Annotated[int, typer.Option(min=0, help="Of splits, parameters and order.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of splits, parameters and order.")] = 0,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.auto,
 ) -> None:
     """Train a small ResNet-18 with a head after every block, and see real images leave it early."""
-    console = Console()
+    console = plain_console()
     with one_line_errors():
         where = _device(device)
         _check_writable(out)
@@ -113,7 +115,6 @@ def demo(
         console.print(
             f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes, {size}x{size} pixels; "
             f"ResNet-18 with 8 heads on {where}",
-            highlight=False,
             soft_wrap=True,
         )
         with ProgressLines(console) as watch:
@@ -138,13 +139,12 @@ def demo(
         _print_report(console, report)
         console.print(
             f"\nSaved in {out}: model.safetensors, model.json, report.json, exits.png, .svg, .json",
-            highlight=False,
             soft_wrap=True,
         )
         if examples:
-            chosen = " ".join(_quoted(path) for path in examples[:3])
+            chosen = " ".join(shlex.quote(str(path)) for path in examples[:3])
             console.print("Try it on pictures of the test split:")
-            console.print(f"  auxhead infer --checkpoint {_quoted(out)} {chosen}", soft_wrap=True, highlight=False)
+            console.print(f"  auxhead infer --checkpoint {shlex.quote(str(out))} {chosen}", soft_wrap=True)
 
 
 @app.command()
@@ -185,7 +185,7 @@ def infer(
                     ),
                 )
                 place += 1
-        Console().print(table)
+        plain_console().print(table)
 
 
 @app.command()
@@ -212,7 +212,7 @@ def profile(
 
     Launches, CUDA API calls, host and device time; status 1 if the runner is not in a steady state.
     """
-    console = Console()
+    console = plain_console()
     with one_line_errors(BadRecord):
         if (model is None) == (checkpoint is None):
             got = "neither" if model is None else "both"
@@ -232,7 +232,6 @@ def profile(
             f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}; batches of {len(x)}, {made_of}\n"
             "before: eager PyTorch, plain heads in line, .item() after each, left once all samples are sure\n"
             f"after: {exits.value}, trunk {trunk.value}",
-            highlight=False,
             soft_wrap=True,
         )
         found = compare(network, x, exits=exits.value, trunk=trunk.value, requests=requests, out=out)
@@ -245,7 +244,6 @@ def profile(
         console.print(
             f"\nSaved in {out}: before.json, after.json (Chrome traces, for ui.perfetto.dev or chrome://tracing), "
             "profile.jsonl (appended: records)",
-            highlight=False,
             soft_wrap=True,
         )
     if found.problems:
@@ -257,11 +255,11 @@ class ProgressLines:
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("images, {task.fields[rate]} images/s"),
-            TextColumn("{task.fields[remark]}"),
+            TextColumn("{task.fields[remark]}", markup=False),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=console,
@@ -290,7 +288,7 @@ class ProgressLines:
             if not self._console.is_terminal and (done == total or time.monotonic() > printed + 10.0):
                 printed = time.monotonic()
                 line = f"{name}: {done:,} of {total:,} images" + (f", {remark}" if remark else "")
-                self._console.print(line, highlight=False, soft_wrap=True)
+                self._console.print(line, soft_wrap=True)
 
         return advance
 
@@ -307,11 +305,6 @@ def _check_writable(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out: {out} is a file, wants a directory")
     out.mkdir(parents=True, exist_ok=True)
-
-
-def _quoted(path: Path) -> str:
-    text = str(path)
-    return f"'{text}'" if " " in text else text
 
 
 def _difference(points: float) -> str:
@@ -344,11 +337,10 @@ def _print_report(console: Console, report: DemoReport) -> None:
         f"({_difference(-report.accuracy_drop_points)}).\n"
         f"{report.left_before_last_block:.1%} of the images left before the last block; on average an image had its "
         f"answer after {report.mean_blocks:.1f} of {report.blocks} blocks (counted, not timed).",
-        highlight=False,
         soft_wrap=True,
     )
     if report.latency is None:
-        console.print("Latency was not measured: the demo ran on the CPU, without a CUDA device.", highlight=False)
+        console.print("Latency was not measured: the demo ran on the CPU, without a CUDA device.")
         return
     table = Table(title=f"Latency, eager float32 on {report.environment['device']}, median (20th to 80th percentile)")
     for column in ("batch", "run as", "heads", "device, us", "host to answer, us"):

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,9 @@ def _read_description(path: Path) -> _Description:
             and len(description.classes) > 0
             and isinstance(description.image_size, int)
             and description.image_size > 0
-            and all(isinstance(value, (int, float)) for value in [*description.mean, *description.std])
+            and all(
+                isinstance(value, (int, float)) and isfinite(value) for value in [*description.mean, *description.std]
+            )
             and len(description.mean) == len(description.std) == 3
             and min(description.std) > 0
         )

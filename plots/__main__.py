@@ -36,6 +36,10 @@ def every(
 ) -> None:
     """Draw every figure whose records are there, and say of the others how to make theirs."""
     with _one_line_errors(out):
+        for path in records or []:
+            if not path.exists():
+                raise BadRecord(f"--records: {path}: no such file")
+        saved = 0
         for kind in FIGURES:
             try:
                 figure, drawn = kind.make(records)
@@ -43,6 +47,9 @@ def every(
                 print(f"Left out: {kind.name}. {error}")
             else:
                 _say(save_figure(figure, drawn, out / kind.name))
+                saved += 1
+        if not saved:
+            raise BadRecord("--records: got none that a figure is drawn from")
 
 
 def _command(kind: FigureKind) -> Callable[..., None]:

@@ -128,6 +128,8 @@ def _title(batches: Mapping[str, Any]) -> str:
 
 def _finding(batch: str, points: Sequence[Mapping[str, Any]], boundary: Mapping[str, Any] | None) -> str:
     usual = [one for one in points if one["kind"] not in _APART]
+    if not usual:
+        raise NoRecords(f"no footprint at batch {batch} but those under other conditions")
     added = [one["added_percent"] for one in usual]
     if boundary is not None:
         up_to = boundary["occupancy_percent"]

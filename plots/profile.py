@@ -24,7 +24,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     Raises:
         NoRecords: the last run lacks one of the two.
     """
-    run = [record for record in records if record.run == records[-1].run]
+    run = [record for record in records if record.run == records[-1].run and record.error is None]
     before = next((record for record in run if not record.paired), None)
     after = next((record for record in run if record.paired), None)
     if before is None or after is None:

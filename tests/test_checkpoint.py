@@ -1,6 +1,7 @@
 """Checkpoints: there and back, and what is refused."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -76,12 +77,13 @@ def test_missing_files(saved, name):
         ({"architecture": "vgg"}, "has architecture 'vgg', wants 'resnet18_small'"),
         ({"image_size": "16"}, "has it in another form"),
         ({"std": [0.5, 0.5, 0.0]}, "has it in another form"),
+        ({"mean": [0.5, 0.5, math.nan]}, "has it in another form"),
         ({"surprise": 1}, "has it in another form"),
         ({"classes": ["a", "b"]}, "does not hold the parameters"),
         ({"rules": {tap: {"threshold": 1.5} for tap in BLOCKS}}, "has a rule that cannot be used: threshold: got 1.5"),
         ({"rules": {tap: {"limit": 0.5} for tap in BLOCKS}}, "has a rule that cannot be used"),
     ],
-    ids=["format", "architecture", "size", "std", "extra-key", "classes", "threshold", "rule-key"],
+    ids=["format", "architecture", "size", "std", "nan", "extra-key", "classes", "threshold", "rule-key"],
 )
 def test_descriptions_that_do_not_fit(saved, change, message):
     path = saved / "model.json"

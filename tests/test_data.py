@@ -1,5 +1,6 @@
 """The demo's picture sources, their splits and what they refuse."""
 
+import struct
 import sys
 
 import numpy as np
@@ -124,6 +125,18 @@ def test_a_broken_picture_is_named(tmp_path, content):
     path = tmp_path / "lying" / "2.png"
     path.write_bytes(path.read_bytes()[:300] if content == "half" else content)
     with pytest.raises(BadInput, match=r"2\.png: cannot be read as an image"):
+        decode(load_folder(tmp_path), 16)
+
+
+def test_a_picture_whose_orientation_cannot_be_read_is_named(tmp_path, monkeypatch):
+    """Pillow raises what it comes across in a damaged file."""
+
+    def damaged(image):
+        raise struct.error("required argument is not an integer")
+
+    write_image_folder(tmp_path, per_class=4)
+    monkeypatch.setattr("auxhead.model.images.ImageOps.exif_transpose", damaged)
+    with pytest.raises(BadInput, match=r"\.png: cannot be read as an image \(required argument"):
         decode(load_folder(tmp_path), 16)
 
 

@@ -77,6 +77,16 @@ def test_infer_gives_the_answer_of_the_saved_network(done):
         assert likely.startswith(answer) and likely.count("%") == 2
 
 
+def test_names_with_brackets_are_printed_as_they_are(done, tmp_path):
+    """They are no markup, which would be left out or fail."""
+    folder, out, _ = done
+    path = tmp_path / "[red]a[x] :cat: [/b].png"
+    path.parent.mkdir()
+    path.write_bytes((folder / "lying" / "3.png").read_bytes())
+    result = auxhead("infer", "--checkpoint", out, path, "--device", "cpu")
+    assert result.exit_code == 0 and str(path) in result.output, result.output
+
+
 def test_a_trained_network_leaves_early_and_keeps_its_promise():
     """The same as on the digits, on pictures that are learnt in seconds."""
     import tempfile

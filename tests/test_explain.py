@@ -150,6 +150,8 @@ def test_what_the_kernel_makes_of_an_input(arguments, first, tables):
         (("3x4x5", "--pool", "first", "--device", "Y"), "pool: got 'first' for x of shape"),
         (("3x4x5", "--pool-size", "2x2x2", "--device", "Y"), "pool_size: got (2, 2, 2), wants"),
         (("512", "--device", "cpu"), "cpu.json: is not JSON"),
+        (("99999999999x99999999999x9", "--device", "Y"), "Storage size calculation overflowed"),
+        (("512", "--batch", "9" * 20, "--device", "Y"), "Overflow"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
 )

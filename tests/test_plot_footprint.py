@@ -4,8 +4,9 @@ import json
 
 import pytest
 from auxhead.autotune.footprint_records import failed_record
+from auxhead.autotune.record import read_records
 from auxhead.plots.footprint import boundary, draw
-from auxhead.plots.record_files import NoRecords
+from auxhead.plots.record_files import COMMITTED, NoRecords
 from footprint_fakes import CELL, records
 from pretended_gpu import ENVIRONMENT
 
@@ -100,3 +101,9 @@ def test_what_is_off_the_scale_stands_at_its_edge_with_its_number():
 def test_only_failures_are_no_records():
     with pytest.raises(NoRecords, match="no footprint that was measured"):
         draw([failed_record(CELL, "no", ENVIRONMENT)])
+
+
+def test_footprints_under_other_conditions_alone_are_too_few():
+    """There is no usual one that they could be compared with."""
+    with pytest.raises(NoRecords, match="no footprint at batch 1 but those under other conditions"):
+        draw([one for one in read_records(COMMITTED / "footprint-h200.jsonl") if one.variant.endswith("same priority")])

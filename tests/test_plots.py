@@ -10,7 +10,7 @@ from auxhead.autotune.record import BadRecord
 from auxhead.plots import exits
 from auxhead.plots.figure_files import save_figure
 from auxhead.plots.style import frame, new_figure
-from command_line import plot
+from command_line import assert_one_line_error, plot
 
 REPORT = {
     "format": "auxhead demo report 1",
@@ -102,3 +102,16 @@ def test_the_command_refuses_in_one_line(tmp_path, content, message):
 def test_plots_need_neither_torch_nor_pyplot():
     code = "import sys, auxhead.plots.__main__; assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_files_that_were_named_are_not_passed_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bench.txt").write_text("")
+    (tmp_path / "empty.jsonl").write_text("")
+    assert_one_line_error(plot("all", "--records", "absent.jsonl"), "--records: absent.jsonl: no such file")
+    named = plot("latency", "--records", "bench.txt")
+    assert_one_line_error(named, "bench.txt: wants a name that ends in .jsonl; `auxhead-tune bench` makes it")
+    nothing = plot("all", "--records", "empty.jsonl")
+    assert nothing.exit_code == 2 and "Left out: exits. empty.jsonl: wants a name that ends in .json" in nothing.stdout
+    assert "Left out: latency. empty.jsonl: no measurement" in nothing.stdout
+    assert nothing.stderr == "Error: --records: got none that a figure is drawn from\n"

@@ -104,6 +104,11 @@ def test_what_is_no_record(tmp_path):
         ("[]", "line 2: got schema None, wants 'auxhead record 1'"),
         (good.replace("record 1", "record 9"), "line 2: got schema 'auxhead record 9'"),
         ('{"schema": "auxhead record 1"}', "line 2: .*missing"),
+        (json.dumps({**json.loads(good), "cell": None}), "line 2: cell: got None, wants an object"),
+        (json.dumps({**json.loads(good), "host_us": 3}), "line 2: host_us: got 3, wants an object or null"),
+        (json.dumps({**json.loads(good), "paired": {}}), "line 2: paired: got {}, wants a list"),
+        (json.dumps({**json.loads(good), "utc": 7}), "line 2: utc: got 7, wants a string"),
+        ("[" * 200_000, "line 2: is not JSON"),
     ):
         path.write_text(f"{good}\n{bad}\n{good}\n")
         with pytest.raises(BadRecord, match=message):

@@ -129,6 +129,8 @@ def test_replay_needs_no_gpu(pretended, monkeypatch):
     assert_one_line_error(other, "holds nothing of resnet18 like this, wants records of such a sweep")
     assert_one_line_error(sweep("resnet18", "--replay", pretended, "--out", "x"), "--out: got x with --replay")
     assert_one_line_error(sweep("resnet18", "--replay", "absent.jsonl"), "absent.jsonl: no such file")
+    placed = sweep("resnet18", "--replay", pretended, "--placement", "blocks")
+    assert_one_line_error(placed, "--placement: records do not say it of a head, wants none with --replay")
 
 
 def test_a_lost_device_is_one_line_and_what_was_measured_is_there(pretended, monkeypatch):
