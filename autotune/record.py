@@ -130,7 +130,7 @@ class Record:
 
 _NULL = type(None)
 #: In JSON's words.
-_JSON = {str: "a string", dict: "an object", list: "a list"}
+_JSON: dict[type, str] = {str: "a string", dict: "an object", list: "a list"}
 #: What the fields of a record may be.
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("kind", "exits", "variant", "run", "utc"), (str,)),
