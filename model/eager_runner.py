@@ -1,6 +1,7 @@
 """The eager runner: the trunk on one stream, the heads beside it on another, joined before the answer."""
 
 from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,8 @@ from .taps import ForwardLeft, listening
 from .trunk import Trunk
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from .early_exit_network import EarlyExitNetwork
 
 
@@ -67,8 +70,25 @@ class EagerRunner:
             streams.side.wait_stream(caller)
         return result
 
+    def refresh(self) -> None:
+        """Take over parameters of the backbone that were changed in place, where the trunk holds copies of them."""
+        if self._trunk is not None:
+            self._trunk.refresh()
+
+    def describe(self) -> str:
+        """Say what was made of the trunk, a line each."""
+        return "\n".join(() if self._trunk is None else self._trunk.notes)
+
     def close(self) -> None:
         """Nothing is held; for the sake of code that takes any runner."""
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
     def _merge(self, answers: list[HeadOutput]) -> ExitResult:
         return first_sure(answers, with_probs=all(head.return_probs for head in self.network.heads))
