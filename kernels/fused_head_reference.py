@@ -23,8 +23,13 @@ def pooled_features(x: Tensor, pool: str, pool_size: tuple[int, int]) -> Tensor:
 
 
 def probabilities(logits: Tensor, temperature: Tensor | float) -> Tensor:
-    """softmax(logits / temperature) over the last dimension, in float32 or better."""
-    return torch.softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature, dim=-1)
+    """softmax(logits / temperature) over the last dimension, in float32 or better.
+
+    What is divided is the distance from the largest logit, as in the kernel: a quotient of two logits may overflow.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    below = logits - logits.amax(dim=-1, keepdim=True).detach()
+    return torch.softmax(below / temperature, dim=-1)
 
 
 def decide(logits: Tensor, temperature: Tensor | float, threshold: Tensor | float) -> HeadOutput:

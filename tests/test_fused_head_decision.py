@@ -126,6 +126,14 @@ def test_large_logits_do_not_overflow(samples, offset, device):
         check_head(x, weight, bias, threshold=0.001)
 
 
+@pytest.mark.parametrize("row, temperature", [([40.0, 39.0, -3e4], 1.2e-38), ([3e38, 1.0, -3e38], 0.5)])
+@pytest.mark.usefixtures("without_interpreter")
+def test_the_distance_from_the_largest_logit_is_divided_and_not_the_logits(row, temperature):
+    """In plain PyTorch, too: a quotient of logits may be infinite."""
+    out = head_of_logits(torch.tensor([row]), temperature=temperature, threshold=0.9)
+    assert out.probs.tolist() == [[1.0, 0.0, 0.0]] and out.exit.all()
+
+
 def test_logits_too_large_for_half_precision(device):
     """The sums are float32: what overflows float16 still answers."""
     x = torch.full((2, 8), 300.0, device=device, dtype=torch.float16)
