@@ -17,6 +17,8 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except printed as error:
         message = str(error)
+    except BrokenPipeError:  # whoever read the output has seen enough: no error of ours, click ends quietly
+        raise
     except OSError as error:  # no space, no permission
         message = f"{error.filename or 'file'}: {error.strerror or error}"
     else:

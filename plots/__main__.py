@@ -74,6 +74,8 @@ def _one_line_errors(out: Path) -> Iterator[None]:
         yield
     except BadRecord as error:
         message = str(error)
+    except BrokenPipeError:  # whoever read the output has seen enough: no error of ours, click ends quietly
+        raise
     except OSError as error:
         message = f"{error.filename or out}: {error.strerror or error}"
     else:

@@ -9,9 +9,11 @@ import pytest
 from auxhead.autotune.record import BadRecord
 from auxhead.plots import exits
 from auxhead.plots.figure_files import save_figure
+from auxhead.plots.record_files import COMMITTED
 from auxhead.plots.style import frame, new_figure
 from command_line import assert_one_line_error, plot
 
+BENCH = COMMITTED / "bench-h200.jsonl"
 REPORT = {
     "format": "auxhead demo report 1",
     "data": "digits",
@@ -115,3 +117,15 @@ def test_files_that_were_named_are_not_passed_over(tmp_path, monkeypatch):
     assert nothing.exit_code == 2 and "Left out: exits. empty.jsonl: wants a name that ends in .json" in nothing.stdout
     assert "Left out: latency. empty.jsonl: no measurement" in nothing.stdout
     assert nothing.stderr == "Error: --records: got none that a figure is drawn from\n"
+
+
+@pytest.mark.parametrize("command", ["auxhead.plots", "auxhead.autotune"])
+def test_output_that_nobody_reads_on_is_no_error(command, tmp_path):
+    arguments = {
+        "auxhead.plots": ["all", "--out", str(tmp_path)],
+        "auxhead.autotune": ["table", str(BENCH), "--markdown"],
+    }[command]
+    running = [sys.executable, "-m", command, *arguments]
+    with subprocess.Popen(running, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
