@@ -150,10 +150,12 @@ class FusedAuxHead(nn.Module):
 
     def _check_linear(self) -> None:
         """Refuse a layer that hooks make the weight of, since nobody calls them."""
-        if self.linear._forward_pre_hooks:
+        if not {"weight", "bias"}.isdisjoint(
+            vars(self.linear)
+        ):  # set by a hook: no parameters, but what is made of them
             raise ValueError(
-                "linear: carries hooks (of torch.nn.utils.weight_norm or prune, say), which a fused head never calls, "
-                "so that its weight would be an old one; wants none: remove them or use torch.nn.utils.parametrizations"
+                "linear: carries hooks that make its weight (of torch.nn.utils.weight_norm or prune, say), which a fused "
+                "head never calls, so that it would be an old one; wants none: remove them, or use parametrizations"
             )
 
     def logits(self, x: Tensor) -> Tensor:

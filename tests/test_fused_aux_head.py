@@ -379,6 +379,15 @@ def test_a_layer_whose_hooks_make_its_weight_is_refused() -> None:
     assert head(torch.randn(2, 8)).probs.shape == (2, 5)
 
 
+def test_hooks_that_only_look_are_none_of_its_business() -> None:
+    """As captures and dry runs put on every layer."""
+    head = FusedAuxHead(8, 5).eval()
+    x = torch.randn(2, 8)
+    before = head(x).probs
+    head.linear.register_forward_pre_hook(lambda layer, inputs: None)
+    assert torch.equal(head(x).probs, before) and head.as_exit_head().weight is head.linear.weight
+
+
 def test_the_state_of_a_parametrized_layer_loads_again() -> None:
     head = FusedAuxHead.from_module(seq(flat(), nn.Linear(8, 5)))
     torch.nn.utils.parametrizations.weight_norm(head.linear)
