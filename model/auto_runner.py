@@ -2,23 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from textwrap import indent
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from .closing import Closing
 from .exit_result import ExitResult, joined
 from .graph_runner import GraphRunner, check_capturable, check_sizes
 from .plan import Plan
 from .planner import make_planned
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from .early_exit_network import EarlyExitNetwork
 
 
-class AutoRunner:
+class AutoRunner(Closing):
     """Runs each batch size by the runner that answered fastest when it was measured.
 
     Which one that is depends on the GPU, the network, the batch and on how many samples leave where: the example input
@@ -101,11 +100,3 @@ class AutoRunner:
         """Close the runners; see :meth:`GraphRunner.close`."""
         while self._runners:
             self._runners.popitem()[1].close()
-
-    def __enter__(self) -> "Self":
-        return self
-
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        self.close()

@@ -1,25 +1,23 @@
 """The eager runner: the trunk on one stream, the heads beside it on another, joined before the answer."""
 
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..kernels import HeadOutput, decide
+from .closing import Closing
 from .exit_result import ExitResult, first_sure
 from .streams import StreamPair, stream_pair
 from .taps import ForwardLeft, listening
 from .trunk import Trunk
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from .early_exit_network import EarlyExitNetwork
 
 
-class EagerRunner:
+class EagerRunner(Closing):
     """Runs an :class:`EarlyExitNetwork` without a graph, for any batch size; what other runners are tested against.
 
     On a CUDA device the backbone runs on a high-priority stream, and each head on a low-priority one as soon as its tap
@@ -81,14 +79,6 @@ class EagerRunner:
 
     def close(self) -> None:
         """Nothing is held; for the sake of code that takes any runner."""
-
-    def __enter__(self) -> "Self":
-        return self
-
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _merge(self, answers: list[HeadOutput]) -> ExitResult:
         return first_sure(answers, with_probs=all(head.return_probs for head in self.network.heads))

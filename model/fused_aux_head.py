@@ -149,13 +149,11 @@ class FusedAuxHead(nn.Module):
             self.logits(x.clone())
 
     def _check_linear(self) -> None:
-        """Refuse a layer that hooks make the weight of, since nobody calls them."""
-        if not {"weight", "bias"}.isdisjoint(
-            vars(self.linear)
-        ):  # set by a hook: no parameters, but what is made of them
+        """Refuse a layer whose weight hooks make of other parameters, which then is none itself: nobody calls them."""
+        if "weight" in vars(self.linear) or "bias" in vars(self.linear):
             raise ValueError(
-                "linear: carries hooks that make its weight (of torch.nn.utils.weight_norm or prune, say), which a fused "
-                "head never calls, so that it would be an old one; wants none: remove them, or use parametrizations"
+                "linear: carries hooks that make its weight (of torch.nn.utils.weight_norm or prune, say), which a "
+                "fused head never calls, so that it is an old one; wants none: remove them, or use parametrizations"
             )
 
     def logits(self, x: Tensor) -> Tensor:

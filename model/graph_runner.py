@@ -2,10 +2,9 @@
 
 import statistics
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,18 +13,17 @@ from torch import Tensor, nn
 from ..kernels import ExitBuffers, ExitHead
 from .capture import CAPTURES, Capture, CaptureStreams, warm_up
 from .captured_batch import CapturedBatch
+from .closing import Closing
 from .exit_result import ExitResult, joined
 from .streams import current_handle
 from .taps import listening
 from .trunk import Trunk, make_trunk
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from .early_exit_network import EarlyExitNetwork
 
 
-class GraphRunner(ABC):
+class GraphRunner(Closing):
     """Runs an :class:`EarlyExitNetwork` from CUDA graphs captured for a few batch sizes.
 
     Thresholds, temperatures and whether an exit is enabled may change at any time; parameters may change in place,
@@ -305,14 +303,6 @@ class GraphRunner(ABC):
                 self.close()
             except Exception:  # the device is lost, or the process ends
                 pass
-
-    def __enter__(self) -> "Self":
-        return self
-
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def check_capturable(network: "EarlyExitNetwork", example_input: Tensor) -> None:

@@ -48,10 +48,10 @@ class FigureKind(NamedTuple):
         else:
             formats = {_format(file) for file in self.files}
             own = [path for path in paths if _format(path.name) in formats]
-            if paths and not own:
-                given = ", ".join(str(path) for path in paths)
-                raise NoRecords(f"{given}: wants a name that ends in {' or '.join(formats)}; `{self.made_by}` makes it")
         try:
+            if paths and not own:
+                given, ends = ", ".join(map(str, paths)), " or ".join(map(_format, self.files))
+                raise NoRecords(f"{given}: wants a name that ends in {ends}")
             return self.draw(self.read(own, self.kinds))
         except NoRecords as error:
             raise NoRecords(f"{error}; `{self.made_by}` makes it") from None
