@@ -34,8 +34,7 @@ FURTHER: dict[str, tuple[int, ...]] = {
     "max_registers": (0, 128, 96, 64, 48, 32),
     "max_programs": (0, 128, 64, 32, 16),
 }
-#: What is tried of each field. Larger groups of samples read the weight less often: only ``neighbours`` looks for them.
-FIELDS: dict[str, tuple[int, ...]] = {**GRID, "block_n": (1, 16, 32, 64, 128), **FURTHER}
+FIELDS = {**GRID, **FURTHER}
 
 #: Elements of a tile that a thread may hold: with float32 accumulators they take half of its 255 registers.
 ELEMENTS_PER_THREAD = 128
@@ -200,7 +199,6 @@ RULES = (
     ),
     Rule("groups of samples want tiles", "block_n", lambda s, p: p["block_n"] > 1 and p["block_f"] == 1),
     Rule("groups mostly without samples", "block_n", lambda s, p: p["block_n"] > 1 and s.shape.samples < LEAST_SAMPLES),
-    Rule("larger groups than there are samples", "block_n", lambda s, p: p["block_n"] >= 2 * max(s.shape.samples, 16)),
     Rule("more positions than there are", "block_p", lambda s, p: p["block_p"] > next_power_of_2(s.positions)),
     Rule("more channels than there are", "block_c", lambda s, p: p["block_c"] > s.needed_c),
     Rule("more features than a program should pool", "block_c", lambda s, p: _features(p) > MOST_FEATURES),

@@ -107,13 +107,7 @@ _ENOUGH_TILES, _MOST_SHARING = 256, 8
 #: Ways to multiply: samples together, features in one step, and classes of a tile.
 _WAYS = ((1, 1, 512), (1, 512, 32), (16, 128, 64))
 #: Steps of two fields at once, which keep a tile as large as it is.
-_EXCHANGES = (
-    ("block_c", "block_a"),
-    ("window_parts", "block_a"),
-    ("block_c", "block_k"),
-    ("block_s", "block_j"),
-    ("block_n", "block_k"),
-)
+_EXCHANGES = (("block_c", "block_a"), ("window_parts", "block_a"), ("block_c", "block_k"), ("block_s", "block_j"))
 
 
 def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
@@ -124,13 +118,12 @@ def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
     sizes, here = Sizes(shape), dataclasses.asdict(config)
     moves: list[dict[str, int]] = []
     for name in FIELDS:
-        if {"block_f": config.tiled, "block_n": config.block_n > 1}.get(name, True):
+        if name not in ("block_n", "block_f") or (name == "block_f" and config.tiled):
             moves += [{name: value} for value in _beside(name, here[name])]
     for one, other in _EXCHANGES:
         for up, down in ((one, other), (other, one)):
             if here[down] > 1:
                 moves.append({up: 2 * here[up], down: here[down] // 2})
-    moves = [move for move in moves if move.get("block_n", 16) >= 16]  # to and from single samples: _other_ways
     points = [{**here, **move} for move in moves]
     points += _other_ways(config, shape)
     found: list[LaunchConfig] = []

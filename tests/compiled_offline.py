@@ -26,7 +26,6 @@ WAYS = {
     "split, the last one waits": (1, 10, LaunchConfig(1, 16, 1, 64, 1, 16, 4, 16, 2, 1, 4, waits=True)),
     "tiles of a sample": (1, 1000, LaunchConfig(1, 16, 1, 64, 64, 64, 1, 1024, 1, 1, 8)),
     "tiles of 16 samples": (16, 1000, LaunchConfig(16, 64, 1, 16, 64, 64, 1, 1024, 1, 4, 4)),
-    "tiles of 64 samples": (64, 1000, LaunchConfig(64, 64, 1, 16, 64, 64, 1, 1024, 1, 1, 8)),
     "tiles that share the features": (16, 1000, LaunchConfig(16, 64, 1, 16, 16, 64, 4, 1024, 1, 1, 4)),
     "few programs for all": (1, 1000, LaunchConfig(1, 16, 1, 64, 64, 16, 1, 1024, 1, 1, 8, max_programs=16)),
     "tiles of 16 samples, maps in 4 parts": (16, 1000, LaunchConfig(16, 64, 1, 8, 64, 64, 1, 1024, 4, 1, 8)),

@@ -16,7 +16,6 @@ WAITS = {
     "split, the last one waits": 1,
     "tiles of a sample": 2,
     "tiles of 16 samples": 2,
-    "tiles of 64 samples": 2,
     "tiles that share the features": 2,
     "few programs for all": 2,
     "tiles of 16 samples, maps in 4 parts": 3,

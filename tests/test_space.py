@@ -106,7 +106,6 @@ TILED = {"block_n": 16, "block_f": 64, "block_s": 1, "block_k": 64}
 ODD = [
     (TILED, {}, "groups mostly without samples"),
     ({"block_n": 16}, {"samples": 16}, "groups of samples want tiles"),
-    ({**TILED, "block_n": 64}, {"samples": 32}, "larger groups than there are samples"),
     ({**TILED, "block_n": 1, "block_k": 8}, {}, "fewer classes a tile than rows are padded to"),
     ({**TILED, "block_n": 1, "block_k": 64}, {"samples": 128}, "more tiles than a GPU has room for"),
     ({**TILED, "block_f": 16}, {"samples": 16, "channels": 1024}, "many steps along the features"),
@@ -182,20 +181,6 @@ def test_neighbours(shape, seed):
         changed = {name for name in FIELDS if getattr(other, name) != getattr(config, name)}
         if (other.tiled, other.block_n > 1) == (config.tiled, config.block_n > 1):
             assert len(changed - {"block_s", "stages"}) <= 2 and len(changed) <= 4
-
-
-def test_groups_of_samples_grow_to_the_batch():
-    """A step, or a step with half the classes a tile; single samples are another way to multiply."""
-
-    def around(config, samples):
-        return {(other.block_n, other.block_k) for other in neighbours(config, shape_of(samples, 512, 49))}
-
-    groups = dataclasses.replace(BASE, **TILED)
-    assert {(32, 64), (32, 32)} <= around(groups, 128) and (64, 64) not in around(groups, 128)
-    larger = dataclasses.replace(groups, block_n=32)
-    assert {(64, 64), (64, 32), (16, 64), (16, 128)} <= around(larger, 64)
-    assert {block_n for block_n, _ in around(larger, 32)} == {1, 16, 32}
-    assert {block_n for block_n, _ in around(groups, 16)} == {1, 16}
 
 
 def test_every_field_has_neighbours():
