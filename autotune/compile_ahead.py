@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from ..kernels.launch_config import multiprocessors
 from .launch_twins import Twin
 
 #: Cores that are left to the process that times, whose launches must not wait.
@@ -25,8 +24,8 @@ class CompileAhead:
     fails again where it is launched, and is told there.
     """
 
-    def __init__(self, capability: int, count: int) -> None:
-        """Compile for GPUs of a compute capability (90 for 9.0) with ``count`` multiprocessors.
+    def __init__(self, capability: int) -> None:
+        """Compile for GPUs of a compute capability (90 for 9.0).
 
         To be called before this process launches any heads: see ``settle_cache_keys``.
         """
@@ -37,7 +36,7 @@ class CompileAhead:
             max(len(os.sched_getaffinity(0)) - _CORES_LEFT, 1),  # started as they are needed
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_start,
-            initargs=(capability, count),
+            initargs=(capability,),
         )
         self._under_way: dict[Twin, Future[None]] = {}
 
@@ -45,7 +44,7 @@ class CompileAhead:
     def beside(cls, device: torch.device) -> "CompileAhead":
         """Compile for a GPU of this machine."""
         major, minor = torch.cuda.get_device_capability(device)
-        return cls(10 * major + minor, multiprocessors(device))
+        return cls(10 * major + minor)
 
     def begin(self, twins: Iterable[Twin]) -> None:
         """Begin to compile launches, after those that were begun before."""
@@ -69,7 +68,7 @@ class CompileAhead:
 _compiled: list[Any] = []
 
 
-def _start(capability: int, count: int) -> None:
+def _start(capability: int) -> None:
     """Make this process one that only compiles."""
     from ..kernels.compile_only import compile_only, settle_cache_keys  # there is no Triton for some platforms
 
@@ -80,7 +79,7 @@ def _start(capability: int, count: int) -> None:
     threading.Thread(target=lambda: (wait_for_one([parent.sentinel]), os._exit(1)), daemon=True).start()
     settle_cache_keys()
     global _compiled
-    _compiled = compile_only(capability, count)
+    _compiled = compile_only(capability)
 
 
 def _compile(twin: Twin) -> None:

@@ -13,6 +13,8 @@ from ..kernels.head_shape import HeadShape
 from ..kernels.head_view import HeadView
 from ..kernels.launch_config import ROW_UNIT, LaunchConfig, next_power_of_2
 
+#: Steps whose blocks of the weight shared memory holds, if any.
+WEIGHT_BUFFERS = 3
 #: What is tried of each field in the grid, in the order of enumeration.
 GRID: dict[str, tuple[int, ...]] = {
     "block_f": (1, 16, 32, 64, 128, 256, 512),
@@ -32,6 +34,7 @@ FURTHER: dict[str, tuple[int, ...]] = {
     "block_j": tuple(1 << bits for bits in range(12)),
     "waits": (False, True),
     "max_registers": (0, 128, 96, 64, 48, 32),
+    "weight_buffers": (0, WEIGHT_BUFFERS),
     "max_programs": (0, 128, 64, 32, 16),
 }
 FIELDS = {**GRID, **FURTHER}
@@ -40,8 +43,6 @@ FIELDS = {**GRID, **FURTHER}
 ELEMENTS_PER_THREAD = 128
 #: Bytes of shared memory of a program on compute capability 9.0.
 SHARED_BYTES = 227 * 1024
-#: Buffers of the product's loop: what Triton pipelines it with.
-_PRODUCT_STAGES = 3
 #: Features that a program pools at most; more leave too few programs.
 MOST_FEATURES = 512
 #: Partial sums of a sample at most.
@@ -181,7 +182,7 @@ def _shared_bytes(s: Sizes, p: Point) -> int:
     pool = (p["stages"] if p["stages"] > 1 else 0) * _pool_tile(p) * s.element_size
     product = 0
     if p["block_f"] > 1:  # the weight, which Triton may read ahead, and the features
-        product = (_PRODUCT_STAGES * p["block_k"] * s.element_size + p["block_n"] * 4) * p["block_f"]
+        product = (WEIGHT_BUFFERS * p["block_k"] * s.element_size + p["block_n"] * 4) * p["block_f"]
     return max(pool, product, 4 * p["num_warps"] * max(_features(p), p["block_j"]))
 
 
@@ -260,6 +261,11 @@ RULES = (
     Rule("a softmax of many steps", "block_j", lambda s, p: MOST_STEPS * p["block_j"] < min(s.needed_k, 8192)),
     Rule("more registers than a thread has", "block_j", lambda s, p: _per_thread(p) > ELEMENTS_PER_THREAD),
     Rule("more shared memory than there is", "block_j", lambda s, p: _shared_bytes(s, p) > SHARED_BYTES),
+    Rule(
+        "buffers that nothing is read into",
+        "weight_buffers",
+        lambda s, p: p["weight_buffers"] > 0 and p["block_n"] == 1,
+    ),
     Rule("nobody to wait for", "waits", lambda s, p: bool(p["waits"]) and (p["block_f"] > 1 or s.splits(p) == 1)),
     Rule(
         "registers that the tiles do not fit into",

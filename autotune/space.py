@@ -23,6 +23,7 @@ from .exclusion import (
     FIELDS,
     FURTHER,
     GRID,
+    WEIGHT_BUFFERS,
     Point,
     Sizes,
     config_of,
@@ -82,12 +83,15 @@ def _filled(point: Point, sizes: Sizes) -> dict[str, int]:
     tiled = point["block_f"] > 1
     block_j = min(sizes.needed_k, 1024)
     most = ELEMENTS_PER_THREAD * 32 * point["num_warps"]
+    block_s = min(_sums(point, sizes), max(min(most, 8192) // block_j, 1))
+    several = sizes.shape.channels * sizes.positions > point["block_f"] * block_s  # steps of a tile
     return {
         **point,
-        "block_s": min(_sums(point, sizes), max(min(most, 8192) // block_j, 1)),
+        "block_s": block_s,
         "block_j": block_j,
         "waits": waits_by_rule(sizes.shape.samples, sizes.shape.classes) and not tiled and sizes.splits(point) > 1,
         "max_registers": 0,
+        "weight_buffers": WEIGHT_BUFFERS if point["block_n"] > 1 and several else 0,
         "max_programs": 0,
     }
 
@@ -229,6 +233,7 @@ def simplicity(config: LaunchConfig) -> tuple[Any, ...]:
         config.waits,
         config.window_parts,
         config.stages,
+        config.weight_buffers,
         config.num_warps,
         *(-getattr(config, name) for name in ("block_c", "block_p", "block_a", "block_k", "block_f", "block_s")),
         -config.block_j,
@@ -250,6 +255,7 @@ _LETTERS = {
     "j": "block_j",
     "parts": "window_parts",
     "stages": "stages",
+    "buffers": "weight_buffers",
     "warps": "num_warps",
     "waits": "waits",
     "registers": "max_registers",

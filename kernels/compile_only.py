@@ -1,14 +1,10 @@
 """Launches that are compiled and not run: for a GPU that is not here, or beside one that is busy."""
 
-from functools import lru_cache
 from typing import Any
 
-import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
-
-from . import launch_config
 
 
 class _Driver:
@@ -41,7 +37,7 @@ def settle_cache_keys() -> None:
             kernel.cache_key  # noqa: B018 -- made when it is first asked for
 
 
-def compile_only(capability: int, multiprocessors: int) -> list[Any]:
+def compile_only(capability: int) -> list[Any]:
     """From now on, compile what this process launches on CPU tensors for a GPU instead of running it.
 
     Kernels are kept in Triton's cache on disk, where launches on such a GPU find them. There is no way back: this is
@@ -49,7 +45,6 @@ def compile_only(capability: int, multiprocessors: int) -> list[Any]:
 
     Args:
         capability: of the GPU, 90 for 9.0.
-        multiprocessors: of the GPU.
 
     Returns:
         A list that gets the compiled kernel of each launch.
@@ -60,10 +55,6 @@ def compile_only(capability: int, multiprocessors: int) -> list[Any]:
         compiled.append(run(self, *args, **{**options, "warmup": True}))
         return compiled[-1]
 
-    @lru_cache
-    def count(_device: torch.device) -> int:
-        return multiprocessors
-
     driver.set_active(_Driver(capability))
-    JITFunction.run, launch_config.multiprocessors = compile_it, count
+    JITFunction.run = compile_it
     return compiled

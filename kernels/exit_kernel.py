@@ -130,7 +130,7 @@ def place_program(
                 CONFIGS[HEAD][0], CONFIGS[HEAD][1], INTERPRETED, True, True,
                 CONFIGS[HEAD][2], CONFIGS[HEAD][3], CONFIGS[HEAD][4], CONFIGS[HEAD][5], CONFIGS[HEAD][6],
                 CONFIGS[HEAD][7], CONFIGS[HEAD][8], CONFIGS[HEAD][9], CONFIGS[HEAD][10], CONFIGS[HEAD][11],
-                CONFIGS[HEAD][12], CONFIGS[HEAD][13], CONFIGS[HEAD][14],
+                CONFIGS[HEAD][12], CONFIGS[HEAD][13], CONFIGS[HEAD][14], CONFIGS[HEAD][16],
             )  # fmt: skip
     return decided, pid_n
 
@@ -214,15 +214,15 @@ def exit_kernel(
     residency,  # [total, 3] int64: see ``residency``, or None
     N, K: tl.constexpr,
     CONFIGS: tl.constexpr,
-    PLACE: tl.constexpr, LAST: tl.constexpr, TICKETS: tl.constexpr, BOUNDED: tl.constexpr,
+    PLACE: tl.constexpr, LAST: tl.constexpr, BOUNDED: tl.constexpr,
     INTERPRETED: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """See the module's docstring; ExitLaunch has sized everything."""
     if residency is not None:
         start = clock(INTERPRETED)
-    last_ticket = tl.num_programs(0) - 1 + (total if BOUNDED else 0)
-    pid = draw_ticket(tickets, last_ticket) if TICKETS else tl.program_id(0)
     if BOUNDED:
+        last_ticket = tl.num_programs(0) - 1 + total
+        pid = draw_ticket(tickets, last_ticket)
         while pid < total:
             exit_program(
                 pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
@@ -233,6 +233,7 @@ def exit_kernel(
                 start = record_turn(residency, pid, start, INTERPRETED)
             pid = draw_ticket(tickets, last_ticket)
     else:
+        pid = tl.program_id(0)
         exit_program(
             pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
             valid, joined, tally, open_samples, requests, condition, N, K, CONFIGS, PLACE, LAST, INTERPRETED, BLOCK_J,

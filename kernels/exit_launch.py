@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .head_view import HeadView, head_view
-from .launch_config import LaunchConfig, Programs, most_registers, needs_tickets, next_power_of_2
+from .launch_config import LaunchConfig, Programs, most_registers, next_power_of_2
 from .residency import is_recording, new_turns
 from .workspace import Workspace
 
@@ -147,7 +147,7 @@ class ExitLaunch:
         first_pool = 0
         first_tile = sum(samples if space is None else space.programs.pools for space in spaces)
         first_decision = first_tile + sum(space.programs.tiles for space in spaces if space)
-        num_warps, waiting = 1, 0
+        num_warps = 1
         # Heads that share a launch share its limits: those of the heads that have any, lest one be starved the largest.
         max_registers = max((space.config.max_registers for space in spaces if space), default=0)
         most = max((space.config.max_programs for space in spaces if space), default=0)
@@ -174,13 +174,13 @@ class ExitLaunch:
                     config.block_n, config.block_c, config.block_p, config.block_a, config.block_f,
                     config.block_k, config.block_s, config.block_j, classes <= config.block_j, config.window_parts,
                     config.stages, config.multiplies_alone(view, classes), config.hands_over, programs.splits,
+                    config.weight_buffers,
                 )
             )  # fmt: skip
             first_pool += programs.pools
             first_tile += programs.tiles
             first_decision += programs.decisions
             num_warps = max(num_warps, config.num_warps)
-            waiting += config.waiting(view, classes)
         total = first_decision  # where the next one would begin
         bounded = 0 < most < total
         grid = most if bounded else total
@@ -196,7 +196,7 @@ class ExitLaunch:
                 self._open_samples, buffers.requests, self._condition, total, self._turns.get(total),
                 samples, classes,
                 CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last,
-                TICKETS=bounded or needs_tickets(waiting, num_warps, buffers.label.device), BOUNDED=bounded,
+                BOUNDED=bounded,
                 INTERPRETED=head_stages.INTERPRETED, BLOCK_J=min(next_power_of_2(classes), 1024),
                 num_warps=num_warps, maxnreg=max_registers or most_registers(num_warps),
             )  # fmt: skip

@@ -12,7 +12,7 @@ from .arrival_counters import arrival_counters
 from .head_output import HeadOutput
 from .head_stages import INTERPRETED, draw_ticket, head_program
 from .head_view import HeadView
-from .launch_config import LaunchConfig, needs_tickets
+from .launch_config import LaunchConfig
 from .residency import new_turns
 from .residency_kernel import clock, record_turn
 from .workspace import Workspace
@@ -32,7 +32,7 @@ def fused_head_kernel(
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_A: tl.constexpr,
     BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
     ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr, ALONE: tl.constexpr,
-    WAITS: tl.constexpr, TICKETS: tl.constexpr, BOUNDED: tl.constexpr,
+    WAITS: tl.constexpr, WEIGHT_BUFFERS: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
     """One head; see head_program for most arguments.
 
@@ -41,9 +41,9 @@ def fused_head_kernel(
     """
     if residency is not None:
         start = clock(INTERPRETED)
-    last_ticket = tl.num_programs(0) - 1 + (total if BOUNDED else 0)
-    pid = draw_ticket(tickets, last_ticket) if TICKETS else tl.program_id(0)
     if BOUNDED:
+        last_ticket = tl.num_programs(0) - 1 + total
+        pid = draw_ticket(tickets, last_ticket)
         while pid < total:
             head_program(
                 pid, x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf,
@@ -51,17 +51,19 @@ def fused_head_kernel(
                 N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
                 POOL_MAX, ONE_WINDOW, INTERPRETED, TEMPERATURE_TENSOR, THRESHOLD_TENSOR, BLOCK_N, BLOCK_C, BLOCK_P,
                 BLOCK_A, BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS, STAGES, ALONE, WAITS,
+                WEIGHT_BUFFERS,
             )  # fmt: skip
             if residency is not None:
                 start = record_turn(residency, pid, start, INTERPRETED)
             pid = draw_ticket(tickets, last_ticket)
     else:
+        pid = tl.program_id(0)
         head_program(
             pid, x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf,
             bias, stride_bk, temperature, threshold, probs, label, confidence, exits, features, partial, arrived,
             N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
             POOL_MAX, ONE_WINDOW, INTERPRETED, TEMPERATURE_TENSOR, THRESHOLD_TENSOR, BLOCK_N, BLOCK_C, BLOCK_P, BLOCK_A,
-            BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS, STAGES, ALONE, WAITS,
+            BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS, STAGES, ALONE, WAITS, WEIGHT_BUFFERS,
         )  # fmt: skip
         if residency is not None:
             record_turn(residency, pid, start, INTERPRETED)
@@ -115,7 +117,7 @@ def launch_fused_head(
             config.block_f, config.block_k, config.block_s, config.block_j,
             classes <= config.block_j, config.window_parts, config.stages,
             config.multiplies_alone(view, classes), config.hands_over,
-            bounded or needs_tickets(config.waiting(view, classes), config.num_warps, x.device), bounded,
+            config.weight_buffers, bounded,
         )  # fmt: skip
         # All that Triton would look at to choose a compiled kernel, which is half of what its launch costs the host.
         pointers = tuple(t is None or t.data_ptr() % 16 for t in (x, weight, bias))

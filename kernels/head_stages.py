@@ -14,8 +14,11 @@ Two ways lead to the logits, and the configuration chooses:
     is pooled and multiply it with some rows of the weight, a group on tensor cores; the last ones wait for the logits
     of a sample.
 
-Nothing may wait for a program that has not started. Programs start in the order of their numbers: that is what all
-GPUs do, but CUDA does not promise it. So where more than a few wait, the number is a ticket (``draw_ticket``).
+Nothing may wait for a program that cannot start. Programs start in the order of their numbers, and those that are
+waited for have the smaller ones. CUDA's documentation does not promise that order, but NVIDIA's own scan waits on it
+("blocks are launched in increasing order", ``cub/agent/agent_scan.cuh``), which is every ``torch.cumsum``. Numbers
+drawn in the order of starting would not need it; they cost 1 to 3 us of a head's 6 to 20 (1,000 classes, batch 32 and
+128, H200).
 
 Either way one program then decides about a sample: softmax, class, confidence, exit. Sums are float32 and their order
 is fixed, so that results repeat bit for bit. Prefixes: ``pid_`` program, ``off_`` index along a dimension, ``mask_``
@@ -97,6 +100,30 @@ def weight_block(column, stride_wk, mask_f, off_k, K):
     """Read rows [BLOCK_K] of the weight at the features that ``column`` points to; 0 where masked."""
     pointer = column[None, :] + (off_k.to(tl.int64) * stride_wk)[:, None]
     return tl.load(pointer, mask=(off_k < K)[:, None] & mask_f[None, :], other=0.0)
+
+
+@triton.jit
+def group_features(read, other, pointer, part_size, mask, WINDOW_PARTS: tl.constexpr, INTERPRETED: tl.constexpr):
+    """Wait for features [BLOCK_N, BLOCK_F] of a group, and add their parts up; ``read``, ``other``: as first seen."""
+    if WINDOW_PARTS == 1:
+        features = awaited(read, pointer, mask, INTERPRETED)
+    else:
+        features = awaited_sum(read, other, pointer, pointer + part_size, mask, INTERPRETED)
+        for _ in range(2, WINDOW_PARTS, 2):
+            pointer += 2 * part_size
+            read, other = seen(pointer, mask), seen(pointer + part_size, mask)
+            features += awaited_sum(read, other, pointer, pointer + part_size, mask, INTERPRETED)
+    return features
+
+
+@triton.jit
+def group_product(features, block, tile, INTERPRETED: tl.constexpr):
+    """Add the product of features [BLOCK_N, BLOCK_F] and a block [BLOCK_K, BLOCK_F] of the weight to a tile."""
+    if INTERPRETED:  # it multiplies bfloat16 wrongly
+        tile = tl.dot(features, tl.trans(block.to(tl.float32)), tile, input_precision="ieee")
+    else:
+        tile = tl.dot(features.to(block.dtype), tl.trans(block), tile, input_precision="ieee")
+    return tile
 
 
 @triton.jit
@@ -211,7 +238,7 @@ def decide(
 
 @triton.jit
 def draw_ticket(tickets, last):
-    """Number the programs in the order in which they start; ``tickets`` is 0 before, and after ticket ``last``."""
+    """Return the next piece of work that nobody has begun; ``tickets`` is 0 before, and after ticket ``last``."""
     ticket = tl.atomic_add(tickets, 1)
     # No branch: before one, ptxas 12.8 may leave the thread that drew behind the others of its warp, for good. What a
     # warp does as one is then done twice, such as counting the turns of a loop, of which half are missing.
@@ -236,7 +263,7 @@ def head_program(
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_A: tl.constexpr,
     BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
     ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr, ALONE: tl.constexpr,
-    WAITS: tl.constexpr,
+    WAITS: tl.constexpr, WEIGHT_BUFFERS: tl.constexpr,
 ):  # fmt: skip
     """Do the work of program ``pid`` of a head; if tiled, those that pool come first, those that decide last.
 
@@ -327,47 +354,57 @@ def head_program(
             last_f = tl.minimum(first_f + share, F)
             off_f = first_f + tl.arange(0, BLOCK_F)
             column = weight + off_f.to(tl.int64) * stride_wf
-            right = weight_block(column, stride_wk, off_f < last_f, off_k, K)  # on its way while others pool
+            if WEIGHT_BUFFERS == 0:
+                right = weight_block(column, stride_wk, off_f < last_f, off_k, K)  # on its way while others pool
             tile = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
             part_size = tl.cast(N, tl.int64) * F
             first_part = features + (off_n.to(tl.int64) * F)[:, None]
             if BLOCK_N > 1:
                 mask = mask_n[:, None] & (off_f < last_f)[None, :]
                 read = seen(first_part + off_f[None, :], mask)
+                other = read
                 if WINDOW_PARTS > 1:
                     other = seen(first_part + off_f[None, :] + part_size, mask)
-            for start_f in range(first_f, last_f, BLOCK_F):
-                off_f = start_f + tl.arange(0, BLOCK_F)
-                if BLOCK_N == 1:
-                    off_part = tl.arange(0, PARTS)
-                    mask = (off_part < WINDOW_PARTS)[:, None] & (off_f < last_f)[None, :]
-                    row = (off_part.to(tl.int64) * N + pid_group) * F
-                    pointer = features + row[:, None] + off_f[None, :]
-                    left = tl.sum(awaited(seen(pointer, mask), pointer, mask, INTERPRETED), axis=0)
-                    tile += tl.sum(right.to(tl.float32) * left[None, :], axis=1)[None, :]
-                else:
+            if WEIGHT_BUFFERS > 0:
+                # Triton reads the weight of the first steps into shared memory before the loop waits for features
+                for start_f in tl.range(first_f, last_f, BLOCK_F, num_stages=WEIGHT_BUFFERS):
+                    off_f = start_f + tl.arange(0, BLOCK_F)
+                    block = weight_block(column, stride_wk, off_f < last_f, off_k, K)
                     mask = mask_n[:, None] & (off_f < last_f)[None, :]
                     pointer = first_part + off_f[None, :]
-                    if WINDOW_PARTS == 1:
-                        left = awaited(read, pointer, mask, INTERPRETED)
-                    else:
-                        left = awaited_sum(read, other, pointer, pointer + part_size, mask, INTERPRETED)
-                        for _ in range(2, WINDOW_PARTS, 2):
-                            pointer += 2 * part_size
-                            read, other = seen(pointer, mask), seen(pointer + part_size, mask)
-                            left += awaited_sum(read, other, pointer, pointer + part_size, mask, INTERPRETED)
-                    # those of the next step are on their way while these are multiplied
-                    following = first_part + (off_f + BLOCK_F)[None, :]
+                    left = group_features(read, other, pointer, part_size, mask, WINDOW_PARTS, INTERPRETED)
                     mask = mask_n[:, None] & (off_f + BLOCK_F < last_f)[None, :]
-                    read = seen(following, mask)
+                    read = seen(pointer + BLOCK_F, mask)
                     if WINDOW_PARTS > 1:
-                        other = seen(following + part_size, mask)
-                    if INTERPRETED:  # it multiplies bfloat16 wrongly
-                        tile = tl.dot(left, tl.trans(right.to(tl.float32)), tile, input_precision="ieee")
+                        other = seen(pointer + BLOCK_F + part_size, mask)
                     else:
-                        tile = tl.dot(left.to(right.dtype), tl.trans(right), tile, input_precision="ieee")
-                column += tl.cast(BLOCK_F, tl.int64) * stride_wf
-                right = weight_block(column, stride_wk, off_f + BLOCK_F < last_f, off_k, K)
+                        other = read
+                    tile = group_product(left, block, tile, INTERPRETED)
+                    column += tl.cast(BLOCK_F, tl.int64) * stride_wf
+            else:
+                for start_f in range(first_f, last_f, BLOCK_F):
+                    off_f = start_f + tl.arange(0, BLOCK_F)
+                    if BLOCK_N == 1:
+                        off_part = tl.arange(0, PARTS)
+                        mask = (off_part < WINDOW_PARTS)[:, None] & (off_f < last_f)[None, :]
+                        row = (off_part.to(tl.int64) * N + pid_group) * F
+                        pointer = features + row[:, None] + off_f[None, :]
+                        left = tl.sum(awaited(seen(pointer, mask), pointer, mask, INTERPRETED), axis=0)
+                        tile += tl.sum(right.to(tl.float32) * left[None, :], axis=1)[None, :]
+                    else:
+                        mask = mask_n[:, None] & (off_f < last_f)[None, :]
+                        pointer = first_part + off_f[None, :]
+                        left = group_features(read, other, pointer, part_size, mask, WINDOW_PARTS, INTERPRETED)
+                        # those of the next step are on their way while these are multiplied
+                        following = first_part + (off_f + BLOCK_F)[None, :]
+                        mask = mask_n[:, None] & (off_f + BLOCK_F < last_f)[None, :]
+                        read = seen(following, mask)
+                        other = read
+                        if WINDOW_PARTS > 1:
+                            other = seen(following + part_size, mask)
+                        tile = group_product(left, right, tile, INTERPRETED)
+                    column += tl.cast(BLOCK_F, tl.int64) * stride_wf
+                    right = weight_block(column, stride_wk, off_f + BLOCK_F < last_f, off_k, K)
             row = tl.cast(pid_s, tl.int64) * N + off_n.to(tl.int64)
             pointer = partial + row[:, None] * row_width + off_k[None, :]
             send(pointer, tile, mask_n[:, None] & (off_k < sent)[None, :])

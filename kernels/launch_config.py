@@ -42,9 +42,6 @@ class Programs(NamedTuple):
         return self.pools + self.tiles + self.decisions
 
 
-#: Warps of a launch that may wait without tickets, for each multiprocessor: half of what one runs at a time, however
-#: many registers they take.
-WAITING_WARPS = 4
 #: Rows of partial logits are padded to a multiple of this, so that the compiler may read and write several at a time.
 ROW_UNIT = 16
 
@@ -96,6 +93,9 @@ class LaunchConfig:
     """Registers a thread at most; 0 for no cap."""
     max_programs: int = 0
     """Programs of the launch at most, so that it spreads over at most that many SMs; 0 for as many as there is work."""
+    weight_buffers: int = 0
+    """Tiled, groups of samples: steps whose block of the weight has room in shared memory, so that those of the steps
+    to come are read while features are waited for; 0: that of the next step, in registers."""
 
     @property
     def register_limit(self) -> int:
@@ -129,11 +129,6 @@ class LaunchConfig:
             return Programs(splits, samples * splits, tiles, samples, sums, features, sums + features)
         partial_sums = splits * samples * row
         return Programs(splits, samples * splits, 0, 0, partial_sums, 0, partial_sums if self.waits else samples)
-
-    def waiting(self, view: HeadView, classes: int) -> int:
-        """Count the programs that wait for others."""
-        programs = self.programs(view, classes)
-        return programs.tiles + programs.decisions if self.tiled else view.shape[0] if self.waits else 0
 
     @classmethod
     def choose(
@@ -213,11 +208,15 @@ class LaunchConfig:
         if tiled:
             block_k = min(max(next_power_of_2(classes), 16), 64)
             step_f = max(min((256 if samples < 64 else 128) // element_size, next_power_of_2(features)), 16)
-            sums = 1
+            sums = 1 if features < 256 else 2 if features < 1024 else 4
             if element_size == 4:  # added up one after another, 512 features leave 6 times the error of 8 parts
                 while 2 * sums * step_f <= features and sums < _SHARING:
                     sums *= 2
-            return cls(16, block_c, block_p, block_a, step_f, block_k, sums, block_j, window_parts, stages, num_warps)
+            reads_ahead = features > sums * step_f and element_size < 4
+            return cls(
+                16, block_c, block_p, block_a, step_f, block_k, sums, block_j, window_parts, stages, num_warps,
+                weight_buffers=_WEIGHT_BUFFERS if reads_ahead else 0,
+            )  # fmt: skip
         block_k = min(max(next_power_of_2(classes), 16), max(16384 // max(block_c * block_p, 16), 16))
         has_all = channels <= block_c and positions <= block_p and window_parts == 1
         if has_all and block_j * block_c * block_p <= 8192:
@@ -233,6 +232,9 @@ class LaunchConfig:
 
 #: Programs that share the features of a tile of float32, at most.
 _SHARING = 8
+#: Where a tile takes several steps. With four, heads of ResNet-18 and -50 took as long (H200). Not of float32, whose
+#: multiply-adds from shared memory take all registers that a thread may have.
+_WEIGHT_BUFFERS = 3
 
 
 class _Pool(NamedTuple):
@@ -275,20 +277,6 @@ def _global_pool(samples: int, channels: int, window_w: int, classes: int, eleme
 def waits_by_rule(samples: int, classes: int) -> bool:
     """Whether the last program of a sample waits, if there are several: not for many numbers of many programs."""
     return samples < 64 and classes <= 128
-
-
-def needs_tickets(waiting: int, num_warps: int, device: torch.device) -> bool:
-    """Whether ``waiting`` programs must be sure to start after those that they wait for; see ``head_stages``.
-
-    Not while all of them leave room for others even if they start first.
-    """
-    return waiting * num_warps > WAITING_WARPS * multiprocessors(device)
-
-
-@lru_cache
-def multiprocessors(device: torch.device) -> int:
-    """Count those of a GPU; a CPU is one."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @lru_cache(maxsize=4096)

@@ -237,6 +237,8 @@ def config_from(values: Any, pool: str) -> LaunchConfig:
     for name, value in values.items():
         if name in ("max_registers", "max_programs"):
             _check(type(value) is int and value >= 0, name, value, "a whole number, 0 for no limit")
+        elif name == "weight_buffers":
+            _check(type(value) is int and value >= 0 and value != 1, name, value, "0, or 2 or more")
         elif name == "waits":
             _check(type(value) is bool, name, value, "true or false")
         else:
@@ -247,6 +249,7 @@ def config_from(values: Any, pool: str) -> LaunchConfig:
         pool != "max" or config.window_parts == 1, "window_parts", config.window_parts, "1: a maximum is not added up"
     )
     block_n, block_f = config.block_n, config.block_f
+    _check(block_n > 1 or config.weight_buffers == 0, "weight_buffers", config.weight_buffers, "0 where block_n is 1")
     if config.tiled:
         _check(block_n == 1 or block_n >= 16, "block_n", block_n, "1, or 16 or more for tensor cores")
         _check(block_f >= 16, "block_f", block_f, "1, or 16 or more where other programs multiply than those that pool")

@@ -35,12 +35,12 @@ def main() -> None:
     last = frozenset({1, 2})
     network = NetworkTwin(2 * (HeadTwin.of(head),), TensorTwin.of(logits), (0,), last, tuple(beside.items()))
     counts = [kept()]
-    with CompileAhead(90, 132) as ahead:
+    with CompileAhead(90) as ahead:
         ahead.begin(alone[:1])
         ahead.begin([*alone, network])
         ahead.finish([*alone, network])
         counts.append(kept())
-    compile_only(90, 132)
+    compile_only(90)
     exit_heads = [head.head.as_exit_head() for _ in range(2)]
     with overriding(beside):
         # first, as in a sweep's process, though the heads alone were compiled first

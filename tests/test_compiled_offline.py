@@ -16,6 +16,7 @@ WAITS = {
     "split, the last one waits": 1,
     "tiles of a sample": 2,
     "tiles of 16 samples": 2,
+    "tiles of 16 samples, weight in shared memory": 2,
     "tiles that share the features": 2,
     "few programs for all": 2,
     "tiles of 16 samples, maps in 4 parts": 3,
@@ -96,7 +97,7 @@ import time
 from auxhead.autotune.compile_ahead import CompileAhead
 
 if __name__ == "__main__":
-    with CompileAhead(90, 132) as ahead:
+    with CompileAhead(90) as ahead:
         ahead._pool.submit(time.sleep, 0).result()
         print("begun", flush=True)
         time.sleep(1000)

@@ -205,6 +205,7 @@ FEW_PROGRAMS = {
     "tiles of a sample": LaunchConfig(1, 16, 1, 64, 512, 16, 1, 1024, 1, stages=1, num_warps=8),
     "tiles that share the features": LaunchConfig(1, 16, 1, 32, 128, 32, 4, 1024, 2, stages=1, num_warps=4),
     "tiles of 16 samples": LaunchConfig(16, 64, 1, 64, 128, 64, 2, 1024, 1, stages=1, num_warps=4),
+    "weight in shared memory": LaunchConfig(16, 64, 1, 64, 64, 64, 2, 1024, 1, stages=1, num_warps=4, weight_buffers=3),
 }
 
 

@@ -32,7 +32,10 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, classe
     view = HeadView((samples, channels, window_h * positions, window_w), (0, 0, 0, 0), positions, 1)
     config = LaunchConfig.by_rule(view, classes, **options)
     assert config == LaunchConfig.by_rule(view, classes, **options)
-    for name, value in dataclasses.asdict(config).items():
+    fields = dataclasses.asdict(config)
+    reads_ahead = config.block_n > 1 and channels * positions > config.block_f * config.block_s
+    assert fields.pop("weight_buffers") == (3 if reads_ahead and options["element_size"] < 4 else 0)
+    for name, value in fields.items():
         least = 0 if name in ("waits", "max_registers", "max_programs") else 1
         assert value >= least and value & (value - 1) == 0, f"{name} = {value} is no power of two"
     features = config.block_c * config.block_p
@@ -66,11 +69,9 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, classe
         tiles = groups * math.ceil(classes / config.block_k) * config.block_s
         assert programs[1:4] == (samples * splits, tiles, samples)
         assert programs.zeroed == programs.features + programs.partial_sums
-        assert config.waiting(view, classes) == tiles + samples
     else:
         assert programs[1:4] == (samples * splits, 0, 0) and programs.features == 0
         assert programs.zeroed == (programs.partial_sums if config.waits else samples)
-        assert config.waiting(view, classes) == (samples if config.waits else 0)
     assert programs.partial_sums >= (1 if config.tiled else splits) * samples * classes
 
 
@@ -133,6 +134,7 @@ CONFIGS = {
     "tiles, few classes of the softmax": LaunchConfig(16, 8, 2, 2, 32, 16, 1, 4, 1, stages=1, num_warps=4),
     "tiles, positions": LaunchConfig(16, 4, 8, 2, 16, 32, 1, 16, 1, stages=1, num_warps=8),
     "tiles, one program for all": LaunchConfig(16, 16, 4, 4, 16, 16, 1, 16, 1, stages=1, num_warps=4, max_programs=1),
+    "tiles, weight in shared memory": LaunchConfig(16, 16, 1, 4, 16, 32, 2, 16, 2, 1, 4, weight_buffers=3),
     "tiles, more of everything than there is": LaunchConfig(32, 64, 16, 8, 128, 64, 1, 64, 1, stages=1, num_warps=8),
 }
 HEADS = {
@@ -206,6 +208,7 @@ def tiled_heads(draw):
         window_parts=1 if pool == "max" else draw(st.sampled_from([1, 2])),
         stages=draw(st.sampled_from([1, 4])),
         num_warps=4,
+        weight_buffers=draw(st.sampled_from([0, 3])) if block_n > 1 else 0,
     )
     return shape, pool, pool_size, classes, config
 
@@ -240,7 +243,7 @@ def test_any_tiled_head(head, dtype, bias, seed, device):
         check_head(x, weight, offset, pool=pool, pool_size=pool_size, temperature=1.3, threshold=0.4, out=first)
         assert_same_bits(first, launch())
     programs = config.programs(view, classes)
-    assert [counters.numel() for counters in taken] == 2 * [programs.zeroed + 1], "one for the tickets"
+    assert [counters.numel() for counters in taken] == 2 * [programs.zeroed + 1], "one numbers what is drawn"
     assert not any(counters.any() for counters in taken)
 
 

@@ -110,6 +110,7 @@ ODD = [
     ({**TILED, "block_n": 1, "block_k": 64}, {"samples": 128}, "more tiles than a GPU has room for"),
     ({**TILED, "block_f": 16}, {"samples": 16, "channels": 1024}, "many steps along the features"),
     ({**TILED, "waits": True}, {"samples": 16}, "nobody to wait for"),
+    ({"weight_buffers": 3}, {}, "buffers that nothing is read into"),
     ({"block_c": 128}, {}, "more channels than there are"),
     ({"block_p": 2}, {}, "more positions than there are"),
     ({"window_parts": 2}, {"pool": "max"}, "a maximum does not add up"),
