@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from .comparison import CONFIDENCE, compare
+from .comparison import DECIDING, compare
 from .record import Record
 from .sweep_records import sweep_records
 from .timing import CAPTURES
@@ -20,10 +20,10 @@ def false_winners(records: Iterable[Record]) -> list[str]:
         half = len(captures) // 2
         if half >= CAPTURES:
             compared += 1
-            differing += not compare(captures[:half], captures[half:]).is_tie
+            differing += not compare(captures[:half], captures[half:], confidence=DECIDING).is_tie
     if not compared:
         return []
     return [
         f"A/A: of {compared:,} configurations {differing} ({differing / compared:.2%}) look different from themselves, "
-        f"the first half of their captures against the second; {1 - CONFIDENCE:.0%} may."
+        f"the first half of their captures against the second."
     ]

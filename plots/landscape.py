@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from ..autotune.comparison import NEGLIGIBLE
+from ..autotune.comparison import DECIDING, NEGLIGIBLE
 from ..autotune.record import Record
 from .bench_records import rounds
 from .record_files import NoRecords, stamp
@@ -73,8 +73,8 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
             f"{network}; {statistics.median(len(head['configs']) for head in heads):.0f} configurations tried a head "
             f"(median), {rounds(records)}; device time of one head alone, back to back. A cell: the fastest with its "
             "fields.\n"
-            f"Within noise: less than {100 * NEGLIGIBLE:.1f} % or inside the 99 % interval over captures and rounds, "
-            "widened for the number of configurations.",
+            f"Within noise: less than {100 * NEGLIGIBLE:.1f} % or inside the {100 * DECIDING:.1f} % interval over "
+            "captures and rounds, widened for the number of configurations.",
         ),
         "network": network,
         "fields": [ACROSS, UP],
@@ -122,7 +122,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     legend = figure.add_subplot(grid[rows, :2])
     legend.axis("off")
     marks = {
-        f"fastest, or within noise of it (99 %: ±{drawn['noise_percent']:.1f} %)": Patch(
+        f"fastest, or within noise of it ({100 * DECIDING:.1f} %: ±{drawn['noise_percent']:.1f} %)": Patch(
             facecolor=COLOURS(0.0), **TIED
         ),
         "these two fields by the rule": Line2D([], [], **RULE),

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..autotune.comparison import NEGLIGIBLE
+from ..autotune.comparison import DECIDING, NEGLIGIBLE
 from ..autotune.record import Record
 from .bench_records import rounds
 from .record_files import NoRecords, stamp
@@ -44,8 +44,8 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
             records,
             f"{models}, the whole network with one head changed; {rounds(records)}. In the network: the rule's "
             "configuration and the fastest few alone.\n"
-            f"Surely: by {100 * NEGLIGIBLE:.1f} % or more and outside a 99 % interval over captures and rounds (bars), "
-            "widened for the number of configurations.",
+            f"Surely: by {100 * NEGLIGIBLE:.1f} % or more and outside a {100 * DECIDING:.1f} % interval over captures "
+            "and rounds (bars), widened for the number of configurations.",
         ),
         "heads_lost": lost,
         "mean_rank_correlation": correlation,

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..autotune.comparison import CONFIDENCE, Difference, Paired, compare_runs, over_baseline
+from ..autotune.comparison import DECIDING, Difference, Paired, compare_runs, over_baseline
 from ..autotune.record import BadRecord, Record
 from ..autotune.timed import deciding, timed, times
 
@@ -33,7 +33,7 @@ class Configured(NamedTuple):
 
     def over(self, other: "Configured", among: int) -> Difference:
         """Compare with another one of the same head and place; intervals hold together for ``among`` of them."""
-        confidence = 1.0 - (1.0 - CONFIDENCE) / max(among - 1, 1)
+        confidence = 1.0 - (1.0 - DECIDING) / max(among - 1, 1)
         found = compare_runs(self.paired, other.paired, confidence=confidence)
         return Difference(*(round(ratio, _DIGITS) for ratio in found))
 

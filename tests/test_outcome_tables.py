@@ -143,5 +143,5 @@ def test_what_looks_different_from_itself_is_counted(swept):
     few = of_captures(timed, 5.0, 5.01, 5.0, 4.5, 4.51)
     failed = next(one for one in records if one.error)
     (said,) = false_winners([steady, faster, steady, steady, few, failed])
-    assert said.startswith("A/A: of 4 configurations 1 (25.00%) look different from themselves") and "1% may" in said
+    assert said.startswith("A/A: of 4 configurations 1 (25.00%) look different from themselves")
     assert false_winners([few, failed]) == []

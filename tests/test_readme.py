@@ -273,13 +273,7 @@ def test_the_table_of_heads_is_that_of_the_record():
     assert table_after(HEADS_HEADING) == head_rows(heads)
     plain, compiled = (sorted(measured[peer].paired[0]["device_ratio"] for measured in heads) for peer in PEERS)
     assert f"{plain[0]:.1f} to {plain[-1]:.1f} times faster than the plain chain" in WORDS
-    lost = [measured for measured in heads if measured["compiled"].paired[0]["device_ratio"] < 1]
-    assert f"and {compiled[len(lost)]:.2f} to {compiled[-1]:.1f} times faster than torch.compile, but for one" in WORDS
-    (cell,) = (measured["fused"].cell for measured in lost)
-    words = (
-        f"for {cell['classes']:,} classes of {cell['tap']} at batch {cell['samples']} torch.compile's three launches"
-    )
-    assert f"{words} are {1 / compiled[0]:.2f} times faster" in WORDS
+    assert f"and {compiled[0]:.2f} to {compiled[-1]:.1f} times faster than torch.compile" in WORDS
     of_bandwidth = max(head["bytes_us"] / head["us"]["fused"] for head in figure("roofline")["heads"])
     assert f"up to {100 * of_bandwidth:.0f} % of a copy's bandwidth" in WORDS
 
