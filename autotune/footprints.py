@@ -23,7 +23,7 @@ STEPS = (-2, -1, 1, 2, 3)
 
 
 #: What a step towards other numbers of programs leaves as it is.
-_KEPT = ("block_n", "block_f", "num_warps", "waits", "max_registers", "max_programs")
+_KEPT = ("block_n", "block_f", "num_warps", "waits", "max_registers", "max_programs", "weight_buffers")
 
 
 class Footprint(NamedTuple):

@@ -238,7 +238,7 @@ def config_from(values: Any, pool: str) -> LaunchConfig:
         if name in ("max_registers", "max_programs"):
             _check(type(value) is int and value >= 0, name, value, "a whole number, 0 for no limit")
         elif name == "weight_buffers":
-            _check(type(value) is int and value >= 0 and value != 1, name, value, "0, or 2 or more")
+            _check(type(value) is int and value in (0, *range(2, 9)), name, value, "0, or 2 to 8")
         elif name == "waits":
             _check(type(value) is bool, name, value, "true or false")
         else:

@@ -148,6 +148,11 @@ BAD = {
     "an unknown field": (changed_table(*CONFIG, "block_z", to=1), "entry 1: config: unknown block_z, wants"),
     "a missing field": (changed_table(*CONFIG, "max_registers", without=True), "config: missing max_registers, wants"),
     "too many warps": (changed_table(*CONFIG, "num_warps", to=64), "entry 1: num_warps: got 64, wants at most 32"),
+    "one buffer": (changed_table(*CONFIG, "weight_buffers", to=1), "entry 1: weight_buffers: got 1, wants 0, or 2 to"),
+    "buffers of single samples": (
+        changed_table(*CONFIG, "weight_buffers", to=3),
+        "entry 1: weight_buffers: got 3, wants 0 where",
+    ),
     "tiles of 8 samples": (changed_table(*CONFIG, "block_n", to=8), "entry 1: block_n: got 8, wants 1 where"),
     "tiles of 8 features": (changed_table(*CONFIG, "block_f", to=8), "entry 1: block_f: got 8, wants 1, or 16 or more"),
     **{
