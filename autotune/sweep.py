@@ -92,6 +92,7 @@ class Tuning:
                 self._ask = self._steps.send(answers)
             except StopIteration:
                 self._ask = None
+                self.also(ALONE, self.sweep.book.decided(self.target, ALONE))
         if self._ask is None:
             self._tell("done", 1.0)
             return False

@@ -11,9 +11,10 @@ from ..kernels.head_shape import HeadShape
 from ..kernels.launch_config import LaunchConfig
 from .cells import Cell
 from .comparison import Paired, Timings, over_baseline, typical
+from .decisive import decisive, measurement
 from .measurer import NETWORK, Failure, Target
 from .network_points import NetworkPoint
-from .record import Record, append_record, read_records, utc_now
+from .record import BadRecord, Record, append_record, read_records, utc_now
 from .record_parts import summary
 from .search import FINAL_ROUNDS, Ask
 from .space import text
@@ -39,6 +40,8 @@ class Book:
     network: dict[str, Any]
     """trunk (its fingerprint) and what else of a network only times in situ depend on."""
     _found: dict[str, list[Record]] = field(default_factory=dict)
+    _of_head: dict[str, list[Record]] = field(default_factory=dict)
+    """What was timed of a head in a place."""
 
     def __post_init__(self) -> None:
         if self.out is not None and self.out.exists():
@@ -78,6 +81,23 @@ class Book:
     def _remember(self, record: Record) -> None:
         if record.kind in (KIND, NETWORK_KIND):
             self._found.setdefault(_key(record), []).append(record)
+        if record.kind == KIND and record.error is None:
+            self._of_head.setdefault(_key(dataclasses.replace(record, variant="")), []).append(record)
+
+    def decided(self, target: Target, place: str) -> list[LaunchConfig]:
+        """Return the configurations of a head that tables choose from: those that were timed most often, by whomever.
+
+        An earlier search may have found others than this one does.
+
+        Raises:
+            BadRecord: one of them has no configuration.
+        """
+        blank = self.of_head(target, Ask(place, (), FINAL_ROUNDS, share=1.0), target.rule)
+        timed = self._of_head.get(_key(dataclasses.replace(blank, variant="")), [])
+        try:
+            return list(decisive(map(measurement, timed)))
+        except ValueError as error:
+            raise BadRecord(f"{self.out}: {target.shape}, {place}: {error}") from None
 
     def of_head(self, target: Target, ask: Ask, config: LaunchConfig) -> Record:
         """Return the record of one of the configurations that were asked for, without any result."""

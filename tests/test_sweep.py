@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from auxhead.autotune.comparison import Paired
 from auxhead.autotune.measurer import ALONE, NETWORK, Failure
-from auxhead.autotune.record import append_record, read_records
+from auxhead.autotune.record import BadRecord, append_record, read_records
 from auxhead.autotune.replay import UNAVAILABLE, ReplayMeasurer, recorded_targets
 from auxhead.autotune.search import FINAL_ROUNDS, Ask, alone_only
 from auxhead.autotune.space import neighbours, spread_out, text
@@ -306,3 +306,21 @@ def test_replay_takes_the_last_of_equal_records(tmp_path):
     append_record(first, newer)
     measurer = ReplayMeasurer(read_records(first))
     assert measurer.alone(TARGET, [TARGET.rule], 4, 5)[TARGET.rule].own == newer.device_us["samples"]
+
+
+def test_what_an_earlier_search_decided_takes_part(tmp_path):
+    """As it does in the table that is made from the records."""
+    out = tmp_path / "records.jsonl"
+    best, other, looked_at = sorted(CANDIDATES, key=lambda config: true_us(TARGET, ALONE, config))[:3]
+    run(asking(best, rounds=20, captures=12), book_at(out), Synthetic(noise=0.1))
+    run(asking(looked_at), book_at(out), Synthetic(noise=0.1))
+    kept = out.read_bytes()
+    (found,), measurer, _ = run(asking(other, rounds=20, captures=12), book_at(out), Synthetic(noise=0.1))
+    assert found.alone == best and {config for _, config, _ in measurer.timed} == {text(TARGET.rule), text(other)}
+    assert out.read_bytes().startswith(kept)
+    (elsewhere,), _, _ = run(asking(other), book_at(out, protocol={"kernel": "other"}), Synthetic(noise=0.1))
+    assert elsewhere.alone == other
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_text(out.read_text().replace('"block_c"', '"block_z"'))
+    with pytest.raises(BadRecord, match=r"damaged.jsonl: batch 8, .*, alone: config: unknown block_z"):
+        run(asking(other), book_at(damaged))
