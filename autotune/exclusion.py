@@ -13,7 +13,7 @@ from ..kernels.head_shape import HeadShape
 from ..kernels.head_view import HeadView
 from ..kernels.launch_config import ROW_UNIT, LaunchConfig, next_power_of_2
 
-#: Steps whose blocks of the weight shared memory holds, if any.
+#: Stages of a product that reads the weight ahead into shared memory.
 WEIGHT_BUFFERS = 3
 #: What is tried of each field in the grid, in the order of enumeration.
 GRID: dict[str, tuple[int, ...]] = {
@@ -181,8 +181,9 @@ def _shared_bytes(s: Sizes, p: Point) -> int:
     """An upper bound of what the steps that are under way at once take, and of what is exchanged between warps."""
     pool = (p["stages"] if p["stages"] > 1 else 0) * _pool_tile(p) * s.element_size
     product = 0
-    if p["block_f"] > 1:  # the weight, which Triton may read ahead, and the features
-        product = (WEIGHT_BUFFERS * p["block_k"] * s.element_size + p["block_n"] * 4) * p["block_f"]
+    if p["block_f"] > 1:  # the weight, which Triton may read ahead, and the features, of which it may, too
+        features = 5 if p["block_n"] > 1 and p["window_parts"] == 4 else 1
+        product = (WEIGHT_BUFFERS * p["block_k"] * s.element_size + p["block_n"] * 4 * features) * p["block_f"]
     return max(pool, product, 4 * p["num_warps"] * max(_features(p), p["block_j"]))
 
 
@@ -264,7 +265,7 @@ RULES = (
     Rule(
         "buffers that nothing is read into",
         "weight_buffers",
-        lambda s, p: p["weight_buffers"] > 0 and p["block_n"] == 1,
+        lambda s, p: p["weight_buffers"] == 1 or (p["weight_buffers"] > 0 and p["block_n"] == 1),
     ),
     Rule("nobody to wait for", "waits", lambda s, p: bool(p["waits"]) and (p["block_f"] > 1 or s.splits(p) == 1)),
     Rule(

@@ -79,7 +79,7 @@ def grid(shape: HeadShape, reasons: Counter[str] | None = None, near: LaunchConf
 
 
 def _filled(point: Point, sizes: Sizes) -> dict[str, int]:
-    """Add the fields that the grid leaves open, as :meth:`LaunchConfig.by_rule` chooses them."""
+    """Add the fields that the grid leaves open, about as :meth:`LaunchConfig.by_rule` chooses them."""
     tiled = point["block_f"] > 1
     block_j = min(sizes.needed_k, 1024)
     most = ELEMENTS_PER_THREAD * 32 * point["num_warps"]

@@ -16,9 +16,9 @@ Two ways lead to the logits, and the configuration chooses:
 
 Nothing may wait for a program that cannot start. Programs start in the order of their numbers, and those that are
 waited for have the smaller ones. CUDA's documentation does not promise that order, but NVIDIA's own scan waits on it
-("blocks are launched in increasing order", ``cub/agent/agent_scan.cuh``), which is every ``torch.cumsum``. Numbers
-drawn in the order of starting would not need it; they cost 1 to 3 us of a head's 6 to 20 (1,000 classes, batch 32 and
-128, H200).
+("blocks are launched in increasing order", ``cub/agent/agent_scan.cuh``), as in ``torch.cumsum`` of a vector.
+Numbers drawn in the order of starting would not need it; they cost 1 to 3 us of a head's 6 to 20 (1,000 classes, batch
+32 and 128, H200).
 
 Either way one program then decides about a sample: softmax, class, confidence, exit. Sums are float32 and their order
 is fixed, so that results repeat bit for bit. Prefixes: ``pid_`` program, ``off_`` index along a dimension, ``mask_``
@@ -366,7 +366,7 @@ def head_program(
                 if WINDOW_PARTS > 1:
                     other = seen(first_part + off_f[None, :] + part_size, mask)
             if WEIGHT_BUFFERS > 0:
-                # Triton reads the weight of the first steps into shared memory before the loop waits for features
+                # Triton reads the weight of the first steps, if in vectors, before the loop waits for features
                 for start_f in tl.range(first_f, last_f, BLOCK_F, num_stages=WEIGHT_BUFFERS):
                     off_f = start_f + tl.arange(0, BLOCK_F)
                     block = weight_block(column, stride_wk, off_f < last_f, off_k, K)

@@ -94,8 +94,8 @@ class LaunchConfig:
     max_programs: int = 0
     """Programs of the launch at most, so that it spreads over at most that many SMs; 0 for as many as there is work."""
     weight_buffers: int = 0
-    """Tiled, groups of samples: steps whose block of the weight has room in shared memory, so that those of the steps
-    to come are read while features are waited for; 0: that of the next step, in registers."""
+    """Tiled, groups of samples: Triton's ``num_stages`` of the product, whose weight is read so many steps less one
+    ahead, into shared memory, while features are waited for; 0: one step ahead, into registers."""
 
     @property
     def register_limit(self) -> int:
@@ -165,7 +165,7 @@ class LaunchConfig:
         features = channels * positions
         few_classes = classes <= 128
         if positions == 1 and _spreads_weight(samples, classes, window_w):
-            block_f = min(next_power_of_2(channels), 512)
+            block_f = min(max(next_power_of_2(channels), 16), 512)
             block_k = min(max(8192 // block_f, 16), 64)
             return cls(
                 1, 16, 1, next_power_of_2(window_w), block_f, block_k, 1, min(next_power_of_2(classes), 1024), 1, 1, 8
@@ -212,7 +212,13 @@ class LaunchConfig:
             if element_size == 4:  # added up one after another, 512 features leave 6 times the error of 8 parts
                 while 2 * sums * step_f <= features and sums < _SHARING:
                     sums *= 2
-            reads_ahead = features > sums * step_f and element_size < 4
+            else:
+                while sums > 1 and -(-samples // 16) * -(-classes // block_k) * sums > _MOST_TILES:
+                    sums //= 2
+            # Triton reads ahead what it can read in vectors, and waits for maps in more parts in a loop of its own
+            reads_ahead = (
+                features > sums * step_f and element_size < 4 and features % ROW_UNIT == 0 and window_parts <= 4
+            )
             return cls(
                 16, block_c, block_p, block_a, step_f, block_k, sums, block_j, window_parts, stages, num_warps,
                 weight_buffers=_WEIGHT_BUFFERS if reads_ahead else 0,
@@ -232,6 +238,8 @@ class LaunchConfig:
 
 #: Programs that share the features of a tile of float32, at most.
 _SHARING = 8
+#: Programs that multiply, above which none share the features of a tile: there are enough, and each leaves its sums.
+_MOST_TILES = 1024
 #: Where a tile takes several steps. With four, heads of ResNet-18 and -50 took as long (H200). Not of float32, whose
 #: multiply-adds from shared memory take all registers that a thread may have.
 _WEIGHT_BUFFERS = 3

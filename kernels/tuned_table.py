@@ -235,10 +235,12 @@ def config_from(values: Any, pool: str) -> LaunchConfig:
     """
     _check_names("config", values, {field.name for field in dataclasses.fields(LaunchConfig)})
     for name, value in values.items():
-        if name in ("max_registers", "max_programs"):
+        if name == "max_programs":
             _check(type(value) is int and value >= 0, name, value, "a whole number, 0 for no limit")
+        elif name == "max_registers":
+            _check(type(value) is int and (value == 0 or value >= 32), name, value, "0 for no limit, or 32 or more")
         elif name == "weight_buffers":
-            _check(type(value) is int and value in (0, *range(2, 9)), name, value, "0, or 2 to 8")
+            _check(type(value) is int and value in (0, 2, 3, 4), name, value, "0, or 2 to 4")
         elif name == "waits":
             _check(type(value) is bool, name, value, "true or false")
         else:

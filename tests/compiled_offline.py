@@ -75,10 +75,11 @@ def _made_of(kernel: Any) -> dict[str, int]:
     usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
     numbers = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     waits = len(re.findall(r"elementwise_inline_asm", kernel.asm["ttgir"]))
+    copies = len(re.findall(r"ttg.async_copy_global_to_local", kernel.asm["ttgir"]))
     clocks = len(re.findall(r"%globaltimer|%smid", kernel.asm["ptx"]))
     listing = [triton.knobs.nvidia.nvdisasm.path, "-c", path]
     code = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
-    return {**numbers, "waits": waits, "clocks": clocks, "torn warps": torn_warps(code)}
+    return {**numbers, "waits": waits, "copies": copies, "clocks": clocks, "torn warps": torn_warps(code)}
 
 
 def torn_warps(code: str) -> int:

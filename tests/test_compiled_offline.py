@@ -49,6 +49,14 @@ def test_every_way_to_launch_a_head(kernels, way, heads):
 
 
 @pytest.mark.parametrize("heads", [1, 2])
+def test_the_weight_is_read_ahead_into_shared_memory(kernels, heads):
+    copies = [
+        kernels[f"tiles of 16 samples{more}, {heads} of them"]["copies"] for more in ("", ", weight in shared memory")
+    ]
+    assert copies[1] >= copies[0] + 3 * heads, "for two steps before the loop and one in it"
+
+
+@pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("way", WAITS)
 def test_no_warp_is_left_in_pieces(kernels, way, heads):
     assert kernels[f"{way}, {heads} of them"]["torn warps"] == 0

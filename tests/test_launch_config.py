@@ -28,13 +28,19 @@ SIZES = {
 @settings(max_examples=500)
 @given(**SIZES)
 @example(samples=1, channels=1, positions=200_000, window_h=1, window_w=1, classes=1000, pool_max=False, element_size=2)
+@example(samples=1, channels=3, positions=1, window_h=1, window_w=49, classes=200, pool_max=False, element_size=2)
+@example(samples=257, channels=2048, positions=1, window_h=1, window_w=49, classes=1000, pool_max=False, element_size=2)
+@example(samples=32, channels=300, positions=1, window_h=1, window_w=49, classes=1000, pool_max=False, element_size=2)
 def test_choice_by_rule(samples, channels, positions, window_h, window_w, classes, **options):
     view = HeadView((samples, channels, window_h * positions, window_w), (0, 0, 0, 0), positions, 1)
     config = LaunchConfig.by_rule(view, classes, **options)
     assert config == LaunchConfig.by_rule(view, classes, **options)
     fields = dataclasses.asdict(config)
-    reads_ahead = config.block_n > 1 and channels * positions > config.block_f * config.block_s
-    assert fields.pop("weight_buffers") == (3 if reads_ahead and options["element_size"] < 4 else 0)
+    several = config.block_n > 1 and channels * positions > config.block_f * config.block_s
+    in_vectors = channels * positions % 16 == 0 and config.window_parts <= 4 and options["element_size"] < 4
+    assert fields.pop("weight_buffers") == (3 if several and in_vectors else 0), "what Triton can read ahead"
+    if config.block_n > 1 and config.block_s > 1 and options["element_size"] < 4:
+        assert config.programs(view, classes).tiles <= 1024, "enough without any that share a tile's features"
     for name, value in fields.items():
         least = 0 if name in ("waits", "max_registers", "max_programs") else 1
         assert value >= least and value & (value - 1) == 0, f"{name} = {value} is no power of two"

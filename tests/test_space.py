@@ -146,6 +146,12 @@ ODD = [
         {"samples": 16, "channels": 256},
         "more shared memory than there is",
     ),
+    (
+        {**TILED, "block_f": 512, "block_c": 64, "block_a": 16, "window_parts": 4, "num_warps": 16},
+        {"samples": 32, "channels": 2048, "columns": 196},
+        "more shared memory than there is",
+    ),
+    ({**TILED, "weight_buffers": 1}, {"samples": 16}, "buffers that nothing is read into"),
 ]  # fmt: skip
 
 

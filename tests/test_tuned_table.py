@@ -149,6 +149,10 @@ BAD = {
     "a missing field": (changed_table(*CONFIG, "max_registers", without=True), "config: missing max_registers, wants"),
     "too many warps": (changed_table(*CONFIG, "num_warps", to=64), "entry 1: num_warps: got 64, wants at most 32"),
     "one buffer": (changed_table(*CONFIG, "weight_buffers", to=1), "entry 1: weight_buffers: got 1, wants 0, or 2 to"),
+    "too few registers": (
+        changed_table(*CONFIG, "max_registers", to=27),
+        "entry 1: max_registers: got 27, wants 0 for",
+    ),
     "buffers of single samples": (
         changed_table(*CONFIG, "weight_buffers", to=3),
         "entry 1: weight_buffers: got 3, wants 0 where",
