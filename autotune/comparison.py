@@ -191,7 +191,7 @@ def _interval(estimate: float, error: float, freedom: int, confidence: float) ->
 
 @cache
 def student_quantile(freedom: int, probability: float) -> float:
-    """Return the quantile of Student's t, 0.5 <= probability <= 0.9999, good to 1 in 1,000."""
+    """Return the quantile of Student's t, 0.5 <= probability < 1, good to 1 in 1,000 up to 0.99999."""
     angle = np.linspace(0.0, math.pi / 2, 100_001)  # t = sqrt(freedom) * tan(angle)
     density = np.cos(angle) ** (freedom - 1)
     below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])

@@ -63,15 +63,15 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
 
     What was timed most often decides, not a first look at many configurations; of tied ones the rule's wins, and then
     the simplest. A table of the same device and kernel that is already there keeps its other entries. A shape of which
-    fewer than two configurations could be measured is left out.
+    fewer than two configurations could be measured is left out, and so are records of other kernels.
 
     Args:
         paths: files of records, of one device.
         out: the table; by default that of the device in the package.
 
     Raises:
-        BadRecord: no records of sweeps; several devices; records of another kernel than the one here; no shape of which
-            two configurations could be measured; or a record that lacks something.
+        BadRecord: no records of sweeps, or none of the kernel here; several devices; no shape of which two
+            configurations could be measured; or a record that lacks something.
         BadTable: ``out`` is there, and is no table or that of another device.
     """
     records = [(path, record) for path in paths for record in read_records(path) if record.kind == "sweep"]
@@ -79,12 +79,13 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
     if not records:
         raise BadRecord(f"{names}: got no records of kind 'sweep', wants those of `auxhead-tune sweep`")
     device, sm_count = _device(names, [record for _, record in records])
-    for path, record in records:
+    here = [(path, record) for path, record in records if record.protocol.get("kernel") == kernel_hash()]
+    if not here:
+        path, record = records[-1]
         kernel = record.protocol.get("kernel")
-        if kernel != kernel_hash():
-            raise BadRecord(
-                f"{path}: kernel: got records of {kernel}, wants {kernel_hash()}, the one here; sweep again"
-            )
+        raise BadRecord(f"{path}: kernel: got records of {kernel}, wants {kernel_hash()}, the one here; sweep again")
+    others = len(records) - len(here)
+    records = here
     candidates = _candidates(records)
     few = [
         f"{shape}, {place}: got {len(measured)} measured configurations, wants two or more"
@@ -104,7 +105,8 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(table.as_text(), encoding="utf-8")
     os.replace(unfinished, path)
-    return Promotion(path, table, outcomes, few)
+    old = [f"{others:,} records of other kernels than the one here, {kernel_hash()}"] if others else []
+    return Promotion(path, table, outcomes, few + old)
 
 
 def _device(names: str, records: Iterable[Record]) -> tuple[str, int]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .record_checks import CHECKS
+
 #: Of every line; readers refuse others.
 SCHEMA = "auxhead record 1"
 
@@ -243,6 +245,11 @@ def read_records(path: Path) -> list[Record]:
                     f"{path}, line {number}: {name}: got {getattr(record, name)!r:.60}, wants "
                     f"{' or '.join('null' if kind is _NULL else _JSON[kind] for kind in kinds)}"
                 )
+        try:
+            if record.kind in CHECKS:
+                CHECKS[record.kind](vars(record))
+        except ValueError as error:
+            raise BadRecord(f"{path}, line {number}: {error}") from None
         records.append(record)
     return records
 

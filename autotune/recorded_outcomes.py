@@ -10,18 +10,18 @@ from .measurer import ALONE, NETWORK, Target
 from .outcome import Outcome, outcome
 from .record import BadRecord, Record
 from .space import parse, text
-from .sweep_records import shape_of, sweep_records
+from .sweep_records import of_last_kernel, shape_of
 
 
 def recorded_outcomes(records: Iterable[Record]) -> list[tuple[str, list[Outcome]]]:
-    """Return, with a title, what was found in each network of one data type, batch size and number of classes.
+    """Return, with a title, what the kernel that was swept last found in each network, data type, batch and classes.
 
     Raises:
-        BadRecord: a record of a sweep that lacks something, or of a kernel whose configurations had other fields.
+        BadRecord: a record of a sweep that lacks something.
     """
     alone: dict[str, list[Record]] = {}
     networks: dict[str, dict[Target, list[Record]]] = {}
-    for record in sweep_records(records):
+    for record in of_last_kernel(records):
         try:
             shape, where = shape_of(record), _where(record)
         except KeyError as error:

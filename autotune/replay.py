@@ -8,7 +8,7 @@ from .comparison import Paired
 from .measurer import ALONE, NETWORK, Failure, Target
 from .record import Record
 from .space import text
-from .sweep_records import has_enough, result_of, shape_of, size, sweep_records
+from .sweep_records import has_enough, of_last_kernel, result_of, shape_of, size
 
 #: The kind of failure of what no record holds.
 UNAVAILABLE = "not recorded"
@@ -27,7 +27,7 @@ class _Thing(NamedTuple):
 class ReplayMeasurer:
     """Answers from the records of earlier sweeps, wherever they were measured; what is not there is unavailable.
 
-    Nor is what was measured beside another rule's configuration than today's.
+    Nor is what was measured beside another rule's configuration than today's, or with another kernel than the last.
     Of a configuration that was measured more than once the answer has as many captures and rounds as asked for, or the
     next larger numbers, or else the largest; of several such records it is the last.
     """
@@ -35,7 +35,7 @@ class ReplayMeasurer:
     def __init__(self, records: Sequence[Record]) -> None:
         """Answer from ``records``, those of other kinds aside."""
         self._found: dict[_Thing, list[Record]] = {}
-        for record in sweep_records(records):
+        for record in of_last_kernel(records):
             if record.paired and record.paired[0]["variant"] != text(shape_of(record).by_rule()):
                 continue
             place = record.protocol["place"]
@@ -81,7 +81,7 @@ def recorded_targets(records: Sequence[Record], model: str) -> list[Target]:
     """Return what of a model was swept in situ, in order of first appearance."""
     found = [
         Target(shape_of(record), model, tuple(record.cell["tap"].split(", ")))
-        for record in sweep_records(records)
+        for record in of_last_kernel(records)
         if record.protocol["place"] == NETWORK and record.cell["model"] == model
     ]
     return list(dict.fromkeys(found))

@@ -92,7 +92,8 @@ class Tuning:
                 self._ask = self._steps.send(answers)
             except StopIteration:
                 self._ask = None
-                self.also(ALONE, self.sweep.book.decided(self.target, ALONE))
+                for place in (ALONE, NETWORK):
+                    self.also(place, self.sweep.book.decided(self.target, place))
         if self._ask is None:
             self._tell("done", 1.0)
             return False

@@ -12,7 +12,10 @@ from command_line import plot
 from pretended_gpu import ENVIRONMENT
 from written_records import written
 
-SHAPE = {"samples": 8, "channels": 64, "height": 1, "width": 49, "classes": 10, "dtype": "float16"}
+SHAPE = {
+    "samples": 8, "channels": 64, "height": 1, "width": 49, "grid_h": 1, "grid_w": 1, "layout": "channels_last",
+    "pool": "avg", "classes": 10, "dtype": "float16",
+}  # fmt: skip
 CELL = {"model": "m", "dtype": "float16", "classes": 10, "placement": "stages", "taps": ["early"], "input": [3, 8, 8]}
 
 

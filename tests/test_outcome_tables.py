@@ -43,9 +43,12 @@ def test_records_say_what_the_sweep_found(swept):
 
 def test_what_was_measured_elsewhere_is_another_table(swept, tmp_path):
     records = read_records(swept[0])
-    other = [dataclasses.replace(one, protocol={**one.protocol, "kernel": "f" * 16}) for one in records]
+    other = [dataclasses.replace(one, environment={**one.environment, "torch": "0.1"}) for one in records]
     (title, _), (later, outcomes) = recorded_outcomes([*records, *other])
-    assert title != later == title.replace("0123456789abcdef", "f" * 16) and outcomes == swept[1]
+    assert title != later and "torch 0.1" in later and outcomes == swept[1]
+    other = [dataclasses.replace(one, protocol={**one.protocol, "kernel": "f" * 16}) for one in records]
+    ((later, outcomes),) = recorded_outcomes([*records, *other])
+    assert later == title.replace("0123456789abcdef", "f" * 16) and outcomes == swept[1], "of the last kernel alone"
     in_situ = [one for one in records if one.protocol["place"] == NETWORK]
     ((_, outcomes),) = recorded_outcomes(in_situ)
     assert [one.alone for one in outcomes] == [None, None] and outcomes[0].network == swept[1][0].network

@@ -42,6 +42,7 @@ def swept(name="rule", us=10.0, shape=SHAPE, *, place="alone", rounds=20, enviro
     """A record of a sweep; the rule's configuration takes 10 us."""
     protocol = {
         "place": place,
+        "captures": 5,
         "rounds": rounds,
         "kernel": kernel_hash(),
         "trunk": None,
@@ -49,7 +50,7 @@ def swept(name="rule", us=10.0, shape=SHAPE, *, place="alone", rounds=20, enviro
     }
     made = Record(
         kind="sweep",
-        cell=shape._asdict(),
+        cell={**shape._asdict(), **({"model": "resnet18", "tap": "layer1"} if place == "network" else {})},
         exits="never",
         variant=name,
         run="r",
@@ -275,17 +276,25 @@ BAD = {
     ),
     "no device": ([swept(environment={})], r"device: got None \(None SMs\), wants"),
     "another kernel": (
-        [swept(), swept("narrow", protocol={**swept().protocol, "kernel": "0123"})],
+        [swept("narrow", protocol={**swept().protocol, "kernel": "0123"})],
         f"kernel: got records of 0123, wants {kernel_hash()}, the one here",
     ),
     "one configuration": ([swept(), swept()], "batch 8, 64x1x3136, .* alone: got 1 measured"),
     "failures alone": ([swept(error="x"), swept("narrow", error="x")], "alone: got 0 measured configurations, wants"),
-    "no shape": ([swept(cell={})], "rule: samples: got None, wants|rule: layout: got None, wants"),
-    "no place": ([swept(place="x")], "rule: place: got 'x', wants one of alone, network"),
+    "no shape": ([swept(cell={})], ", line 1: cell.samples: got None, wants"),
+    "no place": ([swept(place="x")], ", line 1: protocol.place: got 'x', wants one of alone, network"),
     "no configuration": ([swept(protocol={**swept().protocol, "config": None})], "rule: config: got None, wants"),
-    "no baseline": ([swept(paired=[])], "rule: paired: got no samples, wants"),
-    "a summary only": ([swept(device_us={"median": 1.0})], "rule: paired: got no samples, wants"),
+    "no baseline": ([swept(paired=[])], ", line 1: paired: got \\[\\], wants a pair of role 'rule'"),
+    "a summary only": ([swept(device_us={"median": 1.0})], ", line 1: device_us.samples: got None, wants"),
 }
+
+
+def test_records_of_other_kernels_are_left_out_and_said(tmp_path, tables):
+    """A sweep adds to the file that it is told, whatever kernel was there before."""
+    other = swept("parted", us=1.0, protocol={**swept().protocol, "kernel": "0123", "config": {"block_z": 1}})
+    promotion = promote([written(tmp_path / "a.jsonl", other, swept(), swept("narrow", us=5.0), other)])
+    assert [one.config for one in promotion.table.entries] == [configs()["narrow"]]
+    assert promotion.left_out == [f"2 records of other kernels than the one here, {kernel_hash()}"]
 
 
 @pytest.mark.parametrize("records, message", BAD.values(), ids=BAD)

@@ -1,14 +1,25 @@
 """Records on disk: whole lines or none, whoever writes and whenever it is killed."""
 
+import copy
 import dataclasses
 import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from auxhead.autotune.record import BadRecord, Record, append_record, is_settled, latest, read_records, records_path
+from auxhead.autotune.record import (
+    SCHEMA,
+    BadRecord,
+    Record,
+    append_record,
+    is_settled,
+    latest,
+    read_records,
+    records_path,
+)
 
 ENVIRONMENT = {"gpu": "H200", "driver": "580", "torch": "2.11", "triton": "3.6", "cudnn": 91900, "cuda": "13.0"}
 
@@ -155,3 +166,53 @@ def test_reading_and_tables_need_no_torch():
         "assert 'torch' not in sys.modules and 'triton' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+SWEPT = {
+    "kind": "sweep",
+    "cell": {
+        "samples": 8, "channels": 64, "height": 1, "width": 49, "grid_h": 1, "grid_w": 1, "layout": "channels_last",
+        "pool": "avg", "classes": 10, "dtype": "float16", "model": "resnet18", "tap": "layer1",
+    },
+    "exits": "never", "variant": "a", "run": "r", "utc": "", "environment": {},
+    "protocol": {"place": "network", "kernel": "0", "captures": 2, "rounds": 1},
+    "device_us": {"samples": [[1.0], [2.0]]},
+    "paired": [{"role": "rule", "variant": "a", "samples": [[1.0], [2.0]]}],
+}  # fmt: skip
+RETUNED = {**SWEPT, "kind": "retune", "protocol": {"place": "alone", "kernel": "0", "tunings": 2}}
+RETUNED["paired"] = [{"tunings": 1}, {"tunings": 1, "median_ratio": 1.0, "low": 0.9, "high": 1.1}]
+DAMAGED = [
+    (SWEPT, ("cell", "samples"), 0, "cell.samples: got 0, wants a positive whole number"),
+    (SWEPT, ("cell", "width"), "49", "cell.width: got '49', wants a positive whole number"),
+    (SWEPT, ("cell", "layout"), None, "cell.layout: got None, wants text"),
+    (SWEPT, ("cell", "tap"), 1, "cell.tap: got 1, wants text"),
+    (SWEPT, ("protocol", "place"), None, "protocol.place: got None, wants one of alone, network"),
+    (SWEPT, ("protocol", "rounds"), 1.5, "protocol.rounds: got 1.5, wants a positive whole number"),
+    (SWEPT, ("protocol", "kernel"), 1, "protocol.kernel: got 1, wants text"),
+    (SWEPT, ("device_us", "samples"), [[1.0], [-1.0]], "device_us.samples: got [[1.0], [-1.0]], wants [captures]"),
+    (SWEPT, ("device_us", "samples"), [[1.0], []], "device_us.samples: got [[1.0], []], wants [captures]"),
+    (SWEPT, ("paired", 0, "role"), "a", "wants a pair of role 'rule'"),
+    (SWEPT, ("paired", 0), 1, "wants a pair of role 'rule'"),
+    (SWEPT, ("paired", 0, "samples"), {}, "paired: samples: got {}, wants [captures]"),
+    (SWEPT, ("paired", 0, "variant"), 1, "paired: variant: got 1, wants text"),
+    (RETUNED, ("protocol", "tunings"), 0, "protocol.tunings: got 0, wants a positive whole number"),
+    (RETUNED, ("paired", 1), None, "paired: got None, wants objects"),
+    (RETUNED, ("paired", 0, "tunings"), True, "paired: tunings: got True, wants a positive whole number"),
+    (RETUNED, ("paired", 1, "low"), None, "paired: low: got None, wants a positive number"),
+]
+
+
+@pytest.mark.parametrize(("values", "keys", "to", "message"), DAMAGED)
+def test_what_sweeps_and_retunings_must_hold_is_checked_where_it_is_read(values, keys, to, message, tmp_path):
+    path, damaged = tmp_path / "records.jsonl", copy.deepcopy({**values, "schema": SCHEMA})
+    whole = json.dumps(damaged)
+    inner = damaged
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = to
+    path.write_text(f"{whole}\n{json.dumps(damaged)}\n")
+    with pytest.raises(BadRecord, match=re.escape(f"{path}, line 2: ")) as caught:
+        read_records(path)
+    assert message in str(caught.value)
+    path.write_text(f"{whole}\n")
+    assert len(read_records(path)) == 1

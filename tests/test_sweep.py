@@ -308,19 +308,25 @@ def test_replay_takes_the_last_of_equal_records(tmp_path):
     assert measurer.alone(TARGET, [TARGET.rule], 4, 5)[TARGET.rule].own == newer.device_us["samples"]
 
 
-def test_what_an_earlier_search_decided_takes_part(tmp_path):
+@pytest.mark.parametrize("place", [ALONE, NETWORK])
+def test_what_an_earlier_search_decided_takes_part(place, tmp_path):
     """As it does in the table that is made from the records."""
     out = tmp_path / "records.jsonl"
-    best, other, looked_at = sorted(CANDIDATES, key=lambda config: true_us(TARGET, ALONE, config))[:3]
-    run(asking(best, rounds=20, captures=12), book_at(out), Synthetic(noise=0.1))
-    run(asking(looked_at), book_at(out), Synthetic(noise=0.1))
+    best, looked_at, *_, other = sorted(CANDIDATES, key=lambda config: true_us(TARGET, place, config))
+    often = {"place": place, "rounds": 20, "captures": 12}
+
+    def winner(book, config):
+        (found,), measurer, _ = run(asking(config, **often), book, Synthetic(noise=0.1))
+        return found.alone if place == ALONE else found.network, measurer
+
+    winner(book_at(out), best)
+    run(asking(looked_at, place=place), book_at(out), Synthetic(noise=0.1))
     kept = out.read_bytes()
-    (found,), measurer, _ = run(asking(other, rounds=20, captures=12), book_at(out), Synthetic(noise=0.1))
-    assert found.alone == best and {config for _, config, _ in measurer.timed} == {text(TARGET.rule), text(other)}
+    found, measurer = winner(book_at(out), other)
+    assert found == best and {config for _, config, _ in measurer.timed} == {text(TARGET.rule), text(other)}
     assert out.read_bytes().startswith(kept)
-    (elsewhere,), _, _ = run(asking(other), book_at(out, protocol={"kernel": "other"}), Synthetic(noise=0.1))
-    assert elsewhere.alone == other
+    assert winner(book_at(out, protocol={"kernel": "other"}), other)[0] != best
     damaged = tmp_path / "damaged.jsonl"
     damaged.write_text(out.read_text().replace('"block_c"', '"block_z"'))
-    with pytest.raises(BadRecord, match=r"damaged.jsonl: batch 8, .*, alone: config: unknown block_z"):
-        run(asking(other), book_at(damaged))
+    with pytest.raises(BadRecord, match=rf"damaged.jsonl: batch 8, .*, {place}: config: unknown block_z"):
+        run(asking(other, place=place), book_at(damaged))

@@ -16,7 +16,7 @@ NEIGHBOURS, STEPS = 24, 8
 #: Configurations that are decided between alone, and in situ, beside the rule's.
 LAST_ALONE = 12
 IN_SITU = 6
-#: The best in situ are measured again, in more captures.
+#: The best alone and, again, in situ are measured in more captures: so many of these.
 AGAIN = 2
 
 
@@ -39,7 +39,7 @@ def search(target: Target) -> Generator[Ask, Answers, None]:
         shares=(0.4, 0.6),
     )
     last = tuple(dict.fromkeys([target.rule, *fastest_first(known)[:LAST_ALONE]]))
-    alone = yield Ask(ALONE, last, FINAL_ROUNDS, share=0.7, next_in_situ=last)
+    alone = yield Ask(ALONE, last, FINAL_ROUNDS, share=0.7, captures=AGAIN_CAPTURES, next_in_situ=last)
     best_alone = decide(target.rule, alone)
     if best_alone is None:
         return

@@ -1,0 +1,85 @@
+"""What records of sweeps and retunings must hold, checked as they are read, where file and line can be named."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_SIZES = ("samples", "channels", "height", "width", "grid_h", "grid_w", "classes")
+_WORDS = ("layout", "pool", "dtype")
+_PLACES = ("alone", "network")
+
+
+def check_sweep(values: Mapping[str, Any]) -> None:
+    """Check the record of a sweep, as JSON holds it.
+
+    Raises:
+        ValueError: names the field, what it got and what it wants.
+    """
+    _check_head(values)
+    protocol = values["protocol"]
+    for name in ("captures", "rounds"):
+        _check_count(f"protocol.{name}", protocol.get(name))
+    if values["error"] is not None:
+        return
+    rule = next((pair for pair in values["paired"] if isinstance(pair, dict) and pair.get("role") == "rule"), {})
+    _check(bool(rule), "paired", values["paired"], "a pair of role 'rule'")
+    _check_samples("device_us.samples", (values["device_us"] or {}).get("samples"))
+    _check_samples("paired: samples", rule.get("samples"))
+    _check(isinstance(rule.get("variant"), str), "paired: variant", rule.get("variant"), "text")
+
+
+def check_retuning(values: Mapping[str, Any]) -> None:
+    """Check the record of a retuning, as JSON holds it.
+
+    Raises:
+        ValueError: names the field, what it got and what it wants.
+    """
+    _check_head(values)
+    _check_count("protocol.tunings", values["protocol"].get("tunings"))
+    for pair in values["paired"]:
+        _check(isinstance(pair, dict), "paired", pair, "objects")
+        _check_count("paired: tunings", pair.get("tunings"))
+        for name in ("median_ratio", "low", "high") if "median_ratio" in pair else ():
+            _check(_is_positive(pair.get(name)), f"paired: {name}", pair.get(name), "a positive number")
+
+
+#: By the kind of a record.
+CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {"sweep": check_sweep, "retune": check_retuning}
+
+
+def _check_head(values: Mapping[str, Any]) -> None:
+    """Check of what head and in which place something is told."""
+    cell, protocol = values["cell"], values["protocol"]
+    for name in _SIZES:
+        _check_count(f"cell.{name}", cell.get(name))
+    for name in _WORDS:
+        _check(isinstance(cell.get(name), str), f"cell.{name}", cell.get(name), "text")
+    place = protocol.get("place")
+    _check(place in _PLACES, "protocol.place", place, f"one of {', '.join(_PLACES)}")
+    for name in ("model", "tap") if place == "network" else ():
+        _check(isinstance(cell.get(name), str), f"cell.{name}", cell.get(name), "text")
+    _check(isinstance(protocol.get("kernel"), str), "protocol.kernel", protocol.get("kernel"), "text")
+
+
+def _check_samples(name: str, samples: Any) -> None:
+    """Check times: [captures][rounds], as many rounds of each."""
+    fits = (
+        isinstance(samples, list)
+        and all(isinstance(one, list) and one for one in samples)
+        and len({len(one) for one in samples}) == 1
+        and all(_is_positive(us) for one in samples for us in one)
+    )
+    _check(fits, name, samples, "[captures][rounds] of positive numbers")
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
+
+
+def _check_count(name: str, value: Any) -> None:
+    _check(type(value) is int and value > 0, name, value, "a positive whole number")
+
+
+def _check(fits: bool, name: str, got: Any, wants: str) -> None:
+    if not fits:
+        raise ValueError(f"{name}: got {got!r:.60}, wants {wants}")
