@@ -35,6 +35,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     lost = sum(any(one["verdict"] == FASTER for one in head["configs"]) for head in heads)
     correlation = float(np.mean([head["rank_correlation"] for head in heads]))
     models = ", ".join(sorted({head["model"] for head in heads}))
+    in_situ = [one for one in records if one.protocol["place"] == "network"]
     drawn = {
         "title": (
             f"In {lost} of {len(heads)} heads the configuration fastest alone loses in the network;\n"
@@ -42,7 +43,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
         ),
         "stamp": stamp(
             records,
-            f"{models}, the whole network with one head changed; {rounds(records)}. In the network: the rule's "
+            f"{models}, the whole network with one head changed; {rounds(in_situ)}. In the network: the rule's "
             "configuration and the fastest few alone.\n"
             f"Surely: by {100 * NEGLIGIBLE:.1f} % or more and outside a {100 * DECIDING:.1f} % interval over captures "
             "and rounds (bars), widened for the number of configurations.",
