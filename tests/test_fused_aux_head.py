@@ -1,64 +1,15 @@
 """``FusedAuxHead``: the same head as the nn.Sequential it takes the place of."""
 
 import copy
-import io
-from collections import OrderedDict
 from collections.abc import Callable
 
 import pytest
 import torch
 from auxhead.model import ExitRule, FusedAuxHead, HeadOutput
 from example_models import assert_as_exact, in_double, softmax_of
+from head_sequentials import ALL, MAP, OF_MAPS, drop, seq
 from torch import nn
 from torch.nn.utils import prune
-
-MAP = (3, 6, 5, 7)  # N, C, H, W
-avg, maximum, flat, drop, same = nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Flatten, nn.Dropout, nn.Identity
-
-
-def seq(*parts: nn.Module) -> nn.Sequential:
-    return nn.Sequential(*parts)
-
-
-def named(**parts: nn.Module) -> nn.Sequential:
-    return nn.Sequential(OrderedDict(parts))
-
-
-OF_MAPS = {
-    "avg": lambda: seq(avg(1), flat(), nn.Linear(6, 5)),
-    "avg-pair-of-ones": lambda: seq(avg((1, 1)), flat(), nn.Linear(6, 5)),
-    "avg-2x3": lambda: seq(avg((2, 3)), flat(), nn.Linear(36, 5)),
-    "avg-list": lambda: seq(avg([3, 2]), flat(), nn.Linear(36, 5)),
-    "avg-larger-than-map": lambda: seq(avg(8), flat(), nn.Linear(384, 5)),
-    "max": lambda: seq(maximum(1), flat(), nn.Linear(6, 5)),
-    "max-3x4": lambda: seq(maximum((3, 4)), flat(), nn.Linear(72, 5)),
-    "flatten": lambda: seq(flat(), nn.Linear(210, 5)),
-    "no-bias": lambda: seq(avg(1), flat(), nn.Linear(6, 5, bias=False)),
-    "one-class": lambda: seq(avg(1), flat(), nn.Linear(6, 1)),
-    "dropout-before-linear": lambda: seq(avg(2), flat(), drop(0.3), nn.Linear(24, 5)),
-    "dropout-before-flatten": lambda: seq(avg(2), drop(0.3), flat(), nn.Linear(24, 5)),
-    "dropout-twice": lambda: seq(avg(1), drop(0.3), flat(), drop(0.5), nn.Linear(6, 5)),
-    "dropout-then-flatten": lambda: seq(drop(0.2), flat(), nn.Linear(210, 5)),
-    "flatten-twice": lambda: seq(avg(1), flat(), flat(1, -1), nn.Linear(6, 5)),
-    "softmax": lambda: seq(avg(1), flat(), nn.Linear(6, 5), nn.Softmax(dim=1)),
-    "softmax-last-dim": lambda: seq(maximum(1), flat(), nn.Linear(6, 5), nn.Softmax(-1), same()),
-    "identity-everywhere": lambda: seq(same(), avg(1), same(), flat(), same(), nn.Linear(6, 5), same()),
-    "nested": lambda: seq(seq(avg(2), flat()), seq(drop(0.1), nn.Linear(24, 5))),
-    "nested-deeply": lambda: seq(seq(seq(seq(avg(1))), same()), flat(), seq(seq(nn.Linear(6, 5)), nn.Softmax(1))),
-    "named-linear": lambda: named(pool=avg(1), flatten=flat(), linear=nn.Linear(6, 5)),
-    "named-fc": lambda: named(pool=maximum(2), flatten=flat(), dropout=drop(0.2), fc=nn.Linear(24, 5)),
-    "named-as-our-attributes": lambda: named(rule=avg(1), dropout=flat(), pool=drop(0.2), pool_size=nn.Linear(6, 5)),
-    "linear-named-rule": lambda: named(linear=avg(1), logits=flat(), rule=nn.Linear(6, 5)),
-    "linear-in-linear": lambda: named(linear=named(linear=seq(avg(1), flat(), nn.Linear(6, 5)))),
-    "linear-in-rule": lambda: named(linear=avg(1), flatten=flat(), rule=named(linear=nn.Linear(6, 5))),
-}
-OF_VECTORS = {
-    "linear": lambda: seq(nn.Linear(6, 5)),
-    "dropout-linear": lambda: seq(drop(0.2), nn.Linear(6, 5)),
-    "flatten-linear": lambda: seq(flat(), nn.Linear(6, 5)),
-    "linear-softmax": lambda: named(fc=nn.Linear(6, 5), softmax=nn.Softmax(dim=-1)),
-}
-ALL = {**OF_MAPS, **OF_VECTORS}
 
 
 def inputs_of(kind: str, **options: object) -> torch.Tensor:
@@ -119,54 +70,6 @@ def test_parameters_are_the_same_tensors() -> None:
     after = source(x)
     assert not torch.equal(before, after)
     assert_as_exact(head(x).probs, softmax_of(source, x), softmax_of(in_double(source), x.double()))
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_state_dict_goes_both_ways(kind: str) -> None:
-    source, other = ALL[kind](), ALL[kind]()
-    head = FusedAuxHead.from_module(ALL[kind]())
-    assert set(head.state_dict()) == set(source.state_dict())
-    head.load_state_dict(source.state_dict())
-    other.load_state_dict(head.state_dict())
-    for (name, wanted), (_, found) in zip(source.named_parameters(), other.named_parameters(), strict=True):
-        assert torch.equal(wanted, found), name
-
-
-@pytest.mark.parametrize("kind", ["avg", "no-bias", "nested-deeply", "linear-named-rule", "linear-in-linear", "linear"])
-def test_state_dict_goes_both_ways_within_a_model_by_any_way(kind: str) -> None:
-    def model(head: nn.Module) -> nn.Module:
-        return nn.ModuleDict({"body": nn.Linear(2, 2), "exits": nn.ModuleList([nn.Identity(), head])})
-
-    original = model(ALL[kind]())
-    swapped = model(FusedAuxHead.from_module(ALL[kind]()))
-    assert set(swapped.state_dict()) == set(original.state_dict())
-    swapped.load_state_dict(original.state_dict(), assign=True)
-    assert all(torch.equal(a, b) for a, b in zip(original.parameters(), swapped.parameters(), strict=True))
-    copied = copy.deepcopy(swapped)
-    file = io.BytesIO()
-    torch.save(copied.state_dict(), file)
-    file.seek(0)
-    fresh = model(ALL[kind]())
-    fresh.load_state_dict(torch.load(file, weights_only=True))
-    assert all(torch.equal(a, b) for a, b in zip(original.parameters(), fresh.parameters(), strict=True))
-    with pytest.raises(RuntimeError, match="[Uu]nexpected"):
-        swapped.load_state_dict({**original.state_dict(), "exits.1.surplus.weight": torch.zeros(1)})
-    with pytest.raises(RuntimeError, match="[Mm]issing"):
-        swapped.load_state_dict({k: v for k, v in original.state_dict().items() if not k.startswith("exits.1")})
-
-
-@pytest.mark.parametrize("in_features", [24, None], ids=["sized", "lazy"])
-@pytest.mark.parametrize("root", [True, False], ids=["root", "inside"])
-def test_a_head_made_directly_loads_a_sequential(in_features: int | None, root: bool) -> None:
-    source = ALL["named-fc"]().eval()
-    head = FusedAuxHead(in_features, 5, pool="max", pool_size=2, dropout=0.2).eval()
-    if root:
-        head.load_state_dict(source.state_dict())
-    else:
-        nn.ModuleDict({"exit": head}).load_state_dict(nn.ModuleDict({"exit": source}).state_dict())
-    x = torch.randn(MAP)
-    assert_as_exact(head(x).probs, softmax_of(source, x), softmax_of(in_double(source), x.double()))
-    assert head.linear.in_features == 24
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -386,17 +289,6 @@ def test_hooks_that_only_look_are_none_of_its_business() -> None:
     before = head(x).probs
     head.linear.register_forward_pre_hook(lambda layer, inputs: None)
     assert torch.equal(head(x).probs, before) and head.as_exit_head().weight is head.linear.weight
-
-
-def test_the_state_of_a_parametrized_layer_loads_again() -> None:
-    head = FusedAuxHead.from_module(seq(flat(), nn.Linear(8, 5)))
-    torch.nn.utils.parametrizations.weight_norm(head.linear)
-    state = {name: value + 1 for name, value in head.state_dict().items()}
-    assert all(name.startswith("1.") for name in state)
-    head.load_state_dict(state)
-    assert all(torch.equal(value, state[name]) for name, value in head.state_dict().items())
-    x = torch.randn(2, 8)
-    torch.testing.assert_close(head(x).probs, head.logits(x).softmax(1))
 
 
 def test_a_first_input_of_another_dtype_leaves_the_width_open() -> None:
