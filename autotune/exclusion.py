@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 
 from ..kernels.head_shape import HeadShape
 from ..kernels.head_view import HeadView
-from ..kernels.launch_config import ROW_UNIT, LaunchConfig, next_power_of_2
+from ..kernels.launch_config import MOST_TILES, ROW_UNIT, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
 
-#: Stages of a product that reads the weight ahead into shared memory.
-WEIGHT_BUFFERS = 3
 #: What is tried of each field in the grid, in the order of enumeration.
 GRID: dict[str, tuple[int, ...]] = {
     "block_f": (1, 16, 32, 64, 128, 256, 512),
@@ -53,8 +51,6 @@ MOST_STEPS = 16
 MOST_FEATURE_STEPS = 32
 #: Samples that a group of 16 should have at least: of fewer, a program each is faster.
 LEAST_SAMPLES = 4
-#: Programs that multiply at most, with whom those that pool share the GPU.
-MOST_TILES = 1024
 #: Programs that keep the memory busy, whatever each of them reads.
 ENOUGH_PROGRAMS = 16
 #: Bytes of the map that a program may read where there are fewer.
@@ -181,9 +177,11 @@ def _shared_bytes(s: Sizes, p: Point) -> int:
     """An upper bound of what the steps that are under way at once take, and of what is exchanged between warps."""
     pool = (p["stages"] if p["stages"] > 1 else 0) * _pool_tile(p) * s.element_size
     product = 0
-    if p["block_f"] > 1:  # the weight, which Triton may read ahead, and the features, of which it may, too
-        features = 5 if p["block_n"] > 1 and p["window_parts"] == 4 else 1
-        product = (WEIGHT_BUFFERS * p["block_k"] * s.element_size + p["block_n"] * 4 * features) * p["block_f"]
+    if p["block_f"] > 1:
+        blocks = 1  # of features, which are handed to the product
+        if p["block_n"] > 1 and p["window_parts"] == 4:
+            blocks += 4  # Triton reads two steps of the last two parts ahead, too, as it may the weight
+        product = (WEIGHT_BUFFERS * p["block_k"] * s.element_size + blocks * p["block_n"] * 4) * p["block_f"]
     return max(pool, product, 4 * p["num_warps"] * max(_features(p), p["block_j"]))
 
 

@@ -74,18 +74,16 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
             configurations could be measured; or a record that lacks something.
         BadTable: ``out`` is there, and is no table or that of another device.
     """
-    records = [(path, record) for path in paths for record in read_records(path) if record.kind == "sweep"]
+    swept = [(path, record) for path in paths for record in read_records(path) if record.kind == "sweep"]
     names = ", ".join(map(str, paths))
-    if not records:
+    if not swept:
         raise BadRecord(f"{names}: got no records of kind 'sweep', wants those of `auxhead-tune sweep`")
-    device, sm_count = _device(names, [record for _, record in records])
-    here = [(path, record) for path, record in records if record.protocol.get("kernel") == kernel_hash()]
-    if not here:
-        path, record = records[-1]
-        kernel = record.protocol.get("kernel")
+    device, sm_count = _device(names, [record for _, record in swept])
+    records = [(path, record) for path, record in swept if record.protocol["kernel"] == kernel_hash()]
+    if not records:
+        path, record = swept[-1]
+        kernel = record.protocol["kernel"]
         raise BadRecord(f"{path}: kernel: got records of {kernel}, wants {kernel_hash()}, the one here; sweep again")
-    others = len(records) - len(here)
-    records = here
     candidates = _candidates(records)
     few = [
         f"{shape}, {place}: got {len(measured)} measured configurations, wants two or more"
@@ -105,8 +103,10 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(table.as_text(), encoding="utf-8")
     os.replace(unfinished, path)
-    old = [f"{others:,} records of other kernels than the one here, {kernel_hash()}"] if others else []
-    return Promotion(path, table, outcomes, few + old)
+    others = len(swept) - len(records)
+    if others:
+        few.append(f"{others:,} records of other kernels than the one here, {kernel_hash()}")
+    return Promotion(path, table, outcomes, few)
 
 
 def _device(names: str, records: Iterable[Record]) -> tuple[str, int]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+#: Of a head's shape, and its places; written out since what knows them imports torch.
 _SIZES = ("samples", "channels", "height", "width", "grid_h", "grid_w", "classes")
 _WORDS = ("layout", "pool", "dtype")
 _PLACES = ("alone", "network")

@@ -10,7 +10,8 @@ from .measurer import ALONE, NETWORK, Target
 from .outcome import Outcome, outcome
 from .record import BadRecord, Record
 from .space import parse, text
-from .sweep_records import of_last_kernel, shape_of
+from .sweep_records import shape_of, sweep_records
+from .timed import of_last_kernel
 
 
 def recorded_outcomes(records: Iterable[Record]) -> list[tuple[str, list[Outcome]]]:
@@ -21,7 +22,7 @@ def recorded_outcomes(records: Iterable[Record]) -> list[tuple[str, list[Outcome
     """
     alone: dict[str, list[Record]] = {}
     networks: dict[str, dict[Target, list[Record]]] = {}
-    for record in of_last_kernel(records):
+    for record in of_last_kernel(sweep_records(records)):
         try:
             shape, where = shape_of(record), _where(record)
         except KeyError as error:

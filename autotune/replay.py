@@ -8,7 +8,8 @@ from .comparison import Paired
 from .measurer import ALONE, NETWORK, Failure, Target
 from .record import Record
 from .space import text
-from .sweep_records import has_enough, of_last_kernel, result_of, shape_of, size
+from .sweep_records import has_enough, result_of, shape_of, size, sweep_records
+from .timed import of_last_kernel
 
 #: The kind of failure of what no record holds.
 UNAVAILABLE = "not recorded"
@@ -35,7 +36,7 @@ class ReplayMeasurer:
     def __init__(self, records: Sequence[Record]) -> None:
         """Answer from ``records``, those of other kinds aside."""
         self._found: dict[_Thing, list[Record]] = {}
-        for record in of_last_kernel(records):
+        for record in of_last_kernel(sweep_records(records)):
             if record.paired and record.paired[0]["variant"] != text(shape_of(record).by_rule()):
                 continue
             place = record.protocol["place"]
@@ -81,7 +82,7 @@ def recorded_targets(records: Sequence[Record], model: str) -> list[Target]:
     """Return what of a model was swept in situ, in order of first appearance."""
     found = [
         Target(shape_of(record), model, tuple(record.cell["tap"].split(", ")))
-        for record in of_last_kernel(records)
+        for record in of_last_kernel(sweep_records(records))
         if record.protocol["place"] == NETWORK and record.cell["model"] == model
     ]
     return list(dict.fromkeys(found))

@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 
 from ..kernels.head_shape import HeadShape
-from ..kernels.launch_config import LaunchConfig, next_power_of_2, waits_by_rule
+from ..kernels.launch_config import WEIGHT_BUFFERS, LaunchConfig, next_power_of_2, waits_by_rule
 from .exclusion import (
     ELEMENTS_PER_THREAD,
     FIELDS,
     FURTHER,
     GRID,
-    WEIGHT_BUFFERS,
     Point,
     Sizes,
     config_of,

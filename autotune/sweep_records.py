@@ -157,12 +157,6 @@ def sweep_records(records: Iterable[Record]) -> list[Record]:
     return [record for record in records if record.kind == KIND]
 
 
-def of_last_kernel(records: Iterable[Record]) -> list[Record]:
-    """Return those of sweeps of the kernel that was swept last; other kernels' say nothing about it."""
-    swept = sweep_records(records)
-    return [record for record in swept if record.protocol.get("kernel") == swept[-1].protocol.get("kernel")]
-
-
 def _key(record: Record) -> str:
     """Return what is equal for two measurements of one thing, all but how often."""
     protocol = {name: value for name, value in record.protocol.items() if name not in _NO_KEY}

@@ -1,6 +1,6 @@
 """What a sweep's records say of times, and which of several decide; made without torch, anywhere."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from .comparison import Paired
@@ -44,6 +44,11 @@ def timed(record: Record) -> Timed:
     return Timed(
         record.variant, str(rule.get("variant")), Paired(record.device_us["samples"], rule["samples"], record.run)
     )
+
+
+def of_last_kernel(records: Sequence[Record]) -> list[Record]:
+    """Return those of the kernel that was measured last; other kernels' say nothing about it."""
+    return [record for record in records if record.protocol["kernel"] == records[-1].protocol["kernel"]]
 
 
 def times(one: BesideRule) -> int:

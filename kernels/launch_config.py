@@ -44,6 +44,11 @@ class Programs(NamedTuple):
 
 #: Rows of partial logits are padded to a multiple of this, so that the compiler may read and write several at a time.
 ROW_UNIT = 16
+#: Programs that multiply at most, with whom those that pool share the GPU; above, none share the features of a tile.
+MOST_TILES = 1024
+#: ``weight_buffers`` where a tile takes several steps: with four, heads of ResNet-18 and -50 took as long (H200). By
+#: rule not of float32, whose multiply-adds from shared memory take all registers that a thread may have.
+WEIGHT_BUFFERS = 3
 
 
 def most_registers(num_warps: int) -> int:
@@ -213,7 +218,7 @@ class LaunchConfig:
                 while 2 * sums * step_f <= features and sums < _SHARING:
                     sums *= 2
             else:
-                while sums > 1 and -(-samples // 16) * -(-classes // block_k) * sums > _MOST_TILES:
+                while sums > 1 and -(-samples // 16) * -(-classes // block_k) * sums > MOST_TILES:
                     sums //= 2
             # Triton reads ahead what it can read in vectors, and waits for maps in more parts in a loop of its own
             reads_ahead = (
@@ -221,7 +226,7 @@ class LaunchConfig:
             )
             return cls(
                 16, block_c, block_p, block_a, step_f, block_k, sums, block_j, window_parts, stages, num_warps,
-                weight_buffers=_WEIGHT_BUFFERS if reads_ahead else 0,
+                weight_buffers=WEIGHT_BUFFERS if reads_ahead else 0,
             )  # fmt: skip
         block_k = min(max(next_power_of_2(classes), 16), max(16384 // max(block_c * block_p, 16), 16))
         has_all = channels <= block_c and positions <= block_p and window_parts == 1
@@ -238,11 +243,6 @@ class LaunchConfig:
 
 #: Programs that share the features of a tile of float32, at most.
 _SHARING = 8
-#: Programs that multiply, above which none share the features of a tile: there are enough, and each leaves its sums.
-_MOST_TILES = 1024
-#: Where a tile takes several steps. With four, heads of ResNet-18 and -50 took as long (H200). Not of float32, whose
-#: multiply-adds from shared memory take all registers that a thread may have.
-_WEIGHT_BUFFERS = 3
 
 
 class _Pool(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ..autotune.comparison import DECIDING, Difference, Paired, compare_runs, over_baseline
 from ..autotune.record import BadRecord, Record
-from ..autotune.timed import deciding, timed, times
+from ..autotune.timed import deciding, of_last_kernel, timed, times
 
 #: Fields of a cell that say where the head is, not what it is.
 _WHERE = ("model", "tap")
@@ -71,10 +71,9 @@ def swept_heads(records: Iterable[Record]) -> list[Head]:
     measured = [one for one in records if one.error is None]
     shapes: dict[str, dict[str, list[Record]]] = {}
     try:
-        for one in measured:
-            if one.protocol["kernel"] == measured[-1].protocol["kernel"]:
-                shape = json.dumps({name: value for name, value in one.cell.items() if name not in _WHERE})
-                shapes.setdefault(shape, {"alone": [], "network": []})[one.protocol["place"]].append(one)
+        for one in of_last_kernel(measured):
+            shape = json.dumps({name: value for name, value in one.cell.items() if name not in _WHERE})
+            shapes.setdefault(shape, {"alone": [], "network": []})[one.protocol["place"]].append(one)
         heads = [_head(its["alone"], its["network"]) for its in shapes.values()]
         return sorted(heads, key=lambda head: [head.cell[name] for name in ("samples", "classes", "channels", "dtype")])
     except (KeyError, TypeError, ValueError) as error:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from auxhead.autotune import record_checks
 from auxhead.autotune.record import (
     SCHEMA,
     BadRecord,
@@ -20,6 +21,8 @@ from auxhead.autotune.record import (
     read_records,
     records_path,
 )
+from auxhead.kernels.head_shape import HeadShape
+from auxhead.kernels.tuned_table import PLACES
 
 ENVIRONMENT = {"gpu": "H200", "driver": "580", "torch": "2.11", "triton": "3.6", "cudnn": 91900, "cuda": "13.0"}
 
@@ -216,3 +219,9 @@ def test_what_sweeps_and_retunings_must_hold_is_checked_where_it_is_read(values,
     assert message in str(caught.value)
     path.write_text(f"{whole}\n")
     assert len(read_records(path)) == 1
+
+
+def test_all_that_tells_heads_apart_is_checked():
+    """Written out where it is checked, since what knows it imports torch."""
+    assert {*record_checks._SIZES, *record_checks._WORDS} == set(HeadShape._fields)
+    assert record_checks._PLACES == PLACES

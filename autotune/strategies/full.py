@@ -13,10 +13,10 @@ HALVING_ROUNDS = (3, 6, 12)
 #: Leaders whose neighbours are tried, so many at a time and so often, unless none is left.
 LEADERS = 3
 NEIGHBOURS, STEPS = 24, 8
-#: Configurations that are decided between alone, and in situ, beside the rule's.
+#: Configurations that are decided between alone, in more captures, and in situ, beside the rule's.
 LAST_ALONE = 12
 IN_SITU = 6
-#: The best alone and, again, in situ are measured in more captures: so many of these.
+#: So many of the best in situ are measured again, in more captures.
 AGAIN = 2
 
 
