@@ -5,7 +5,9 @@ A strategy is one file in ``strategies`` with one function ``search(target)``: a
 that was interrupted, or runs on records, asks the same again and gets the recorded answers.
 """
 
+import dataclasses
 from collections.abc import Callable, Generator, Iterable, Mapping
+from itertools import zip_longest
 from typing import NamedTuple
 
 from ..kernels.launch_config import LaunchConfig
@@ -18,6 +20,8 @@ from .timing import CAPTURES
 FINAL_ROUNDS = 20
 #: Captures of what is measured again: what is 2 % faster is then told from what is not.
 AGAIN_CAPTURES = 12
+#: Neighbours of the fastest of another way to multiply are tried if it takes at most so much of the fastest one's time.
+NEAR = 1.2
 
 
 class Ask(NamedTuple):
@@ -61,11 +65,14 @@ def climb(
 ) -> Generator[Ask, Answers, Answers]:  # fmt: skip
     """Ask for neighbours of the fastest alone, which may be others after each step; return all that is known then.
 
+    The fastest of every way to multiply is among those, if it is near: what is the best of a way that looks slower at
+    first is many steps away from the others.
+
     Args:
         target: what is tuned.
         known: what was measured alone.
         asked: what is not to be asked for again, be it known or have it failed.
-        leaders: of the fastest, whose neighbours are asked for.
+        leaders: of the fastest, whose neighbours are asked for, one of each in turn.
         at_once: neighbours in a step, at most.
         steps: at most; there are fewer if no neighbour is left.
         rounds: of each.
@@ -74,13 +81,29 @@ def climb(
     asked = set(asked)
     before, after = shares
     for step in range(1, steps + 1):
-        beside = dict.fromkeys(one for best in fastest_first(known)[:leaders] for one in neighbours(best, target.shape))
-        new = tuple(one for one in beside if one not in asked)[:at_once]
+        beside = [neighbours(best, target.shape) for best in _leaders(known, leaders)]
+        left = [[one for one in around if one not in asked] for around in beside]
+        in_turn = (one for turn in zip_longest(*left) for one in turn if one is not None)
+        new = tuple(dict.fromkeys(in_turn))[:at_once]
         if not new:
             break
         asked.update(new)
         known = {**known, **(yield Ask(ALONE, new, rounds, share=before + (after - before) * step / steps))}
     return known
+
+
+def _leaders(known: Answers, count: int) -> list[LaunchConfig]:
+    """Return the fastest of each way to multiply, if near, then the fastest others; none that differ in caps alone."""
+    order = fastest_first(known)
+    fastest = over_baseline(known[order[0]])
+    different: dict[LaunchConfig, LaunchConfig] = {}
+    for one in order:
+        if over_baseline(known[one]) <= NEAR * fastest:
+            different.setdefault(dataclasses.replace(one, max_registers=0, max_programs=0), one)
+    of_ways: dict[tuple[bool, bool], LaunchConfig] = {}
+    for one in different.values():
+        of_ways.setdefault((one.tiled, one.block_n > 1), one)
+    return list(dict.fromkeys([*of_ways.values(), *different.values()]))[:count]
 
 
 def fastest_first(answers: Answers) -> list[LaunchConfig]:

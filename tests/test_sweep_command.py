@@ -99,7 +99,7 @@ def test_a_sweep_is_shown_kept_and_not_repeated(pretended):
 
 
 def assert_winners_were_exchanged(records):
-    (_, large), (_, small) = recorded_outcomes(records)
+    large, small = (sorted(found, key=lambda one: one.target.shape.channels) for _, found in recorded_outcomes(records))
     measured = {(shape_of(one).samples, one.cell["channels"], one.protocol["place"], one.variant) for one in records}
     exchanged = 0
     for here, there in [*zip(large, small, strict=True), *zip(small, large, strict=True)]:

@@ -9,12 +9,12 @@ from ..space import spread_out
 
 #: Configurations beside the rule's that are timed alone at first.
 CANDIDATES = 20
-#: Neighbours of the fastest two that are timed after that, and how often: the fastest may be others by then.
-NEIGHBOURS, STEPS = 8, 6
+#: Leaders whose neighbours are timed after that, so many at a time and so often: others may lead by then.
+LEADERS, NEIGHBOURS, STEPS = 3, 12, 8
 #: These are only looked at, since the fastest ones are timed again; captures differ more than rounds do.
 LOOK_ROUNDS = 4
-#: The winner and the fastest ones are timed again, in more captures.
-LEADERS = 6
+#: Configurations beside the rule's that are decided between alone, in more captures.
+LAST_ALONE = 6
 #: Configurations beside the rule's that are timed in situ.
 IN_SITU = 3
 #: What takes less than this part of the rule's time in situ is measured again, in more captures: chance does that, too.
@@ -28,10 +28,17 @@ def search(target: Target) -> Generator[Ask, Answers, None]:
     if not looked:
         return
     looked = yield from climb(
-        target, looked, configs, leaders=2, at_once=NEIGHBOURS, steps=STEPS, rounds=LOOK_ROUNDS, shares=(0.2, 0.4)
+        target,
+        looked,
+        configs,
+        leaders=LEADERS,
+        at_once=NEIGHBOURS,
+        steps=STEPS,
+        rounds=LOOK_ROUNDS,
+        shares=(0.2, 0.4),
     )
-    leaders = finalists(target, looked, LEADERS)
-    alone = yield Ask(ALONE, leaders, FINAL_ROUNDS, share=0.5, captures=AGAIN_CAPTURES, next_in_situ=leaders)
+    last = finalists(target, looked, LAST_ALONE)
+    alone = yield Ask(ALONE, last, FINAL_ROUNDS, share=0.5, captures=AGAIN_CAPTURES, next_in_situ=last)
     best_alone = decide(target.rule, alone)
     if best_alone is None:
         return
