@@ -70,12 +70,14 @@ def _outcome(target: Target, places: Mapping[str, Sequence[Record]]) -> Outcome:
     try:
         measured = {place: [measurement(one) for one in its if one.error is None] for place, its in places.items()}
         rule = measured[NETWORK][-1].rule if measured[NETWORK] else text(target.rule)
+        beside = {place: [one for one in found if one.rule == rule] for place, found in measured.items()}
         answers = {
-            place: {config: one.paired for config, one in decisive(one for one in found if one.rule == rule).items()}
-            for place, found in measured.items()
+            place: {config: one.paired for config, one in decisive(found).items()} for place, found in beside.items()
         }
+        less_often = {one.config: one.paired for one in beside[NETWORK]}
         baseline = parse(rule)
     except ValueError as error:
         raise BadRecord(f"{target}: {error}") from None
     failed = {(place, one.variant): one.error for place, its in places.items() for one in its if one.error is not None}
-    return outcome(target, baseline, answers, Counter(error.partition(": ")[0] for error in failed.values()))
+    by_kind = Counter(error.partition(": ")[0] for error in failed.values())
+    return outcome(target, baseline, answers, by_kind, less_often)

@@ -93,12 +93,24 @@ class Tuning:
             except StopIteration:
                 self._ask = None
                 for place in (ALONE, NETWORK):
-                    self.also(place, self.sweep.book.decided(self.target, place))
+                    self._join_earlier(place)
         if self._ask is None:
             self._tell("done", 1.0)
             return False
         self._begin_to_compile()
         return True
+
+    def _join_earlier(self, place: str) -> None:
+        """Decide between all that an earlier search and this one ended with, each in as many captures as either had."""
+        earlier = self.sweep.book.decided(self.target, place)
+        captures = max((len(one.own) for one in earlier.values()), default=0)
+        if place in self._asked and self._asked[place].captures < captures:
+            self._time_again(place, captures)
+        self.also(place, earlier)
+
+    def _time_again(self, place: str, captures: int) -> None:
+        again = self._asked[place] = self._asked[place]._replace(captures=captures)
+        self.answers[place] = self._answer(again) or self.answers[place]
 
     def _begin_to_compile(self) -> None:
         """Compile what is asked for next and not known."""
@@ -138,8 +150,7 @@ class Tuning:
         over_alone = compare_runs(found[here], found[alone])
         if over_alone.is_tie or over_alone.median_ratio < 1.0:
             return False
-        again = self._asked[NETWORK] = last._replace(captures=AGAIN_CAPTURES)
-        self.answers[NETWORK] = self._answer(again) or found
+        self._time_again(NETWORK, AGAIN_CAPTURES)
         return True
 
     def _not_asked(self, place: str, configs: Iterable[LaunchConfig | None]) -> tuple[LaunchConfig, ...]:

@@ -16,7 +16,7 @@ from .measurer import NETWORK, Failure, Target
 from .network_points import NetworkPoint
 from .record import BadRecord, Record, append_record, read_records, utc_now
 from .record_parts import summary
-from .search import FINAL_ROUNDS, Ask
+from .search import FINAL_ROUNDS, Answers, Ask
 from .space import text
 from .timing import CAPTURES
 
@@ -84,8 +84,8 @@ class Book:
         if record.kind == KIND and record.error is None:
             self._of_head.setdefault(_key(dataclasses.replace(record, variant="")), []).append(record)
 
-    def decided(self, target: Target, place: str) -> list[LaunchConfig]:
-        """Return the configurations of a head that tables choose from: those that were timed most often, by whomever.
+    def decided(self, target: Target, place: str) -> Answers:
+        """Return what of a head tables choose from: what was timed most often, by whomever.
 
         An earlier search may have found others than this one does.
 
@@ -95,7 +95,7 @@ class Book:
         blank = self.of_head(target, Ask(place, (), FINAL_ROUNDS, share=1.0), target.rule)
         timed = self._of_head.get(_key(dataclasses.replace(blank, variant="")), [])
         try:
-            return list(decisive(map(measurement, timed)))
+            return {config: one.paired for config, one in decisive(map(measurement, timed)).items()}
         except ValueError as error:
             raise BadRecord(f"{self.out}: {target.shape}, {place}: {error}") from None
 

@@ -309,6 +309,20 @@ def test_replay_takes_the_last_of_equal_records(tmp_path):
 
 
 @pytest.mark.parametrize("place", [ALONE, NETWORK])
+def test_what_joins_an_earlier_decision_is_timed_as_often(place, tmp_path):
+    """Else the table that is made from the records would leave it out, having been timed less often."""
+    out = tmp_path / "records.jsonl"
+    best, *_, other = sorted(CANDIDATES, key=lambda config: true_us(TARGET, place, config))
+    run(asking(other, place=place, rounds=20, captures=12), book_at(out), Synthetic(noise=0.1))
+    (found,), measurer, _ = run(asking(best, place=place, rounds=20), book_at(out), Synthetic(noise=0.1))
+    assert [(text(best), 5), (text(best), 12)] == [
+        (one.variant, one.protocol["captures"]) for one in read_records(out)[2:]
+    ]
+    assert {config for _, config, _ in measurer.timed} == {text(TARGET.rule), text(best)}, "the others are known"
+    assert (found.alone if place == ALONE else found.network) == best
+
+
+@pytest.mark.parametrize("place", [ALONE, NETWORK])
 def test_what_an_earlier_search_decided_takes_part(place, tmp_path):
     """As it does in the table that is made from the records."""
     out = tmp_path / "records.jsonl"
