@@ -1,6 +1,7 @@
 """Accuracy against the mean time to the answer, for each runner under several sets of thresholds."""
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ LOOKS = {
 EAGER, GRAPH = "eager-bare", "graph-bare"
 #: Percentage points below the full network's accuracy that are drawn.
 _SHOWN = 2.0
+#: Points of one accuracy whose times differ by a smaller share lie on top of each other.
+_TOO_CLOSE = 0.03
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
@@ -182,17 +185,23 @@ def _draw_panel(axes: Axes, panel: dict[str, Any]) -> None:
 
 
 def _label_thresholds(axes: Axes, panel: dict[str, Any]) -> None:
-    """Say beside the soonest runner's points which thresholds they are of."""
+    """Say beside the soonest runner's points which thresholds they are of; those on top of each other share a label."""
     series = min(panel["runners"].values(), key=lambda one: min(one["mean_us"]))
+    labels: list[tuple[list[str], float, float]] = []
     for thresholds, us, accuracy in zip(
         series["thresholds"], series["mean_us"], series["accuracy_percent"], strict=True
     ):
-        if accuracy >= _least(panel):
-            later = us > panel["full"][GRAPH]["mean_us"]  # to the right nothing is in the way
-            axes.annotate(
-                thresholds.removeprefix("calibrated ").removesuffix(" %"), (us, accuracy), (6 if later else -5, -5),
-                textcoords="offset points", fontsize=8, color=GREY, ha="left" if later else "right", va="top",
-            )  # fmt: skip
+        name = thresholds.removeprefix("calibrated ").removesuffix(" %")
+        if labels and labels[-1][2] == accuracy and abs(math.log(us / labels[-1][1])) < _TOO_CLOSE:
+            labels[-1][0].append(name)
+        elif accuracy >= _least(panel):
+            labels.append(([name], us, accuracy))
+    for names, us, accuracy in labels:
+        later = us > panel["full"][GRAPH]["mean_us"]  # to the right nothing is in the way
+        axes.annotate(
+            ", ".join(names), (us, accuracy), (6 if later else -5, -5), textcoords="offset points", fontsize=8,
+            color=GREY, ha="left" if later else "right", va="top",
+        )  # fmt: skip
 
 
 def _least(panel: dict[str, Any]) -> float:
