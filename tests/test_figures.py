@@ -16,7 +16,7 @@ from command_line import plot
 GALLERY = Path(__file__).parent.parent / "plots" / "gallery"
 TRACE = GALLERY / "timeline.trace.json.gz"
 BENCH = [one for one in read_records(COMMITTED / "bench-h200.jsonl") if one.kind == "bench"]
-SWEEP = [one for one in read_records(COMMITTED / "sweep-h200.jsonl.gz") if one.error is None]
+SWEEP = [one for one in read_records(COMMITTED / "sweep-h200.jsonl.gz") if (one.kind, one.error) == ("sweep", None)]
 
 
 @pytest.fixture(scope="module")
