@@ -98,8 +98,9 @@ def _leaders(known: Answers, count: int) -> list[LaunchConfig]:
     fastest = over_baseline(known[order[0]])
     different: dict[LaunchConfig, LaunchConfig] = {}
     for one in order:
-        if over_baseline(known[one]) <= NEAR * fastest:
-            different.setdefault(dataclasses.replace(one, max_registers=0, max_programs=0), one)
+        if over_baseline(known[one]) > NEAR * fastest:
+            break
+        different.setdefault(dataclasses.replace(one, max_registers=0, max_programs=0), one)
     of_ways: dict[tuple[bool, bool], LaunchConfig] = {}
     for one in different.values():
         of_ways.setdefault((one.tiled, one.block_n > 1), one)
