@@ -109,6 +109,15 @@ def test_the_first_numbers_are_those_of_the_record():
     assert said.format(*device, *host) in WORDS
 
 
+def test_what_a_runner_takes_of_the_host_is_that_of_the_record():
+    def over_device(variant, classes):
+        record = benched(variant, 1, classes)
+        return record.host_us["median"] - record.device_us["median"]
+
+    more = [over_device("overlapped@cudnn", one) - over_device("graph-bare@cudnn", one) for one in (1000, 10)]
+    assert f"A runner takes {more[0]:.0f} to {more[1]:.0f} us of the host's time" in WORDS
+
+
 def device_us(variant, batch, classes):
     return benched(variant, batch, classes).device_us["median"]
 
@@ -169,6 +178,19 @@ def test_the_table_of_exits_is_that_of_the_record():
     assert table_after("`gated`, `lag=1` |\n|---|---|---|---|---|---|---|\n") == exit_rows()
 
 
+def test_what_open_gates_cost_is_that_of_the_record():
+    def each(variant):
+        """What a gate of four adds to the trunk, for the batch sizes in turn."""
+        return [
+            (benched(f"{variant}@cudnn", batch, 10, "stages").device_us["median"] - bare.device_us["median"]) / 4
+            for batch, bare in ((batch, benched("graph-bare@cudnn", batch, 10, "stages")) for batch in BATCHES)
+        ]
+
+    gated, lagging = each("gated"), each("gated-lag1")
+    said = f"{min(gated):.0f} to {max(gated):.0f} us of device time with its head, at batches of 1 to 128"
+    assert f"{said} (`lag=1`: {min(lagging):.0f} to {max(lagging):.0f})" in WORDS
+
+
 def test_what_mixed_exits_cost_is_that_of_the_record():
     compact = benched("polled-compact@cudnn", 64, 10, "inner-stages", "40/30/20/10")
     of_run = {record.variant: record.device_us["median"] for record in RECORDS if record.run == compact.run}
@@ -203,11 +225,11 @@ def test_what_early_exit_saves_is_that_of_the_figure():
 
 
 def test_what_overlaps_is_that_of_the_record():
-    found = {
-        one.cell["batch"]: one
-        for one in read_records(ROOT / "autotune" / "records" / "overlap-h200.jsonl")
-        if one.kind == "overlap"
-    }
+    earlier, *last = [
+        one for one in read_records(ROOT / "autotune" / "records" / "overlap-h200.jsonl") if one.kind == "overlap"
+    ]
+    found = {one.cell["batch"]: one for one in last}
+    assert earlier.cell == found[32].cell
     said = {}
     for batch, one in found.items():
         alone = {pair["role"]: pair["device_us"]["median"] for pair in one.paired}
@@ -215,6 +237,10 @@ def test_what_overlaps_is_that_of_the_record():
         said[batch] = [f"{us:.0f}" for us in (alone["trunk"], alone["heads"], one.device_us["median"], hidden)]
     first = "at batch 1 the trunk takes {} us, the heads {}, both {}, so that {} % of the heads is hidden; "
     assert first.format(*said[1]) + "at batch 32 {}, {} and {} us, {} %.".format(*said[32]) in WORDS
+    hidden = 100 * earlier.measured["hiding_efficiency"]["median"]
+    assert (
+        f"in an earlier run at batch 32, for which cuDNN's timing had picked another one there, {hidden:.0f} %" in WORDS
+    )
 
 
 def test_what_footprints_cost_is_that_of_the_figure():
