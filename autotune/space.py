@@ -11,18 +11,19 @@ from collections import Counter
 from functools import lru_cache
 from itertools import zip_longest
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..kernels.head_shape import HeadShape
-from ..kernels.launch_config import WEIGHT_BUFFERS, LaunchConfig, next_power_of_2, waits_by_rule
+from ..kernels.launch_config import MOST_TILES, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2, waits_by_rule
 from .exclusion import (
     ELEMENTS_PER_THREAD,
     FIELDS,
     FURTHER,
     GRID,
+    MOST_FEATURES,
     Point,
     Sizes,
     config_of,
@@ -107,8 +108,23 @@ def _sums(point: Point, sizes: Sizes) -> int:
 
 #: Tiles that are enough for all multiprocessors, and programs that share the features of one, at most.
 _ENOUGH_TILES, _MOST_SHARING = 256, 8
-#: Ways to multiply: samples together, features in one step, and classes of a tile.
-_WAYS = ((1, 1, 512), (1, 512, 32), (16, 128, 64))
+#: Elements of the weight in one step, where a program multiplies what it pooled.
+_SPLIT_WEIGHT = 16384
+
+
+class _Tiles(NamedTuple):
+    """How heads are tiled about which are soonest done: those of ResNet-18 and -50 with 1,000 classes (H200)."""
+
+    block_n: int
+    block_f: int
+    weight: int
+    """Elements of the weight in one step of a tile."""
+    block_a: int
+    columns: int
+    """Of a part of a window, at most."""
+
+
+_TILES = (_Tiles(1, 256, 4096, 256, 512), _Tiles(16, 128, 8192, 64, 2048))
 #: Steps of two fields at once, which keep a tile as large as it is.
 _EXCHANGES = (("block_c", "block_a"), ("window_parts", "block_a"), ("block_c", "block_k"), ("block_s", "block_j"))
 
@@ -116,6 +132,7 @@ _EXCHANGES = (("block_c", "block_a"), ("window_parts", "block_a"), ("block_c", "
 def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
     """Return the configurations one step away along a field, or two fields the other way round, in a fixed order.
 
+    They multiply in the same way: ``spread_out`` has what is usual of each, to begin with.
     Where a step leaves more partial sums in a step than there are, or more steps read ahead, the neighbour has fewer.
     """
     sizes, here = Sizes(shape), dataclasses.asdict(config)
@@ -127,10 +144,8 @@ def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
         for up, down in ((one, other), (other, one)):
             if here[down] > 1:
                 moves.append({up: 2 * here[up], down: here[down] // 2})
-    points = [{**here, **move} for move in moves]
-    points += _other_ways(config, shape)
     found: list[LaunchConfig] = []
-    for point in points:
+    for point in ({**here, **move} for move in moves):
         steps_of_part = -(-steps(sizes, point) // point["window_parts"])
         point["stages"] = max(value for value in GRID["stages"] if value <= min(point["stages"], steps_of_part))
         if point["block_f"] == 1:
@@ -142,16 +157,39 @@ def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
 
 
 def _other_ways(config: LaunchConfig, shape: HeadShape) -> list[dict[str, int]]:
-    """Return what is closest to a configuration among those that multiply in other ways."""
+    """Return what is usual of the other ways to multiply; split, it pools as the configuration does."""
     sizes, here = Sizes(shape), dataclasses.asdict(config)
-    features = max(next_power_of_2(shape.channels * sizes.positions), 16)
     found = []
-    for block_n, block_f, most_k in _WAYS:
-        if (block_n > 1, block_f > 1) != (config.block_n > 1, config.tiled):
-            block_k = max(min(here["block_k"], most_k), 16)
-            way = {"block_n": block_n, "block_f": min(block_f, features), "block_k": block_k}
-            found.append(_filled({**here, **way}, sizes))
-    return found
+    if config.tiled:
+        block_k = min(_SPLIT_WEIGHT // (config.block_c * config.block_p), sizes.needed_k)
+        found.append({**here, "block_n": 1, "block_f": 1, "block_k": block_k})
+    found += [
+        {**here, **_tiled(sizes, tiles, config.block_p)}
+        for tiles in _TILES
+        if not config.tiled or (tiles.block_n > 1) != (config.block_n > 1)
+    ]
+    return [_filled(point, sizes) for point in found]
+
+
+def _tiled(sizes: Sizes, tiles: _Tiles, block_p: int) -> dict[str, int]:
+    """Return how to tile a head: many programs that pool little each, for others that multiply."""
+    shape = sizes.shape
+    block_c, num_warps = (16, 8) if shape.samples < 16 else (32, 8) if shape.samples < 32 else (64, 4)
+    block_f = min(tiles.block_f, max(next_power_of_2(shape.channels * sizes.positions), 16))
+    groups = -(-shape.samples // tiles.block_n)
+    least_k = next_power_of_2(-(-groups * shape.classes // MOST_TILES))
+    block_k = max(min(max(tiles.weight // block_f, least_k), sizes.needed_k), 16)
+    parts = next_power_of_2(-(-sizes.columns // tiles.columns)) if shape.pool == "avg" else 1
+    return {
+        "block_n": tiles.block_n,
+        "block_c": min(block_c, sizes.needed_c, MOST_FEATURES // block_p),
+        "block_a": min(tiles.block_a, next_power_of_2(-(-sizes.columns // parts))),
+        "block_f": min(block_f, ELEMENTS_PER_THREAD * 32 * num_warps // block_k),
+        "block_k": block_k,
+        "window_parts": parts,
+        "stages": 1,
+        "num_warps": num_warps,
+    }
 
 
 def _beside(name: str, value: int) -> list[int]:
@@ -166,12 +204,12 @@ def _beside(name: str, value: int) -> list[int]:
 def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
     """Return up to ``count`` configurations of the grid, always the same ones, as far from each other as can be.
 
-    They lie around the rule's and around the like of it for the other ways to multiply, at most ``WITHIN`` steps along
+    What is usual of the other ways to multiply, and what lies around it and the rule's, at most ``WITHIN`` steps along
     the fields away: farther off hardly anything is fast.
     """
     rule = shape.by_rule()
-    centres = [rule, *(config_of(point) for point in _other_ways(rule, shape))]
-    around = list(dict.fromkeys(one for centre in centres for one in grid(shape, near=centre) if one != rule))
+    others = [config_of(point) for point in _other_ways(rule, shape)]
+    around = list(dict.fromkeys(one for centre in (rule, *others) for one in grid(shape, near=centre) if one != rule))
     random.Random(0).shuffle(around)
     ways: tuple[list[LaunchConfig], list[LaunchConfig]] = (
         [],
@@ -182,7 +220,9 @@ def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
     near = [config for pair in zip_longest(*ways) for config in pair if config is not None]
     places = torch.tensor([[getattr(one, name).bit_length() for name in GRID] for one in near])
     free = torch.full((len(near),), WITHIN)  # steps to the closest that is chosen
-    chosen: list[int] = []
+    chosen = [near.index(one) for one in others if one in near][:count]
+    for place in chosen:
+        free = torch.minimum(free, _steps_to(place, places))
     for apart in range(WITHIN, 0, -1):
         after = 0
         while len(chosen) < min(count, len(near)):

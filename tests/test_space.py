@@ -186,18 +186,18 @@ def test_neighbours(shape, seed):
     for other in beside:
         assert excluded(other, shape) is None
         changed = {name for name in FIELDS if getattr(other, name) != getattr(config, name)}
-        if (other.tiled, other.block_n > 1) == (config.tiled, config.block_n > 1):
-            assert len(changed - {"block_s", "stages"}) <= 2 and len(changed) <= 4
+        assert (other.tiled, other.block_n) == (config.tiled, config.block_n)
+        assert len(changed - {"block_s", "stages"}) <= 2 and len(changed) <= 4
 
 
 def test_every_field_has_neighbours():
-    """From one configuration or another, every field is varied; caps are, too, which the grid leaves out."""
+    """From one configuration or another, all fields are varied but how many samples are multiplied together."""
     changed = set()
     for shape in (shape_of(8), shape_of(32), shape_of(32, 8, 28, 4, 4)):
         for config in [shape.by_rule(), *spread_out(shape, 4)]:
             for other in neighbours(config, shape):
                 changed |= {name for name in FIELDS if getattr(other, name) != getattr(config, name)}
-    assert changed == set(FIELDS) == {field.name for field in dataclasses.fields(LaunchConfig)}
+    assert {"block_n", *changed} == set(FIELDS) == {field.name for field in dataclasses.fields(LaunchConfig)}
 
 
 def test_candidates_are_spread_out():
@@ -211,6 +211,17 @@ def test_candidates_are_spread_out():
     assert all(len({getattr(config, name) for config in found}) >= 2 for name in varied)
     few = shape_of(1, 1, 1, classes=1)
     assert len(spread_out(few, 500)) == len(set(grid(few)) - {few.by_rule()}) or len(spread_out(few, 500)) < 500
+
+
+@pytest.mark.parametrize("samples", [1, 2, 8, 16, 32, 128])
+@pytest.mark.parametrize(("channels", "columns"), [(64, 3136), (128, 784), (256, 196), (512, 49)])
+def test_candidates_begin_with_what_is_usual_of_the_other_ways(samples, channels, columns):
+    """However few there are: nothing else leads from one way to multiply to another."""
+    shape = HeadShape(samples, channels, 1, columns, 1, 1, "channels_last", "avg", 1000, "float16")
+    rule = shape.by_rule()
+    begun = {(one.tiled, one.block_n > 1) for one in (rule, *spread_out(shape, 2))}
+    allowed = {(one.tiled, one.block_n > 1) for one in grid(shape)}
+    assert begun | {(False, False)} == allowed  # split, a program of the rule's pools too much for a small one
 
 
 @given(configs)
