@@ -27,6 +27,8 @@ PARTS = 20
 _PLACES = 32
 #: From the launch of the probe to the trunk's begin, and from there to its end at most, in times of the trunk.
 _LEAD_US, _MOST_STRETCH = 300.0, 3.0
+#: Times that the trunk is run until the probe was there all the time: a busy host may launch one of them too late.
+_ATTEMPTS = 5
 
 
 class Room(NamedTuple):
@@ -43,7 +45,7 @@ class Room(NamedTuple):
 
 
 def probe_trunk(trunk: Callable[[], object], trunk_us: float, device: torch.device) -> Room:
-    """Run a trunk once beside the probe.
+    """Run a trunk beside the probe.
 
     Args:
         trunk: replays its graph, captured on a stream of high priority, on the current stream.
@@ -51,7 +53,7 @@ def probe_trunk(trunk: Callable[[], object], trunk_us: float, device: torch.devi
         device: a CUDA device.
 
     Raises:
-        ValueError: the probe ended before the trunk did.
+        ValueError: the probe ended before the trunk did, every time.
     """
     from ..kernels.trunk_probe_kernel import launch_trunk_probe  # there is no Triton for some platforms
 
@@ -72,14 +74,19 @@ def probe_trunk(trunk: Callable[[], object], trunk_us: float, device: torch.devi
     with torch.cuda.stream(streams.side):
         probe.replay()
         idle = turns.clone()
+    span = (0, 0)
+    for _ in range(_ATTEMPTS):
         torch.cuda.synchronize(device)
-        probe.replay()
-    with torch.cuda.stream(streams.trunk):
-        launch_trunk_probe(marks[:1], 0)
-        trunk()
-        launch_trunk_probe(marks[1:], 0)
-    torch.cuda.synchronize(device)
-    span = (int(marks[0, 2]), int(marks[1, 1]))
+        with torch.cuda.stream(streams.side):
+            probe.replay()
+        with torch.cuda.stream(streams.trunk):
+            launch_trunk_probe(marks[:1], 0)
+            trunk()
+            launch_trunk_probe(marks[1:], 0)
+        torch.cuda.synchronize(device)
+        span = (int(marks[0, 2]), int(marks[1, 1]))
+        if _covers(turns.flatten(0, 1), span):
+            break
     return room(idle.flatten(0, 1), turns.flatten(0, 1), span, trunk_us, sm_count)
 
 
@@ -97,7 +104,7 @@ def room(idle: Tensor, beside: Tensor, span: tuple[int, int], trunk_us: float, s
         ValueError: the probe did not run all the time that the trunk did.
     """
     begin, end = span
-    if int(beside[:, 1].min()) > begin or int(beside[:, 2].max()) < end:
+    if not _covers(beside, span):
         raise ValueError("beside: the probe began after the trunk or ended before it, wants programs all the time")
     first, last = int(idle[:, 1].min()), int(idle[:, 2].max())
     quarter = (last - first) // 4  # neither while it starts nor while it ends
@@ -106,6 +113,12 @@ def room(idle: Tensor, beside: Tensor, span: tuple[int, int], trunk_us: float, s
     by_time = [float(_programs(beside, window, sm_count).mean()) for window in zip(edges, edges[1:], strict=False)]
     by_sm = _programs(beside, span, sm_count) / usual
     return Room(by_sm.tolist(), [one / usual for one in by_time], usual, (end - begin) / 1e3 / trunk_us)
+
+
+def _covers(turns: Tensor, span: tuple[int, int]) -> bool:
+    """Return whether programs were there from before a span until after it."""
+    begin, end = span
+    return int(turns[:, 1].min()) <= begin and int(turns[:, 2].max()) >= end
 
 
 def _programs(turns: Tensor, window: tuple[int, int], sm_count: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 import importlib
 import shutil
+import time
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from auxhead.autotune.nsight_compute import count_active
 from auxhead.autotune.overlap_parts import BARE, BOTH
 from auxhead.autotune.record import read_records
 from auxhead.autotune.subject import build_subject
+from auxhead.autotune.trunk_probe import probe_trunk
 from auxhead.plots.footprint import draw
 from example_models import needs_gpu
 from footprint_fakes import NOT_COUNTED
@@ -60,6 +62,20 @@ def test_footprints_are_measured(measured, tmp_path):
     (table,) = footprint_tables(records)
     assert len(table.rows) == len(found.footprints)
     draw(records)
+
+
+def test_a_host_that_launches_a_trunk_too_late_runs_it_again():
+    x = torch.ones(1024, device=DEVICE)
+    calls = []
+
+    def trunk():
+        calls.append(None)
+        if len(calls) == 2:  # the first one warms up; the probe lasts less than a millisecond
+            time.sleep(0.1)
+        x.mul_(2.0)
+
+    found = probe_trunk(trunk, 20.0, DEVICE)
+    assert len(calls) >= 3 and max(found.by_sm) < 1.5
 
 
 @pytest.mark.skipif(shutil.which("ncu") is None, reason="needs Nsight Compute on the PATH")
