@@ -29,13 +29,7 @@ class Outcome(NamedTuple):
     """By kind."""
 
 
-def outcome(
-    target: Target,
-    rule: LaunchConfig,
-    answers: Mapping[str, Answers],
-    failures: Counter[str],
-    less_often: Answers | None = None,
-) -> Outcome:
+def outcome(target: Target, rule: LaunchConfig, answers: Mapping[str, Answers], failures: Counter[str]) -> Outcome:
     """Decide.
 
     Args:
@@ -43,8 +37,6 @@ def outcome(
         rule: the baseline.
         answers: of each place the measurements that decide.
         failures: by kind.
-        less_often: what was timed in situ in fewer captures than what decides, as a winner alone may be that was found
-            by a later search. It is compared all the same, and its interval the wider.
     """
     alone, network = answers.get(ALONE, {}), answers.get(NETWORK, {})
     best_alone, best = decide(rule, alone), decide(rule, network)
@@ -55,7 +47,7 @@ def outcome(
         _between(alone, best_alone, rule),
         best,
         _between(network, best, rule),
-        _between({**(less_often or {}), **network}, best, best_alone),
+        _between(network, best, best_alone),
         failures,
     )
 

@@ -74,10 +74,9 @@ def _outcome(target: Target, places: Mapping[str, Sequence[Record]]) -> Outcome:
         answers = {
             place: {config: one.paired for config, one in decisive(found).items()} for place, found in beside.items()
         }
-        less_often = {one.config: one.paired for one in beside[NETWORK]}
         baseline = parse(rule)
     except ValueError as error:
         raise BadRecord(f"{target}: {error}") from None
     failed = {(place, one.variant): one.error for place, its in places.items() for one in its if one.error is not None}
     by_kind = Counter(error.partition(": ")[0] for error in failed.values())
-    return outcome(target, baseline, answers, by_kind, less_often)
+    return outcome(target, baseline, answers, by_kind)

@@ -19,6 +19,10 @@ from .sweep_heads import Head, swept_heads
 FASTER, SAME, SLOWER = "surely faster in the network", "no difference beyond noise", "surely slower, as alone"
 COLOURS = {SLOWER: BLUE, SAME: GREY, FASTER: ORANGE}
 MARKERS = ("o", "s", "^", "D", "v")
+#: Ranks that are counted each for itself; further ones, of which few heads have any, go with the last.
+MOST_RANKS = 8
+#: Percent up to which the axis of times alone is linear, as far as most points lie, and ticks beyond.
+_LINEAR, _TICKS = 10, (0, 5, 10, 20, 50, 100, 200)
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
@@ -98,24 +102,26 @@ def _head(head: Head) -> dict[str, Any] | None:
 
 
 def _rank_counts(heads: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Count, in [rank alone][rank in the network]."""
-    most = max(len(head["configs"]) for head in heads)
+    """Count, in [rank alone][rank in the network], up to ``MOST_RANKS``."""
+    most = min(max(len(head["configs"]) for head in heads), MOST_RANKS)
     counts = [[0] * most for _ in range(most)]
     for head in heads:
         for one in head["configs"]:
-            counts[one["rank_alone"] - 1][one["rank_network"] - 1] += 1
+            alone, network = (min(one[rank], most) - 1 for rank in ("rank_alone", "rank_network"))
+            counts[alone][network] += 1
     return counts
 
 
 def _figure(drawn: Mapping[str, Any]) -> Figure:
     figure = new_figure(4.9)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.75))
-    _draw_counts(left, drawn["rank_counts"])
+    _draw_counts(left, drawn["rank_counts"], any(len(head["configs"]) > MOST_RANKS for head in drawn["heads"]))
     _draw_points(right, drawn["heads"])
     return frame(figure, drawn)
 
 
-def _draw_counts(axes: Axes, counts: Sequence[Sequence[int]]) -> None:
+def _draw_counts(axes: Axes, counts: Sequence[Sequence[int]], further: bool) -> None:
+    """Draw the matrix; ``further``: whether its last ranks are those of further ones, too."""
     most = max(map(max, counts))
     axes.imshow(counts, cmap="Blues", vmin=0, vmax=1.3 * most)
     for row, line in enumerate(counts):
@@ -126,6 +132,7 @@ def _draw_counts(axes: Axes, counts: Sequence[Sequence[int]]) -> None:
                 color="white" if count > 0.7 * most else "black",
             )  # fmt: skip
     ranks = [str(rank + 1) for rank in range(len(counts))]
+    ranks[-1] += "+" if further else ""
     axes.set_xticks(range(len(counts)), ranks)
     axes.set_yticks(range(len(counts)), ranks)
     axes.set_xlabel("rank in the network (by median)")
@@ -159,6 +166,9 @@ def _draw_points(axes: Axes, heads: Sequence[Mapping[str, Any]]) -> None:
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + 0.22 * (high - low))  # room for the legend
     axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
+    axes.set_xscale("symlog", linthresh=_LINEAR)
+    axes.set_xlim(left=-_LINEAR / 20)
+    axes.set_xticks(_TICKS, map(str, _TICKS))
     axes.set_xlabel("time alone, % over the head's fastest alone")
     axes.set_ylabel("time of the network, %\nover that with the fastest alone")
     axes.set_title("each other configuration of each head", fontsize=10, loc="left")

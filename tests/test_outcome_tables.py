@@ -11,7 +11,7 @@ from auxhead.autotune.outcome import Outcome
 from auxhead.autotune.outcome_tables import COLUMNS, outcome_tables, summary
 from auxhead.autotune.record import BadRecord, read_records
 from auxhead.autotune.recorded_outcomes import recorded_outcomes
-from auxhead.autotune.space import changes, neighbours, text
+from auxhead.autotune.space import changes, neighbours
 from auxhead.autotune.strategies import STRATEGIES
 from auxhead.autotune.sweep import Sweep
 from command_line import assert_one_line_error, tune
@@ -61,27 +61,6 @@ def test_what_was_measured_beside_another_rule_is_left_out(swept):
     fast = {**one.device_us, "samples": [[us / 2 for us in rounds] for rounds in one.device_us["samples"]]}
     earlier = dataclasses.replace(one, device_us=fast, paired=[{**one.paired[0], "variant": "earlier"}])
     assert recorded_outcomes([earlier, *records])[0][1] == swept[1]
-
-
-def test_a_winner_alone_that_was_timed_less_often_in_situ_is_compared(swept):
-    """A later search may have found it, after what decides in situ was timed again."""
-    records = read_records(swept[0])
-    of_head = [one for one in records if one.cell["width"] == 49]
-    alone = text(swept[1][0].alone)
-    fewer = [
-        dataclasses.replace(
-            one,
-            device_us={**one.device_us, "samples": one.device_us["samples"][:-1]},
-            paired=[{**one.paired[0], "samples": one.paired[0]["samples"][:-1]}],
-        )
-        if one.protocol["place"] == NETWORK and one.variant == alone
-        else one
-        for one in of_head
-    ]
-    assert alone != text(swept[1][0].network) and fewer != of_head
-    ((_, (outcome,)),) = recorded_outcomes(fewer)
-    assert text(outcome.alone) == alone and outcome.over_alone is not None
-    assert outcome.over_alone.median_ratio == pytest.approx(swept[1][0].over_alone.median_ratio, rel=0.01)
 
 
 def found(network, over_rule, over_alone, alone=FIRST):

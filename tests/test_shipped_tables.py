@@ -98,7 +98,7 @@ def test_how_far_tunings_agree_is_that_of_the_record():
     assert counted["alone"][0] == tunings
     tunings, same, tied = counted["alone"]
     assert f"in {same} and {tied} ([record]" in words
-    said = f"from {100 - 100 * min(others):.0f} % less to {100 * max(others) - 100:.0f} % more than what most did"
+    said = f"{100 * min(others) - 100:.0f} to {100 * max(others) - 100:.0f} % more than what most did"
     assert f"what the other {tunings - same - tied} chose takes {said}." in words
 
 
