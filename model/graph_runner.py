@@ -181,8 +181,9 @@ class GraphRunner(Closing):
 
         Raises:
             ValueError, TypeError: a shape, device or dtype other than that of the example input; nothing is launched.
-            RuntimeError: the runner is closed, or in another thread's call; or the current stream is being captured; or
-                a head's tensors are no longer those that were captured. Nothing is launched.
+            RuntimeError: the runner is closed, or in another thread's call; or the current stream is being captured;
+                nothing is launched. Or a head's tensors are no longer those that were captured; what was launched has
+                read the captured ones, and its answer is thrown away.
         """
         self._refuse_while_busy()
         with self._busy:
@@ -190,8 +191,11 @@ class GraphRunner(Closing):
             samples = self._check(x)
             if torch.cuda.current_device() != self._device.index:
                 with torch.cuda.device(self._device):
-                    return self._run(x, samples)
-            return self._run(x, samples)
+                    answer = self._run(x, samples)
+            else:
+                answer = self._run(x, samples)
+            self._refuse_other_heads()  # while the device works: before the launch it would delay the answer
+            return answer
 
     def _run(self, x: Tensor, samples: int) -> ExitResult:
         _refuse_outer_capture()
@@ -235,6 +239,9 @@ class GraphRunner(Closing):
             raise TypeError(f"x: got {x.dtype}, wants {self._dtype}, the dtype of the example input")
         if x.device != self._device and not x.is_cpu:
             raise ValueError(f"x: got device {x.device}, wants {self._device} or the CPU")
+        return shape[0]
+
+    def _refuse_other_heads(self) -> None:
         for tap, attributes, name, captured in self._captured_objects:
             if attributes[name] is not captured:
                 raise RuntimeError(
@@ -247,7 +254,6 @@ class GraphRunner(Closing):
                     f"heads[{tap!r}]: its weight was given other memory since the capture, by to() or an assignment to "
                     "its data; copy into parameters, or make a new runner"
                 )
-        return shape[0]
 
     def describe(self) -> str:
         """Say what was captured: the trunk, and for each batch size where heads run."""

@@ -1,5 +1,6 @@
 """What graph runners answer, with streams and graphs simulated and kernels interpreted; see test_runners_gpu.py."""
 
+import copy
 import signal
 
 import pytest
@@ -79,6 +80,21 @@ def test_rules_and_parameters_are_followed(network, way):
         runner.refresh()
         found = runner(x)
     assert_same(found, make_runner(network, x, exits="eager", trunk="cudnn")(x))
+
+
+@pytest.mark.parametrize("name", ["rule", "linear"])
+def test_a_head_given_another_object_is_refused_until_it_has_its_own_again(network, way, name):
+    x = images(2)
+    with simulated_cuda():
+        runner = make_runner(network, x, batch_sizes=(2,), **way)
+        wanted = runner(x)
+        head = network.heads[1]
+        own = getattr(head, name)
+        setattr(head, name, copy.deepcopy(own))
+        with pytest.raises(RuntimeError, match=rf"heads\['block1'\]: its {name} was replaced by another object"):
+            runner(x)
+        setattr(head, name, own)
+        assert_same(runner(x), wanted)
 
 
 def test_a_runner_says_what_it_captured(network, way):
