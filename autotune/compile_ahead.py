@@ -32,12 +32,12 @@ class CompileAhead:
         from ..kernels.compile_only import settle_cache_keys  # there is no Triton for some platforms
 
         settle_cache_keys()
+        processes = max(len(os.sched_getaffinity(0)) - _CORES_LEFT, 1)
         self._pool = ProcessPoolExecutor(
-            max(len(os.sched_getaffinity(0)) - _CORES_LEFT, 1),  # started as they are needed
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_start,
-            initargs=(capability,),
+            processes, mp_context=multiprocessing.get_context("spawn"), initializer=_start, initargs=(capability,)
         )
+        for _ in range(processes):  # they import what they need while the network is built
+            self._pool.submit(os.getpid)
         self._under_way: dict[Twin, Future[None]] = {}
 
     @classmethod

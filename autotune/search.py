@@ -6,8 +6,8 @@ that was interrupted, or runs on records, asks the same again and gets the recor
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Generator, Iterable, Mapping
-from itertools import zip_longest
 from typing import NamedTuple
 
 from ..kernels.launch_config import LaunchConfig
@@ -20,8 +20,8 @@ from .timing import CAPTURES
 FINAL_ROUNDS = 20
 #: Captures of what is measured again: what is 2 % faster is then told from what is not.
 AGAIN_CAPTURES = 12
-#: Neighbours of the fastest of another way to multiply are tried if it takes at most so much of the fastest one's time.
-NEAR = 1.2
+#: Logarithm of what a first step to other caps is expected to cost, so that such steps come late: few are any faster.
+CAPS_COST = 0.05
 
 
 class Ask(NamedTuple):
@@ -65,46 +65,65 @@ def climb(
 ) -> Generator[Ask, Answers, Answers]:  # fmt: skip
     """Ask for neighbours of the fastest alone, which may be others after each step; return all that is known then.
 
-    The fastest of every way to multiply is among those, if it is near: what is the best of a way that looks slower at
-    first is many steps away from the others.
+    Those come first that are fast if what leads to them changes the time as it did elsewhere: a move, as from four
+    warps to eight, mostly does to one of the fastest what it did to another.
 
     Args:
         target: what is tuned.
         known: what was measured alone.
         asked: what is not to be asked for again, be it known or have it failed.
-        leaders: of the fastest, whose neighbours are asked for, one of each in turn.
+        leaders: of the fastest, whose neighbours are asked for.
         at_once: neighbours in a step, at most.
         steps: at most; there are fewer if no neighbour is left.
         rounds: of each.
         shares: of the work that is done before and after.
     """
-    asked = set(asked)
+    found, seen = dict(known), set(asked)
     before, after = shares
+    moves = _Moves()
     for step in range(1, steps + 1):
-        beside = [neighbours(best, target.shape) for best in _leaders(known, leaders)]
-        left = [[one for one in around if one not in asked] for around in beside]
-        in_turn = (one for turn in zip_longest(*left) for one in turn if one is not None)
-        new = tuple(dict.fromkeys(in_turn))[:at_once]
+        expected: dict[LaunchConfig, tuple[float, LaunchConfig]] = {}
+        for leader in fastest_first(found)[:leaders]:
+            time = math.log(over_baseline(found[leader]))
+            for one in neighbours(leader, target.shape):
+                if one not in seen:
+                    there = time + moves.expected(leader, one)
+                    expected[one] = min(expected.get(one, (there, leader)), (there, leader), key=lambda way: way[0])
+        new = sorted(expected, key=lambda one: expected[one][0])[:at_once]
         if not new:
             break
-        asked.update(new)
-        known = {**known, **(yield Ask(ALONE, new, rounds, share=before + (after - before) * step / steps))}
-    return known
+        seen.update(new)
+        answers = yield Ask(ALONE, tuple(new), rounds, share=before + (after - before) * step / steps)
+        for one, answer in answers.items():
+            leader = expected[one][1]
+            moves.add(leader, one, math.log(over_baseline(answer) / over_baseline(found[leader])))
+        found |= answers
+    return found
 
 
-def _leaders(known: Answers, count: int) -> list[LaunchConfig]:
-    """Return the fastest of each way to multiply, if near, then the fastest others; none that differ in caps alone."""
-    order = fastest_first(known)
-    fastest = over_baseline(known[order[0]])
-    different: dict[LaunchConfig, LaunchConfig] = {}
-    for one in order:
-        if over_baseline(known[one]) > NEAR * fastest:
-            break
-        different.setdefault(dataclasses.replace(one, max_registers=0, max_programs=0), one)
-    of_ways: dict[tuple[bool, bool], LaunchConfig] = {}
-    for one in different.values():
-        of_ways.setdefault((one.tiled, one.block_n > 1), one)
-    return list(dict.fromkeys([*of_ways.values(), *different.values()]))[:count]
+class _Moves:
+    """What steps between neighbours have changed so far: logarithms of the ratio of their times, by what differs."""
+
+    def __init__(self) -> None:
+        self._ratios: dict[tuple[tuple[str, int, int], ...], list[float]] = {}
+
+    def add(self, here: LaunchConfig, there: LaunchConfig, ratio: float) -> None:
+        self._ratios.setdefault(_move(here, there), []).append(ratio)
+
+    def expected(self, here: LaunchConfig, there: LaunchConfig) -> float:
+        """Return the mean of such steps and of one that changed nothing, or of those the other way round."""
+        forth, back = self._ratios.get(_move(here, there), []), self._ratios.get(_move(there, here), [])
+        if forth:
+            return sum(forth) / (len(forth) + 1)
+        expected = -sum(back) / (len(back) + 1)
+        caps = (here.max_registers, here.max_programs) != (there.max_registers, there.max_programs)
+        return max(expected, CAPS_COST) if caps else expected
+
+
+def _move(here: LaunchConfig, there: LaunchConfig) -> tuple[tuple[str, int, int], ...]:
+    """Return the fields that differ, from what and to what."""
+    one, other = dataclasses.asdict(here), dataclasses.asdict(there)
+    return tuple((name, one[name], other[name]) for name in one if one[name] != other[name])
 
 
 def fastest_first(answers: Answers) -> list[LaunchConfig]:

@@ -2,48 +2,70 @@
 
 from dataclasses import replace
 
+import pytest
 from auxhead.autotune.comparison import Paired
 from auxhead.autotune.search import climb
-from auxhead.autotune.space import grid, neighbours
+from auxhead.autotune.space import neighbours, spread_out
 from sweep_fakes import small_target
 
-TARGET = small_target(samples=16, channels=256, columns=196, classes=1000)
-SPLIT, *OTHER_SPLITS = (one for one in grid(TARGET.shape) if not one.tiled)
-TILE = next(one for one in grid(TARGET.shape) if one.tiled and one.block_n == 1)
-GROUP = next(one for one in grid(TARGET.shape) if one.block_n > 1)
-#: A split one with no neighbour in common with the first.
-FAR_SPLIT = next(
-    one for one in OTHER_SPLITS if not set(neighbours(one, TARGET.shape)) & set(neighbours(SPLIT, TARGET.shape))
-)
+TARGET = small_target(samples=8, channels=256, columns=196, classes=1000)
+FIRST, SECOND = (replace(one, stages=1) for one in spread_out(TARGET.shape, 2))
 
 
-def asked_first(times, leaders=3, at_once=1000):
-    known = {one: Paired([[us]], [[100.0]], "run") for one, us in times.items()}
-    climbing = climb(TARGET, known, known, leaders=leaders, at_once=at_once, steps=1, rounds=4, shares=(0.0, 1.0))
-    return next(climbing).configs
+def timed(us):
+    return Paired([[us]], [[100.0]], "run")
 
 
-def test_every_way_to_multiply_is_climbed_that_is_near():
-    new = asked_first({SPLIT: 100.0, FAR_SPLIT: 101.0, TILE: 115.0, GROUP: 119.0})
-    for one in (SPLIT, TILE, GROUP):
-        assert set(new) >= {beside for beside in neighbours(one, TARGET.shape) if beside not in (SPLIT, TILE, GROUP)}
-    assert not set(new) & set(neighbours(FAR_SPLIT, TARGET.shape)) - set(neighbours(TILE, TARGET.shape))
+def climbing(times, leaders=2, at_once=1000, steps=1):
+    known = {one: timed(us) for one, us in times.items()}
+    return climb(TARGET, known, known, leaders=leaders, at_once=at_once, steps=steps, rounds=4, shares=(0.0, 1.0))
 
 
-def test_what_is_far_off_is_left_to_the_fastest():
-    new = asked_first({SPLIT: 100.0, FAR_SPLIT: 101.0, TILE: 130.0, GROUP: 119.0})
-    assert set(new) >= set(neighbours(FAR_SPLIT, TARGET.shape)) - {SPLIT, TILE, GROUP}
-    assert not set(new) & (set(neighbours(TILE, TARGET.shape)) - set(neighbours(GROUP, TARGET.shape)))
+def uncapped(configs):
+    return [one for one in configs if not one.max_registers and not one.max_programs]
 
 
-def test_leaders_get_the_same_share():
-    new = asked_first({SPLIT: 100.0, TILE: 101.0, GROUP: 102.0}, at_once=6)
-    expected = [neighbours(one, TARGET.shape) for one in (SPLIT, TILE, GROUP)]
-    shares = [[one for one in new if one in around] for around in expected]
-    assert len(new) == 6 and all(len(share) >= 2 for share in shares)
+def test_neighbours_of_the_fastest_are_tried_the_fastest_ones_first():
+    third = next(one for one in spread_out(TARGET.shape, 20)[2:] if not set(neighbours(one, TARGET.shape)) & {FIRST})
+    asked = next(climbing({FIRST: 100.0, SECOND: 101.0, third: 102.0})).configs
+    of_first, of_second = (uncapped(neighbours(one, TARGET.shape)) for one in (FIRST, SECOND))
+    assert list(asked[: len(of_first)]) == of_first
+    assert set(asked) == {*neighbours(FIRST, TARGET.shape), *neighbours(SECOND, TARGET.shape)}
+    assert set(of_second) <= set(asked[: len(of_first) + len(of_second)]), "caps come last"
 
 
-def test_what_differs_in_caps_alone_is_one_leader():
-    capped = replace(SPLIT, max_registers=128)
-    new = asked_first({capped: 99.0, SPLIT: 100.0, FAR_SPLIT: 101.0}, leaders=2)
-    assert set(new) >= set(neighbours(FAR_SPLIT, TARGET.shape)) - {SPLIT}
+def test_nothing_is_asked_for_twice():
+    steps = climbing({FIRST: 100.0, SECOND: 101.0}, leaders=12, at_once=7, steps=5)
+    asks = [next(steps)]
+    for _ in range(4):
+        asks.append(steps.send({one: timed(100.0 + len(asks)) for one in asks[-1].configs}))
+    asked = [one for ask in asks for one in ask.configs]
+    assert len(set(asked)) == len(asked) == 35 and FIRST not in asked and SECOND not in asked
+    assert [ask.share for ask in asks] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+
+
+def test_what_helped_elsewhere_is_tried_first_and_what_did_not_last():
+    """Larger tiles are the fastest of all, fewer warps faster than the rest: with larger tiles they come next."""
+    tile, warps, channels = ({"block_k": 2 * FIRST.block_k}, {"num_warps": 4}, {"block_c": 32})
+    steps = climbing({FIRST: 100.0}, leaders=1, steps=2)
+    asked = next(steps).configs
+    times = {replace(FIRST, **tile): 60.0, replace(FIRST, **warps): 80.0}
+    assert times.keys() | {replace(FIRST, **channels)} <= set(asked)
+    then = steps.send({one: timed(times.get(one, 110.0)) for one in asked}).configs
+    assert then[0] == replace(FIRST, **tile, **warps)
+    assert set(then) == set(neighbours(replace(FIRST, **tile), TARGET.shape)) - {*asked, FIRST}
+    untried = replace(FIRST, block_k=4 * FIRST.block_k)
+    assert then.index(untried) < then.index(replace(FIRST, **tile, **channels))
+
+
+def test_it_ends_where_no_neighbour_is_left():
+    steps = climbing({FIRST: 100.0}, steps=9)
+    asked = set()
+    try:
+        ask = next(steps)
+        while True:
+            asked |= set(ask.configs)
+            ask = steps.send({})  # all of them failed
+    except StopIteration as end:
+        assert set(end.value) == {FIRST}
+    assert asked == set(neighbours(FIRST, TARGET.shape))

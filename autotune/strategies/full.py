@@ -11,7 +11,7 @@ CANDIDATES = 96
 #: Rounds of each turn of halving, the first of all candidates.
 HALVING_ROUNDS = (3, 6, 12)
 #: Leaders whose neighbours are tried, so many at a time and so often, unless none is left.
-LEADERS = 3
+LEADERS = 12
 NEIGHBOURS, STEPS = 24, 8
 #: Configurations that are decided between alone, in more captures, and in situ, beside the rule's.
 LAST_ALONE = 12

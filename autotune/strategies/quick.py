@@ -10,7 +10,7 @@ from ..space import spread_out
 #: Configurations beside the rule's that are timed alone at first.
 CANDIDATES = 20
 #: Leaders whose neighbours are timed after that, so many at a time and so often: others may lead by then.
-LEADERS, NEIGHBOURS, STEPS = 3, 12, 8
+LEADERS, NEIGHBOURS, STEPS = 12, 12, 6
 #: These are only looked at, since the fastest ones are timed again; captures differ more than rounds do.
 LOOK_ROUNDS = 4
 #: Configurations beside the rule's that are decided between alone, in more captures.
