@@ -23,15 +23,29 @@ WAITS = {
 }
 
 
-def printed(script, folder):
+def printed(script, folder, *arguments):
     """What a script prints that has Triton's compiler, and an empty cache of it in ``folder``."""
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
     path = Path(__file__).with_name(script)
-    done = subprocess.run([sys.executable, path], cwd=folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, path, *arguments], cwd=folder, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+#: Kilobytes of shared memory that a program may have, by compute capability: of A100, RTX 3090, L4 and RTX 4090, B200,
+#: RTX 5090 (CUDA C++ Programming Guide, technical specifications per compute capability).
+SHARED_KB = {"80": 163, "86": 99, "89": 99, "100": 227, "120": 99}
+
+
+@pytest.mark.parametrize("capability", SHARED_KB)
+def test_heads_compile_for_gpus_they_were_not_measured_on(capability, tmp_path):
+    """As the rule launches them, which knows an H200 alone."""
+    made = printed("compiled_elsewhere_offline.py", tmp_path, capability)
+    assert len(made) == 8 and 0 < max(made.values()) <= 1024 * SHARED_KB[capability]
 
 
 @pytest.fixture(scope="module")
