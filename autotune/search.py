@@ -5,23 +5,19 @@ A strategy is one file in ``strategies`` with one function ``search(target)``: a
 that was interrupted, or runs on records, asks the same again and gets the recorded answers.
 """
 
-import dataclasses
-import math
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import NamedTuple
 
 from ..kernels.launch_config import LaunchConfig
 from .comparison import Paired, over_baseline, winner
 from .measurer import ALONE, Target
-from .space import neighbours, simplicity
+from .space import simplicity
 from .timing import CAPTURES
 
 #: Rounds of what is decided by.
 FINAL_ROUNDS = 20
 #: Captures of what is measured again: what is 2 % faster is then told from what is not.
 AGAIN_CAPTURES = 12
-#: Logarithm of what a first step to other caps is expected to cost, so that such steps come late: few are any faster.
-CAPS_COST = 0.05
 
 
 class Ask(NamedTuple):
@@ -57,73 +53,6 @@ def alone_only(search: Search) -> Search:
             return
 
     return asks
-
-
-def climb(
-    target: Target, known: Answers, asked: Iterable[LaunchConfig], *, leaders: int, at_once: int, steps: int,
-    rounds: int, shares: tuple[float, float],
-) -> Generator[Ask, Answers, Answers]:  # fmt: skip
-    """Ask for neighbours of the fastest alone, which may be others after each step; return all that is known then.
-
-    Those come first that are fast if what leads to them changes the time as it did elsewhere: a move, as from four
-    warps to eight, mostly does to one of the fastest what it did to another.
-
-    Args:
-        target: what is tuned.
-        known: what was measured alone.
-        asked: what is not to be asked for again, be it known or have it failed.
-        leaders: of the fastest, whose neighbours are asked for.
-        at_once: neighbours in a step, at most.
-        steps: at most; there are fewer if no neighbour is left.
-        rounds: of each.
-        shares: of the work that is done before and after.
-    """
-    found, seen = dict(known), set(asked)
-    before, after = shares
-    moves = _Moves()
-    for step in range(1, steps + 1):
-        expected: dict[LaunchConfig, tuple[float, LaunchConfig]] = {}
-        for leader in fastest_first(found)[:leaders]:
-            time = math.log(over_baseline(found[leader]))
-            for one in neighbours(leader, target.shape):
-                if one not in seen:
-                    there = time + moves.expected(leader, one)
-                    expected[one] = min(expected.get(one, (there, leader)), (there, leader), key=lambda way: way[0])
-        new = sorted(expected, key=lambda one: expected[one][0])[:at_once]
-        if not new:
-            break
-        seen.update(new)
-        answers = yield Ask(ALONE, tuple(new), rounds, share=before + (after - before) * step / steps)
-        for one, answer in answers.items():
-            leader = expected[one][1]
-            moves.add(leader, one, math.log(over_baseline(answer) / over_baseline(found[leader])))
-        found |= answers
-    return found
-
-
-class _Moves:
-    """What steps between neighbours have changed so far: logarithms of the ratio of their times, by what differs."""
-
-    def __init__(self) -> None:
-        self._ratios: dict[tuple[tuple[str, int, int], ...], list[float]] = {}
-
-    def add(self, here: LaunchConfig, there: LaunchConfig, ratio: float) -> None:
-        self._ratios.setdefault(_move(here, there), []).append(ratio)
-
-    def expected(self, here: LaunchConfig, there: LaunchConfig) -> float:
-        """Return the mean of such steps and of one that changed nothing, or of those the other way round."""
-        forth, back = self._ratios.get(_move(here, there), []), self._ratios.get(_move(there, here), [])
-        if forth:
-            return sum(forth) / (len(forth) + 1)
-        expected = -sum(back) / (len(back) + 1)
-        caps = (here.max_registers, here.max_programs) != (there.max_registers, there.max_programs)
-        return max(expected, CAPS_COST) if caps else expected
-
-
-def _move(here: LaunchConfig, there: LaunchConfig) -> tuple[tuple[str, int, int], ...]:
-    """Return the fields that differ, from what and to what."""
-    one, other = dataclasses.asdict(here), dataclasses.asdict(there)
-    return tuple((name, one[name], other[name]) for name in one if one[name] != other[name])
 
 
 def fastest_first(answers: Answers) -> list[LaunchConfig]:

@@ -220,7 +220,7 @@ def test_a_killed_sweep_loses_nothing_and_goes_on(tmp_path):
     finished = read_records(out)
     first, second = small_target(), small_target(columns=196, taps=("layer2",))
     places = [(shape_of(record), record.protocol["place"]) for record in finished]
-    assert Counter(places) == {(first.shape, ALONE): 100, (first.shape, NETWORK): 4, (second.shape, ALONE): 100}
+    assert Counter(places) == {(first.shape, ALONE): 112, (first.shape, NETWORK): 4, (second.shape, ALONE): 112}
     whole = out.read_bytes()
     out.write_bytes(whole[:-100])  # and a line that was being written
     outcomes, measurer, _ = run(STRATEGIES["quick"], book_at(out), targets=[first, second])
@@ -239,7 +239,7 @@ def test_quick_finds_what_is_better_than_the_rule():
     )
     assert found.over_alone.high >= 1.0 or found.over_alone.median_ratio < 1.0, "it is never worse beyond noise"
     count = Counter(place for place, _, _ in measurer.timed)
-    assert count[ALONE] == 21 + 6 * 13 + 7 and count[NETWORK] - 4 in (0, 2, 3), "each time beside the rule's"
+    assert count[ALONE] == 21 + 7 * 13 + 7 and count[NETWORK] - 4 in (0, 2, 3), "each time beside the rule's"
     assert {rounds for place, _, rounds in measurer.timed if place == NETWORK} == {FINAL_ROUNDS}
     in_situ = {config for place, config, _ in measurer.timed if place == NETWORK}
     assert {text(TARGET.rule), text(found.alone)} <= in_situ

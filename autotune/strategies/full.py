@@ -2,8 +2,9 @@
 
 from collections.abc import Generator
 
+from ..climb import climb
 from ..measurer import ALONE, NETWORK, Target
-from ..search import AGAIN_CAPTURES, FINAL_ROUNDS, Answers, Ask, climb, decide, fastest_first, finalists
+from ..search import AGAIN_CAPTURES, FINAL_ROUNDS, Answers, Ask, decide, fastest_first, finalists
 from ..space import spread_out
 
 #: Configurations beside the rule's to begin with.

@@ -2,15 +2,16 @@
 
 from collections.abc import Generator
 
+from ..climb import climb
 from ..comparison import over_baseline
 from ..measurer import ALONE, NETWORK, Target
-from ..search import AGAIN_CAPTURES, FINAL_ROUNDS, Answers, Ask, climb, decide, fastest_first, finalists
+from ..search import AGAIN_CAPTURES, FINAL_ROUNDS, Answers, Ask, decide, fastest_first, finalists
 from ..space import spread_out
 
 #: Configurations beside the rule's that are timed alone at first.
 CANDIDATES = 20
 #: Leaders whose neighbours are timed after that, so many at a time and so often: others may lead by then.
-LEADERS, NEIGHBOURS, STEPS = 12, 12, 6
+LEADERS, NEIGHBOURS, STEPS = 12, 12, 7
 #: These are only looked at, since the fastest ones are timed again; captures differ more than rounds do.
 LOOK_ROUNDS = 4
 #: Configurations beside the rule's that are decided between alone, in more captures.

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from auxhead.autotune.climb import climb
 from auxhead.autotune.comparison import Paired
-from auxhead.autotune.search import climb
 from auxhead.autotune.space import neighbours, spread_out
 from sweep_fakes import small_target
 
@@ -25,13 +25,20 @@ def uncapped(configs):
     return [one for one in configs if not one.max_registers and not one.max_programs]
 
 
-def test_neighbours_of_the_fastest_are_tried_the_fastest_ones_first():
-    third = next(one for one in spread_out(TARGET.shape, 20)[2:] if not set(neighbours(one, TARGET.shape)) & {FIRST})
-    asked = next(climbing({FIRST: 100.0, SECOND: 101.0, third: 102.0})).configs
-    of_first, of_second = (uncapped(neighbours(one, TARGET.shape)) for one in (FIRST, SECOND))
-    assert list(asked[: len(of_first)]) == of_first
-    assert set(asked) == {*neighbours(FIRST, TARGET.shape), *neighbours(SECOND, TARGET.shape)}
-    assert set(of_second) <= set(asked[: len(of_first) + len(of_second)]), "caps come last"
+def test_neighbours_of_the_fastest_are_tried_the_fastest_ones_first_and_caps_last():
+    second = next(one for one in neighbours(FIRST, TARGET.shape) if one.block_a != FIRST.block_a)
+    asked = next(climbing({FIRST: 100.0, second: 101.0})).configs
+    of_first, of_second = (neighbours(one, TARGET.shape) for one in (FIRST, second))
+    assert set(asked) == {*of_first, *of_second} - {FIRST, second}
+    wanted = [one for one in (*uncapped(of_first), *uncapped(of_second)) if one not in (FIRST, second)]
+    assert list(asked[: len(set(wanted))]) == list(dict.fromkeys(wanted))
+
+
+def test_ways_to_multiply_take_turns_that_are_near():
+    of_first, of_second = (neighbours(one, TARGET.shape) for one in (FIRST, SECOND))
+    asked = next(climbing({FIRST: 100.0, SECOND: 109.0}, at_once=8)).configs
+    assert list(asked[0::2]) == of_first[:4] and list(asked[1::2]) == of_second[:4]
+    assert set(next(climbing({FIRST: 100.0, SECOND: 111.0})).configs) == set(of_first)
 
 
 def test_nothing_is_asked_for_twice():
