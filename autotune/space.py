@@ -113,17 +113,20 @@ _SPLIT_WEIGHT = 16384
 
 
 class _Tiles(NamedTuple):
-    """How heads are tiled about which are soonest done: those of ResNet-18 and -50 with 1,000 classes (H200)."""
+    """A usual way to tile a head: near the fastest ones of ResNet-18's and -50's with 1,000 classes alone (H200)."""
 
     block_n: int
     block_f: int
+    """At most; there may be fewer features."""
     weight: int
     """Elements of the weight in one step of a tile."""
     block_a: int
+    """At most."""
     columns: int
     """Of a part of a window, at most."""
 
 
+#: For one sample and for 16.
 _TILES = (_Tiles(1, 256, 4096, 256, 512), _Tiles(16, 128, 8192, 64, 2048))
 #: Steps of two fields at once, which keep a tile as large as it is.
 _EXCHANGES = (("block_c", "block_a"), ("window_parts", "block_a"), ("block_c", "block_k"), ("block_s", "block_j"))
@@ -132,7 +135,7 @@ _EXCHANGES = (("block_c", "block_a"), ("window_parts", "block_a"), ("block_c", "
 def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
     """Return the configurations one step away along a field, or two fields the other way round, in a fixed order.
 
-    They multiply in the same way: ``spread_out`` has what is usual of each, to begin with.
+    All multiply in the same way: what is usual of the others is among the candidates of ``spread_out``.
     Where a step leaves more partial sums in a step than there are, or more steps read ahead, the neighbour has fewer.
     """
     sizes, here = Sizes(shape), dataclasses.asdict(config)
@@ -204,8 +207,8 @@ def _beside(name: str, value: int) -> list[int]:
 def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
     """Return up to ``count`` configurations of the grid, always the same ones, as far from each other as can be.
 
-    What is usual of the other ways to multiply, and what lies around it and the rule's, at most ``WITHIN`` steps along
-    the fields away: farther off hardly anything is fast.
+    First what is usual of the ways to multiply other than the rule's, then what lies around it and the rule's, at most
+    ``WITHIN`` steps along the fields away: farther off hardly anything is fast.
     """
     rule = shape.by_rule()
     others = [config_of(point) for point in _other_ways(rule, shape)]

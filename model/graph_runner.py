@@ -242,6 +242,7 @@ class GraphRunner(Closing):
         return shape[0]
 
     def _refuse_other_heads(self) -> None:
+        # Some dozens of lookups, in memory that no cache holds after a wait.
         for tap, attributes, name, captured in self._captured_objects:
             if attributes[name] is not captured:
                 raise RuntimeError(
