@@ -15,6 +15,8 @@ from .launch_twins import Twin
 
 #: Cores that are left to the process that times, whose launches must not wait.
 _CORES_LEFT = 4
+#: Processes at most: each takes up to 550 MB, and a dozen compile faster than launches are timed (H200).
+_MOST_PROCESSES = 32
 
 
 class CompileAhead:
@@ -32,7 +34,7 @@ class CompileAhead:
         from ..kernels.compile_only import settle_cache_keys  # there is no Triton for some platforms
 
         settle_cache_keys()
-        processes = max(len(os.sched_getaffinity(0)) - _CORES_LEFT, 1)
+        processes = min(max(len(os.sched_getaffinity(0)) - _CORES_LEFT, 1), _MOST_PROCESSES)
         self._pool = ProcessPoolExecutor(
             processes, mp_context=multiprocessing.get_context("spawn"), initializer=_start, initargs=(capability,)
         )
