@@ -38,8 +38,9 @@ class CompileAhead:
         self._pool = ProcessPoolExecutor(
             processes, mp_context=multiprocessing.get_context("spawn"), initializer=_start, initargs=(capability,)
         )
-        for _ in range(processes):  # they import what they need while the network is built
-            self._pool.submit(os.getpid)
+        with suppress(BrokenExecutor):
+            for _ in range(processes):  # they import what they need while the network is built
+                self._pool.submit(os.getpid)
         self._under_way: dict[Twin, Future[None]] = {}
 
     @classmethod

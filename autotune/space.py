@@ -142,7 +142,7 @@ def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
     moves: list[dict[str, int]] = []
     for name in FIELDS:
         if name not in ("block_n", "block_f") or (name == "block_f" and config.tiled):
-            moves += [{name: value} for value in _beside(name, here[name])]
+            moves += [{name: value} for value in _beside(name, here[name]) if name != "block_f" or value > 1]
     for one, other in _EXCHANGES:
         for up, down in ((one, other), (other, one)):
             if here[down] > 1:
@@ -187,7 +187,7 @@ def _tiled(sizes: Sizes, tiles: _Tiles, block_p: int) -> dict[str, int]:
         "block_n": tiles.block_n,
         "block_c": min(block_c, sizes.needed_c, MOST_FEATURES // block_p),
         "block_a": min(tiles.block_a, next_power_of_2(-(-sizes.columns // parts))),
-        "block_f": min(block_f, ELEMENTS_PER_THREAD * 32 * num_warps // block_k),
+        "block_f": max(min(block_f, ELEMENTS_PER_THREAD * 32 * num_warps // block_k), 16),
         "block_k": block_k,
         "window_parts": parts,
         "stages": 1,

@@ -244,7 +244,7 @@ class GraphRunner(Closing):
     def _refuse_other_heads(self) -> None:
         # Some dozens of lookups, in memory that no cache holds after a wait.
         for tap, attributes, name, captured in self._captured_objects:
-            if attributes[name] is not captured:
+            if attributes.get(name) is not captured:  # pruned or parametrized, a layer has no such parameter
                 raise RuntimeError(
                     f"heads[{tap!r}]: its {name} was replaced by another object since the capture; assign to the "
                     "rule's attributes and copy into parameters, or make a new runner"

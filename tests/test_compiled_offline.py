@@ -124,3 +124,25 @@ if __name__ == "__main__":
         print("begun", flush=True)
         time.sleep(1000)
 """
+
+
+def test_processes_that_end_at_once_stop_nobody(tmp_path):
+    """Killed for lack of memory, say, while the others start; what launches compiles then."""
+    pytest.importorskip("triton")
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    assert subprocess.run([sys.executable, script], env=environment).returncode == 0
+
+
+BROKEN = """
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from auxhead.autotune.compile_ahead import CompileAhead
+
+def submit(*_):
+    raise BrokenExecutor("a process in the pool was terminated")
+
+ProcessPoolExecutor.submit = submit
+with CompileAhead(90):
+    pass
+"""

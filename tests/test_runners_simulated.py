@@ -5,6 +5,7 @@ import signal
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from auxhead.kernels import runs_triton
 from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, PolledRunner, graph_runner, make_runner
 from auxhead.model.planner import PassTimes, measure_plan
@@ -95,6 +96,16 @@ def test_a_head_given_another_object_is_refused_until_it_has_its_own_again(netwo
             runner(x)
         setattr(head, name, own)
         assert_same(runner(x), wanted)
+
+
+def test_a_head_that_was_pruned_is_refused(network, way):
+    """Pruning takes the parameter out of the layer."""
+    x = images(2)
+    with simulated_cuda():
+        runner = make_runner(network, x, batch_sizes=(2,), **way)
+        torch.nn.utils.prune.identity(network.heads[1].linear, "weight")
+        with pytest.raises(RuntimeError, match=r"heads\['block1'\]: its weight was replaced by another object"):
+            runner(x)
 
 
 def test_a_runner_says_what_it_captured(network, way):

@@ -224,6 +224,18 @@ def test_candidates_begin_with_what_is_usual_of_the_other_ways(samples, channels
     assert begun | {(False, False)} == allowed  # split, a program of the rule's pools too much for a small one
 
 
+@pytest.mark.parametrize(("samples", "classes"), [(1024, 21841), (256, 100000), (512, 21841)])
+def test_candidates_of_more_classes_than_tiles_fit(samples, classes):
+    shape = HeadShape(samples, 512, 1, 49, 1, 1, "channels_last", "avg", classes, "float16")
+    assert all(excluded(one, shape) is None for one in spread_out(shape, 20))
+
+
+def test_no_neighbour_multiplies_in_another_way():
+    shape = HeadShape(8, 64, 1, 49, 1, 1, "channels_last", "avg", 10, "float16")
+    narrow = [one for one in grid(shape) if one.block_f == 16][::50]
+    assert narrow and all(other.tiled for one in narrow for other in neighbours(one, shape))
+
+
 @given(configs)
 def test_text_and_back(config):
     assert parse(text(config)) == config
