@@ -74,9 +74,9 @@ def _beside(
     for leader in leaders:
         time = math.log(over_baseline(known[leader]))
         for one in neighbours(leader, target.shape):
-            expected = _Expected(time + moves.expected(leader, one), leader)
-            if one not in seen and (one not in found or expected.time < found[one].time):
-                found[one] = expected
+            if one not in seen:
+                expected = _Expected(time + moves.expected(leader, one), leader)
+                found[one] = min(found.get(one, expected), expected, key=lambda way: way.time)
     return dict(sorted(found.items(), key=lambda item: item[1].time))
 
 

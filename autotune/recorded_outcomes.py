@@ -70,13 +70,12 @@ def _outcome(target: Target, places: Mapping[str, Sequence[Record]]) -> Outcome:
     try:
         measured = {place: [measurement(one) for one in its if one.error is None] for place, its in places.items()}
         rule = measured[NETWORK][-1].rule if measured[NETWORK] else text(target.rule)
-        beside = {place: [one for one in found if one.rule == rule] for place, found in measured.items()}
         answers = {
-            place: {config: one.paired for config, one in decisive(found).items()} for place, found in beside.items()
+            place: {config: one.paired for config, one in decisive(one for one in found if one.rule == rule).items()}
+            for place, found in measured.items()
         }
         baseline = parse(rule)
     except ValueError as error:
         raise BadRecord(f"{target}: {error}") from None
     failed = {(place, one.variant): one.error for place, its in places.items() for one in its if one.error is not None}
-    by_kind = Counter(error.partition(": ")[0] for error in failed.values())
-    return outcome(target, baseline, answers, by_kind)
+    return outcome(target, baseline, answers, Counter(error.partition(": ")[0] for error in failed.values()))
