@@ -25,10 +25,13 @@ HOLD_NS = 1000
 PARTS = 20
 #: Programs of one warp on an SM, at most.
 _PLACES = 32
-#: From the launch of the probe to the trunk's begin, and from there to its end at most, in times of the trunk.
-_LEAD_US, _MOST_STRETCH = 300.0, 3.0
-#: Times that the trunk is run until the probe was there all the time: a busy host may launch one of them too late.
-_ATTEMPTS = 5
+#: Launches of the probe that end before the trunk begins.
+_LEAD = 20
+#: What the trunk takes beside the probe at most, in times of what it takes alone, and for starting.
+_MOST_STRETCH, _START_US = 3.0, 100.0
+#: What the host has for launching the trunk while the device waits, microseconds: of each attempt, until the probe was
+#: there all the time. A busy host may be late, and the trunk takes long where other processes use the GPU.
+_HOST_US = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
 
 
 class Room(NamedTuple):
@@ -58,28 +61,33 @@ def probe_trunk(trunk: Callable[[], object], trunk_us: float, device: torch.devi
     from ..kernels.trunk_probe_kernel import launch_trunk_probe  # there is no Triton for some platforms
 
     sm_count = torch.cuda.get_device_properties(device).multi_processor_count
-    launches = int(1e3 * (_LEAD_US + _MOST_STRETCH * trunk_us) / HOLD_NS)
+    launches = _LEAD + int(1e3 * (_START_US + _MOST_STRETCH * trunk_us) / HOLD_NS)
     streams = stream_pair(device)
     turns = torch.zeros(launches, _PLACES * sm_count, 3, dtype=torch.int64, device=device)
     marks = torch.zeros(2, 3, dtype=torch.int64, device=device)
-    probe = torch.cuda.CUDAGraph()
+    wait = torch.zeros(1, 3, dtype=torch.int64, device=device)
+    probe, there = torch.cuda.CUDAGraph(), torch.cuda.Event(external=True)
     with torch.cuda.stream(streams.trunk):  # compiles, loads and allocates, lest the host wait for the probe to end
-        for rows in (turns[0], marks[:1], marks[1:]):  # two kernels: they are aligned differently
+        for rows in (turns[0], wait, marks[:1], marks[1:]):  # two kernels: they are aligned differently
             launch_trunk_probe(rows, 0)
         trunk()
     torch.cuda.synchronize(device)
     with torch.cuda.graph(probe, stream=streams.side):
-        for rows in turns:
+        for place, rows in enumerate(turns):
+            if place == _LEAD:
+                there.record()
             launch_trunk_probe(rows, HOLD_NS)
     with torch.cuda.stream(streams.side):
         probe.replay()
         idle = turns.clone()
     span = (0, 0)
-    for _ in range(_ATTEMPTS):
+    for host_us in _HOST_US:
         torch.cuda.synchronize(device)
         with torch.cuda.stream(streams.side):
+            launch_trunk_probe(wait, 1000 * host_us)
             probe.replay()
         with torch.cuda.stream(streams.trunk):
+            there.wait()
             launch_trunk_probe(marks[:1], 0)
             trunk()
             launch_trunk_probe(marks[1:], 0)

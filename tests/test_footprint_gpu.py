@@ -70,12 +70,29 @@ def test_a_host_that_launches_a_trunk_too_late_runs_it_again():
 
     def trunk():
         calls.append(None)
-        if len(calls) == 2:  # the first one warms up; the probe lasts less than a millisecond
+        if len(calls) == 2:  # the first one warms up; the device waits a millisecond at first
             time.sleep(0.1)
         x.mul_(2.0)
 
     found = probe_trunk(trunk, 20.0, DEVICE)
     assert len(calls) >= 3 and max(found.by_sm) < 1.5
+
+
+@pytest.mark.parametrize("trunk_us", [5.0, 100.0])
+def test_a_trunk_waits_for_the_probe(trunk_us):
+    x = torch.ones(1, device=DEVICE)
+    calls = []
+
+    def trunk():
+        calls.append(None)
+        x.mul_(2.0)
+
+    launched = []
+    for _ in range(3):
+        calls.clear()
+        assert probe_trunk(trunk, trunk_us, DEVICE).idle_programs > 1.0
+        launched.append(len(calls))
+    assert min(launched) == 2, "once to warm up, and once beside the probe"
 
 
 @pytest.mark.skipif(shutil.which("ncu") is None, reason="needs Nsight Compute on the PATH")
