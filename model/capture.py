@@ -117,6 +117,13 @@ def nested(graphs: Sequence[Graph]) -> tuple[Graph, list[int]]:
         raise
 
 
+def copy_memory(into: int, source: int, size: int, stream: int) -> None:
+    """Copy ``size`` bytes between addresses on a device, on the stream of that handle; does not wait."""
+    returned = runtime.cudaMemcpyAsync(into, source, size, runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice, stream)
+    if returned[0]:
+        _checked(returned)
+
+
 class Capture:
     """A capture of one or several graphs on one device."""
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ..kernels import ExitBuffers, ExitLaunch
-from .capture import Graph
+from .capture import Graph, copy_memory
 from .exit_result import ExitResult
+from .streams import current_handle
 
 
 class CapturedBatch:
@@ -38,7 +39,12 @@ class CapturedBatch:
             self._into = self.x[:n]
             self.buffers.valid.fill_(n)
             self._valid = n
-        self._into.copy_(x, non_blocking=True)
+        into = self._into
+        if x.is_cuda and x.stride() == into.stride() and not x.is_neg():
+            # What copy_ does in the end, at half of its time for the host, for which the device is waiting.
+            copy_memory(into.data_ptr(), x.data_ptr(), into.nbytes, current_handle(into.device))
+        else:
+            into.copy_(x, non_blocking=True)
 
     def copied_answer(self) -> ExitResult:
         """Copy the answer out on the current stream."""

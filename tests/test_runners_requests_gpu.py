@@ -126,6 +126,8 @@ def test_inputs_from_anywhere_and_of_any_layout(way: str) -> None:
         "strided on the CPU": wide.cpu()[..., ::2],
         "channels_last": x.to(memory_format=torch.channels_last),
         "with gradient": x.clone().requires_grad_(),
+        "part of a larger one": torch.cat([x, x])[5:],
+        "negated when it is read": torch._neg_view(-x),
     }
     for name, other in others.items():
         assert torch.equal(other.cuda(), x), name
