@@ -14,7 +14,7 @@ import torch
 from .launch_twins import Twin
 
 #: Cores that are left to the process that times, whose launches must not wait.
-_CORES_LEFT = 4
+_CORES_LEFT = 2
 #: Processes at most: each takes up to 550 MB, and a dozen compile faster than launches are timed (H200).
 _MOST_PROCESSES = 32
 

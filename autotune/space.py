@@ -112,6 +112,12 @@ _ENOUGH_TILES, _MOST_SHARING = 256, 8
 _SPLIT_WEIGHT = 16384
 
 
+#: Programs that pool, of a usual way to tile a head: enough for all multiprocessors.
+_ENOUGH_POOLS = 256
+#: Windows of at most so many columns are read in steps of so many elements, where channels lie beside each other.
+_SMALL_WINDOW, _SMALL_STEP = 64, 512
+
+
 class _Tiles(NamedTuple):
     """A usual way to tile a head: near the fastest ones of ResNet-18's and -50's with 1,000 classes alone (H200)."""
 
@@ -124,10 +130,17 @@ class _Tiles(NamedTuple):
     """At most."""
     columns: int
     """Of a part of a window, at most."""
+    stages: int
+    """At most; there may be fewer steps."""
+    num_warps: int
 
 
-#: For one sample and for 16.
-_TILES = (_Tiles(1, 256, 4096, 256, 512), _Tiles(16, 128, 8192, 64, 2048))
+#: For one sample and for 16; of these some read ahead.
+_TILES = (
+    _Tiles(1, 256, 4096, 256, 512, stages=1, num_warps=8),
+    _Tiles(16, 128, 8192, 64, 2048, stages=1, num_warps=8),
+    _Tiles(16, 128, 8192, 128, 2048, stages=4, num_warps=4),
+)
 #: Steps of two fields at once, which keep a tile as large as it is.
 _EXCHANGES = (("block_c", "block_a"), ("window_parts", "block_a"), ("block_c", "block_k"), ("block_s", "block_j"))
 
@@ -135,7 +148,7 @@ _EXCHANGES = (("block_c", "block_a"), ("window_parts", "block_a"), ("block_c", "
 def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
     """Return the configurations one step away along a field, or two fields the other way round, in a fixed order.
 
-    All multiply in the same way: what is usual of the others is among the candidates of ``spread_out``.
+    All multiply in the same way: what is usual of each way is among the candidates of ``spread_out``.
     Where a step leaves more partial sums in a step than there are, or more steps read ahead, the neighbour has fewer.
     """
     sizes, here = Sizes(shape), dataclasses.asdict(config)
@@ -149,8 +162,7 @@ def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
                 moves.append({up: 2 * here[up], down: here[down] // 2})
     found: list[LaunchConfig] = []
     for point in ({**here, **move} for move in moves):
-        steps_of_part = -(-steps(sizes, point) // point["window_parts"])
-        point["stages"] = max(value for value in GRID["stages"] if value <= min(point["stages"], steps_of_part))
+        point["stages"] = _stages(sizes, point)
         if point["block_f"] == 1:
             point["block_s"] = min(point["block_s"], next_power_of_2(sizes.splits(point)))
         neighbour = config_of(point)
@@ -159,40 +171,52 @@ def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
     return found
 
 
-def _other_ways(config: LaunchConfig, shape: HeadShape) -> list[dict[str, int]]:
-    """Return what is usual of the other ways to multiply; split, it pools as the configuration does."""
+def _stages(sizes: Sizes, point: Point) -> int:
+    """Return how many steps a point can read ahead, at most as many as it says."""
+    steps_of_part = -(-steps(sizes, point) // point["window_parts"])
+    return max(value for value in GRID["stages"] if value <= min(point["stages"], steps_of_part))
+
+
+def _usual(config: LaunchConfig, shape: HeadShape) -> list[dict[str, int]]:
+    """Return what is usual of each way to multiply, other ones than a configuration's first.
+
+    Split, it pools as the configuration does; if that is split, it is what is usual.
+    """
     sizes, here = Sizes(shape), dataclasses.asdict(config)
     found = []
     if config.tiled:
         block_k = min(_SPLIT_WEIGHT // (config.block_c * config.block_p), sizes.needed_k)
         found.append({**here, "block_n": 1, "block_f": 1, "block_k": block_k})
-    found += [
-        {**here, **_tiled(sizes, tiles, config.block_p)}
-        for tiles in _TILES
-        if not config.tiled or (tiles.block_n > 1) != (config.block_n > 1)
-    ]
+    its_own_last = sorted(_TILES, key=lambda tiles: config.tiled and tiles.block_n == config.block_n)
+    found += [{**here, **_tiled(sizes, tiles, config.block_p)} for tiles in its_own_last]
     return [_filled(point, sizes) for point in found]
 
 
 def _tiled(sizes: Sizes, tiles: _Tiles, block_p: int) -> dict[str, int]:
     """Return how to tile a head: many programs that pool little each, for others that multiply."""
     shape = sizes.shape
-    block_c, num_warps = (16, 8) if shape.samples < 16 else (32, 8) if shape.samples < 32 else (64, 4)
-    block_f = min(tiles.block_f, max(next_power_of_2(shape.channels * sizes.positions), 16))
+    pooled = next_power_of_2(shape.samples * shape.channels // _ENOUGH_POOLS)
+    block_c = min(max(pooled, 16 if shape.samples < 16 else 32), sizes.needed_c, MOST_FEATURES // block_p)
+    parts = next_power_of_2(-(-sizes.columns // tiles.columns)) if shape.pool == "avg" else 1
+    small = sizes.columns <= _SMALL_WINDOW and shape.layout == "channels_last"
+    block_a = max(_SMALL_STEP // block_c, 2) if small else tiles.block_a
+    features = next_power_of_2(shape.channels * sizes.positions)
+    several = 2 if shape.samples == 1 else 1  # programs that share the features of the only sample
+    block_f = max(min(tiles.block_f, features // several), 16)
     groups = -(-shape.samples // tiles.block_n)
     least_k = next_power_of_2(-(-groups * shape.classes // MOST_TILES))
     block_k = max(min(max(tiles.weight // block_f, least_k), sizes.needed_k), 16)
-    parts = next_power_of_2(-(-sizes.columns // tiles.columns)) if shape.pool == "avg" else 1
-    return {
+    point = {
         "block_n": tiles.block_n,
-        "block_c": min(block_c, sizes.needed_c, MOST_FEATURES // block_p),
-        "block_a": min(tiles.block_a, next_power_of_2(-(-sizes.columns // parts))),
-        "block_f": max(min(block_f, ELEMENTS_PER_THREAD * 32 * num_warps // block_k), 16),
+        "block_c": block_c,
+        "block_a": min(block_a, next_power_of_2(-(-sizes.columns // parts))),
+        "block_f": max(min(block_f, ELEMENTS_PER_THREAD * 32 * tiles.num_warps // block_k), 16),
         "block_k": block_k,
         "window_parts": parts,
-        "stages": 1,
-        "num_warps": num_warps,
+        "stages": tiles.stages,
+        "num_warps": tiles.num_warps,
     }
+    return {**point, "stages": _stages(sizes, point)}
 
 
 def _beside(name: str, value: int) -> list[int]:
@@ -207,12 +231,12 @@ def _beside(name: str, value: int) -> list[int]:
 def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
     """Return up to ``count`` configurations of the grid, always the same ones, as far from each other as can be.
 
-    First what is usual of the ways to multiply other than the rule's, then what lies around it and the rule's, at most
+    First what is usual of each way to multiply, the rule's last, then what lies around it and the rule's, at most
     ``WITHIN`` steps along the fields away: farther off hardly anything is fast.
     """
     rule = shape.by_rule()
-    others = [config_of(point) for point in _other_ways(rule, shape)]
-    around = list(dict.fromkeys(one for centre in (rule, *others) for one in grid(shape, near=centre) if one != rule))
+    usual = [config_of(point) for point in _usual(rule, shape)]
+    around = list(dict.fromkeys(one for centre in (rule, *usual) for one in grid(shape, near=centre) if one != rule))
     random.Random(0).shuffle(around)
     ways: tuple[list[LaunchConfig], list[LaunchConfig]] = (
         [],
@@ -223,7 +247,7 @@ def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
     near = [config for pair in zip_longest(*ways) for config in pair if config is not None]
     places = torch.tensor([[getattr(one, name).bit_length() for name in GRID] for one in near])
     free = torch.full((len(near),), WITHIN)  # steps to the closest that is chosen
-    chosen = [near.index(one) for one in others if one in near][:count]
+    chosen = [near.index(one) for one in dict.fromkeys(usual) if one in near][:count]
     for place in chosen:
         free = torch.minimum(free, _steps_to(place, places))
     for apart in range(WITHIN, 0, -1):

@@ -224,6 +224,22 @@ def test_candidates_begin_with_what_is_usual_of_the_other_ways(samples, channels
     assert begun | {(False, False)} == allowed  # split, a program of the rule's pools too much for a small one
 
 
+@pytest.mark.parametrize(("samples", "channels", "columns"), [(32, 128, 784), (128, 128, 784), (32, 64, 3136)])
+def test_candidates_of_a_tiled_rule_have_what_is_usual_of_its_own_way(samples, channels, columns):
+    """Of heads that leave 10 % of the time to others the rule's configuration was too many steps away (H200)."""
+    shape = HeadShape(samples, channels, 1, columns, 1, 1, "channels_last", "avg", 1000, "float16")
+    rule, begun = shape.by_rule(), spread_out(shape, 4)
+    own = [one for one in begun if one.block_n == rule.block_n]
+    assert rule.block_n == 16 and {(one.num_warps, one.stages > 1) for one in own} >= {(8, False), (4, True)}
+
+
+@pytest.mark.parametrize(("samples", "block"), [(8, (16, 32)), (32, (64, 8)), (128, (256, 2))])
+def test_what_is_usual_of_small_windows_reads_few_elements_a_step(samples, block):
+    shape = HeadShape(samples, 512, 1, 49, 1, 1, "channels_last", "avg", 1000, "float16")
+    own = [one for one in spread_out(shape, 3) if one.block_n == 16]
+    assert own and all((one.block_c, one.block_a) == block for one in own)
+
+
 @pytest.mark.parametrize(("samples", "classes"), [(1024, 21841), (256, 100000), (512, 21841)])
 def test_candidates_of_more_classes_than_tiles_fit(samples, classes):
     shape = HeadShape(samples, 512, 1, 49, 1, 1, "channels_last", "avg", classes, "float16")

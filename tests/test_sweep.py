@@ -24,7 +24,7 @@ from auxhead.kernels.head_shape import HeadShape
 from sweep_fakes import Synthetic, book_at, small_target, true_us
 
 TARGET = small_target()
-CANDIDATES = spread_out(TARGET.shape, 6)
+CANDIDATES = spread_out(TARGET.shape, 8)
 
 
 def asking(*configs, place=ALONE, rounds=4, captures=5):
@@ -247,7 +247,7 @@ def test_quick_finds_what_is_better_than_the_rule():
 
 def test_full_finds_what_quick_does_not():
     """Without noise it gets to a point that no neighbour improves on, or within 5 % of the best of the grid."""
-    target = small_target(samples=32, classes=100)
+    target = small_target(channels=128, columns=784, classes=100)
     (quick,), _, _ = run(STRATEGIES["quick"], book_at(None), Synthetic(noise=0.0), [target])
     (full,), measurer, _ = run(STRATEGIES["full"], book_at(None), Synthetic(noise=0.0), [target])
     assert quick.alone is not None and full.alone is not None
