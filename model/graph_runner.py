@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..kernels import ExitBuffers, ExitHead
 from .capture import CAPTURES, Capture, CaptureStreams, warm_up
 from .captured_batch import CapturedBatch
+from .captured_heads import CapturedHeads
 from .closing import Closing
 from .exit_result import ExitResult, joined
 from .streams import current_handle
@@ -66,21 +67,7 @@ class GraphRunner(Closing):
         self._heads = [head.as_exit_head() for head in network.fused_heads]
         self._classes = network.fused_heads[0].num_classes
         self._with_probs = all(head.return_probs for head in network.fused_heads)
-        # Looked up without nn.Module's attribute access, which would cost each request some microseconds a head.
-        self._captured_objects = [
-            (tap, *source)
-            for tap, head in zip(network.taps, network.fused_heads, strict=True)
-            for source in (
-                (head._modules, "rule", head.rule),
-                (head.rule._buffers, "threshold_tensor", head.rule.threshold_tensor),
-                (head._modules, "linear", head.linear),
-                (head.linear._parameters, "weight", head.linear.weight),
-                (head.linear._parameters, "bias", head.linear.bias),
-            )
-        ]
-        self._weights = [
-            (tap, head.weight, head.weight.data_ptr()) for tap, head in zip(network.taps, self._heads, strict=True)
-        ]
+        self._captured_heads = CapturedHeads(network)
         self._captured: dict[int, CapturedBatch] = {}
         with (
             CAPTURES,
@@ -194,7 +181,7 @@ class GraphRunner(Closing):
                     answer = self._run(x, samples)
             else:
                 answer = self._run(x, samples)
-            self._refuse_other_heads()  # while the device works: before the launch it would delay the answer
+            self._captured_heads.refuse_others()  # while the device works: before the launch it would delay the answer
             return answer
 
     def _run(self, x: Tensor, samples: int) -> ExitResult:
@@ -240,21 +227,6 @@ class GraphRunner(Closing):
         if x.device != self._device and not x.is_cpu:
             raise ValueError(f"x: got device {x.device}, wants {self._device} or the CPU")
         return shape[0]
-
-    def _refuse_other_heads(self) -> None:
-        # Some dozens of lookups, in memory that no cache holds after a wait.
-        for tap, attributes, name, captured in self._captured_objects:
-            if attributes.get(name) is not captured:  # pruned or parametrized, a layer has no such parameter
-                raise RuntimeError(
-                    f"heads[{tap!r}]: its {name} was replaced by another object since the capture; assign to the "
-                    "rule's attributes and copy into parameters, or make a new runner"
-                )
-        for tap, weight, address in self._weights:
-            if weight.data_ptr() != address:
-                raise RuntimeError(
-                    f"heads[{tap!r}]: its weight was given other memory since the capture, by to() or an assignment to "
-                    "its data; copy into parameters, or make a new runner"
-                )
 
     def describe(self) -> str:
         """Say what was captured: the trunk, and for each batch size where heads run."""

@@ -98,6 +98,48 @@ def test_a_head_given_another_object_is_refused_until_it_has_its_own_again(netwo
         assert_same(runner(x), wanted)
 
 
+def other_memory(tensor: Tensor) -> None:
+    tensor.data = tensor.data.clone()
+
+
+CHANGES = {
+    "heads": (
+        lambda net: setattr(net, "heads", copy.deepcopy(net.heads)),
+        r"network: its heads were replaced by other objects",
+    ),
+    "a head": (lambda net: net.heads.__setitem__(1, copy.deepcopy(net.heads[1])), r"heads\['block1'\] was replaced by"),
+    "a temperature": (
+        lambda net: setattr(net.heads[1].rule, "temperature_tensor", torch.full((), 9.0)),
+        r"heads\['block1'\]: its temperature_tensor was replaced by",
+    ),
+    "memory of a temperature": (
+        lambda net: other_memory(net.heads[1].rule.temperature_tensor),
+        r"heads\['block1'\]: its temperature was given other memory",
+    ),
+    "memory of a threshold": (
+        lambda net: other_memory(net.heads[1].rule.threshold_tensor),
+        r"heads\['block1'\]: its threshold was given other memory",
+    ),
+    "memory of a bias": (
+        lambda net: other_memory(net.heads[1].linear.bias),
+        r"heads\['block1'\]: its bias was given other memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_graph_no_longer_reads_is_named(network, way, change):
+    """It would answer as it was captured, and nobody would know."""
+    x = images(2)
+    act, message = CHANGES[change]
+    with simulated_cuda():
+        runner = make_runner(network, x, batch_sizes=(2,), **way)
+        runner(x)
+        act(network)
+        with pytest.raises(RuntimeError, match=message):
+            runner(x)
+
+
 def test_a_head_that_was_pruned_is_refused(network, way):
     """Pruning takes the parameter out of the layer."""
     x = images(2)
