@@ -74,7 +74,8 @@ class Tuning:
     _decided: dict[str, tuple[Answers, LaunchConfig | None]] = field(default_factory=dict)
     """Who wins, and by which answers."""
     _best: str = ""
-    _failures: Counter[str] = field(default_factory=Counter)
+    _failed: dict[tuple[str, LaunchConfig], str] = field(default_factory=dict)
+    """Of what kind, by place."""
 
     def __post_init__(self) -> None:
         self._steps = self.sweep.search(self.target)
@@ -173,7 +174,7 @@ class Tuning:
     @property
     def outcome(self) -> Outcome:
         """What was found."""
-        return outcome(self.target, self.target.rule, self.answers, self._failures)
+        return outcome(self.target, self.target.rule, self.answers, Counter(self._failed.values()))
 
     def _tell(self, doing: str, done: float) -> None:
         self.done = max(done, self.done)
@@ -198,8 +199,9 @@ class Tuning:
         answers = {}
         for config, result in known.items():
             if isinstance(result, Failure):
-                self._failures[result.kind] += 1
-                self.sweep.failures[result.kind] += 1
+                if (ask.place, config) not in self._failed:  # several asks may name it
+                    self.sweep.failures[result.kind] += 1
+                    self._failed[ask.place, config] = result.kind
             else:
                 answers[config] = result
         return answers

@@ -168,6 +168,17 @@ def fails_at(step, *configs):
     return fails
 
 
+def test_what_fails_is_counted_once_however_often_it_is_asked_for():
+    failing = CANDIDATES[1]
+
+    def twice(target):
+        for rounds in (4, 20):
+            yield Ask(ALONE, (target.rule, *CANDIDATES[:3]), rounds, share=rounds / 20)
+
+    (found,), _, sweep = run(twice, book_at(None), Synthetic(fails=fails_at("compile", failing)))
+    assert found.failures == sweep.failures == Counter({"out of resources": 1})
+
+
 @pytest.mark.parametrize("step", ["compile", "check", "time"])
 def test_failures_are_recorded_with_their_reason(step, tmp_path):
     out = tmp_path / "records.jsonl"
