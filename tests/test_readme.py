@@ -88,14 +88,6 @@ def test_the_table_of_one_batch_size_is_that_of_the_record():
         record = benched(variant, 1)
         cells = ["{median:,.0f} ({p20:,.0f}-{p80:,.0f})".format(**us) for us in (record.host_us, record.device_us)]
         assert row.startswith(f"| {words}") and row.endswith(f" | {cells[0]} | {cells[1]} |"), row
-    compiled = [
-        record
-        for record in RECORDS
-        if record.variant == "compile-bare-reduce-overhead@as_is"
-        and (record.cell["batch"], record.cell["classes"]) == (1, 1000)
-    ]
-    host, device = (min(getattr(record, us)["median"] for record in compiled) for us in ("host_us", "device_us"))
-    assert f"torch.compile took {host:.0f} and {device:.0f} us" in WORDS
 
 
 def test_the_first_numbers_are_those_of_the_record():
@@ -115,7 +107,8 @@ def test_what_a_runner_takes_of_the_host_is_that_of_the_record():
         return record.host_us["median"] - record.device_us["median"]
 
     more = [over_device("overlapped@cudnn", one) - over_device("graph-bare@cudnn", one) for one in (1000, 10)]
-    assert f"A runner takes {more[0]:.0f} to {more[1]:.0f} us of the host's time" in WORDS
+    said = " to ".join(sorted({f"{one:.0f}" for one in more}))
+    assert f"A runner takes {said} us of the host's time" in WORDS
 
 
 def device_us(variant, batch, classes):
