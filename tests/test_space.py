@@ -233,6 +233,15 @@ def test_candidates_of_a_tiled_rule_have_what_is_usual_of_its_own_way(samples, c
     assert rule.block_n == 16 and {(one.num_warps, one.stages > 1) for one in own} >= {(8, False), (4, True)}
 
 
+@pytest.mark.parametrize("samples", [1, 8, 32, 128])
+def test_candidates_of_few_classes_begin_with_fewer_warps(samples):
+    shape = HeadShape(samples, 64, 1, 3136, 1, 1, "channels_last", "avg", 10, "float16")
+    rule, first = shape.by_rule(), spread_out(shape, 1)[0]
+    assert (
+        not rule.tiled and dataclasses.replace(rule, block_a=rule.block_a // 2, num_warps=rule.num_warps // 2) == first
+    )
+
+
 @pytest.mark.parametrize(("samples", "block"), [(8, (16, 32)), (32, (64, 8)), (128, (256, 2))])
 def test_what_is_usual_of_small_windows_reads_few_elements_a_step(samples, block):
     shape = HeadShape(samples, 512, 1, 49, 1, 1, "channels_last", "avg", 1000, "float16")
