@@ -31,13 +31,19 @@ def rows(agreements):
 def test_retuning_converges():
     """Ten times afresh: the same configuration as most often, or one that a further measurement calls tied with it."""
     targets = [small_target(1, 64, 49), small_target(8, 32, 196)]
-    found = retune(Synthetic(noise=2.0), targets, STRATEGIES["quick"], books(11))
-    assert [(one.target, one.place) for one in found] == [(one, place) for one in targets for place in (ALONE, NETWORK)]
-    assert all(one.chosen.total() == one.tunings == 10 for one in found)
-    of_head, (said,) = rows(found)
-    agree = sum(int(row["the same"]) + int(row["tied with it"]) for row in of_head)
-    assert agree >= 38 and said.endswith(f"{agree / 40:.1%} agree.")
-    assert any(len(one.chosen) > 1 for one in found), "noise does change what is chosen"
+    agreed, wavered = 0, False
+    for seed in (0, 1):  # of one run of 40 tunings four may differ by chance
+        found = retune(Synthetic(seed, noise=2.0), targets, STRATEGIES["quick"], books(11))
+        assert [(one.target, one.place) for one in found] == [
+            (one, place) for one in targets for place in (ALONE, NETWORK)
+        ]
+        assert all(one.chosen.total() == one.tunings == 10 for one in found)
+        of_head, (said,) = rows(found)
+        agree = sum(int(row["the same"]) + int(row["tied with it"]) for row in of_head)
+        assert said.endswith(f"{agree / 40:.1%} agree.")
+        agreed += agree
+        wavered |= any(len(one.chosen) > 1 for one in found)
+    assert agreed >= 76 and wavered, "noise does change what is chosen"
 
 
 def test_alone_only_ends_before_the_network():
