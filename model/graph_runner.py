@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from ..kernels import ExitBuffers, ExitHead
 from .capture import CAPTURES, Capture, CaptureStreams, warm_up
@@ -291,6 +292,12 @@ def check_capturable(network: "EarlyExitNetwork", example_input: Tensor) -> None
     _check_cuda(example_input)
     if any(module.training for module in network.modules()):
         raise ValueError("network: in training mode, wants network.eval()")
+    for tap, head in zip(network.taps, network.fused_heads, strict=True):
+        if is_parametrized(head.linear):
+            raise ValueError(
+                f"heads[{tap!r}]: its linear layer is parametrized, which a graph would not follow; wants none: call "
+                "torch.nn.utils.parametrize.remove_parametrizations, or use 'eager'"
+            )
     _check_device(network.backbone, example_input.device)
     if torch.is_autocast_enabled("cuda"):
         raise RuntimeError("a runner cannot capture under autocast; leave it and cast the network, or use 'eager'")

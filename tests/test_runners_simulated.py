@@ -5,6 +5,7 @@ import signal
 
 import pytest
 import torch
+import torch.nn.utils.parametrizations
 import torch.nn.utils.prune
 from auxhead.kernels import runs_triton
 from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, PolledRunner, graph_runner, make_runner
@@ -138,6 +139,17 @@ def test_what_a_graph_no_longer_reads_is_named(network, way, change):
         act(network)
         with pytest.raises(RuntimeError, match=message):
             runner(x)
+
+
+def test_a_head_whose_parameters_are_made_anew_is_refused_at_once(network, way):
+    """Whoever makes the runner is told, not the first request, and not that something has changed."""
+    torch.nn.utils.parametrizations.weight_norm(network.heads[1].linear)
+    network.eval()
+    with (
+        simulated_cuda(),
+        pytest.raises(ValueError, match=r"heads\['block1'\]: its linear layer is parametrized, .*eager"),
+    ):
+        make_runner(network, images(2), batch_sizes=(2,), **way)
 
 
 def test_a_head_that_was_pruned_is_refused(network, way):
