@@ -15,7 +15,7 @@ from .launch_twins import Twin
 
 #: Cores that are left to the process that times, whose launches must not wait.
 _CORES_LEFT = 2
-#: Processes at most: each takes up to 550 MB, and a dozen compile faster than launches are timed (H200).
+#: Processes at most: each takes up to 550 MB.
 _MOST_PROCESSES = 32
 
 

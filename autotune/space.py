@@ -110,9 +110,7 @@ def _sums(point: Point, sizes: Sizes) -> int:
 _ENOUGH_TILES, _MOST_SHARING = 256, 8
 #: Elements of the weight in one step, where a program multiplies what it pooled.
 _SPLIT_WEIGHT = 16384
-
-
-#: Heads of so many classes or fewer were fastest split, mostly with fewer warps than by rule (ResNet-18, H200).
+#: Heads of so many classes or fewer were mostly fastest split, with fewer warps than by rule (ResNet-18, H200).
 _FEW_CLASSES = 128
 #: Programs that pool, of a usual way to tile a head: enough for all multiprocessors.
 _ENOUGH_POOLS = 256
@@ -180,9 +178,9 @@ def _stages(sizes: Sizes, point: Point) -> int:
 
 
 def _usual(config: LaunchConfig, shape: HeadShape) -> list[dict[str, int]]:
-    """Return what is usual of each way to multiply, other ones than a configuration's first.
+    """Return what is usual of each way to multiply; of tiles, such as a configuration has come last.
 
-    Split, it pools as the configuration does; a head of few classes, that is split, pools less at once in fewer warps.
+    Split, it pools as the configuration does; if that is split, of few classes, less at once in fewer warps.
     """
     sizes, here = Sizes(shape), dataclasses.asdict(config)
     found = []
@@ -236,8 +234,8 @@ def _beside(name: str, value: int) -> list[int]:
 def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
     """Return up to ``count`` configurations of the grid, always the same ones, as far from each other as can be.
 
-    First what is usual of each way to multiply, the rule's last, then what lies around it and the rule's, at most
-    ``WITHIN`` steps along the fields away: farther off hardly anything is fast.
+    First what is usual of each way to multiply, then what lies around it and the rule's, at most ``WITHIN`` steps along
+    the fields away: farther off hardly anything is fast.
     """
     rule = shape.by_rule()
     usual = [config_of(point) for point in _usual(rule, shape)]

@@ -1,9 +1,11 @@
 """Whether a network's heads are still those that its graphs were captured with: graphs keep reading their tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+from ..kernels import ExitHead
 
 if TYPE_CHECKING:
     from .early_exit_network import EarlyExitNetwork
@@ -12,15 +14,14 @@ if TYPE_CHECKING:
 class CapturedHeads:
     """The heads of a network as they were when this was made."""
 
-    def __init__(self, network: "EarlyExitNetwork") -> None:
-        """Remember the heads, their rules and layers, and where their tensors lie."""
-        modules = network._modules
+    def __init__(self, network: "EarlyExitNetwork", read: Sequence[ExitHead]) -> None:
+        """Remember the heads, their rules and layers, and where the tensors lie that the graphs read of each."""
         # Looked up without nn.Module's attribute access, which would cost each request some microseconds a head.
         self._objects: list[tuple[str, str, Mapping[str, object], str, object]] = [
-            ("network: its heads", "were replaced by other objects", modules, "heads", network.heads)
+            ("network: its heads", "were replaced by other objects", network._modules, "heads", network.heads)
         ]
         self._addresses: list[tuple[str, Tensor, int]] = []
-        for place, (tap, head) in enumerate(zip(network.taps, network.fused_heads, strict=True)):
+        for place, (tap, head, tensors) in enumerate(zip(network.taps, network.fused_heads, read, strict=True)):
             its, replaced = f"heads[{tap!r}]", "was replaced by another object"
             self._objects.append((its, replaced, network.heads._modules, str(place), head))
             for holder, name, captured in (
@@ -32,9 +33,8 @@ class CapturedHeads:
                 (head.linear._parameters, "bias", head.linear.bias),
             ):
                 self._objects.append((f"{its}: its {name}", replaced, holder, name, captured))
-            read = head.as_exit_head()
             for name in ("weight", "bias", "temperature", "threshold"):
-                tensor = getattr(read, name)
+                tensor = getattr(tensors, name)
                 if tensor is not None:
                     self._addresses.append((f"{its}: its {name}", tensor, tensor.data_ptr()))
 

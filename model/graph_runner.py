@@ -68,7 +68,7 @@ class GraphRunner(Closing):
         self._heads = [head.as_exit_head() for head in network.fused_heads]
         self._classes = network.fused_heads[0].num_classes
         self._with_probs = all(head.return_probs for head in network.fused_heads)
-        self._captured_heads = CapturedHeads(network)
+        self._captured_heads = CapturedHeads(network, self._heads)
         self._captured: dict[int, CapturedBatch] = {}
         with (
             CAPTURES,
