@@ -4,22 +4,23 @@ import importlib
 import importlib.util
 import itertools
 import os
+from pathlib import Path
 
+import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["pretended_gpu"]
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers have the cores: threads of each would mostly spin until those of another one are done.
     torch.set_num_threads(1)
 
+pytest.register_assert_rewrite(*(path.stem for path in Path(__file__).parent.glob("*.py")))  # helpers tell values, too
 _CACHES = itertools.count()
 HAS_CUDA = torch.cuda.is_available()
 if not HAS_CUDA:
     # Read when the kernels are imported: without a GPU the kernels themselves then run, on CPU tensors.
     os.environ.setdefault("TRITON_INTERPRET", "1")
-
-import pytest  # noqa: E402
-from hypothesis import HealthCheck, settings  # noqa: E402
 
 settings.register_profile(
     "auxhead",
