@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import wait as wait_for_one
 from typing import Any
 
@@ -40,9 +41,8 @@ class CompileAhead:
         # One process imports for all of them, while the network is built, and is forked: PyTorch alone takes seconds.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([name for name in sys.modules if name.startswith(f"{_PACKAGE}.")])
+        forkserver.ensure_running()
         self._pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start, initargs=(capability,))
-        with suppress(BrokenExecutor):
-            self._pool.submit(os.getpid)
         self._under_way: dict[Twin, Future[None]] = {}
 
     @classmethod

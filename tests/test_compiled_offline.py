@@ -148,6 +148,7 @@ def submit(*_):
     raise BrokenExecutor("a process in the pool was terminated")
 
 ProcessPoolExecutor.submit = submit
-with CompileAhead(90):
-    pass
+with CompileAhead(90) as ahead:
+    ahead.begin(["a launch"])
+    ahead.finish(["a launch"])
 """

@@ -296,10 +296,8 @@ def test_the_table_of_heads_is_that_of_the_record():
     first = read_records(HEADS)[0].cell  # measured twice
     earlier, last = [one for one in read_records(HEADS) if one.variant == "compiled" and one.cell == first]
     said = f"for {first['classes']:,} classes of {first['tap']} at batch {first['samples']} it took"
-    (fused,) = [measured["fused"] for measured in heads if measured["fused"].cell == first]
-    us = earlier.device_us["median"]
-    assert us < fused.device_us["median"] < last.device_us["median"]
-    assert f"{said} {us:.1f} us, less than the fused head, in an earlier one" in WORDS
+    then, now = earlier.device_us["median"], last.device_us["median"]
+    assert f"{said} {then:.1f} us in an earlier one, {now:.1f} in this" in WORDS
     of_bandwidth = max(head["bytes_us"] / head["us"]["fused"] for head in figure("roofline")["heads"])
     assert f"up to {100 * of_bandwidth:.0f} % of a copy's bandwidth" in WORDS
 
