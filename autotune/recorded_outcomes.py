@@ -11,7 +11,7 @@ from .outcome import Outcome, outcome
 from .record import BadRecord, Record
 from .space import parse, text
 from .sweep_records import shape_of, sweep_records
-from .timed import of_last_kernel
+from .timed import of_last_forks, of_last_kernel
 
 
 def recorded_outcomes(records: Iterable[Record]) -> list[tuple[str, list[Outcome]]]:
@@ -31,13 +31,15 @@ def recorded_outcomes(records: Iterable[Record]) -> list[tuple[str, list[Outcome
             alone.setdefault(_key(*where, shape), []).append(record)
         else:
             target = Target(shape, record.cell["model"], tuple(record.cell["tap"].split(", ")))
-            network = _key(*where, *_network(record), target.model, shape.samples, shape.dtype, shape.classes)
+            network = _key(
+                *where, record.protocol.get("trunk"), target.model, shape.samples, shape.dtype, shape.classes
+            )
             networks.setdefault(network, {}).setdefault(target, []).append(record)
     found = []
     for targets in networks.values():
         first = next(iter(targets.values()))[0]
         outcomes = [
-            _outcome(target, {ALONE: alone.get(_key(*_where(first), target.shape), []), NETWORK: its})
+            _outcome(target, {ALONE: alone.get(_key(*_where(first), target.shape), []), NETWORK: of_last_forks(its)})
             for target, its in targets.items()
         ]
         found.append((_title(first), outcomes))
@@ -47,11 +49,6 @@ def recorded_outcomes(records: Iterable[Record]) -> list[tuple[str, list[Outcome
 def _where(record: Record) -> tuple[Any, ...]:
     """Return what times alone depend on, beside the shape."""
     return (*record.environment_key, record.environment.get("sm_count"), record.protocol["kernel"])
-
-
-def _network(record: Record) -> tuple[Any, ...]:
-    """Return what times in situ depend on further."""
-    return (record.protocol.get("trunk"), record.protocol.get("forks"))
 
 
 def _key(*parts: Any) -> str:

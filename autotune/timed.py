@@ -1,5 +1,6 @@
 """What a sweep's records say of times, and which of several decide; made without torch, anywhere."""
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -49,6 +50,32 @@ def timed(record: Record) -> Timed:
 def of_last_kernel(records: Sequence[Record]) -> list[Record]:
     """Return those of the kernel that was measured last; other kernels' say nothing about it."""
     return [record for record in records if record.protocol["kernel"] == records[-1].protocol["kernel"]]
+
+
+def of_last_forks(records: Sequence[Record]) -> list[Record]:
+    """Leave out what was measured in situ while launches left the trunk elsewhere than where it decides of that head.
+
+    Forks go by times of the trunk, so that a later sweep of a network may have others, beside which a configuration
+    costs something else. Those decide where something was timed most often, of these the ones that were measured last.
+    """
+    most: dict[str, dict[str, int]] = {}
+    for record in records:
+        timings = (record.device_us or {}).get("samples", ())
+        of_head = most.setdefault(_head(record), {})
+        forks = _forks(record)
+        of_head[forks] = max(of_head.pop(forks, 0), sum(map(len, timings)))  # to the end: measured last
+    decide = {head: max(reversed(of_head), key=of_head.__getitem__) for head, of_head in most.items()}
+    return [record for record in records if _forks(record) == decide[_head(record)]]
+
+
+def _head(record: Record) -> str:
+    """Name a head, and the network around it if it is in one."""
+    around = [record.protocol.get(name) for name in ("place", "kernel", "trunk")]
+    return json.dumps([record.cell, record.environment_key, around], sort_keys=True)
+
+
+def _forks(record: Record) -> str:
+    return json.dumps(record.protocol.get("forks"))
 
 
 def times(one: BesideRule) -> int:

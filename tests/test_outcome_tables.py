@@ -63,6 +63,35 @@ def test_what_was_measured_beside_another_rule_is_left_out(swept):
     assert recorded_outcomes([earlier, *records])[0][1] == swept[1]
 
 
+def test_of_several_forks_those_that_were_timed_most_often_and_last_decide(swept):
+    """Forks go by times of the trunk, so that the next sweep of a network may choose others."""
+    records = read_records(swept[0])
+
+    def elsewhere(one, **protocol):
+        """The same, had launches left the trunk elsewhere, but for the rule's configuration twice as fast."""
+        us = {**one.device_us, "samples": [[us / 2 for us in rounds] for rounds in one.device_us["samples"]]}
+        fast = us if one.variant != one.paired[0]["variant"] else one.device_us
+        return dataclasses.replace(one, device_us=fast, protocol={**one.protocol, "forks": ["layer9"], **protocol})
+
+    in_situ = [one for one in records if one.protocol["place"] == NETWORK and one.device_us]
+    ((_, outcomes),) = recorded_outcomes([*map(elsewhere, in_situ), *records])
+    assert outcomes == swept[1]
+    first = [elsewhere(one) for one in in_situ if one.cell["tap"] == "layer1"]
+    ((_, (changed, same)),) = recorded_outcomes([*records, *first])
+    assert changed.over_rule.median_ratio < 0.6 and same == swept[1][1], "a sweep that was stopped there"
+    few = {"rounds": 1, "captures": 1}
+    looked_at = [
+        dataclasses.replace(
+            one,
+            device_us={**one.device_us, "samples": [one.device_us["samples"][0][:1]]},
+            paired=[{**one.paired[0], "samples": [one.paired[0]["samples"][0][:1]]}],
+        )
+        for one in (elsewhere(one, **few) for one in in_situ)
+    ]
+    ((_, outcomes),) = recorded_outcomes([*records, *looked_at])
+    assert outcomes == swept[1]
+
+
 def found(network, over_rule, over_alone, alone=FIRST):
     return Outcome(TARGETS[0], RULE, alone, FASTER, network, over_rule, over_alone, Counter())
 

@@ -171,6 +171,16 @@ def test_a_network_where_little_was_measured_does_not_decide(promoted):
     assert one.config == configs()["narrow"]
 
 
+def test_of_several_forks_those_that_were_timed_most_often_and_last_decide(promoted):
+    def beside(forks, **us):
+        records = [swept(name, us=time, place="network") for name, time in us.items()]
+        return [dataclasses.replace(one, protocol={**one.protocol, "forks": forks}) for one in records]
+
+    earlier = beside(["layer1"], rule=10.0, narrow=8.0, parted=7.0)
+    entries = promoted(*earlier, *beside(["layer2"], rule=10.0, narrow=9.0))
+    assert entries[SHAPE, "network"].config == configs()["narrow"]
+
+
 def test_a_failure_is_not_measured(promoted):
     failed = swept("capped", error="OutOfResources: x", device_us=None, paired=[])
     (one,) = promoted(swept(), failed, swept("narrow", 8.0)).values()
