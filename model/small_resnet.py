@@ -1,7 +1,6 @@
 """ResNet-18 for small images, with an exit behind each of its blocks."""
 
 from torch import nn
-from torchvision.models import resnet18
 
 from .early_exit_network import EarlyExitNetwork
 from .fused_aux_head import FusedAuxHead
@@ -22,6 +21,8 @@ def resnet18_small(num_classes: int) -> nn.Module:
     The first convolution is 3x3 with stride 1 and there is no max-pool, so that a 16x16 image is still 16x16 in layer1
     and 2x2 in layer4. It turns images [N, 3, H, W] into logits [N, num_classes].
     """
+    from torchvision.models import resnet18  # takes a second: commands that build nothing need not wait for it
+
     network = resnet18(num_classes=num_classes)
     network.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
     nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision does
