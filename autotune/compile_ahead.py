@@ -2,12 +2,13 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait as wait_for_one
 from typing import Any
 
@@ -41,7 +42,13 @@ class CompileAhead:
         # One process imports for all of them, while the network is built, and is forked: PyTorch alone takes seconds.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([name for name in sys.modules if name.startswith(f"{_PACKAGE}.")])
-        forkserver.ensure_running()
+        # A terminal's Ctrl-C is for this process, which ends the others: they inherit that the signal is blocked.
+        resource_tracker.ensure_running()  # unblocks the signal when it begins
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start, initargs=(capability,))
         self._under_way: dict[Twin, Future[None]] = {}
 

@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,44 @@ def test_nobody_goes_on_compiling_for_a_process_that_was_killed(tmp_path):
         time.sleep(0.1)
 
 
+@pytest.mark.parametrize("jobs", [0, 16], ids=["while they import", "while they wait for work"])
+def test_an_interrupt_ends_all_and_is_told_once(jobs, tmp_path):
+    """A terminal interrupts (Ctrl-C) all processes, which are not to die of it one by one."""
+    pytest.importorskip("triton")
+    script = tmp_path / "interrupted.py"
+    script.write_text(INTERRUPTED.replace("JOBS", str(jobs)))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, script], start_new_session=True, **pipes) as begun:
+        assert begun.stdout.readline() == "begun\n"
+        os.killpg(begun.pid, signal.SIGINT)
+        try:
+            printed, complaints = begun.communicate(timeout=20)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(begun.pid, signal.SIGKILL)
+    assert (begun.returncode, printed, complaints) == (0, "interrupted\n", "")
+
+
+INTERRUPTED = """
+import os
+import signal
+import time
+from contextlib import suppress
+from auxhead.autotune.compile_ahead import CompileAhead
+
+os.sched_getaffinity = lambda _process: range(8)
+if __name__ == "__main__":
+    try:
+        with CompileAhead(90) as ahead:
+            for ended in [ahead._pool.submit(time.sleep, 0.1) for _ in range(JOBS)]:
+                ended.result()
+            print("begun", flush=True)
+            time.sleep(1000)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
 def descendants(pid):
     """Return the processes that a process made, those that these made, and so on."""
     made = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -121,6 +161,7 @@ def descendants(pid):
 
 ENDLESS = """
 import time
+from contextlib import suppress
 from auxhead.autotune.compile_ahead import CompileAhead
 
 if __name__ == "__main__":
