@@ -34,6 +34,7 @@ from .pareto_tables import pareto_tables
 from .plan_command import plan
 from .record import BadRecord, read_records, records_path
 from .recorded_outcomes import recorded_outcomes
+from .resumable import resumable
 from .retune_command import retune
 from .subject import Subject, build_subject, is_factory, load_subject
 from .sweep_command import sweep
@@ -102,7 +103,7 @@ def bench(
     Every option that chooses may be given several times. A run that was stopped goes on where it was.
     """
     console = wide_console()
-    with one_line_errors(BadRecord):
+    with one_line_errors(BadRecord), resumable():
         device = this_device("bench")
         own, cells = _what(model or [], dtype or [], batch or [], classes or [], placement or [], quick)
         wanted = tuple(variant or (_QUICK_VARIANTS if quick else ()))

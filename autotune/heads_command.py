@@ -23,6 +23,7 @@ from .head_timing import HeadTiming
 from .measurer import ALONE, Failure
 from .network_choice import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
 from .record import BadRecord, read_records, records_path
+from .resumable import resumable
 from .search import FINAL_ROUNDS
 from .subject import Subject, build_subject
 from .sweep import Status
@@ -48,7 +49,7 @@ def heads(
     """
     console = wide_console()
     chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
-    with one_line_errors(BadRecord):
+    with one_line_errors(BadRecord), resumable():
         device = this_device(KIND)
         where = records_path(out, KIND, torch.cuda.get_device_name(device))
         own, cells = chosen.networks()

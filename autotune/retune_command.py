@@ -18,6 +18,7 @@ from .environment import environment, this_device
 from .head_timing import HeadTiming
 from .network_choice import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
 from .record import BadRecord, Record, append_record, read_records, records_path
+from .resumable import resumable
 from .retune import retune as retune_targets
 from .search import alone_only
 from .strategies import STRATEGIES
@@ -53,7 +54,7 @@ def retune(
     """
     console = wide_console()
     chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
-    with one_line_errors(BadRecord):
+    with one_line_errors(BadRecord), resumable():
         device = this_device(KIND)
         own, cells = chosen.networks()
         where = records_path(out, KIND, torch.cuda.get_device_name(device))

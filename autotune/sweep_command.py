@@ -28,6 +28,7 @@ from .outcome import Outcome
 from .outcome_tables import outcome_tables
 from .record import BadRecord, read_records, records_path
 from .replay import ReplayMeasurer, recorded_targets
+from .resumable import resumable
 from .strategies import STRATEGIES
 from .subject import build_subject
 from .sweep import Status, Sweep
@@ -76,7 +77,8 @@ def sweep(
                 raise BadInput("--placement: records do not say it of a head, wants none with --replay")
             _replay(console, chosen, effort, replay)
         else:
-            _measure(console, chosen, effort, out)
+            with resumable():
+                _measure(console, chosen, effort, out)
 
 
 def _measure(console: Console, chosen: NetworkChoice, effort: Effort, out: Path | None) -> None:

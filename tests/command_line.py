@@ -26,3 +26,9 @@ def assert_one_line_error(result, message):
     assert result.stderr.startswith("Error: ") and message in result.stderr and result.stderr.count("\n") == 1, (
         result.stderr
     )
+
+
+def assert_told_how_to_go_on(result):
+    """Of a command that records, when it is interrupted: status 130, as shells have it."""
+    assert result.exit_code == 130, result.output
+    assert result.stderr == "Interrupted; what was measured is recorded: the same command goes on.\n", result.stderr

@@ -12,7 +12,7 @@ from auxhead.autotune.cells import core_matrix
 from auxhead.autotune.record import read_records
 from auxhead.autotune.tables import COLUMNS, as_markdown, bench_tables
 from bench_fakes import faked_plan, run, small_subject
-from command_line import assert_one_line_error, tune
+from command_line import assert_one_line_error, assert_told_how_to_go_on, tune
 from pretended_gpu import ENVIRONMENT, compute_on_the_cpu
 
 
@@ -95,6 +95,12 @@ def test_the_command(subject, plan, monkeypatch, tmp_path):
         and "1 of 1 cells could not be measured" in failed.stderr
         and "out of memory" in failed.stderr
     )
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_cell", interrupted)
+    assert_told_how_to_go_on(tune(*arguments, "--fresh"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

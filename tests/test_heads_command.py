@@ -9,7 +9,7 @@ from auxhead.autotune.bench import DeviceLost
 from auxhead.autotune.head_peers import LAUNCHES
 from auxhead.autotune.measurer import Failure
 from auxhead.autotune.record import read_records
-from command_line import assert_one_line_error, tune
+from command_line import assert_one_line_error, assert_told_how_to_go_on, tune
 from head_fakes import SPEED, a_head, timed
 from sweep_fakes import small_target
 from written_records import written
@@ -22,7 +22,7 @@ class Timing:
 
     measured = []
     results = timed()
-    lost = False
+    stopped_by = None
     protocol = {"chain": 20}
 
     def __init__(self, cell, trunk):
@@ -35,8 +35,8 @@ class Timing:
         assert (rounds, captures) == (20, 5) and target in self.heads
         for variant in LAUNCHES:
             begins(variant)
-        if Timing.lost:
-            raise DeviceLost("the CUDA context is lost (RuntimeError: an illegal memory access)")
+        if Timing.stopped_by is not None:
+            raise Timing.stopped_by
         Timing.measured.append((target.shape.samples, target.taps))
         return Timing.results
 
@@ -46,7 +46,7 @@ def pretended(pretended_gpu, monkeypatch):
     monkeypatch.setattr(command, "HeadTiming", Timing)
     copies = []
     monkeypatch.setattr(command, "measure_copy_speed", lambda device, rounds: copies.append(device) or SPEED)
-    for name, value in (("measured", []), ("results", timed()), ("lost", False)):
+    for name, value in (("measured", []), ("results", timed()), ("stopped_by", None)):
         monkeypatch.setattr(Timing, name, value)
     return SimpleNamespace(path=pretended_gpu / "heads-nvidia-h200-fake.jsonl", copies=copies)
 
@@ -102,11 +102,16 @@ def test_failures_are_shown_and_kept(pretended, monkeypatch):
 
 
 def test_a_lost_device_is_one_line_and_the_same_command_goes_on(pretended, monkeypatch):
-    monkeypatch.setattr(Timing, "lost", True)
+    monkeypatch.setattr(Timing, "stopped_by", DeviceLost("the CUDA context is lost (an illegal memory access)"))
     assert_one_line_error(tune(*ARGUMENTS), "illegal memory access); it is recorded: the same command goes on")
     assert [record.error is None for record in read_records(pretended.path)] == [False] * 3 + [True]
-    monkeypatch.setattr(Timing, "lost", False)
+    monkeypatch.setattr(Timing, "stopped_by", None)
     assert tune(*ARGUMENTS).exit_code == 0 and Timing.measured[0] == (8, ("layer3",))
+
+
+def test_an_interrupt_is_one_line(pretended, monkeypatch):
+    monkeypatch.setattr(Timing, "stopped_by", KeyboardInterrupt())
+    assert_told_how_to_go_on(tune(*ARGUMENTS))
 
 
 def test_bad_options(pretended, monkeypatch):

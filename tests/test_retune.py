@@ -12,7 +12,7 @@ from auxhead.autotune.retune import retune
 from auxhead.autotune.search import alone_only
 from auxhead.autotune.space import neighbours, text
 from auxhead.autotune.strategies import STRATEGIES
-from command_line import assert_one_line_error, tune
+from command_line import assert_one_line_error, assert_told_how_to_go_on, tune
 from sweep_fakes import Synthetic, book_at, small_target
 
 TARGET = small_target()
@@ -157,6 +157,14 @@ def test_the_command(pretended):
     )
     assert "| head | place | chosen most often |" in tune("table", out, "--markdown").stdout
     assert "got no records of kind 'sweep'" in tune("promote", out).stderr
+
+
+def test_an_interrupt_is_one_line(pretended, monkeypatch):
+    def interrupted(*_arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Measurer, "alone", interrupted)
+    assert_told_how_to_go_on(tune("retune", "resnet18", "--classes", 10))
 
 
 def test_bad_options(pretended, monkeypatch):

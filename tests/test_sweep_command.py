@@ -21,7 +21,7 @@ from auxhead.autotune.sweep_progress import SweepProgress
 from auxhead.autotune.sweep_records import Book, shape_of
 from auxhead.kernels.kernel_hash import kernel_hash
 from auxhead.kernels.tuned_table import read_table
-from command_line import assert_one_line_error, tune
+from command_line import assert_one_line_error, assert_told_how_to_go_on, tune
 from network_fakes import SyntheticNetwork
 from rich.console import Console
 from sweep_fakes import Synthetic, small_target
@@ -37,7 +37,7 @@ class Measurer(Synthetic):
     """Made-up times of a cell's two shapes of heads; remembers which cells were measured."""
 
     cells = []
-    lost = False
+    stopped_by = None
     protocol = {"chain": 20}
     of_network = {"trunk": "feedfacecafebeef", "forks": []}
     by_rule = SyntheticNetwork.by_rule
@@ -60,8 +60,8 @@ class Measurer(Synthetic):
         return self.network.points(points, heads, rounds, captures)
 
     def in_situ(self, *arguments):
-        if Measurer.lost:
-            raise DeviceLost("the CUDA context is lost (RuntimeError: an illegal memory access)")
+        if Measurer.stopped_by is not None:
+            raise Measurer.stopped_by
         return super().in_situ(*arguments)
 
 
@@ -70,7 +70,7 @@ def pretended(pretended_gpu, monkeypatch):
     monkeypatch.setattr(command, "HeadTiming", Measurer)
     monkeypatch.setattr(command.CompileAhead, "beside", lambda device: nullcontext("other processes"))
     monkeypatch.setattr(Measurer, "cells", [])
-    monkeypatch.setattr(Measurer, "lost", False)
+    monkeypatch.setattr(Measurer, "stopped_by", None)
     return pretended_gpu / "sweep-nvidia-h200-fake.jsonl"
 
 
@@ -134,11 +134,19 @@ def test_replay_needs_no_gpu(pretended, monkeypatch):
 
 
 def test_a_lost_device_is_one_line_and_what_was_measured_is_there(pretended, monkeypatch):
-    monkeypatch.setattr(Measurer, "lost", True)
-    assert_one_line_error(sweep("resnet18"), "the CUDA context is lost (RuntimeError: an illegal memory access)")
+    monkeypatch.setattr(Measurer, "stopped_by", DeviceLost("the CUDA context is lost (RuntimeError: illegal access)"))
+    assert_one_line_error(sweep("resnet18"), "the CUDA context is lost (RuntimeError: illegal access)")
     assert {record.protocol["place"] for record in read_records(pretended)} == {"alone"}
-    monkeypatch.setattr(Measurer, "lost", False)
+    monkeypatch.setattr(Measurer, "stopped_by", None)
     assert sweep("resnet18").exit_code == 0
+
+
+def test_an_interrupt_is_one_line_and_what_was_measured_is_there(pretended, monkeypatch):
+    monkeypatch.setattr(Measurer, "stopped_by", KeyboardInterrupt())
+    assert_told_how_to_go_on(sweep("resnet18"))
+    kept = pretended.read_bytes()
+    monkeypatch.setattr(Measurer, "stopped_by", None)
+    assert sweep("resnet18").exit_code == 0 and pretended.read_bytes().startswith(kept)
 
 
 def test_bad_options(pretended, monkeypatch):
