@@ -245,7 +245,7 @@ def test_what_raises_while_it_is_timed_fails_alone(subject, plan, monkeypatch):
     assert len(records) == 4 and all(one.paired[0]["variant"] == "graph-bare@as_is" for one in records if not one.error)
 
 
-def test_a_trunk_that_does_not_apply_fails_and_is_tried_once_a_cell(subject, plan):
+def test_a_trunk_that_does_not_apply_fails_and_is_tried_once_for_each_variant(subject, plan):
     tried = []
 
     def no_trunk(*_):
@@ -257,7 +257,7 @@ def test_a_trunk_that_does_not_apply_fails_and_is_tried_once_a_cell(subject, pla
     assert [(one.variant, one.error) for one in records] == [
         (f"graph-{what}@cudnn", "NotImplementedError: no trunk here") for what in ("bare", "fused")
     ]
-    assert len(tried) == 2  # once for each variant
+    assert len(tried) == 2
 
 
 def test_a_lost_device_ends_the_run_after_its_record(subject, plan, monkeypatch):
