@@ -126,7 +126,7 @@ def test_an_interrupt_ends_all_and_is_told_once(jobs, tmp_path):
         assert begun.stdout.readline() == "begun\n"
         os.killpg(begun.pid, signal.SIGINT)
         try:
-            printed, complaints = begun.communicate(timeout=20)
+            printed, complaints = begun.communicate(timeout=60)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(begun.pid, signal.SIGKILL)
