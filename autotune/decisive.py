@@ -17,6 +17,7 @@ class Measurement(NamedTuple):
     variant: str
     rule: str
     paired: Paired
+    forks: tuple[str, ...] | None
 
 
 def measurement(record: Record) -> Measurement:

@@ -29,7 +29,7 @@ from .comparison import compare_runs, over_baseline, winner
 from .decisive import Measurement, decisive, measurement
 from .record import BadRecord, Record, read_records
 from .space import simplicity
-from .timed import of_last_forks, times
+from .timed import times
 
 #: By how much a configuration may be slower than the winner of another batch size to serve that one, too.
 MAY_LOSE = 0.01
@@ -84,8 +84,7 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
         path, record = swept[-1]
         kernel = record.protocol["kernel"]
         raise BadRecord(f"{path}: kernel: got records of {kernel}, wants {kernel_hash()}, the one here; sweep again")
-    deciding = set(map(id, of_last_forks([record for _, record in records])))
-    candidates = _candidates([(path, record) for path, record in records if id(record) in deciding])
+    candidates = _candidates(records)
     few = [
         f"{shape}, {place}: got {len(measured)} measured configurations, wants two or more"
         for (shape, place), measured in candidates.items()

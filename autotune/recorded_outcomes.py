@@ -11,7 +11,7 @@ from .outcome import Outcome, outcome
 from .record import BadRecord, Record
 from .space import parse, text
 from .sweep_records import shape_of, sweep_records
-from .timed import of_last_forks, of_last_kernel
+from .timed import of_last_kernel
 
 
 def recorded_outcomes(records: Iterable[Record]) -> list[tuple[str, list[Outcome]]]:
@@ -31,15 +31,13 @@ def recorded_outcomes(records: Iterable[Record]) -> list[tuple[str, list[Outcome
             alone.setdefault(_key(*where, shape), []).append(record)
         else:
             target = Target(shape, record.cell["model"], tuple(record.cell["tap"].split(", ")))
-            network = _key(
-                *where, record.protocol.get("trunk"), target.model, shape.samples, shape.dtype, shape.classes
-            )
-            networks.setdefault(network, {}).setdefault(target, []).append(record)
+            network = (record.protocol.get("trunk"), target.model, shape.samples, shape.dtype, shape.classes)
+            networks.setdefault(_key(*where, *network), {}).setdefault(target, []).append(record)
     found = []
     for targets in networks.values():
         first = next(iter(targets.values()))[0]
         outcomes = [
-            _outcome(target, {ALONE: alone.get(_key(*_where(first), target.shape), []), NETWORK: of_last_forks(its)})
+            _outcome(target, {ALONE: alone.get(_key(*_where(first), target.shape), []), NETWORK: its})
             for target, its in targets.items()
         ]
         found.append((_title(first), outcomes))

@@ -21,6 +21,8 @@ class Configured(NamedTuple):
     rule: str
     """The configuration that it was timed beside."""
     paired: Paired
+    forks: tuple[str, ...] | None
+    """In situ: the taps after which launches left the trunk."""
     config: dict[str, Any]
     """Fields of the LaunchConfig."""
     median_us: float
@@ -83,18 +85,14 @@ def swept_heads(records: Iterable[Record]) -> list[Head]:
 def _head(alone: Sequence[Record], network: Sequence[Record]) -> Head:
     if network:  # several are not the same measurement: the last one is drawn
         last = network[-1]
-        network = [one for one in network if one.cell == last.cell and _around(one) == _around(last)]
+        trunk = last.protocol.get("trunk")
+        network = [one for one in network if one.cell == last.cell and one.protocol.get("trunk") == trunk]
     measured_alone = _configured(alone)
     decisive, in_network = (
         {one.variant: one for one in deciding(found)} for found in (measured_alone, _configured(network))
     )
     tried = {one.variant: one for one in sorted(measured_alone, key=times) if one.rule == measured_alone[-1].rule}
     return Head((network or alone)[-1].cell, decisive, in_network, tried)
-
-
-def _around(record: Record) -> tuple[Any, ...]:
-    """Return what times of whole networks depend on besides the cell."""
-    return record.protocol.get("trunk"), record.protocol.get("forks")
 
 
 def _configured(records: Iterable[Record]) -> list[Configured]:

@@ -135,9 +135,7 @@ def test_an_interrupt_ends_all_and_is_told_once(jobs, tmp_path):
 
 INTERRUPTED = """
 import os
-import signal
 import time
-from contextlib import suppress
 from auxhead.autotune.compile_ahead import CompileAhead
 
 os.sched_getaffinity = lambda _process: range(8)
@@ -161,7 +159,6 @@ def descendants(pid):
 
 ENDLESS = """
 import time
-from contextlib import suppress
 from auxhead.autotune.compile_ahead import CompileAhead
 
 if __name__ == "__main__":

@@ -95,6 +95,7 @@ def test_how_far_tunings_agree_is_that_of_the_record():
     assert (same + tied) / tunings >= 0.95
     said = f"Tuned ten times afresh, {tunings // 10} heads (1,000 classes, batches of 1 to 16) came in situ to the same"
     assert f"{said} configuration in {same} of {tunings} tunings and to one tied with it in {tied}." in words
+    assert counted["alone"][0] == tunings
     tunings, same, tied = counted["alone"]
     assert f"it was the same in {same} of {tunings} tunings, tied in {tied}" in words
     said = f"{100 - 100 * min(others):.0f} % less to {100 * max(others) - 100:.0f} % more than what most did"
