@@ -1,1 +1,6 @@
-"""."""
+"""Benchmarks and tuning on a GPU: the command ``auxhead-tune``, a folder for each of its subcommands.
+
+Every folder has the same files: ``command`` (options), ``measure`` (what runs on the GPU), ``records`` (what is kept)
+and ``tables`` (what is printed). Below them lie ``records``, the record format and who wins by it, without torch, and
+``measuring``, the rig they share: networks, timers, checks of answers.
+"""

@@ -14,33 +14,33 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..model.bad_input import BadInput
-from ..model.one_line_errors import one_line_errors
-from .agreement import agreement_tables
-from .bench import DeviceLost, run_cell
-from .bench_plan import ROUNDS, Plan, check_patterns, unsettled
-from .cells import STAGES, Cell, Dtype, Placement, chosen_cells
-from .environment import environment, this_device
-from .false_winners import false_winners
-from .footprint_command import footprint
-from .footprint_tables import footprint_tables
-from .head_tables import head_tables
-from .heads_command import heads
-from .network_tables import network_tables
-from .outcome_tables import outcome_tables
-from .overlap_command import overlap
-from .overlap_tables import overlap_tables
-from .pareto_command import pareto
-from .pareto_tables import pareto_tables
-from .plan_command import plan
-from .record import BadRecord, read_records, records_path
-from .recorded_outcomes import recorded_outcomes
-from .resumable import resumable
-from .retune_command import retune
-from .subject import Subject, build_subject, is_factory, load_subject
-from .sweep_command import sweep
-from .table_commands import explain, promote
-from .tables import as_markdown, bench_tables, print_tables, wide_console
-from .variants import RUNNERS, TRUNKS, catalogue
+from ..model.commands.errors import one_line_errors
+from .bench.measure import DeviceLost, run_cell
+from .bench.selection import ROUNDS, Plan, check_patterns, unsettled
+from .bench.variants import RUNNERS, TRUNKS, catalogue
+from .footprint.command import footprint
+from .footprint.tables import footprint_tables
+from .heads.command import heads
+from .heads.tables import head_tables
+from .measuring.cells import STAGES, Cell, Dtype, Placement, chosen_cells
+from .measuring.environment import environment, this_device
+from .measuring.interrupts import resumable
+from .measuring.subject import Subject, build_subject, is_factory, load_subject
+from .overlap.command import overlap
+from .overlap.tables import overlap_tables
+from .pareto.command import pareto
+from .pareto.tables import pareto_tables
+from .plan.command import plan
+from .records.record import BadRecord, read_records, records_path
+from .records.tables import as_markdown, bench_tables, print_tables, wide_console
+from .retune.agreement import agreement_tables
+from .retune.command import retune
+from .sweep.command import sweep
+from .sweep.false_winners import false_winners
+from .sweep.network_tables import network_tables
+from .sweep.recorded_outcomes import recorded_outcomes
+from .sweep.tables import outcome_tables
+from .tuned.command import explain, promote
 
 app = typer.Typer(
     help="Benchmarks and tuning on your GPU, kept as records.",

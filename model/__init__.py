@@ -1,20 +1,20 @@
 """Modules, taps and runners: a network that leaves early."""
 
 from ..kernels import HeadOutput
-from .auto_runner import AutoRunner
-from .calibration import Calibration, calibrate
-from .compacting_runner import CompactingRunner
-from .eager_runner import EagerRunner
+from .auto.auto_runner import AutoRunner
+from .calibration.thresholds import Calibration, calibrate
 from .early_exit_network import EarlyExitNetwork
 from .exit_result import ExitResult
 from .exit_rule import ExitRule
 from .fuse_aux_heads import FuseReport, fuse_aux_heads
 from .fused_aux_head import FusedAuxHead
-from .gated_runner import GatedRunner
 from .make_runner import make_runner
-from .overlapped_runner import OverlappedRunner
-from .polled_runner import PolledRunner
-from .trunk import Trunk, make_trunk
+from .runners.compacting import CompactingRunner
+from .runners.eager import EagerRunner
+from .runners.gated import GatedRunner
+from .runners.overlapped import OverlappedRunner
+from .runners.polled import PolledRunner
+from .trunk.trunk import Trunk, make_trunk
 
 __all__ = [
     "AutoRunner",

@@ -14,26 +14,26 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from ..autotune.before_and_after import compare, demo_model, repeated
-from ..autotune.environment import clocks, environment
-from ..autotune.exit_latency import exit_latency
-from ..autotune.plain_console import plain_console
-from ..autotune.profile_records import profile_records
-from ..autotune.profile_report import print_comparison
-from ..autotune.record import BadRecord, append_record
-from ..autotune.subject import own_cell
-from ..plots.exits import draw as draw_exits
-from ..plots.figure_files import save_figure
+from ..autotune.measuring.environment import clocks, environment
+from ..autotune.measuring.exit_latency import exit_latency
+from ..autotune.measuring.subject import own_cell
+from ..autotune.profile.measure import compare, demo_model, repeated
+from ..autotune.profile.records import profile_records
+from ..autotune.profile.tables import print_comparison
+from ..autotune.records.console import plain_console
+from ..autotune.records.record import BadRecord, append_record
+from ..plots.figures.exits import draw as draw_exits
+from ..plots.files import save_figure
 from .bad_input import BadInput
+from .calibration.evaluation import batches
 from .checkpoint import load_checkpoint
-from .data import load_source
-from .demo import DemoReport, run_demo, save_demo
-from .evaluation import batches
+from .commands.errors import one_line_errors
+from .commands.user_model import load_factory
+from .demo.run import DemoReport, run_demo, save_demo
+from .demo.small_resnet import ARCHITECTURE
 from .images import normalise, open_image, to_pixels
 from .json_file import write_json
-from .one_line_errors import one_line_errors
-from .small_resnet import ARCHITECTURE
-from .user_model import load_factory
+from .training.data_sets import load_source
 
 app = typer.Typer(
     help="Early-exit heads that cost next to nothing on a GPU.",

@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from .bad_input import BadInput
+from .demo.small_resnet import ARCHITECTURE, BLOCKS, small_early_exit_network
 from .early_exit_network import EarlyExitNetwork
 from .exit_rule import ExitRule
 from .images import MEAN, STD
 from .json_file import write_json
-from .small_resnet import ARCHITECTURE, BLOCKS, small_early_exit_network
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from .dry_run import check_head_fits, dry_run
-from .eager_runner import EagerRunner
 from .exit_result import ExitResult
 from .exit_rule import ExitRule, as_exit_rule
 from .fused_aux_head import FusedAuxHead
+from .runners.eager import EagerRunner
 from .taps import listening
 
 #: A dry run hooks every layer and switches modes, so that two at a time would see each other.

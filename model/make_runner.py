@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .auto_runner import AutoRunner
-from .compacting_runner import CompactingRunner
-from .eager_runner import EagerRunner
+from .auto.auto_runner import AutoRunner
 from .early_exit_network import EarlyExitNetwork
-from .gated_runner import GatedRunner
-from .graph_runner import GraphRunner
-from .overlapped_runner import OverlappedRunner
-from .polled_runner import PolledRunner
-from .trunk import make_trunk
+from .runners.compacting import CompactingRunner
+from .runners.eager import EagerRunner
+from .runners.gated import GatedRunner
+from .runners.graph_runner import GraphRunner
+from .runners.overlapped import OverlappedRunner
+from .runners.polled import PolledRunner
+from .trunk.trunk import make_trunk
 
 #: How a runner leaves a network early; see the runners for what each does.
 EXITS = ("eager", "overlapped", "polled", "gated", "auto")

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from ..autotune.record import BadRecord
-from .figure_files import save_figure
-from .figures import FIGURES, FigureKind
+from ..autotune.records.record import BadRecord
+from .figures.registry import FIGURES, FigureKind
+from .files import save_figure
 from .perfetto import write_trace
-from .record_files import NoRecords
+from .records import NoRecords
 
 app = typer.Typer(help="Figures from records; needs no GPU.", no_args_is_help=True, add_completion=False)
 

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..autotune.record import Record, latest
-from .record_files import NoRecords
+from ..autotune.records.record import Record, latest
+from .records import NoRecords
 
 #: Where no sample leaves early.
 NEVER = "never"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..autotune.record import Record
-from .record_files import NoRecords, read_kinds
+from ..autotune.records.record import Record
+from .records import NoRecords, read_kinds
 from .timelines import JOIN, KINDS, SIDE, TRUNK, Timeline, timelines
 
 #: Lanes, in their order; those of SMs come behind.

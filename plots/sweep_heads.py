@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..autotune.comparison import DECIDING, Difference, Paired, compare_runs, over_baseline
-from ..autotune.record import BadRecord, Record
-from ..autotune.timed import deciding, of_last_kernel, timed, times
+from ..autotune.records.comparison import DECIDING, Difference, Paired, compare_runs, over_baseline
+from ..autotune.records.decisions import deciding, of_last_kernel, timed, times
+from ..autotune.records.record import BadRecord, Record
 
 #: Fields of a cell that say where the head is, not what it is.
 _WHERE = ("model", "tap")

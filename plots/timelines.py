@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..autotune.record import Record
+from ..autotune.records.record import Record
 from .bench_records import network_of
-from .record_files import NoRecords
+from .records import NoRecords
 
 #: The kinds of records that hold them.
 KINDS = ("timeline", "overlap")

@@ -4,18 +4,17 @@ import importlib
 import importlib.util
 import itertools
 import os
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["pretended_gpu"]
+pytest_plugins = ["support.pretended_gpu"]
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers have the cores: threads of each would mostly spin until those of another one are done.
     torch.set_num_threads(1)
 
-pytest.register_assert_rewrite(*(path.stem for path in Path(__file__).parent.glob("*.py")))  # helpers tell values, too
+pytest.register_assert_rewrite("support")  # helpers tell values, too
 _CACHES = itertools.count()
 HAS_CUDA = torch.cuda.is_available()
 if not HAS_CUDA:
@@ -34,7 +33,7 @@ settings.load_profile("auxhead")
 
 def pytest_configure(config):
     if not HAS_CUDA and importlib.util.find_spec("triton"):  # there is none for some platforms
-        from quick_interpreter import quicken
+        from support.quick_interpreter import quicken
 
         quicken()
     config.addinivalue_line("markers", "long: takes seconds in Triton's interpreter; skipped on the CPU")
@@ -129,8 +128,8 @@ def _poison(tensor):
 @pytest.fixture
 def stops_at_every_tap(monkeypatch):
     """Cut and gate networks that are too small for it to pay."""
-    monkeypatch.setattr("auxhead.model.polled_runner._LEAST_SEGMENT_US", 0.0)
-    monkeypatch.setattr("auxhead.model.gated_runner._LEAST_GATED_US", 0.0)
+    monkeypatch.setattr("auxhead.model.runners.polled._LEAST_SEGMENT_US", 0.0)
+    monkeypatch.setattr("auxhead.model.runners.gated._LEAST_GATED_US", 0.0)
 
 
 @pytest.fixture

@@ -1,0 +1,107 @@
+"""The floor of mixed exits: every segment of the trunk runs for no more samples than are still open."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...model import Trunk
+from ...model.runners.capture import Capture, warm_up
+from ...model.streams import stream_pair
+from ...model.taps import listening
+from ..measuring.correctness import Answer
+from ..measuring.peers import Said, bare, merged
+
+
+class SegmentGraphs:
+    """A trunk without heads for one batch size, cut at the taps: a graph a segment, the classifier in the last."""
+
+    def __init__(self, trunk: Trunk, taps: Sequence[str], example: Tensor) -> None:
+        """Capture for batches like the example.
+
+        Raises:
+            RuntimeError: the trunk cannot be captured.
+        """
+        self._trunk, self._taps = trunk, taps
+        self._input = example.clone(memory_format=trunk.memory_format)
+        self._held: list[Tensor] = []  # the maps that segments hand to the next one, which is not launched with them
+        self._said: Said
+        stream, pool = stream_pair(example.device).trunk, torch.cuda.MemPool()
+        with torch.no_grad():
+            warm_up(self._forward, stream)
+            capture = Capture(example.device, pool)
+            with capture.capturing(trunk.module, stream):
+                self._forward(capture)
+        self.graphs = capture.graphs
+        self._pool = pool  # freed last: the graphs use its memory
+
+    def _forward(self, capture: Capture | None = None) -> None:
+        self._held = []
+
+        def on_tap(_place: int, features: Tensor) -> None:
+            self._held.append(features)
+            if capture is not None:
+                capture.cut()
+
+        with listening(self._trunk.module, self._taps, on_tap):
+            self._said = bare(self._trunk, self._taps, self._input)
+
+    def answer(self, x: Tensor) -> Answer:
+        """Launch one segment after the other; the answer is valid until the next one."""
+        self._input.copy_(x)
+        for graph in self.graphs:
+            graph.launch(torch.cuda.current_stream(x.device))
+        return merged(self._said)
+
+
+class SegmentsFloor:
+    """What the segments of a trunk take for a request, each at the smallest captured size that holds the open samples.
+
+    A call launches these segments one after another, knowing beforehand how many samples of its input leave where. So
+    it takes what the trunk alone takes, and the starts of its graphs. Nothing else is in it: no heads, no gathering of
+    open samples, no wait of the host for a decision, no copy of input or answer. Neither does it answer: a segment of
+    fewer samples runs on maps of other inputs.
+    """
+
+    def __init__(
+        self, trunk: Trunk, taps: Sequence[str], inputs: Sequence[Tensor], exits: Sequence[Tensor], sizes: Sequence[int]
+    ) -> None:
+        """Capture the sizes that are needed.
+
+        Args:
+            trunk: to run.
+            taps: where it is cut.
+            inputs: the batches [N, ...] that calls may be for.
+            exits: for each of them, [N] int64, the exits of its samples; the number of taps is the classifier.
+            sizes: batch sizes that may be captured; the largest is at least N.
+        """
+        chosen = [segment_sizes(exit_index, len(taps), sizes) for exit_index in exits]
+        needed = sorted({size for of_input in chosen for size in of_input})
+        self._captured = {size: SegmentGraphs(trunk, taps, inputs[0][:size]) for size in needed}
+        self._graphs = {
+            x.data_ptr(): [self._captured[size].graphs[place] for place, size in enumerate(of_input)]
+            for x, of_input in zip(inputs, chosen, strict=True)
+        }
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Launch the segments that one of the inputs needs; returns that input, for :meth:`answer`."""
+        stream = torch.cuda.current_stream(x.device)
+        for graph in self._graphs[x.data_ptr()]:
+            graph.launch(stream)
+        return x
+
+    def answer(self, x: Tensor) -> Answer:
+        """Run all segments at every captured size and return the classifier's answers, some rows from each size."""
+        parts: list[Answer] = []
+        done = 0
+        for size, captured in self._captured.items():
+            said = captured.answer(x[:size])
+            parts.append(Answer(*(field[done:size] for field in said)))
+            done = size
+        return Answer(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
+
+
+def segment_sizes(exit_index: Tensor, taps: int, sizes: Sequence[int]) -> list[int]:
+    """Return the smallest size that holds the samples of each segment, up to the last segment that any sample needs."""
+    open_samples = [int((exit_index >= place).sum()) for place in range(taps + 1)]
+    return [min(size for size in sizes if size >= samples) for samples in open_samples if samples]

@@ -1,0 +1,104 @@
+"""What a run of the benchmark measures: chosen variants and exit patterns, less what is in the records already."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ...model.bad_input import BadInput
+from ..measuring.cells import Cell
+from ..records.record import Record, is_settled, read_records
+from .variants import Factories, Variant, bare_name, catalogue, segments_name, truncated_name
+
+#: Timed rounds of each variant, unless asked otherwise: ten of each fresh capture.
+ROUNDS = 50
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure and where to keep it."""
+
+    out: Path
+    environment: dict[str, Any]
+    rounds: int = ROUNDS
+    wanted: tuple[str, ...] = ()
+    """Globs of variant names; none: all that are measured by default."""
+    fresh: bool = False
+    """Measure what is already there again."""
+    exits: tuple[str, ...] = ()
+    """Globs of exit patterns; none: all of a cell."""
+    factories: Factories = Factories()
+    say: Callable[[str, bool], None] = lambda line, keep: None
+    """Told what is being done, and whether that is worth keeping."""
+
+
+@dataclass
+class Unit:
+    """One exit pattern of one cell: what is measured in one interleaved run, and what a killed process loses."""
+
+    cell: Cell
+    pattern: str
+    variants: list[Variant]
+
+
+def chosen_variants(cell: Cell, pattern: str, wanted: Sequence[str]) -> list[Variant]:
+    """Return the variants asked for that run in that pattern, with the baselines of their ratios."""
+    known = [variant for variant in catalogue(cell) if variant.runs(pattern)]
+    asked = [
+        variant
+        for variant in known
+        if (any(fnmatchcase(variant.name, glob) for glob in wanted) if wanted else variant.by_default)
+    ]
+    trunks = {variant.trunk for variant in asked}
+    baselines = {name(trunk) for trunk in trunks for name in (bare_name, truncated_name, segments_name)}
+    baselines |= {variant.plain for variant in asked if variant.plain}
+    return [variant for variant in known if variant in asked or variant.name in baselines] if asked else []
+
+
+def chosen_patterns(cell: Cell, wanted: Sequence[str]) -> list[str]:
+    """Return the exit patterns asked for that the cell has."""
+    return [name for name in cell.patterns if not wanted or any(fnmatchcase(name, glob) for glob in wanted)]
+
+
+def check_patterns(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
+    """Refuse a glob that fits no exit pattern, with ``BadInput``."""
+    names = list(dict.fromkeys(name for cell in cells for name in cell.patterns))
+    for glob in wanted:
+        if not any(fnmatchcase(name, glob) for name in names):
+            raise BadInput(f"--exits: got {glob}, wants names or globs of: {', '.join(names)}")
+
+
+def units_of(cell: Cell, plan: Plan, records: Iterable[Record]) -> list[Unit]:
+    """Return what of a cell is still to be measured.
+
+    All chosen variants of a pattern are measured together as long as one is missing, for its ratios are to variants of
+    the same run; what failed before and would fail again is left out.
+    """
+    settled = {record.key: record for record in records if is_settled(record, plan.environment, plan.rounds)}
+    units = []
+    for pattern in chosen_patterns(cell, plan.exits):
+        chosen = chosen_variants(cell, pattern, plan.wanted)
+        if not plan.fresh:
+            found = {variant.name: settled.get(_key(cell, pattern, variant.name)) for variant in chosen}
+            if all(found.values()):
+                continue
+            chosen = [variant for variant in chosen if not ((record := found[variant.name]) and record.error)]
+        if chosen:
+            units.append(Unit(cell, pattern, chosen))
+    return units
+
+
+def unsettled(cells: Sequence[Cell], plan: Plan) -> list[tuple[Cell, list[Unit]]]:
+    """Return what is left to do, cell by cell.
+
+    Raises:
+        BadRecord: ``plan.out`` cannot be read.
+    """
+    records = read_records(plan.out) if plan.out.exists() else []
+    left = [(cell, units_of(cell, plan, records)) for cell in cells]
+    return [(cell, units) for cell, units in left if units]
+
+
+def _key(cell: Cell, pattern: str, variant: str) -> tuple[str, str, str]:
+    return Record("bench", cell.as_json(), pattern, variant, "", "", {}, {}).key

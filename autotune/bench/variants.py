@@ -1,0 +1,269 @@
+"""The variants that the benchmark compares in a cell: how each is built, and what it is measured against."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...model import EagerRunner, ExitResult, Trunk, make_runner, make_trunk
+from ...model.streams import stream_pair
+from ..measuring.cells import MIXED, NEVER, Cell
+from ..measuring.correctness import Answer
+from ..measuring.peers import Compiled, Graph, NaiveHead, Said, bare, forked, in_line, merged, truncated, with_item
+from ..measuring.subject import Subject
+from ..measuring.timers import CAPTURES
+from .segments_floor import SegmentsFloor
+
+#: The trunk as the user wrote it.
+AS_IS = "as_is"
+#: Trunks that are measured unless ``--variant`` names others.
+TRUNKS = (AS_IS, "cudnn")
+#: Trunks that ``--variant`` may name.
+MORE_TRUNKS = ("inductor",)
+#: Batch sizes at which max-autotune is compiled, which takes minutes.
+MAX_AUTOTUNE_BATCHES = (1, 32)
+#: Fresh captures of "auto", fewer than of the others: for each it captures and measures four runners.
+AUTO_CAPTURES = 2
+#: Samples of the subject that it chooses by, unless one batch holds more: its trunks are checked on them in float64.
+AUTO_SAMPLES = 256
+
+
+@dataclass(frozen=True)
+class Factories:
+    """Where runners and trunks come from; tests put others in."""
+
+    make_runner: Callable[..., Any] = make_runner
+    make_trunk: Callable[..., Any] = make_trunk
+
+
+class Capture(NamedTuple):
+    """Something that answers, captured once."""
+
+    call: Callable[[Tensor], Any]
+    answer: Callable[[Any], Answer]
+    """Turns what ``call`` returns into what is compared."""
+    close: Callable[[], None] = lambda: None
+    note: str | None = None
+    """What this capture is and another may not be."""
+
+
+@dataclass
+class Workshop:
+    """What the variants of one cell share while they are built."""
+
+    subject: Subject
+    factories: Factories = Factories()
+    trunks: dict[str, Trunk] = field(default_factory=dict)
+
+    def trunk(self, kind: str) -> Trunk:
+        """Return the trunk of that kind, made once."""
+        if kind not in self.trunks:
+            network = self.subject.network
+            make = make_trunk if kind == AS_IS else self.factories.make_trunk
+            self.trunks[kind] = make(network.backbone, network.taps, self.subject.example, kind)
+        return self.trunks[kind]
+
+    @cached_property
+    def naive_heads(self) -> list[NaiveHead]:
+        """Heads of many launches with the weights of the network's."""
+        return [NaiveHead(head).eval() for head in self.subject.heads]
+
+
+#: Builds one fresh capture of a variant for an exit pattern.
+Build = Callable[[Workshop, str], Capture]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run a cell."""
+
+    name: str
+    """What it is, "@", its trunk."""
+    build: Build
+    trunk: str = AS_IS
+    captures: int = CAPTURES
+    never: bool = True
+    """Measured where no sample exits early."""
+    exits: bool = False
+    """Measured where all samples do, at one tap."""
+    mixed: bool = False
+    """Measured where samples leave at several exits."""
+    exits_early: bool = True
+    """False: knows nothing of heads and is compared with the classifier's answer whatever the exits."""
+    per_pattern: bool = False
+    """Built anew for every exit pattern, since it depends on it."""
+    by_default: bool = True
+    plain: str | None = None
+    """The variant that it must not be slower than: a further baseline of its ratios."""
+    note: str | None = None
+
+    def runs(self, pattern: str) -> bool:
+        """Whether it is measured for that exit pattern."""
+        if pattern == NEVER:
+            return self.never
+        return self.mixed if pattern in MIXED.values() else self.exits
+
+
+def bare_name(trunk: str) -> str:
+    """Return the name of the baseline of every ratio: the bare trunk of that kind in one graph."""
+    return f"graph-bare@{trunk}"
+
+
+def truncated_name(trunk: str) -> str:
+    """Return the name of the floor of an exit: a graph of the trunk up to the tap, and its head."""
+    return f"truncated@{trunk}"
+
+
+def segments_name(trunk: str) -> str:
+    """Return the name of the floor of mixed exits: the trunk's segments, each for the samples that are still open."""
+    return f"segments-floor@{trunk}"
+
+
+def smaller_sizes(batch: int) -> tuple[int, ...]:
+    """Return the batch sizes that a batch may be compacted to: itself and eighths of it, up to six."""
+    return tuple(sorted({-(-batch * eighths // 8) for eighths in (1, 2, 3, 4, 5, 6, 8)}))
+
+
+def catalogue(cell: Cell) -> list[Variant]:
+    """Return every variant of a cell, in the order of the tables."""
+    variants = [
+        Variant("eager-bare@as_is", _eager(bare, None), captures=1, exits_early=False),
+        Variant("eager-naive@as_is", _eager(in_line, "naive"), captures=1),
+        Variant("eager-naive-item@as_is", _eager(with_item, "naive"), captures=1, exits=True, mixed=True),
+    ]
+    for mode in ("reduce-overhead", "max-autotune"):
+        if mode == "reduce-overhead" or cell.batch in MAX_AUTOTUNE_BATCHES:
+            variants += [
+                Variant(
+                    f"compile-{heads or 'bare'}-{mode}@as_is",
+                    partial(_compiled, heads, mode),
+                    captures=1,
+                    exits_early=heads is not None,
+                    note="compiled once",
+                )
+                for heads in (None, "naive")
+            ]
+    for trunk in (*TRUNKS, *MORE_TRUNKS):
+        add = partial(Variant, trunk=trunk, by_default=trunk in TRUNKS)
+        variants += [
+            add(bare_name(trunk), _graph(bare, None, trunk), exits=True, mixed=True, exits_early=False),
+            add(f"graph-naive@{trunk}", _graph(in_line, "naive", trunk)),
+            add(f"graph-naive-forked@{trunk}", _graph(forked, "naive", trunk)),
+            add(f"graph-fused@{trunk}", _graph(in_line, "fused", trunk)),
+            add(truncated_name(trunk), partial(_truncated, trunk), never=False, exits=True, per_pattern=True),
+        ]
+        variants += [
+            add(f"{name}@{trunk}", partial(_runner, trunk, options), exits=True, mixed=True)
+            for name, options in RUNNERS.items()
+        ]
+        if cell.placement in MIXED:
+            floor = add(segments_name(trunk), partial(_segments_floor, trunk), never=False, mixed=True)
+            note = "no heads, no gathering of open samples, no waits of the host, no copies"
+            variants.append(dataclasses.replace(floor, exits_early=False, per_pattern=True, note=note))
+        if cell.placement in MIXED and cell.batch > 1:
+            compact = partial(_runner, trunk, {"exits": "polled", "compact": True})
+            variants.append(add(f"polled-compact@{trunk}", compact, mixed=True))
+        auto = add(f"auto@{trunk}", partial(_auto, trunk), captures=AUTO_CAPTURES, exits=True, mixed=True)
+        variants.append(dataclasses.replace(auto, per_pattern=True, plain=f"overlapped@{trunk}"))
+    eager = partial(_runner, AS_IS, {"exits": "eager"})
+    variants.append(Variant("eager@as_is", eager, captures=1, exits=True, mixed=True))
+    return variants
+
+
+#: The options of each runner, by the name of its variants.
+RUNNERS: dict[str, dict[str, Any]] = {
+    "overlapped": {"exits": "overlapped"},
+    "polled": {"exits": "polled"},
+    "gated": {"exits": "gated", "lag": 0},
+    "gated-lag1": {"exits": "gated", "lag": 1},
+}
+
+
+def _function(peer: Callable[..., Said], heads: str | None, trunk: str, workshop: Workshop) -> Callable[[Tensor], Said]:
+    """Return what a peer does with one batch."""
+    taps = workshop.subject.network.taps
+    if heads is None:
+        return partial(peer, workshop.trunk(trunk), taps)
+    return partial(
+        peer, workshop.trunk(trunk), taps, workshop.naive_heads if heads == "naive" else workshop.subject.heads
+    )
+
+
+def _eager(peer: Callable[..., Said], heads: str | None) -> Build:
+    def build(workshop: Workshop, _pattern: str) -> Capture:
+        return Capture(torch.no_grad()(_function(peer, heads, AS_IS, workshop)), merged)
+
+    return build
+
+
+def _graph(peer: Callable[..., Said], heads: str | None, trunk: str) -> Build:
+    def build(workshop: Workshop, _pattern: str) -> Capture:
+        return _in_graph(_function(peer, heads, trunk, workshop), trunk, workshop)
+
+    return build
+
+
+def _truncated(trunk: str, workshop: Workshop, pattern: str) -> Capture:
+    network = workshop.subject.network
+    stop_at = network.taps.index(pattern)
+    function = partial(truncated, workshop.trunk(trunk), network.taps, workshop.subject.heads, stop_at)
+    return _in_graph(function, trunk, workshop)
+
+
+def _segments_floor(trunk: str, workshop: Workshop, _pattern: str) -> Capture:
+    subject, made = workshop.subject, workshop.trunk(trunk)
+    eager = EagerRunner(subject.network, trunk=made)
+    exits = [eager(x).exit_index for x in subject.inputs]
+    sizes = smaller_sizes(subject.cell.batch)
+    floor = SegmentsFloor(made, subject.network.taps, subject.inputs, exits, sizes)
+    return Capture(floor, floor.answer)
+
+
+def _in_graph(function: Callable[[Tensor], Said], trunk: str, workshop: Workshop) -> Capture:
+    example, memory_format = workshop.subject.example, workshop.trunk(trunk).memory_format
+    stream = stream_pair(example.device).trunk
+    stream.wait_stream(torch.cuda.current_stream(example.device))
+    with torch.no_grad(), torch.cuda.stream(stream):  # compilation and cuDNN's choices must not happen in the capture
+        for _ in range(2):
+            function(example.clone(memory_format=memory_format))
+    torch.cuda.synchronize(example.device)
+    return Capture(Graph(function, example, memory_format), merged)
+
+
+def _compiled(heads: str | None, mode: str, workshop: Workshop, _pattern: str) -> Capture:
+    subject = workshop.subject
+    call = Compiled(subject.network, [] if heads is None else workshop.naive_heads, mode)
+    for _ in range(3):  # compiles, then warms up, then records its graph
+        call(subject.example)
+    return Capture(call, merged)
+
+
+def _runner(trunk: str, options: dict[str, Any], workshop: Workshop, _pattern: str) -> Capture:
+    subject = workshop.subject
+    batch = subject.cell.batch
+    sizes = smaller_sizes(batch) if options.get("compact") else (batch,)
+    runner = workshop.factories.make_runner(subject.network, subject.example, batch_sizes=sizes, trunk=trunk, **options)
+    return Capture(runner, _answer_of_result, runner.close)
+
+
+def _auto(trunk: str, workshop: Workshop, _pattern: str) -> Capture:
+    """Let "auto" choose by the subject's inputs and the rules in force now."""
+    subject = workshop.subject
+    samples, sizes = samples_for_auto(subject), (subject.cell.batch,)
+    runner = workshop.factories.make_runner(
+        subject.network, samples, exits="auto", batch_sizes=sizes, trunk=trunk, fresh=True
+    )
+    return Capture(runner, _answer_of_result, runner.close, note=runner.describe().partition("\n")[0])
+
+
+def samples_for_auto(subject: Subject) -> Tensor:
+    """Return inputs of a subject in one batch, to choose a runner by."""
+    return torch.cat(subject.inputs[: max(1, AUTO_SAMPLES // subject.cell.batch)])
+
+
+def _answer_of_result(result: ExitResult) -> Answer:
+    return Answer(result.label, result.confidence.double(), result.exit_index)

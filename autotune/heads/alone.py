@@ -1,0 +1,168 @@
+"""One head by itself on a GPU: launched, captured as a chain of launches, and compared with the truth under overlap."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from math import prod
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from ...kernels import HeadOutput, fused_head_reference
+from ...kernels.head_shape import HeadShape
+from ...kernels.head_view import HeadView, head_view
+from ...kernels.launch_config import LaunchConfig
+from ...model import FusedAuxHead
+from ...model.streams import stream_pair
+from ..measuring.peers import HeadSaid
+from ..measuring.targets import ALONE
+
+#: What a launch returns.
+Said = TypeVar("Said")
+
+#: Launches of a head in one graph, one after the other.
+CHAIN = 20
+#: Launches that are compared while other work runs beside them.
+_CHECKED_LAUNCHES = 5
+#: Roundings of an answer's dtype that it may be off by, however exact PyTorch's logits are by luck.
+_FLOOR_ROUNDINGS = 4
+#: What a peer may be off by in float32, in what a fused head may: torch.compile's kernels add one product after another
+#: and were off by 2.4 times that (512 features, 100 classes, H200). That is a peer less exact, not a wrong one.
+_PEERS_ROUNDING = 4
+#: The work beside them: products of square matrices.
+_BUSY_SIZE = 2048
+_BUSY_PRODUCTS = 50
+
+
+class Chain(Generic[Said]):
+    """Launches on one stream, one after another in a CUDA graph; a call replays them."""
+
+    def __init__(self, launch: Callable[[], Said], device: torch.device) -> None:
+        """Capture ``CHAIN`` times what ``launch`` does on the current stream."""
+        stream = stream_pair(device).side
+        self._launch = launch  # the graph uses its memory
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.stream(stream):
+            launch()  # counters and the workspaces of libraries are made ready outside of the capture
+        torch.cuda.synchronize(device)
+        with torch.no_grad(), torch.cuda.graph(self._graph, stream=stream):
+            for _ in range(CHAIN - 1):
+                launch()
+            self.said = launch()
+            """What the last launch says, after a replay."""
+
+    def __call__(self) -> None:
+        """Replay on the current stream."""
+        self._graph.replay()
+
+
+class AloneHead:
+    """A head and an input of it, on one CUDA device."""
+
+    def __init__(self, head: FusedAuxHead, x: Tensor) -> None:
+        """Launch ``head`` on ``x``, whatever its tables say."""
+        self.head = head
+        self.x = x
+        self.device = x.device
+
+    @property
+    def view(self) -> HeadView:
+        """The input as the kernel reads it."""
+        return head_view(tuple(self.x.shape), self.x.stride(), self.head.pool, self.head.pool_size)
+
+    @property
+    def shape(self) -> HeadShape:
+        """What tables know the head by."""
+        pool_max = self.head.pool == "max"
+        return HeadShape.of(self.view, self.head.num_classes, pool_max=pool_max, dtype=self.x.dtype)
+
+    def launch(self, config: LaunchConfig) -> HeadOutput:
+        """Launch on the current stream."""
+        from ...kernels.fused_head_kernel import launch_fused_head  # there is no Triton for some platforms
+
+        head, rule = self.head, self.head.rule
+        return launch_fused_head(
+            self.x, self.view, head.linear.weight, head.linear.bias, rule.temperature_tensor, rule.threshold_tensor,
+            pool_max=head.pool == "max", return_probs=head.return_probs, config=config,
+        )  # fmt: skip
+
+    @property
+    def chosen(self) -> LaunchConfig:
+        """What the operator launches here: by the tuned table of the device, else by rule."""
+        pool_max, classes = self.head.pool == "max", self.head.num_classes
+        return LaunchConfig.choose(
+            self.view, classes, pool_max=pool_max, dtype=self.x.dtype, device=self.device, place=ALONE
+        )
+
+    @property
+    def bytes_moved(self) -> int:
+        """The bytes that a head has to read and write: what it pools, weight and bias, and a fused head's answer."""
+        linear, samples = self.head.linear, self.x.shape[0]
+        parameters = [one for one in (linear.weight, linear.bias) if one is not None]
+        probs = self.head.num_classes * torch.float32.itemsize if self.head.return_probs else 0
+        answer = probs + sum(dtype.itemsize for dtype in (torch.int64, torch.float32, torch.bool))
+        return prod(self.view.shape) * self.x.itemsize + sum(one.nbytes for one in parameters) + samples * answer
+
+    def chain(self, config: LaunchConfig) -> Chain[HeadOutput]:
+        """Capture launches one after another."""
+        return Chain(lambda: self.launch(config), self.device)
+
+    def wrong(self, config: LaunchConfig) -> str | None:
+        """Say what is wrong with answers of launches beside other work, or return None."""
+        with self._busy(), torch.no_grad():
+            said = [self.launch(config) for _ in range(_CHECKED_LAUNCHES)]
+        for out in said:
+            wrong = self.wrong_answer(out)
+            if wrong is not None:
+                return wrong
+            if not (torch.equal(out.confidence, said[0].confidence) and torch.equal(out.label, said[0].label)):
+                return "two launches on the same input differ"
+        return None
+
+    def wrong_answer(self, said: HeadOutput | HeadSaid) -> str | None:
+        """Say what is wrong with one answer, the fused head's or a peer's, which may be less exact, or return None."""
+        exact, off_by_pytorch = self._truth
+        assert exact.probs is not None
+        allowed = max(2.0 * off_by_pytorch, _FLOOR_ROUNDINGS * torch.finfo(said.confidence.dtype).eps)
+        if isinstance(said, HeadSaid) and said.confidence.dtype == torch.float32:
+            allowed *= _PEERS_ROUNDING
+        off = (said.confidence.double() - exact.confidence).abs().max().item()
+        if isinstance(said, HeadOutput) and said.probs is not None:
+            off = max(off, (said.probs.double() - exact.probs).abs().max().item())
+        if not off <= allowed:  # NaN, too
+            return f"probabilities are off by {off:.2g}, {allowed:.2g} being allowed"
+        chosen = exact.probs.gather(1, said.label[:, None])[:, 0]
+        if not bool((exact.confidence - chosen <= 2 * allowed).all()):
+            return "a label is not that of the largest probability"
+        return None
+
+    @cached_property
+    def _truth(self) -> tuple[HeadOutput, float]:
+        """The answer in float64, and by how much probabilities are off that follow from PyTorch's logits."""
+        head, x = self.head, self.x
+        bias = head.linear.bias
+        with torch.no_grad():
+            exact = fused_head_reference(
+                x.double(), head.linear.weight.double(), None if bias is None else bias.double(),
+                pool=head.pool, pool_size=head.pool_size,
+                temperature=head.rule.temperature, threshold=head.rule.threshold,
+            )  # fmt: skip
+            own = torch.softmax(head.logits(x).double() / head.rule.temperature, dim=1)
+        assert exact.probs is not None
+        return exact, (own - exact.probs).abs().max().item()
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Let products of matrices run on the trunk's stream, and what is launched on the side stream."""
+        streams = stream_pair(self.device)
+        caller = torch.cuda.current_stream(self.device)
+        for stream in streams:
+            stream.wait_stream(caller)
+        with torch.cuda.stream(streams.trunk):
+            matrix = torch.ones(_BUSY_SIZE, _BUSY_SIZE, dtype=self.x.dtype, device=self.device)
+            for _ in range(_BUSY_PRODUCTS):
+                matrix @ matrix
+        with torch.cuda.stream(streams.side):
+            yield
+        torch.cuda.synchronize(self.device)

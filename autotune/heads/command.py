@@ -1,0 +1,113 @@
+"""The command ``auxhead-tune heads``."""
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from ...kernels.kernel_hash import kernel_hash
+from ...model.bad_input import BadInput
+from ...model.commands.errors import one_line_errors
+from ..bench.measure import DeviceLost
+from ..measuring.cells import Cell
+from ..measuring.environment import clocks, environment, this_device
+from ..measuring.interrupts import resumable
+from ..measuring.options import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
+from ..measuring.progress import SweepProgress
+from ..measuring.subject import Subject, build_subject
+from ..measuring.targets import ALONE, Failure
+from ..measuring.timers import CAPTURES
+from ..records.record import BadRecord, read_records, records_path
+from ..records.tables import print_tables, wide_console
+from ..sweep.measure import Status
+from ..sweep.search import FINAL_ROUNDS
+from .copy_speed import CopySpeed, measure_copy_speed
+from .measure import HeadTiming
+from .peers import LAUNCHES
+from .records import KIND, Head, HeadBook
+from .tables import head_tables
+
+
+def heads(
+    model: Model,
+    batch: Batches = None,
+    dtype: Dtypes = None,
+    classes: Classes = None,
+    placement: Placements = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Records are appended here.", show_default="autotune-records/heads-DEVICE.jsonl")
+    ] = None,
+) -> None:
+    """Measure a network's heads alone: fused, in plain PyTorch, and through torch.compile's max-autotune.
+
+    Each is a chain of launches in a CUDA graph, and its answers are checked first. Options that choose networks may be
+    given several times. A run that was stopped goes on where it was.
+    """
+    console = wide_console()
+    chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
+    with one_line_errors(BadRecord), resumable():
+        device = this_device(KIND)
+        where = records_path(out, KIND, torch.cuda.get_device_name(device))
+        own, cells = chosen.networks()
+        with SweepProgress(console) as progress:
+            run = _Run(device, where, progress.show, len(cells))
+            for cell in cells:
+                run.measure(cell, own)
+        found = [record for record in read_records(where) if record.cell in run.asked]
+        print_tables(console, head_tables(found))
+        console.print(f"Records: {where}", soft_wrap=True)
+
+
+class _Run:
+    """Measures the heads of networks that the file of records lacks."""
+
+    def __init__(self, device: torch.device, where: Path, show: Callable[[Status], None], cells: int) -> None:
+        self.asked: list[dict[str, Any]] = []
+        """The cells of the heads of all networks so far, measured or found."""
+        self._device = device
+        self._where = where
+        self._show = show
+        self._cells = cells
+        self._done = 0
+        self._environment = environment(device)
+        self._failures: Counter[str] = Counter()
+        self._speed: CopySpeed | None = None
+
+    def measure(self, cell: Cell, own: Subject | None) -> None:
+        """Measure the heads of one network, the user's own or one of torchvision's."""
+        self._tell(f"{cell}: building", 0.0)
+        timing = HeadTiming(own or build_subject(cell, self._device), "as_is")
+        how = {"place": ALONE, "rounds": FINAL_ROUNDS, "captures": CAPTURES}
+        book = HeadBook(self._where, self._environment, {"kernel": kernel_hash(), **timing.protocol, **how})
+        for place, (target, alone) in enumerate(timing.heads.items()):
+            head = Head(target, alone.chosen, alone.bytes_moved)
+            self.asked.append(head.cell)
+            if not book.has(head):
+                self._measure_head(timing, head, book, place)
+        self._done += 1
+        del timing, alone
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def _measure_head(self, timing: HeadTiming, head: Head, book: HeadBook, place: int) -> None:
+        self._speed = self._speed or measure_copy_speed(self._device, FINAL_ROUNDS)
+
+        def begins(variant: str) -> None:
+            of_head = list(LAUNCHES).index(variant) / len(LAUNCHES)
+            self._tell(f"{head.target}: {variant}", (place + of_head) / len(timing.heads))
+
+        try:
+            results = timing.against_peers(head.target, FINAL_ROUNDS, CAPTURES, begins)
+        except DeviceLost as error:
+            book.add(head, dict.fromkeys(LAUNCHES, Failure("DeviceLost", str(error))), self._speed, None)
+            raise BadInput(f"{error}; it is recorded: the same command goes on with the rest") from None
+        self._failures.update(result.kind for result in results.values() if isinstance(result, Failure))
+        book.add(head, results, self._speed, clocks(self._device))
+
+    def _tell(self, doing: str, of_cell: float) -> None:
+        """Say what begins, once that share of the network under way is done."""
+        self._show(Status((self._done + of_cell) / self._cells, doing, "", self._failures))

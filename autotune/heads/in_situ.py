@@ -1,0 +1,174 @@
+"""A network whose heads are launched in given ways: captured as its overlapped runner does, compared with the truth."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...kernels import ExitBuffers, ExitHead, ExitLaunch
+from ...kernels.head_shape import HeadShape
+from ...kernels.launch_config import LaunchConfig
+from ...kernels.tuned_table import overriding
+from ...model import ExitResult, Trunk, make_trunk
+from ...model.runners.captured_batch import CapturedBatch
+from ...model.runners.overlapped import OverlappedRunner
+from ...model.taps import listening
+from ..measuring.cells import NEVER
+from ..measuring.correctness import Answer, Comparison, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
+from ..measuring.subject import Subject
+from ..measuring.targets import NETWORK
+from .alone import AloneHead
+from .captured_launches import launch_heads
+from .forks import NetworkPoint
+from .launch_descriptions import HeadTwin, NetworkTwin, TensorTwin
+
+#: Of the heads of some shapes.
+Configs = Mapping[HeadShape, LaunchConfig]
+
+
+class HeadsInSitu:
+    """A subject on a trunk.
+
+    Captures differ in what is asked for alone: all other heads are launched by rule, whatever the tables hold.
+    """
+
+    def __init__(self, subject: Subject, trunk: str) -> None:
+        """Run the heads of ``subject`` beside a trunk of that kind; see :func:`auxhead.model.make_trunk`."""
+        self.subject = subject
+        self._network = subject.network
+        self._kind = trunk
+        self._trunk: Trunk = make_trunk(self._network.backbone, self._network.taps, subject.example, trunk)
+        self._features, self._final = self._run_trunk()
+        self.heads = [AloneHead(head, x) for head, x in zip(subject.heads, self._features, strict=True)]
+        """Those of the taps, each with what its tap gives it."""
+        classifier = self._trunk.classifier
+        self._classifier = None if classifier is None else AloneHead(classifier, self._final)
+        launched = [*self.heads, *([] if self._classifier is None else [self._classifier])]
+        self._heads_by_rule = {(head.shape, NETWORK): head.shape.by_rule() for head in launched}
+
+    def _run_trunk(self) -> tuple[list[Tensor], Tensor]:
+        """Return what each tap gives its head, as it lies in memory, and what the classifier gets."""
+        features: list[Tensor] = []
+        x = self.subject.example.contiguous(memory_format=self._trunk.memory_format)
+        taps = self._network.taps
+        with torch.no_grad(), listening(self._trunk.module, taps, lambda _place, y: features.append(y.clone())):
+            final = self._trunk.module(x)
+        return features, final.clone()
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """What times in situ depend on, beside what those alone do."""
+        return {
+            "trunk": trunk_fingerprint(self._trunk, self._network.taps, self.subject.example),
+            "trunk_kind": self._kind,
+            "forks": list(self.by_rule.forks),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        }
+
+    @cached_property
+    def by_rule(self) -> NetworkPoint:
+        """How launches leave the trunk by rule: the same way in all captures of heads."""
+        example = self.subject.example
+        with _ForksByRule(self._network, example, batch_sizes=(len(example),), trunk=self._trunk) as runner:
+            return NetworkPoint(runner.forks[len(example)])
+
+    def runner(self, configs: Configs, point: NetworkPoint) -> OverlappedRunner:
+        """Capture afresh, with these configurations for the heads of some shapes; the others are launched by rule."""
+        example = self.subject.example
+        kind = OverlappedRunner if point.trunk_first else _SamePriority
+        with self.launching(configs):
+            return kind(self._network, example, batch_sizes=(len(example),), trunk=self._trunk, forks=point.forks)
+
+    def launching(self, configs: Configs) -> AbstractContextManager[None]:
+        """Let heads of some shapes be launched like this until the context ends, and the others by rule."""
+        return overriding({**self._heads_by_rule, **_in_network(configs)})
+
+    def launch(self, configs: Configs, point: NetworkPoint, which: Sequence[str]) -> list[ExitLaunch]:
+        """Launch as the runner will, all launches that a head of some taps has a part in; return these."""
+        taps, classifier = self._network.taps, self._classifier
+        heads: list[ExitHead | None] = [head.head.as_exit_head() for head in self.heads]
+        heads.append(None if classifier is None else classifier.head.as_exit_head())
+        with self.launching(configs):
+            return launch_heads(
+                heads, [*self._features, self._final], [taps.index(tap) for tap in point.forks],
+                {taps.index(tap) for tap in which}, with_probs=all(head.return_probs for head in self.subject.heads),
+            )  # fmt: skip
+
+    def twin(self, configs: Configs, point: NetworkPoint, which: Sequence[str]) -> NetworkTwin:
+        """Describe what ``launch`` launches."""
+        taps, classifier = self._network.taps, self._classifier
+        return NetworkTwin(
+            tuple(map(HeadTwin.of, self.heads)),
+            TensorTwin.of(self._final) if classifier is None else HeadTwin.of(classifier),
+            tuple(taps.index(tap) for tap in point.forks),
+            frozenset(taps.index(tap) for tap in which),
+            tuple({**self._heads_by_rule, **_in_network(configs)}.items()),
+        )
+
+    @cached_property
+    def _logits(self) -> list[list[Tensor]]:
+        """Of each input the logits of every exit, as the trunk gives them eagerly."""
+        classifier = self._trunk.classifier
+        return [
+            logits_of_exits(
+                self._trunk.module,
+                self._network.taps,
+                [head.logits for head in self.subject.heads],
+                x.contiguous(memory_format=self._trunk.memory_format),
+                None if classifier is None else classifier.logits,
+            )
+            for x in self.subject.inputs
+        ]
+
+    @cached_property
+    def _truths(self) -> dict[str, list[Truth]]:
+        """Of each exit pattern the truth for each input."""
+        rounding = measure_rounding(self._network, self.subject.inputs)
+        found = {}
+        for pattern in (NEVER, *self._network.taps):
+            with self.subject.exits(pattern):
+                found[pattern] = [eager_truth(logits, self.subject.heads, rounding) for logits in self._logits]
+        return found
+
+    def wrong(self, which: Sequence[str], runner: Callable[[Tensor], ExitResult | Answer]) -> str | None:
+        """Say what is wrong with a captured network's answers where nothing and where all leaves at each of some taps.
+
+        Two inputs a pattern: an answer for the one before shows.
+        """
+        comparison = Comparison()
+        for pattern in (NEVER, *which):
+            with self.subject.exits(pattern):
+                for x, truth in list(zip(self.subject.inputs, self._truths[pattern], strict=True))[:2]:
+                    said = runner(x)
+                    comparison.add(Answer(said.label, said.confidence.double(), said.exit_index), truth)
+        return verdict(comparison.counts())
+
+
+class _ForksByRule(OverlappedRunner):
+    """Chooses forks, and captures no more than that takes, so that no head is compiled for it."""
+
+    def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
+        self._choose_forks(x)
+        return CapturedBatch(x, buffers, (), (), "")
+
+
+class _SamePriority(OverlappedRunner):
+    """Waiting blocks of trunk and heads are placed as they come."""
+
+    trunk_priority = 0
+
+
+def _in_network(configs: Configs) -> dict[tuple[HeadShape, str], LaunchConfig]:
+    return {(shape, NETWORK): config for shape, config in configs.items()}
+
+
+def trunk_fingerprint(trunk: Trunk, taps: Sequence[str], example: Tensor) -> str:
+    """Name a trunk by its layers, their sizes and types and its input: 16 hexadecimal digits."""
+    parts = [f"{name} {list(one.shape)} {one.dtype}" for name, one in trunk.module.state_dict().items()]
+    layers = [f"{name} {type(layer).__qualname__} {layer.extra_repr()}" for name, layer in trunk.module.named_modules()]
+    around = [str(list(example.shape)), str(example.dtype), str(trunk.memory_format), *taps, *trunk.notes]
+    return hashlib.sha256("\n".join([*parts, *layers, *around]).encode()).hexdigest()[:16]

@@ -1,0 +1,45 @@
+"""A fused head and what it replaces, by themselves: the plain chain of operators, and what torch.compile makes of it.
+
+All of them are timed in one way, as chains of launches in CUDA graphs of ours. So torch.compile runs in the mode that
+chooses kernels as "max-autotune" does but makes no graphs: that mode's own graphs copy inputs and are looked up by the
+host at every call, a cost which heads in a captured network do not have, and which would be all that is seen of a head
+of a few microseconds. Peers do not hand out the probabilities, which is in torch.compile's favour.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from ...kernels import HeadOutput
+from ..measuring.peers import HeadSaid, NaiveHead
+from .alone import AloneHead
+
+FUSED, EAGER, COMPILED = "fused", "eager", "compiled"
+#: Calls before a capture: the first compiles, and kernels are chosen by timing them when they first run.
+_WARM_UP = 3
+
+#: What answers for a head's input, as it is launched on the current stream.
+Launch = Callable[[], HeadOutput | HeadSaid]
+
+
+def _fused(head: AloneHead) -> Launch:
+    config = head.chosen
+    return lambda: head.launch(config)
+
+
+def _eager(head: AloneHead) -> Launch:
+    naive = NaiveHead(head.head)
+    return lambda: naive(head.x)
+
+
+def _compiled(head: AloneHead) -> Launch:
+    torch.compiler.reset()  # what was compiled for other heads would count against the limit on recompilations
+    compiled = torch.compile(NaiveHead(head.head), mode="max-autotune-no-cudagraphs", dynamic=False)
+    with torch.no_grad():
+        for _ in range(_WARM_UP):
+            compiled(head.x)
+    return lambda: compiled(head.x)
+
+
+#: What makes a head ready to be launched, by variant; compiles where that is needed.
+LAUNCHES: dict[str, Callable[[AloneHead], Launch]] = {FUSED: _fused, EAGER: _eager, COMPILED: _compiled}

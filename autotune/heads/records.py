@@ -1,0 +1,144 @@
+"""The measurements of heads on disk: all variants of a head together, which were timed in the same rounds."""
+
+import dataclasses
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...kernels.launch_config import LaunchConfig
+from ..measuring.targets import Failure, Target
+from ..records.comparison import Paired, Timings, compare, typical
+from ..records.record import Record, append_record, is_settled, read_records, utc_now
+from ..sweep.records import with_samples
+from ..sweep.search import FINAL_ROUNDS
+from .copy_speed import COPIED, CopySpeed
+from .peers import FUSED, LAUNCHES
+
+#: The kind of these records.
+KIND = "heads"
+#: The variant that is no head: the least that its bytes take.
+BYTES = "bytes"
+#: Of microseconds: the bytes of a small head take hundredths of one.
+_DIGITS = 4
+
+
+class Head(NamedTuple):
+    """What is measured."""
+
+    target: Target
+    config: LaunchConfig
+    """The configuration that the project chooses."""
+    bytes_moved: int
+    """What a head of that shape has to read and write."""
+
+    @property
+    def cell(self) -> dict[str, Any]:
+        """The cell of its records."""
+        target = self.target
+        return {**target.shape._asdict(), "model": target.model, "tap": ", ".join(target.taps)}
+
+
+@dataclass
+class HeadBook:
+    """The records of one device and kernel: heads that are there are not measured again."""
+
+    out: Path
+    """Where records are appended."""
+    environment: dict[str, Any]
+    """See :class:`~auxhead.autotune.records.record.Record`."""
+    protocol: dict[str, Any]
+    """kernel (its hash) and what else says how the numbers come about."""
+    _runs: dict[str, list[Record]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for record in read_records(self.out) if self.out.exists() else []:
+            self._remember(record)
+
+    def has(self, head: Head) -> bool:
+        """Whether all variants of a head were measured in one run, or failed as they would again.
+
+        They were so with the same kernel in the same configuration: ratios are to what the fused head was then.
+        """
+        wanted = self._protocol(head)
+        return any(
+            {record.variant for record in run} == {*LAUNCHES, BYTES}
+            and all(
+                record.cell == head.cell
+                and is_settled(record, self.environment, FINAL_ROUNDS)
+                and record.environment.get("sm_count") == self.environment.get("sm_count")
+                and all(record.protocol[name] == wanted[name] for name in ("kernel", "config"))
+                for record in run
+            )
+            for run in self._runs.values()
+        )
+
+    def add(
+        self, head: Head, results: Mapping[str, Paired | Failure], speed: CopySpeed, clocks: dict[str, float] | None
+    ) -> None:
+        """Append a line for each variant.
+
+        Args:
+            head: what was measured.
+            results: of each of ``head_peers.LAUNCHES``.
+            speed: of the same device.
+            clocks: the GPU's, as found after the measurement.
+        """
+        run = secrets.token_hex(6)
+        for variant, result in results.items():
+            if isinstance(result, Failure):
+                self._append(head, variant, run, clocks, error=str(result))
+            else:
+                own, baseline = _rounded(result.own), _rounded(result.baseline)
+                pairs = [] if variant == FUSED else [_pair(own, baseline)]
+                self._append(head, variant, run, clocks, device_us=with_samples(own), paired=pairs)
+        least = _rounded(speed.floor(head.bytes_moved))
+        rate = {"bytes": head.bytes_moved, "bytes_per_second": round(2 * COPIED / typical(speed.us) * 1e6)}
+        self._append(head, BYTES, run, clocks, {**rate, "captures": 1}, device_us=with_samples(least))
+
+    def _append(
+        self,
+        head: Head,
+        variant: str,
+        run: str,
+        clocks: dict[str, float] | None,
+        more: Mapping[str, Any] | None = None,
+        **rest: Any,
+    ) -> None:
+        record = Record(
+            kind=KIND,
+            cell=head.cell,
+            exits="never",
+            variant=variant,
+            run=run,
+            utc=utc_now(),
+            environment={**self.environment, "clocks": clocks},
+            protocol={**self._protocol(head), **(more or {})},
+            **rest,
+        )
+        append_record(self.out, record)
+        self._remember(record)
+
+    def _protocol(self, head: Head) -> dict[str, Any]:
+        return {**self.protocol, "config": dataclasses.asdict(head.config)}
+
+    def _remember(self, record: Record) -> None:
+        if record.kind == KIND:
+            self._runs.setdefault(record.run, []).append(record)
+
+
+def _pair(own: Timings, fused: Timings) -> dict[str, Any]:
+    difference = compare(own, fused)
+    return {
+        "role": FUSED,
+        "variant": FUSED,
+        "device_us": typical(fused),
+        "device_ratio": difference.median_ratio,
+        "low": difference.low,
+        "high": difference.high,
+    }
+
+
+def _rounded(timings: Timings) -> list[list[float]]:
+    return [[round(us, _DIGITS) for us in rounds] for rounds in timings]

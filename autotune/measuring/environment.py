@@ -1,0 +1,79 @@
+"""What a record's numbers belong to: the GPU, its driver and clocks, the versions, the commit."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...model.bad_input import BadInput
+from ...model.machine import driver_version, output_of
+
+
+def this_device(command: str, otherwise: str = "; `auxhead-tune table` needs none") -> torch.device:
+    """Return the current CUDA device.
+
+    Args:
+        command: that wants one.
+        otherwise: what can be done without, as the end of the error.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if not torch.cuda.is_available():
+        raise BadInput(f"{command}: torch sees no CUDA device here, wants one{otherwise}")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Return what does not change during a run; see :class:`Record`. Unknown is None."""
+    return {
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "sm_count": torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None,
+        "driver": driver_version(),
+        "torch": torch.__version__,
+        **{name: _version(name) for name in ("triton", "torchvision")},
+        "cudnn": torch.backends.cudnn.version(),
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "auxhead": _version("auxhead"),
+        "commit": _commit(Path(__file__).resolve().parent),
+    }
+
+
+def clocks(device: torch.device) -> dict[str, float] | None:
+    """Return the GPU's clocks in MHz, temperature in degrees Celsius and power in W, as they are; None if unknown."""
+    if device.type != "cuda":
+        return None
+    names = ("clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu", "power.draw")
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    said = output_of(["nvidia-smi", "-i", uuid, f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"])
+    values = (said or "").split(",")
+    if len(values) != len(names):
+        return None
+    found = {}
+    for name, value in zip(("sm_mhz", "memory_mhz", "max_sm_mhz", "celsius", "watt"), values, strict=True):
+        try:
+            found[name] = float(value)
+        except ValueError:  # "[N/A]"
+            continue
+    return found
+
+
+def _commit(folder: Path) -> str | None:
+    """Return the commit of the checkout that this very code runs from, if it does."""
+    git = ["git", "-C", str(folder)]
+    # an installation may lie in a checkout of something else, whose commit says nothing about this code
+    if output_of([*git, "ls-files", "--error-unmatch", Path(__file__).name]) is None:
+        return None
+    commit = output_of([*git, "rev-parse", "HEAD"])
+    changed = output_of([*git, "status", "--porcelain", "--untracked-files=no"])
+    return commit if commit is None else commit.strip() + ("-dirty" if changed else "")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,149 @@
+"""How full launches of heads make the multiprocessors (SMs), in tiers that must not be mixed: ``TIERS`` says of each.
+
+Only residency and what Nsight Compute reads are measured. Shares are from 0 to 1.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ...kernels.residency import Residency
+from ..records.intervals import Interval, length, merged
+from .replay_trace import HEAD_KERNEL
+
+#: What each tier is, and what it cannot see.
+TIERS = {
+    "theoretical": "warps that programs of one launch could fill of an SM, by registers, shared memory and warps of "
+    "the compiled kernel (cuOccupancyMaxActiveBlocksPerMultiprocessor): a bound, whatever else is there",
+    "estimate": "what torch.profiler prints of a launch, computed from its grid and block: nothing is measured, a "
+    "launch of few programs rounds to 0, and more than 48 KB of shared memory is 0",
+    "residency": "warps of head programs that were there, over time, of all that the SMs hold: measured in the kernel, "
+    "by SM, start and end of each program; there, not necessarily issuing",
+    "ncu": "warps that were there of those that an SM holds, while it had any: sm__warps_active, measured by Nsight "
+    "Compute, of each launch by itself, since it lets none overlap",
+}
+
+
+class Theoretical(NamedTuple):
+    """Of one launch what registers, shared memory and warps allow."""
+
+    registers: int
+    """Of a thread."""
+    spills: int
+    """Bytes that a thread spills."""
+    shared_bytes: int
+    """Of a program."""
+    num_warps: int
+    """Of a program."""
+    programs_per_sm: int
+    share: float
+    """Of an SM's warps."""
+
+
+def theoretical(compiled: Any, device: torch.device) -> Theoretical:
+    """Ask the driver how many programs of a kernel fit on an SM.
+
+    Args:
+        compiled: Triton's compiled kernel, which has been launched on ``device``.
+        device: a CUDA device, the current one.
+
+    Raises:
+        RuntimeError: the driver does not say.
+    """
+    from cuda.bindings import driver  # there is none where torch has no CUDA
+
+    num_warps, shared = compiled.metadata.num_warps, compiled.metadata.shared
+    status, fit = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        driver.CUfunction(compiled.function), 32 * num_warps, shared
+    )
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"cuOccupancyMaxActiveBlocksPerMultiprocessor: {status.name}")
+    share = fit * num_warps / max_warps(device)
+    return Theoretical(compiled.n_regs, compiled.n_spills, shared, num_warps, int(fit), share)
+
+
+def max_warps(device: torch.device) -> int:
+    """Return how many warps an SM of a CUDA device holds."""
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.max_threads_per_multi_processor // properties.warp_size)
+
+
+class Estimate(NamedTuple):
+    """Of one launch what the profiler prints."""
+
+    percent: float
+    known_zero: bool
+    """Whether it is 0, which no launch that runs is: it has more shared memory than the profiler reckons with, or few
+    programs."""
+
+
+def estimates(trace: Mapping[str, Any]) -> list[list[Estimate]]:
+    """Return the profiler's estimates of head launches in a Chrome trace, by replay and both in the order of time."""
+    by_replay: dict[Any, list[Mapping[str, Any]]] = {}
+    for event in sorted(trace["traceEvents"], key=lambda event: float(event.get("ts", 0.0))):
+        if event.get("cat") == "kernel" and event["name"].startswith(HEAD_KERNEL):
+            by_replay.setdefault(event["args"]["correlation"], []).append(event["args"])
+    return [[_estimate(arguments) for arguments in launches] for launches in by_replay.values()]
+
+
+def _estimate(arguments: Mapping[str, Any]) -> Estimate:
+    percent = float(arguments["est. achieved occupancy %"])
+    return Estimate(percent, percent == 0.0)
+
+
+class Resident(NamedTuple):
+    """What of the SMs head programs took, over a span of time."""
+
+    warps_share: float
+    """Warps of head programs by time, of all warps that the SMs hold: occupancy as measured in the kernel."""
+    sm_share: float
+    """Time that SMs had any head program at all, of the time of all SMs."""
+    sms: int
+    """SMs that had any."""
+    us: float
+    """From the first program's start to the last one's end."""
+
+
+def resident(launches: Iterable[Residency], sm_count: int, sm_warps: int, span_us: float) -> Resident:
+    """Sum up what launches of one replay recorded.
+
+    Args:
+        launches: with turns on the CPU.
+        sm_count: SMs of the device.
+        sm_warps: that an SM holds.
+        span_us: what the shares are of, microseconds: the time of the trunk, say.
+
+    Raises:
+        ValueError: nothing was recorded, a program did not run, or its row makes no sense.
+    """
+    lanes: dict[int, list[Interval]] = {}
+    warps_us = 0.0
+    for launch in launches:
+        check_turns(launch, sm_count)
+        for sm, start, end in launch.turns.tolist():
+            lanes.setdefault(sm, []).append((start / 1e3, end / 1e3))
+        warps_us += launch.num_warps * (launch.turns[:, 2] - launch.turns[:, 1]).sum().item() / 1e3
+    if not lanes:
+        raise ValueError("launches: got none, wants what head launches recorded")
+    occupied = [merged(lane) for lane in lanes.values()]
+    began, ended = min(lane[0][0] for lane in occupied), max(lane[-1][1] for lane in occupied)
+    of_all = sm_count * span_us
+    return Resident(warps_us / (of_all * sm_warps), sum(map(length, occupied)) / of_all, len(lanes), ended - began)
+
+
+class Active(NamedTuple):
+    """Of one launch what Nsight Compute counts."""
+
+    percent: float
+    """Of the warps of an SM, those that were there on average while there were any; SMs without any do not count."""
+
+
+def check_turns(launch: Residency, sm_count: int) -> None:
+    """Raise ``ValueError`` if a program of a launch did not record where it ran, or no such place or time."""
+    sm, start, end = launch.turns.unbind(1)
+    silent = int((sm < 0).sum())
+    if silent:
+        raise ValueError(f"turns: {silent} of {len(sm)} were not recorded, wants the launch to have run")
+    if int(sm.max()) >= sm_count or bool((end < start).any()) or bool((start <= 0).any()):
+        raise ValueError(f"turns: got an SM of {sm_count} that there is not, or an end before its start")

@@ -1,0 +1,222 @@
+"""What the runners are compared with: heads as people write them, plain graphs, truncated networks, torch.compile."""
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels import HeadOutput
+from ...model import EarlyExitNetwork, FusedAuxHead, Trunk
+from ...model.streams import stream_pair
+from ...model.taps import ForwardLeft, listening
+from .correctness import Answer
+
+
+class HeadSaid(NamedTuple):
+    """What one head says about N samples, without probabilities."""
+
+    label: Tensor
+    confidence: Tensor
+    exit: Tensor
+
+
+class Said(NamedTuple):
+    """What a peer says: its heads one by one, unmerged (which is in the peers' favour), and its last exit."""
+
+    heads: Sequence[HeadSaid | HeadOutput]
+    last: Tensor | HeadOutput
+    """Logits [N, K], or what a fused head says."""
+    last_exit: int
+
+
+class NaiveHead(nn.Module):
+    """A head of six to eight launches with the weights of a fused one: pool, flatten, linear, softmax, max, compare."""
+
+    def __init__(self, head: FusedAuxHead) -> None:
+        super().__init__()
+        self.head = head
+        pool = nn.AdaptiveMaxPool2d if head.pool == "max" else nn.AdaptiveAvgPool2d
+        self.classifier = nn.Sequential(pool(head.pool_size), nn.Flatten(), head.linear)
+
+    def forward(self, x: Tensor) -> HeadSaid:
+        """Answer for a map [N, C, H, W], or for whatever the fused head takes."""
+        plain = x.ndim == 4 and self.head.pool in ("avg", "max")
+        logits = self.classifier(x) if plain else self.head.logits(x)
+        if self.head.rule.temperature != 1.0:
+            logits = logits / self.head.rule.temperature_tensor
+        confidence, label = torch.softmax(logits, dim=1).max(dim=1)
+        return HeadSaid(label, confidence, confidence > self.head.rule.threshold_tensor)
+
+
+#: The heads of a network, naive or fused.
+Heads = Sequence[Callable[[Tensor], Any]]
+
+
+def _last(trunk: Trunk, y: Tensor) -> Tensor | HeadOutput:
+    """Turn what the trunk's module returns into the answer of the last exit."""
+    return y if trunk.classifier is None else trunk.classifier(y)
+
+
+def bare(trunk: Trunk, taps: Sequence[str], x: Tensor) -> Said:
+    """Run without any head."""
+    return Said([], _last(trunk, trunk.module(x)), len(taps))
+
+
+def in_line(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Said:
+    """Run every head on the stream of the trunk."""
+    said: list[Any] = []
+    with listening(trunk.module, taps, lambda place, y: said.append(heads[place](y))):
+        y = trunk.module(x)
+    return Said(said, _last(trunk, y), len(taps))
+
+
+def forked(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Said:
+    """Run every head on the low-priority stream; for a capture, which keeps what the side stream still reads."""
+    main, side = torch.cuda.current_stream(x.device), stream_pair(x.device).side
+    said: list[Any] = []
+    held: list[Tensor] = []
+
+    def on_tap(place: int, y: Tensor) -> None:
+        side.wait_stream(main)
+        held.append(y)
+        with torch.cuda.stream(side):
+            said.append(heads[place](y))
+
+    with listening(trunk.module, taps, on_tap):
+        last = _last(trunk, trunk.module(x))
+    main.wait_stream(side)
+    return Said(said, last, len(taps))
+
+
+def truncated(trunk: Trunk, taps: Sequence[str], heads: Heads, stop_at: int, x: Tensor) -> Said:
+    """Run up to a tap and let its head answer: the least that an exit there can cost."""
+    said: list[Any] = []
+
+    def on_tap(place: int, y: Tensor) -> None:
+        if place == stop_at:
+            said.append(heads[place](y))
+            raise ForwardLeft
+
+    try:
+        with listening(trunk.module, taps, on_tap):
+            trunk.module(x)
+    except ForwardLeft:
+        pass
+    return Said([], said[0], stop_at)
+
+
+def with_item(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Said:
+    """Ask the device after every head whether all samples are sure, and leave if so: what people write."""
+    said: list[Any] = []
+    sure: Tensor | None = None
+
+    def on_tap(place: int, y: Tensor) -> None:
+        nonlocal sure
+        said.append(heads[place](y))
+        sure = said[-1].exit if sure is None else sure | said[-1].exit
+        if sure.all().item():
+            raise ForwardLeft
+
+    try:
+        with listening(trunk.module, taps, on_tap):
+            y = trunk.module(x)
+    except ForwardLeft:
+        return Said(said[:-1], HeadOutput(None, *said[-1]), len(said) - 1)
+    return Said(said, _last(trunk, y), len(taps))
+
+
+class Graph:
+    """A function of one tensor in a CUDA graph of its own: copies the input in, replays, clones the last exit's answer.
+
+    The clone is what the runners pay for as well: an answer that the next call does not write over.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Tensor], Said],
+        example: Tensor,
+        memory_format: torch.memory_format = torch.preserve_format,
+    ) -> None:
+        """Capture ``function``, which has run on such an input before, for inputs copied into ``memory_format``."""
+        self._input = example.clone(memory_format=memory_format)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(self._graph, stream=stream_pair(example.device).trunk):
+            self._said = function(self._input)
+
+    def __call__(self, x: Tensor) -> Said:
+        """Answer for a batch like the example; what heads before the last exit say is valid until the next call."""
+        self._input.copy_(x)
+        self.replay()
+        return self._said._replace(last=_owned(self._said.last))
+
+    def replay(self) -> None:
+        """Replay on the input that is there, and do nothing else."""
+        self._graph.replay()
+
+
+class Compiled:
+    """The backbone through ``torch.compile``, whose modes "reduce-overhead" and "max-autotune" replay graphs too."""
+
+    def __init__(self, network: EarlyExitNetwork, heads: Sequence[NaiveHead], mode: str) -> None:
+        """Compile at the first call; without ``heads`` the bare backbone."""
+        # Not _HeadsInForward without heads: what is compiled for one is reused for the other, as hooks are not guarded.
+        module = _HeadsInForward(network, heads) if heads else copy.deepcopy(network.backbone)
+        self._compiled = torch.compile(module, mode=mode, dynamic=False)
+        self._heads = len(heads)
+        self._last_exit = len(network.taps)
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Said:
+        """Answer for a batch like the first; what the heads say is valid until the next call."""
+        torch.compiler.cudagraph_mark_step_begin()
+        heads, logits = self._compiled(x) if self._heads else ([], self._compiled(x))
+        if len(heads) != self._heads:  # samples that leave at the classifier would not show it
+            raise RuntimeError(f"torch.compile left out heads: {len(heads)} of {self._heads} said something")
+        return Said(heads, logits.clone(), self._last_exit)
+
+
+class _HeadsInForward(nn.Module):
+    """A backbone whose taps call their heads for good: hooks that are there before compilation are compiled in."""
+
+    def __init__(self, network: EarlyExitNetwork, heads: Sequence[NaiveHead]) -> None:
+        super().__init__()
+        self.backbone = copy.deepcopy(network.backbone)
+        self.heads = nn.ModuleList(heads)
+        self._said: list[HeadSaid] = []
+        for tap, head in zip(network.taps, heads, strict=False):
+            self.backbone.get_submodule(tap).register_forward_hook(partial(self._on_tap, head))
+
+    def _on_tap(self, head: NaiveHead, _module: nn.Module, _inputs: Any, y: Tensor) -> None:
+        self._said.append(head(y))
+
+    def forward(self, x: Tensor) -> tuple[list[HeadSaid], Tensor]:
+        logits = self.backbone(x)
+        said = list(self._said)
+        self._said.clear()
+        return said, logits
+
+
+def _owned(last: Tensor | HeadOutput) -> Tensor | HeadOutput:
+    if isinstance(last, Tensor):
+        return last.clone()
+    if last.probs is None:
+        return last._replace(confidence=last.confidence.clone())
+    return last._replace(probs=last.probs.clone())
+
+
+def merged(said: Said) -> Answer:
+    """Let the first sure exit answer for each sample; outside of what is timed."""
+    last = said.last
+    if isinstance(last, Tensor):
+        confidence, label = torch.softmax(last.double(), dim=1).max(dim=1)
+    else:
+        confidence, label = last.confidence if last.probs is None else last.probs.amax(dim=1), last.label
+    answer = Answer(label, confidence.double(), torch.full_like(label, said.last_exit))
+    for place in reversed(range(len(said.heads))):
+        head = said.heads[place]
+        earlier = Answer(head.label, head.confidence.double(), torch.full_like(label, place))
+        answer = Answer(*(torch.where(head.exit, new, old) for new, old in zip(earlier, answer, strict=True)))
+    return answer

@@ -1,0 +1,66 @@
+"""What a sweep shows while it runs."""
+
+import time
+from collections import Counter
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
+
+from ..sweep.measure import Status
+
+
+class SweepProgress:
+    """How far a sweep is, about how long the rest takes, what is best so far, and what failed and why.
+
+    A bar on a terminal, elsewhere a line for each thing that is measured.
+    """
+
+    def __init__(self, console: Console) -> None:
+        """Show on ``console``."""
+        self._console = console
+        self._began = time.monotonic()
+        self._done = 0.0
+        self._progress = (
+            Progress(
+                TextColumn("{task.percentage:3.0f} %"), BarColumn(20), TextColumn("{task.description}"), console=console
+            )
+            if console.is_terminal
+            else None
+        )
+        self._task = None if self._progress is None else self._progress.add_task("", total=1.0)
+
+    def __enter__(self) -> "SweepProgress":
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def show(self, status: Status) -> None:
+        """Show what begins."""
+        said = [status.doing]
+        if status.best:
+            said.append(f"best so far {status.best}")
+        if status.failures:
+            said.append(f"failed: {failures_in_words(status.failures)}")
+        line = "; ".join(said)
+        self._done = max(self._done, status.done)  # some work goes back to what was done with
+        left = self._left()
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=self._done, description=escape(f"{left}{line}"))
+        else:
+            self._console.print(f"{self._done:4.0%} {left}{line}", highlight=False, markup=False, soft_wrap=True)
+
+    def _left(self) -> str:
+        if not 0.0 < self._done < 1.0:
+            return ""
+        seconds = round((time.monotonic() - self._began) / self._done * (1.0 - self._done))
+        return f"about {seconds // 60}:{seconds % 60:02d} left: "
+
+
+def failures_in_words(failures: Counter[str]) -> str:
+    """Count failures by their kinds, the most frequent first."""
+    return ", ".join(f"{count} {kind}" for kind, count in failures.most_common())

@@ -1,0 +1,124 @@
+"""Replays of a captured network in a trace of torch.profiler: their kernels, and whose they are."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .request_trace import GRAPH_LAUNCHES
+
+#: Whose a kernel is. The trunk's: all that are no launch of heads.
+TRUNK = "trunk"
+#: Of heads that run beside the trunk.
+SIDE = "side"
+#: The last launch of an overlapped network, which waits for trunk and heads: late heads, the classifier, the answer.
+JOIN = "join"
+
+#: What the kernel of a captured network's heads is called.
+HEAD_KERNEL = "exit_kernel"
+
+
+class Kernel(NamedTuple):
+    """One kernel of a replay."""
+
+    name: str
+    role: str
+    """``TRUNK``, ``SIDE`` or ``JOIN``."""
+    stream: int
+    """As the profiler numbers the streams that the graph's executor ran its nodes on."""
+    start_us: float
+    """Since the replay's first kernel began."""
+    duration_us: float
+    grid: tuple[int, ...] | None
+    """Blocks in x, y and z; None if the trace does not say."""
+    block: tuple[int, ...] | None
+    """Threads in x, y and z."""
+    registers: int | None
+    """Of a thread."""
+
+    @property
+    def end_us(self) -> float:
+        """When it ended."""
+        return self.start_us + self.duration_us
+
+
+#: The kernels of one replay, in the order in which they began.
+Replay = tuple[Kernel, ...]
+
+
+class NoReplays(ValueError):
+    """A trace that holds no replays of graphs; says what is missing and what records a trace that has them."""
+
+
+def read_replays(trace: Mapping[str, Any]) -> list[Replay]:
+    """Return the replays of CUDA graphs in a Chrome trace of torch.profiler, in the order in which they began.
+
+    Kernels of a replay are those that carry the correlation of one launch of a graph. Which of them are the heads' is
+    told by name and order, not by stream: the trace names the streams on which the graph's executor ran its nodes,
+    which need not be those of the capture, and no priorities.
+
+    Args:
+        trace: the content of the file. Each replay is one of an overlapped runner's graph, or of a bare trunk's.
+
+    Raises:
+        NoReplays: no kernels, or none that a graph launched.
+    """
+    made_by = "; `auxhead-tune overlap MODEL` records and reads one"
+    if not isinstance(trace, Mapping) or not isinstance(trace.get("traceEvents"), list):
+        raise NoReplays(f"trace: has no list of traceEvents, wants a Chrome trace of torch.profiler{made_by}")
+    launches: set[Any] = set()
+    by_launch: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event.get("ph") != "X":
+            continue
+        launch = event.get("args", {}).get("correlation")
+        if event.get("cat") == "kernel":
+            by_launch[launch].append(event)
+        elif event.get("cat") in ("cuda_runtime", "cuda_driver"):
+            # CUPTI may add a version to a name: cudaGraphLaunch_v10000
+            if event["name"].partition("_")[0] in GRAPH_LAUNCHES and launch is not None:
+                launches.add(launch)
+    if not by_launch:
+        raise NoReplays(
+            "trace: got no GPU kernels, wants those of replays of a CUDA graph, profiled on a GPU with "
+            f"ProfilerActivity.CUDA{made_by}"
+        )
+    replays = [kernels for launch, kernels in by_launch.items() if launch in launches]
+    if not replays:
+        count = sum(map(len, by_launch.values()))
+        raise NoReplays(
+            f"trace: got {count} GPU kernels and none with the correlation of a cudaGraphLaunch, wants those of "
+            f"replays of a CUDA graph{made_by}"
+        )
+    return [_replay(kernels) for kernels in sorted(replays, key=_begin)]
+
+
+def _begin(events: list[Mapping[str, Any]]) -> float:
+    return min(float(event["ts"]) for event in events)
+
+
+def _replay(events: list[Mapping[str, Any]]) -> Replay:
+    ordered = sorted(events, key=lambda event: (float(event["ts"]), float(event["dur"])))
+    begin = float(ordered[0]["ts"])
+    kernels = []
+    for place, event in enumerate(ordered):
+        arguments = event.get("args", {})
+        role = TRUNK
+        if event["name"].startswith(HEAD_KERNEL):
+            role = JOIN if place == len(ordered) - 1 else SIDE
+        kernels.append(
+            Kernel(
+                name=event["name"],
+                role=role,
+                stream=int(arguments.get("stream", event.get("tid", 0))),
+                start_us=round(float(event["ts"]) - begin, 3),  # the profiler counts nanoseconds
+                duration_us=round(float(event["dur"]), 3),
+                grid=_sizes(arguments.get("grid")),
+                block=_sizes(arguments.get("block")),
+                registers=arguments.get("registers per thread"),
+            )
+        )
+    return tuple(kernels)
+
+
+def _sizes(found: Any) -> tuple[int, ...] | None:
+    return None if found is None else tuple(int(size) for size in found)

@@ -1,0 +1,274 @@
+"""What one request costs: launches, CUDA API calls, host and device time, from a trace of torch.profiler."""
+
+import bisect
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, record_function, schedule
+from torch.profiler import profile as torch_profile
+
+from ..records.intervals import length, merged
+
+#: Marks a request in the trace.
+ANNOTATION = "auxhead request"
+
+#: Requests before any that count: compilation, cuDNN's choice of algorithms, the allocator.
+WARM_UP = 10
+
+GRAPH_LAUNCHES = frozenset({"cudaGraphLaunch", "cuGraphLaunch"})
+KERNEL_LAUNCHES = frozenset(
+    {
+        "cudaLaunchKernel",
+        "cudaLaunchKernelExC",
+        "cudaLaunchCooperativeKernel",
+        "cuLaunchKernel",
+        "cuLaunchKernelEx",
+        "cuLaunchCooperativeKernel",
+    }
+)
+#: Calls that take memory from the driver or give it back; most of them wait for the device too.
+ALLOCATIONS = frozenset(
+    {
+        *("cudaMalloc", "cudaMallocAsync", "cudaMallocFromPoolAsync", "cudaMallocHost", "cudaMallocManaged"),
+        *("cudaHostAlloc", "cudaHostRegister", "cudaHostUnregister", "cudaFree", "cudaFreeAsync", "cudaFreeHost"),
+        *("cuMemAlloc", "cuMemAllocAsync", "cuMemAllocHost", "cuMemHostAlloc", "cuMemFree", "cuMemFreeAsync"),
+        *("cuMemFreeHost", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap"),
+    }
+)
+#: Calls in which the host waits for the device.
+SYNCHRONISATIONS = frozenset(
+    {
+        *("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy"),
+        *("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class ApiCalls:
+    """The calls of one function of the CUDA API."""
+
+    name: str
+    by_request: tuple[int, ...]
+    """Calls in each request."""
+    total_us: float
+    """Host time of all of them, microseconds."""
+
+    @property
+    def calls(self) -> float:
+        """Calls per request."""
+        return sum(self.by_request) / len(self.by_request)
+
+    @property
+    def host_us(self) -> float:
+        """Host time per request, microseconds, with the profiler on, which adds to it."""
+        return self.total_us / len(self.by_request)
+
+
+@dataclass(frozen=True)
+class RequestProfile:
+    """What a request does, as a mean over a number of requests; times are microseconds."""
+
+    requests: int
+    api: tuple[ApiCalls, ...]
+    """What the host calls between the begin and the return of a request, most host time first."""
+    kernels: float
+    """Kernels that run on the device, per request, those of graphs among them."""
+    copies: float
+    """Copies on the device, between devices or to and from the host, per request."""
+    fills: float
+    """Memsets on the device, per request."""
+    kernel_us: float
+    """Device time per request, summed over its kernels: more than passes when kernels overlap."""
+    busy_us: float
+    """Device time per request during which at least one kernel runs: the union of the kernels' intervals."""
+
+    def total(self, names: Iterable[str]) -> int:
+        """Return the calls of these API functions in all requests together."""
+        return sum(sum(row.by_request) for row in self.api if row.name in names)
+
+    @property
+    def launches_by_request(self) -> tuple[int, ...]:
+        """Calls that launch a kernel or a graph, in each request."""
+        rows = [row.by_request for row in self.api if row.name in KERNEL_LAUNCHES | GRAPH_LAUNCHES]
+        return tuple(sum(counts) for counts in zip(*rows, strict=True)) if rows else (0,) * self.requests
+
+    @property
+    def launches(self) -> float:
+        """Calls that launch a kernel or a graph, per request."""
+        return sum(self.launches_by_request) / self.requests
+
+    @property
+    def graph_launches(self) -> float:
+        """Those of them that launch a graph, per request."""
+        return self.total(GRAPH_LAUNCHES) / self.requests
+
+    @property
+    def allocations(self) -> int:
+        """Calls that take memory from the driver or give it back, in all requests together."""
+        return self.total(ALLOCATIONS)
+
+    @property
+    def synchronisations(self) -> int:
+        """Calls in which the host waits for the device, in all requests together."""
+        return self.total(SYNCHRONISATIONS)
+
+
+@dataclass(frozen=True)
+class HostTimes:
+    """Wall time of each request on the host, in microseconds, without a profiler."""
+
+    call_us: tuple[float, ...]
+    """Until the call returns, which is before the device is done unless the call waits for it."""
+    answer_us: tuple[float, ...]
+    """Until the caller's stream has the answer."""
+
+
+def time_requests(calls: Mapping[str, Callable[[Tensor], object]], x: Tensor, requests: int) -> dict[str, HostTimes]:
+    """Time requests without a profiler, each from an idle device; the variants take turns.
+
+    Do this before anything is profiled: the profiler's hooks into CUDA outlive it and slow later launches down.
+
+    Args:
+        calls: variants by name; each hands its answer to the caller's stream.
+        x: the input of every request.
+        requests: timed requests of each variant.
+    """
+    names = list(calls)
+    call_us: dict[str, list[float]] = {name: [] for name in names}
+    answer_us: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(-WARM_UP, requests):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            _wait_for_device(x.device)
+            began = time.perf_counter()
+            kept = calls[name](x)
+            returned = time.perf_counter()
+            if x.is_cuda:
+                torch.cuda.current_stream(x.device).synchronize()
+            answered = time.perf_counter()
+            del kept  # freed outside the timed part
+            if turn >= 0:
+                call_us[name].append((returned - began) * 1e6)
+                answer_us[name].append((answered - began) * 1e6)
+    return {name: HostTimes(tuple(call_us[name]), tuple(answer_us[name])) for name in names}
+
+
+def profile_requests(call: Callable[[Tensor], object], x: Tensor, requests: int, trace_file: Path) -> RequestProfile:
+    """Profile requests, each from an idle device, after a warm-up that is not counted.
+
+    Args:
+        call: answers a request.
+        x: the input of every request.
+        requests: how many to count.
+        trace_file: where the Chrome trace goes, replaced if it is there; chrome://tracing and ui.perfetto.dev open it.
+    """
+    profile = read_trace(record_trace(call, x, requests, trace_file))
+    if profile.requests != requests:
+        raise RuntimeError(f"{trace_file}: holds {profile.requests} of {requests} requests; the profiler lost the rest")
+    return profile
+
+
+def record_trace(call: Callable[[Tensor], object], x: Tensor, requests: int, trace_file: Path) -> dict[str, Any]:
+    """Profile requests as ``profile_requests`` does, and return the content of the Chrome trace."""
+    # The first requests under a profiler pay for its own set-up: its warm-up phase records them and throws them away.
+    phases = schedule(wait=0, warmup=1, active=1, repeat=1)
+    with torch_profile(activities=activities(x), schedule=phases, acc_events=True) as profiler:
+        for _ in range(WARM_UP):
+            call(x)
+        _wait_for_device(x.device)
+        profiler.step()
+        for _ in range(requests):
+            with record_function(ANNOTATION):
+                kept = call(x)
+            _wait_for_device(x.device)
+            del kept
+    unfinished = trace_file.with_name(f".{os.getpid()}.{trace_file.name}")
+    profiler.export_chrome_trace(str(unfinished))
+    os.replace(unfinished, trace_file)
+    with trace_file.open(encoding="utf-8") as file:
+        content: dict[str, Any] = json.load(file)
+    return content
+
+
+def activities(x: Tensor) -> list[ProfilerActivity]:
+    """Return what is profiled of calls with such an input."""
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if x.is_cuda else [])]
+
+
+def _wait_for_device(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def read_trace(trace: Mapping[str, Any]) -> RequestProfile:
+    """Count what a Chrome trace of torch.profiler holds about the requests annotated in it.
+
+    API calls count when they begin within a request. Whatever the device ran counts, for it runs after the call that
+    launched it has returned: a trace is to hold requests and nothing else on the device.
+
+    Raises:
+        ValueError: no request is annotated.
+    """
+    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    requests = sorted(
+        (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
+        for event in events
+        if event.get("cat") == "user_annotation" and event["name"] == ANNOTATION
+    )
+    if not requests:
+        raise ValueError(f"trace: got no event {ANNOTATION!r}, wants one for each request")
+    begins = [begin for begin, _ in requests]
+    counts: dict[str, list[int]] = defaultdict(lambda: [0] * len(requests))
+    times: dict[str, float] = defaultdict(float)
+    on_device: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        kind, begin, duration = event.get("cat"), float(event["ts"]), float(event.get("dur", 0.0))
+        if kind in ("cuda_runtime", "cuda_driver"):
+            place = bisect.bisect_right(begins, begin) - 1
+            if place >= 0 and begin <= requests[place][1]:
+                name = event["name"].partition("_")[0]  # CUPTI may add a version: cudaLaunchKernel_v7000, cuMemAlloc_v2
+                counts[name][place] += 1
+                times[name] += duration
+        elif kind in ("kernel", "gpu_memcpy", "gpu_memset"):
+            on_device[kind].append((begin, begin + duration))
+    kernels = on_device["kernel"]
+    rows = [ApiCalls(name, tuple(counts[name]), times[name]) for name in counts]
+    return RequestProfile(
+        requests=len(requests),
+        api=tuple(sorted(rows, key=lambda row: (-row.total_us, row.name))),
+        kernels=len(kernels) / len(requests),
+        copies=len(on_device["gpu_memcpy"]) / len(requests),
+        fills=len(on_device["gpu_memset"]) / len(requests),
+        kernel_us=sum(end - begin for begin, end in kernels) / len(requests),
+        busy_us=length(merged(kernels)) / len(requests),
+    )
+
+
+def steady_state_problems(profile: RequestProfile) -> list[str]:
+    """Say what a runner in its steady state should not do, a sentence each.
+
+    That is: take memory from the driver or give it back, wait for the device in a CUDA call, or launch more in one
+    request than in another.
+    """
+    problems = []
+    for kind, names in (("allocates or frees", ALLOCATIONS), ("waits for the device", SYNCHRONISATIONS)):
+        for row in profile.api:
+            if row.name in names:
+                where = [place for place, calls in enumerate(row.by_request) if calls]
+                problems.append(
+                    f"{row.name} {kind}: got {sum(row.by_request)} calls in {len(where)} of {profile.requests} "
+                    f"requests (first in request {where[0] + 1}), wants none."
+                )
+    launches = profile.launches_by_request
+    if min(launches) != max(launches):
+        problems.append(f"Launches vary: got {min(launches)} to {max(launches)} a request, wants the same in each.")
+    return problems

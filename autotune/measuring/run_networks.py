@@ -1,0 +1,81 @@
+"""What commands share that measure whole networks one after another: progress, records, failures, tables at the end."""
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...model.bad_input import BadInput
+from ...model.commands.errors import one_line_errors
+from ..records.record import BadRecord, Record, append_record, records_path
+from ..records.tables import RecordTable, print_tables, wide_console
+from ..sweep.measure import Status
+from .cells import Cell
+from .environment import clocks, environment, this_device
+from .options import NetworkChoice
+from .progress import SweepProgress
+from .subject import Subject, build_subject
+from .timers import VariantFailed
+
+#: Is told what begins, and the share of the network that is done.
+Begins = Callable[[str, float], None]
+#: What makes records of a measured network, given its cell and the environment.
+Finish = Callable[[Cell, Mapping[str, Any]], list[Record]]
+
+
+def measure_networks(
+    kind: str,
+    chosen: NetworkChoice,
+    out: Path | None,
+    measure: Callable[[Subject, Begins], Finish],
+    failed: Callable[[Cell, str, Mapping[str, Any]], Record],
+    tables: Callable[[Iterable[Record]], list[RecordTable]],
+) -> None:
+    """Measure networks, append their records, and print tables of them.
+
+    Args:
+        kind: of the records, and the command's name.
+        chosen: the networks.
+        out: where records go; None for the usual place.
+        measure: measures one network on a CUDA device. What it raises of RuntimeError and ValueError is recorded.
+        failed: makes the record of a network that could not be measured, for such a reason.
+        tables: of records.
+
+    Raises:
+        typer.Exit: no CUDA device, no such network, or one that could not be measured; said in one line.
+    """
+    console = wide_console()
+    with one_line_errors(BadRecord):
+        device = this_device(kind)
+        where = records_path(out, kind, torch.cuda.get_device_name(device))
+        own, cells = chosen.networks()
+        of_device = environment(device)
+        found: list[Record] = []
+        reasons: list[str] = []
+        with SweepProgress(console) as progress:
+            for number, cell in enumerate(cells):
+
+                def begins(what: str, share: float, cell: Cell = cell, before: int = number) -> None:
+                    progress.show(Status((before + share) / len(cells), f"{cell}: {what}", "", Counter()))
+
+                begins("building", 0.0)
+                try:
+                    finish = measure(own or build_subject(cell, device), begins)
+                except (RuntimeError, ValueError) as error:  # no memory, a wrong answer, a trace that holds too little
+                    why = error.__cause__ if isinstance(error, VariantFailed) and error.__cause__ else error
+                    reasons.append(f"{type(why).__name__}: {' '.join(str(why).split())}"[:500])
+                    records = [failed(cell, reasons[-1], of_device)]
+                else:
+                    records = finish(cell, {**of_device, "clocks": clocks(device)})
+                for record in records:
+                    append_record(where, record)
+                found += records
+                gc.collect()
+                torch.cuda.empty_cache()
+        print_tables(console, tables(found))
+        console.print(f"Records: {where}", soft_wrap=True)
+        if reasons:
+            raise BadInput(f"{len(reasons)} of {len(cells)} networks could not be measured, the first: {reasons[0]}")

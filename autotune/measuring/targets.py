@@ -1,0 +1,77 @@
+"""What a sweep asks of whatever measures for it: a GPU, records, or a simulation."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from ...kernels.head_shape import HeadShape
+from ...kernels.launch_config import LaunchConfig
+from ..records.comparison import Paired
+
+#: Launched by the operator, nothing beside it.
+ALONE = "alone"
+#: In the launch of a runner, beside the trunk of a captured network.
+NETWORK = "network"
+
+
+class Target(NamedTuple):
+    """What is tuned: all heads of one shape in a network, which one entry of a table serves."""
+
+    shape: HeadShape
+    model: str
+    taps: tuple[str, ...]
+    """Whose heads have that shape."""
+
+    @property
+    def rule(self) -> LaunchConfig:
+        """What is launched where nothing was tuned: the baseline of every measurement."""
+        return self.shape.by_rule()
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.shape.dtype}, batch {self.shape.samples}, {', '.join(self.taps)}"
+
+
+class Failure(NamedTuple):
+    """Why a configuration was not timed."""
+
+    kind: str
+    """In a few words that others may have in common."""
+    detail: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Failure":
+        """Return what an error says, in one line."""
+        return cls(type(error).__name__, " ".join(str(error).split())[:300])
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}"
+
+
+class Measurer(Protocol):
+    """Measures configurations of a target, all in one place: ``ALONE`` or ``NETWORK``.
+
+    The first configuration of a call is the rule's. It is the baseline: where it fails, nothing is timed.
+    """
+
+    def begin_to_compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> None:
+        """Compile beside whatever else is measured, if that can be; ``compile`` is asked for them later."""
+        ...
+
+    def compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
+        """Compile in parallel, ahead of timing, and return what failed."""
+        ...
+
+    def check(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
+        """Compare answers with the truth while other work runs beside, and return what failed."""
+        ...
+
+    def alone(
+        self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
+    ) -> Mapping[LaunchConfig, Paired | Failure]:
+        """Time heads by themselves, each in fresh captures and all in the same rounds; microseconds of a launch."""
+        ...
+
+    def in_situ(
+        self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
+    ) -> Mapping[LaunchConfig, Paired | Failure]:
+        """Time the whole network with its heads, each in fresh captures and all in the same rounds; microseconds."""
+        ...

@@ -1,0 +1,223 @@
+"""A small interleaved timer: variants take turns, so that a drifting clock or a busy host touches them alike."""
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from ...model.spread import Spread, spread
+
+#: Fresh graphs of whatever is timed in one.
+CAPTURES = 5
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Timing(NamedTuple):
+    """What one call of a variant takes."""
+
+    device: Spread
+    """Between two events on the caller's stream, around the call: launches, waiting for them, and the join."""
+    host: Spread
+    """Wall time from the call until its results are there."""
+    calls: int
+    """Timed calls."""
+
+
+def time_interleaved(
+    variants: Mapping[str, Callable[[Tensor], object]],
+    inputs: Sequence[Tensor],
+    *,
+    rounds: int = 100,
+    warm_up: int = 10,
+) -> dict[str, Timing]:
+    """Time variants of one computation against each other on a CUDA device.
+
+    In every round each variant runs once on the same input, from an idle device; the next round takes the next input
+    and begins with the next variant. The L2 cache is left as the call before left it (warm), clocks as found.
+
+    Args:
+        variants: what to time, by name; each must join its streams to the caller's.
+        inputs: all on one CUDA device; every variant gets each.
+        rounds: timed calls of each variant.
+        warm_up: untimed rounds before, for compilation, cuDNN's choice of algorithms and the allocator.
+
+    Raises:
+        ValueError: no variants or inputs, fewer than one round, or inputs that are not on a CUDA device.
+    """
+    if not variants or not inputs or rounds < 1:
+        raise ValueError(f"got {len(variants)} variants, {len(inputs)} inputs and {rounds} rounds, wants at least one")
+    device = inputs[0].device
+    if device.type != "cuda":
+        raise ValueError(f"inputs: on {device}, want a CUDA device")
+    names = list(variants)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    device_us: dict[str, list[float]] = {name: [] for name in names}
+    host_us: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(-warm_up, rounds):
+        first = turn % len(names)
+        x = inputs[turn % len(inputs)]
+        for name in names[first:] + names[:first]:
+            torch.cuda.synchronize(device)
+            began = time.perf_counter()
+            start.record()
+            kept = variants[name](x)
+            end.record()
+            end.synchronize()
+            ended = time.perf_counter()
+            del kept  # freed outside the timed part
+            if turn >= 0:
+                device_us[name].append(start.elapsed_time(end) * 1e3)
+                host_us[name].append((ended - began) * 1e6)
+    return {name: Timing(spread(device_us[name]), spread(host_us[name]), rounds) for name in names}
+
+
+class VariantFailed(RuntimeError):
+    """A variant raised while it was timed; the error itself is the cause."""
+
+    def __init__(self, name: Any) -> None:
+        super().__init__(str(name))
+        self.name = name
+
+
+class Samples(NamedTuple):
+    """Timed calls of one variant in microseconds, capture by capture."""
+
+    device: list[list[float]]
+    """What one call takes on the device when calls follow back to back."""
+    host: list[list[float]]
+    """Wall time of one request, from an idle device until the caller's stream has the answer."""
+
+
+def time_captures(
+    variants: Mapping[str, Sequence[Callable[[Tensor], object]]],
+    inputs: Sequence[Tensor],
+    *,
+    rounds: int,
+    warm_up: int,
+    repeat: int,
+    requests: int = 1,
+) -> dict[str, Samples]:
+    """Time variants against each other on a CUDA device, each of them in several fresh captures that take turns.
+
+    In every round each variant is called with the same input: ``requests`` times from an idle device for the host
+    time, then ``repeat`` times back to back between two events for the device time, after one more call that keeps
+    the device busy while the first of them is launched. An untimed call goes before, so that the L2 cache is as the
+    variant itself leaves it (warm), whichever variant was there before. The next round takes the next input and the
+    next capture of each variant, in another order. Clocks are as found.
+
+    Args:
+        variants: by name, the captures of each; they join their streams to the caller's.
+        inputs: all on one CUDA device.
+        rounds: of each variant, over all its captures.
+        warm_up: untimed rounds before.
+        repeat: calls between the two events.
+        requests: calls from an idle device, each timed by itself.
+
+    Raises:
+        VariantFailed: a call raised.
+    """
+    names = list(variants)
+    device = inputs[0].device
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    samples = {name: Samples([[] for _ in calls], [[] for _ in calls]) for name, calls in variants.items()}
+    order = random.Random(0)
+    for turn in range(-warm_up, rounds):
+        x = inputs[turn % len(inputs)]
+        for name in order.sample(names, len(names)):
+            capture = turn % len(variants[name])
+            call = variants[name][capture]
+            host_us = []
+            try:
+                call(x)
+                torch.cuda.synchronize(device)
+                for _ in range(requests):
+                    began = time.perf_counter()
+                    kept = call(x)
+                    end.record()
+                    end.synchronize()
+                    host_us.append((time.perf_counter() - began) * 1e6)
+                    del kept  # freed outside the timed part
+                call(x)
+                start.record()
+                for _ in range(repeat):
+                    call(x)
+                end.record()
+                end.synchronize()
+            except Exception as error:
+                raise VariantFailed(name) from error
+            if turn >= 0:
+                samples[name].host[capture] += host_us
+                samples[name].device[capture].append(start.elapsed_time(end) * 1e3 / repeat)
+    return samples
+
+
+def time_rounds(
+    variants: Mapping[Key, Sequence[Callable[[], object]]], device: torch.device, *, rounds: int, repeat: int
+) -> dict[Key, list[list[float]]]:
+    """Time all captures of all variants in every round, in another order each time; see ``time_captures``.
+
+    Args:
+        variants: of each its captures, which join their streams to the current one.
+        device: a CUDA device.
+        rounds: of each capture; one more is not timed.
+        repeat: calls between two events, back to back.
+
+    Returns:
+        Of each variant what one call takes on the device, microseconds: [captures][rounds].
+
+    Raises:
+        VariantFailed: a call raised.
+    """
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    calls = [(name, place, call) for name, captures in variants.items() for place, call in enumerate(captures)]
+    found: dict[Key, list[list[float]]] = {name: [[] for _ in captures] for name, captures in variants.items()}
+    order = random.Random(0)
+    for turn in range(-1, rounds):
+        for name, place, call in order.sample(calls, len(calls)):
+            try:
+                torch.cuda.synchronize(device)
+                call()
+                start.record()
+                for _ in range(repeat):
+                    call()
+                end.record()
+                end.synchronize()
+            except Exception as error:
+                raise VariantFailed(name) from error
+            if turn >= 0:
+                found[name][place].append(start.elapsed_time(end) * 1e3 / repeat)
+    return found
+
+
+def captured(function: Callable[[Tensor], object], example: Tensor) -> Callable[[Tensor], object]:
+    """Capture ``function`` into CUDA graphs and return a callable that copies its input and replays one.
+
+    Two captures of the same work differ by a few percent, so that ``CAPTURES`` are made and take turns.
+
+    Args:
+        function: joins its streams to the caller's, and has run on such an input before.
+        example: an input; later ones have its shape.
+    """
+    static = example.clone()
+    graphs = []
+    stream = torch.cuda.Stream(example.device, priority=-1)
+    for _ in range(CAPTURES):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            result = function(static)
+        graphs.append((graph, result))
+    turns = itertools.cycle(graphs)
+
+    def replay(x: Tensor) -> object:
+        static.copy_(x)
+        graph, result = next(turns)
+        graph.replay()
+        return result
+
+    return replay

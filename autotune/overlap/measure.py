@@ -1,0 +1,117 @@
+"""What runs beside what in an overlapped network, on a GPU: times without a profiler, then replays under it."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.profiler import profile as torch_profile
+
+from ...kernels.residency import Residency, recording
+from ...model.trunk.fused_convolution import fastest_convolutions
+from ..heads.alone import CHAIN
+from ..heads.measure import BLOCK_US
+from ..measuring.cells import NEVER
+from ..measuring.replay_trace import Replay, read_replays
+from ..measuring.request_trace import activities, record_trace
+from ..measuring.subject import Subject
+from ..measuring.timers import CAPTURES, time_rounds
+from ..records.comparison import Timings
+from ..sweep.search import FINAL_ROUNDS
+from .parts import BARE, BOTH, HEADS, Parts
+from .sm_lanes import RecordedReplay, recorded_replay
+
+#: Profiled replays of the bare trunk and of the whole network.
+REPLAYS = 20
+
+
+@dataclass(frozen=True)
+class OverlapMeasured:
+    """What was measured of one network."""
+
+    times: dict[str, Timings]
+    """Of each part what it takes without a profiler, back to back: microseconds, [captures][rounds]."""
+    profiled: dict[str, list[float]]
+    """Of the first capture of ``BARE`` and ``BOTH`` the same under the profiler, [rounds]."""
+    replays: dict[str, list[Replay]]
+    """``REPLAYS`` of these captures in the profiler's trace, each from an idle device."""
+    recorded: list[RecordedReplay]
+    """``REPLAYS`` of a capture of ``BOTH`` whose heads record where their programs run, likewise."""
+    forks: tuple[str, ...]
+    """Taps after which launches of heads leave the trunk."""
+    repeat: int
+    """Calls back to back between two events."""
+    notes: tuple[str, ...]
+    """What was done to the trunk."""
+
+
+def measure_overlap(subject: Subject, begins: Callable[[str, float], None]) -> OverlapMeasured:
+    """Capture the parts of a network ``CAPTURES`` times each, check their answers, time and profile them.
+
+    Everything is timed before anything is profiled: the profiler's hooks into CUDA outlive it.
+
+    Args:
+        subject: on a CUDA device.
+        begins: is told what begins, and the share of the whole that is done.
+
+    Raises:
+        WrongAnswer: a capture answers wrongly; nothing is timed then.
+        RuntimeError: whatever fails in a capture or a call, or the profiler loses replays.
+    """
+    example = subject.example
+    with ExitStack() as opened, fastest_convolutions(len(example)), subject.exits(NEVER):
+        begins("trunk", 0.1)
+        parts = Parts(subject, opened)
+        calls: dict[str, list[Callable[[], object]]] = {}
+        for place, (name, capture) in enumerate(parts.capture.items()):
+            begins(f"captures of {name}", 0.2 + 0.2 * place)
+            calls[name] = [capture() for _ in range(CAPTURES)]
+        begins("timing", 0.8)
+        first = time_rounds({BARE: calls[BARE][:1]}, example.device, rounds=2, repeat=2)
+        repeat = max(2, round(BLOCK_US / min(first[BARE][0])))
+        times: dict[str, Timings] = {**time_rounds(calls, example.device, rounds=FINAL_ROUNDS, repeat=repeat)}
+        times[HEADS] = [[us / CHAIN for us in rounds] for rounds in times[HEADS]]
+        begins("profiling", 0.9)
+        traced = {name: calls[name][0] for name in (BARE, BOTH)}
+        with recording() as launches:
+            recorded = parts.capture[BOTH]()
+        with torch_profile(activities=activities(example)):
+            under = {name: [call] for name, call in traced.items()}
+            profiled = time_rounds(under, example.device, rounds=FINAL_ROUNDS, repeat=repeat)
+        return OverlapMeasured(
+            times=times,
+            profiled={name: rounds for name, (rounds,) in profiled.items()},
+            replays={name: _profiled_replays(name, call, example) for name, call in traced.items()},
+            recorded=_recorded_replays(recorded, launches, example),
+            forks=parts.forks,
+            repeat=repeat,
+            notes=parts.trunk_notes,
+        )
+
+
+def _profiled_replays(name: str, call: Callable[[], object], example: Tensor) -> list[Replay]:
+    with tempfile.TemporaryDirectory() as folder:
+        trace = record_trace(lambda _x: call(), example, REPLAYS, Path(folder) / "trace.json")
+    replays = read_replays(trace)
+    if len(replays) != REPLAYS:
+        raise RuntimeError(f"{name}: the profiler's trace holds {len(replays)} of {REPLAYS} replays")
+    return replays
+
+
+def _recorded_replays(
+    call: Callable[[], object], launches: Sequence[Residency], example: Tensor
+) -> list[RecordedReplay]:
+    said: list[list[Residency]] = []
+
+    def keep() -> None:
+        call()
+        said.append(
+            [launch._replace(turns=launch.turns.to("cpu", copy=True)) for launch in launches]
+        )  # each replay writes them anew
+
+    replays = _profiled_replays("recorded", keep, example)
+    sm_count = torch.cuda.get_device_properties(example.device).multi_processor_count
+    return [recorded_replay(replay, of, sm_count) for replay, of in zip(replays, said[-REPLAYS:], strict=True)]

@@ -1,0 +1,98 @@
+"""Overlap on disk: a summary of each network measured, and the kernels of one of its replays."""
+
+import secrets
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...model.spread import spread
+from ..measuring.cells import Cell
+from ..measuring.replay_trace import Replay
+from ..measuring.timers import CAPTURES
+from ..records.comparison import compare
+from ..records.record import Record
+from ..records.summaries import as_json, network_record, summary
+from ..sweep.search import FINAL_ROUNDS
+from .measure import REPLAYS, OverlapMeasured
+from .parts import BARE, BOTH, HEADS, TRUNK_KIND
+from .summary import KernelStretch, hiding_efficiency, kernel_stretches, median_replay, overlap_of, spreads
+
+#: The kinds of these records.
+KIND, TIMELINE = "overlap", "timeline"
+#: What is measured.
+VARIANT = f"overlapped@{TRUNK_KIND}"
+
+
+def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[str, Any]) -> list[Record]:
+    """Return the summary and the timeline of one network, two records of one run.
+
+    Args:
+        cell: the network.
+        measured: what was measured of it.
+        environment: see :class:`~auxhead.autotune.records.record.Record`.
+    """
+    replays = measured.replays[BOTH]
+    # shown is one whose heads recorded their programs, so that all of it is of one replay
+    place = median_replay([one.replay for one in measured.recorded])
+    drawn, programs, clocks_differ_us = measured.recorded[place]
+    recording = _span_us([one.replay for one in measured.recorded]) / _span_us(replays)
+    notes = list(measured.notes)
+    kernels: list[KernelStretch] = []
+    try:
+        kernels = kernel_stretches(measured.replays[BARE], replays)
+    except ValueError as error:
+        notes.append(f"No stretch by kernel: {error}.")
+    stretch = compare(measured.times[BOTH], measured.times[BARE])
+    interval = {"device_ratio": stretch.median_ratio, "low": stretch.low, "high": stretch.high}
+    paired = [
+        {"role": BARE, "device_us": summary(measured.times[BARE]), **interval},
+        {"role": HEADS, "device_us": summary(measured.times[HEADS])},
+    ]
+    details = {
+        **spreads([overlap_of(replay) for replay in replays]),
+        "bare_span_us": spread([overlap_of(replay).span_us for replay in measured.replays[BARE]]),
+        "hiding_efficiency": hiding_efficiency(*(measured.times[part] for part in (BARE, HEADS, BOTH))),
+        "inflation": {name: _inflation(measured, name) for name in (BARE, BOTH)},
+        "kernels": kernels,
+    }
+    timeline = {
+        "replay": place + 1,
+        **overlap_of(drawn)._asdict(),
+        "coverage": overlap_of(drawn).coverage,
+        "kernels": drawn,
+        "programs": [list(program) for program in programs],
+        "clocks_differ_us": clocks_differ_us,
+        "recording_inflation": recording,
+    }
+    how = {
+        "captures": CAPTURES,
+        "rounds": FINAL_ROUNDS,
+        "repeat": measured.repeat,
+        "replays": REPLAYS,
+        "trunk_kind": TRUNK_KIND,
+        "forks": list(measured.forks),
+        "order": "interleaved, shuffled every round",
+        "l2": "warm, by the variant itself",
+        "clocks": "as found",
+    }
+    common = {"run": secrets.token_hex(6), "protocol": how, "notes": notes}
+    timed = as_json({"device_us": summary(measured.times[BOTH]), "paired": paired, "measured": details})
+    return [
+        network_record(KIND, cell, VARIANT, environment, **timed, **common),
+        network_record(TIMELINE, cell, VARIANT, environment, measured=as_json(timeline), **common),
+    ]
+
+
+def failed_record(cell: Cell, error: str, environment: Mapping[str, Any]) -> Record:
+    """Return the record of a network that could not be measured."""
+    how = {"trunk_kind": TRUNK_KIND}
+    return network_record(KIND, cell, VARIANT, environment, run=secrets.token_hex(6), protocol=how, error=error)
+
+
+def _inflation(measured: OverlapMeasured, part: str) -> float:
+    """The time of a capture under the profiler over its time without."""
+    return statistics.median(measured.profiled[part]) / statistics.median(measured.times[part][0])
+
+
+def _span_us(replays: Sequence[Replay]) -> float:
+    return statistics.median(overlap_of(replay).span_us for replay in replays)

@@ -1,0 +1,118 @@
+"""Tables of overlap, one a network: what happened, in words and units; made without torch, anywhere."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..records.record import Record, latest
+from ..records.tables import RecordTable
+
+#: Of every table.
+COLUMNS = ("measured", "what", "unit", "median", "20th to 80th percentile")
+_TEXT_COLUMNS = 3
+#: How the numbers came about.
+_TIMED, _TRACED = "no profiler", "profiler"
+#: Kernels of the trunk that are named.
+_NAMED_KERNELS = 3
+#: Characters of their names.
+_NAME = 90
+
+
+def overlap_tables(records: Iterable[Record]) -> list[RecordTable]:
+    """Return a table for the last measurement of each network in each environment."""
+    return [_table(record) for record in latest(one for one in records if one.kind == "overlap")]
+
+
+def _table(record: Record) -> RecordTable:
+    cell, environment = record.cell, record.environment
+    title = (
+        f"Overlap: {cell['model']} {cell['dtype']}, batch {cell['batch']}, {cell['classes']} classes, "
+        f"{len(cell['taps'])} heads ({cell['placement']}), {'x'.join(map(str, cell['input']))}; "
+        f"{environment.get('gpu')}, torch {environment.get('torch')}"
+    )
+    if record.error is not None or record.measured is None or record.device_us is None:
+        return RecordTable(title, COLUMNS, _TEXT_COLUMNS, [], [f"Not measured: {record.error}"])
+    found, parts = record.measured, {pair["role"]: pair for pair in record.paired}
+    trunk, heads = parts["trunk"], parts["heads"]
+    inflation = found["inflation"]
+    rows = [
+        _times(_TIMED, "the trunk alone", trunk["device_us"]),
+        _times(_TIMED, "all heads alone, one launch after another", heads["device_us"]),
+        _times(_TIMED, "both: the overlapped network", record.device_us),
+        (
+            *(_TIMED, "stretch: both over the trunk alone (99 % interval)", "times"),
+            f"{trunk['device_ratio']:.3f}",
+            f"{trunk['low']:.3f}-{trunk['high']:.3f}",
+        ),
+        _share(_TIMED, "hiding efficiency: hidden of the shorter one of trunk and heads", found["hiding_efficiency"]),
+        _times(_TRACED, "launches of heads beside the trunk", found["side_us"]),
+        _share(_TRACED, "coverage: of that under kernels of the trunk", found["coverage"]),
+        _times(_TRACED, "exposed: of that under none", found["exposed_us"]),
+        _times(_TRACED, "join stall: from the trunk's last kernel to the end", found["join_stall_us"]),
+        _times(_TRACED, "of that the joining launch itself, with late heads and classifier", found["join_us"]),
+        _times(_TRACED, "first to last kernel, the trunk alone", found["bare_span_us"]),
+        _times(_TRACED, "first to last kernel, both", found["span_us"]),
+        (_TRACED, "the profiler's inflation of the trunk alone", "times", f"{inflation['trunk']:.3f}", ""),
+        (_TRACED, "the profiler's inflation of both", "times", f"{inflation['both']:.3f}", ""),
+    ]
+    return RecordTable(title, COLUMNS, _TEXT_COLUMNS, rows, [_launches(record), _verdict(record), *_stretched(found)])
+
+
+def _times(measured: str, what: str, taken: Mapping[str, float]) -> tuple[str, ...]:
+    return (measured, what, "us", f"{taken['median']:,.2f}", f"{taken['p20']:,.2f}-{taken['p80']:,.2f}")
+
+
+def _share(measured: str, what: str, share: Mapping[str, float] | None) -> tuple[str, ...]:
+    if share is None:
+        return (measured, what, "%", "-", "-")
+    median, low, high = (100.0 * share[name] for name in ("median", "p20", "p80"))
+    return (measured, what, "%", f"{median:.1f}", f"{low:.1f} to {high:.1f}")
+
+
+def heads_beside(record: Record) -> int:
+    """Return how many of a network's heads run beside its trunk: those up to the last tap after which it forks."""
+    taps, forks = record.cell["taps"], record.protocol["forks"]
+    return taps.index(forks[-1]) + 1 if forks else 0
+
+
+def _launches(record: Record) -> str:
+    heads, beside, forks = len(record.cell["taps"]), heads_beside(record), record.protocol["forks"]
+    if not beside:
+        return f"None of the {heads} heads runs beside the trunk: all of them run with the classifier at its end."
+    rest = "" if beside == heads else f"; the other {heads - beside} with the classifier at its end"
+    launches = f"{len(forks)} launch{'es' if len(forks) > 1 else ''}"
+    return f"{beside} of {heads} heads run beside the trunk, in {launches} after {', '.join(forks)}{rest}."
+
+
+def _verdict(record: Record) -> str:
+    assert record.measured is not None and record.device_us is not None
+    (trunk,) = (pair for pair in record.paired if pair["role"] == "trunk")
+    (heads,) = (pair for pair in record.paired if pair["role"] == "heads")
+    added = record.device_us["median"] - trunk["device_us"]["median"]
+    known = trunk["low"] <= 1.0 <= trunk["high"]
+    doubt = ", which captures differ by as well" if known else ""
+    hidden = 100.0 * record.measured["hiding_efficiency"]["median"]
+    shorter = min((trunk, heads), key=lambda pair: float(pair["device_us"]["median"]))["role"]
+    return (
+        f"Heads that take {heads['device_us']['median']:,.2f} us alone add {added:+,.2f} us to the trunk{doubt}: "
+        f"{hidden:.0f} % of what the {shorter} take{'s' if shorter == 'trunk' else ''} alone is hidden."
+    )
+
+
+def _stretched(found: Mapping[str, Any]) -> list[str]:
+    """Name the kernels of the trunk that heads cost most."""
+    kernels = found["kernels"]
+    ordered = sorted(enumerate(kernels, start=1), key=lambda numbered: _added(numbered[1]), reverse=True)
+    lines = []
+    for number, one in ordered[:_NAMED_KERNELS]:
+        if _added(one) > 0:
+            ratio = one["both_us"] / one["bare_us"]
+            name = one["name"] if len(one["name"]) <= _NAME else f"{one['name'][:_NAME]}..."
+            lines.append(
+                f"Stretched by heads: {_added(one):+.2f} us ({ratio:.2f} times) under the profiler, kernel {number} "
+                f"of the trunk's {len(kernels)}: {name}"
+            )
+    return lines
+
+
+def _added(kernel: Mapping[str, Any]) -> float:
+    return float(kernel["both_us"] - kernel["bare_us"])

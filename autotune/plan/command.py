@@ -1,0 +1,145 @@
+"""The command ``auxhead-tune plan``: what ``exits="auto"`` measures for a network, what it chooses, and why."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ...model import AutoRunner
+from ...model.auto.plan import Plan
+from ...model.bad_input import BadInput
+from ...model.commands.errors import one_line_errors
+from ...model.spread import Spread
+from ..bench.selection import check_patterns, chosen_patterns
+from ..bench.variants import AS_IS, MORE_TRUNKS, TRUNKS, samples_for_auto
+from ..measuring.cells import OWN, STAGES, Dtype, Placement, resnet_cell
+from ..measuring.environment import this_device
+from ..measuring.subject import Subject, build_subject, is_factory, load_subject
+from ..records.tables import wide_console
+
+
+def plan(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="resnet18, resnet34, resnet50, or your own: package.module:function, which takes nothing and returns "
+            "(EarlyExitNetwork in eval mode, example batch), both on the GPU. The batch is what is measured with: it "
+            "should be like the requests to come.",
+            show_default=False,
+        ),
+    ],
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Images a call (default: 1, or those of your example).")
+    ] = None,
+    exits: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where samples leave, names or globs: never, a tap, own, 40/30/20/10 (default: own, or all)."
+        ),
+    ] = None,
+    trunk: Annotated[str, typer.Option(help=f"How the backbone is run: {', '.join((*TRUNKS, *MORE_TRUNKS))}.")] = AS_IS,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Of weights and inputs of a ResNet (default: float16).", show_default=False)
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="Of every exit of a ResNet (default: 1000).", show_default=False)
+    ] = None,
+    placement: Annotated[
+        Placement | None,
+        typer.Option(help="Heads of a ResNet: after every block or stage (default: stages).", show_default=False),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is remembered.")] = False,
+) -> None:
+    """Measure every way to run a network on this GPU, say which is best and why, and remember it.
+
+    make_runner(..., exits="auto") with the same network, batch sizes and trunk then takes what was chosen here.
+    """
+    console = wide_console()
+    with one_line_errors():
+        if trunk not in (*TRUNKS, *MORE_TRUNKS):
+            raise BadInput(f"--trunk: got {trunk}, wants one of {', '.join((*TRUNKS, *MORE_TRUNKS))}")
+        device = this_device("plan", "")
+        if is_factory(model):
+            for option, value in (("dtype", dtype), ("classes", classes), ("placement", placement)):
+                if value is not None:
+                    raise BadInput(f"--{option}: is that of the network which {model} returns, wants no value here")
+            subject = load_subject(model)
+            samples = subject.example
+            patterns = exits or [OWN]
+        else:
+            subject = _resnet(model, batch or [1], dtype, classes, placement, exits or [], device)
+            samples = samples_for_auto(subject)
+            patterns = exits or []
+        check_patterns(patterns, [subject.cell])
+        sizes = sorted(set(batch or [subject.cell.batch]))
+        for pattern in chosen_patterns(subject.cell, patterns):
+            with subject.exits(pattern), console.status(f"{subject.cell}; exits {pattern}"):
+                plans = _plans(subject, samples, sizes, trunk, fresh)
+            for size, made in plans.items():
+                cell = dataclasses.replace(subject.cell, batch=size)
+                _print(console, f"{cell}; trunk {trunk}; exits {pattern}", made, subject.network.taps)
+
+
+def _resnet(
+    model: str,
+    batches: Sequence[int],
+    dtype: Dtype | None,
+    classes: int | None,
+    placement: Placement | None,
+    exits: Sequence[str],
+    device: torch.device,
+) -> Subject:
+    """Make one of torchvision's networks with inputs for the largest batch; wrong exits are refused before."""
+    if model not in STAGES:
+        raise BadInput(f"MODEL: got {model}, wants one of {', '.join(STAGES)} or package.module:function")
+    where = placement or Placement.stages
+    cell = resnet_cell(model, (dtype or Dtype.float16).value, max(batches), classes or 1000, where.value)
+    check_patterns(exits, [cell])
+    try:
+        return build_subject(cell, device)
+    except RuntimeError as error:  # no memory
+        raise BadInput(f"{cell}: {' '.join(str(error).split())}") from None
+
+
+def _plans(subject: Subject, samples: torch.Tensor, sizes: Sequence[int], trunk: str, fresh: bool) -> dict[int, Plan]:
+    """Let ``exits="auto"`` plan by the rules in force now."""
+    try:
+        with AutoRunner(subject.network, samples, batch_sizes=sizes, trunk=trunk, fresh=fresh) as runner:
+            return dict(runner.plans)
+    except RuntimeError as error:  # a layer that cannot be captured, or no memory
+        raise BadInput(f"{subject.cell}: {' '.join(str(error).split())}") from None
+
+
+def _print(console: Console, title: str, made: Plan, taps: Sequence[str]) -> None:
+    """Print what was measured, and the choice with its reason."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("runner", no_wrap=True)
+    for heading in ("host to answer, us", "device, us", "host / plain", "device / plain"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
+    plain = made.times[made.plain]
+    for name, times in made.times.items():
+        marks = [mark for mark, marked in (("chosen", made.chosen.name), ("plain graph", made.plain)) if name == marked]
+        ratios = [f"{of_it.median / of_plain.median:.3f}" for of_it, of_plain in zip(times, plain, strict=True)]
+        table.add_row(name, *map(_written, times), *ratios, ", ".join(marks))
+    console.print(table)
+    leave = ", ".join(f"{share:.0%} {where}" for share, where in zip(made.shares, (*taps, "classifier"), strict=True))
+    lines = [f"{name} left out: {why}" for name, why in made.left_out.items()]
+    lines += [
+        f"Samples leave at: {leave}.",
+        f"{made.chosen.name[:1].upper()}{made.chosen.name[1:]}: {made.reason()}.",
+        f"Remembered from {made.utc}; --fresh measures again." if made.remembered else "Measured now.",
+    ]
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    console.print()
+
+
+def _written(us: Spread) -> str:
+    return f"{us.median:,.1f} ({us.p20:,.1f}-{us.p80:,.1f})"

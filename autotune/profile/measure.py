@@ -1,0 +1,126 @@
+"""One network's requests before and after: naive early exit against a runner, checked, timed and profiled."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...model import EarlyExitNetwork, ExitResult, make_runner, make_trunk
+from ...model.bad_input import BadInput
+from ...model.checkpoint import load_checkpoint
+from ...model.commands.user_model import UserModel
+from ...model.images import normalise, open_image, to_pixels
+from ..measuring.correctness import Answer, Comparison, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
+from ..measuring.peers import NaiveHead, merged, with_item
+from ..measuring.request_trace import HostTimes, RequestProfile, profile_requests, steady_state_problems, time_requests
+
+BEFORE, AFTER = "before", "after"
+
+
+@dataclass(frozen=True)
+class BeforeAndAfter:
+    """What was found for one network and one batch; each by ``BEFORE`` and ``AFTER``."""
+
+    profiles: dict[str, RequestProfile]
+    times: dict[str, HostTimes]
+    counts: dict[str, dict[str, int]]
+    """How samples compared with the eager network, as records count them: before on the backbone as it is, after on the
+    same trunk as the runner."""
+    samples_by_exit: dict[str, int]
+    """How many samples of the batch leave at each tap, and last how many the classifier answers."""
+
+    @property
+    def problems(self) -> list[str]:
+        """What keeps the runner from a steady state."""
+        return steady_state_problems(self.profiles[AFTER])
+
+
+def compare(
+    network: EarlyExitNetwork, x: Tensor, *, exits: str, trunk: str, requests: int, out: Path
+) -> BeforeAndAfter:
+    """Check, time and profile naive early exit and a runner; writes ``before.json`` and ``after.json``.
+
+    Args:
+        network: in eval mode, on x's device.
+        x: the input of every request.
+        exits: the kind of runner, as ``make_runner`` takes it.
+        trunk: what the runner makes of the trunk, as ``make_runner`` takes it.
+        requests: counted requests of each measurement.
+        out: directory of the traces.
+
+    Raises:
+        BadInput: the network cannot be run so; says why.
+        RuntimeError: an answer differs from the eager runner's by more than rounding; nothing is timed then.
+    """
+    try:
+        network.check_taps(x)
+        backbone = make_trunk(network.backbone, network.taps, x)
+        runner = make_runner(network, x, exits=exits, batch_sizes=(len(x),), trunk=trunk)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"profile: {' '.join(str(error).split())}") from None
+    try:
+        heads = [NaiveHead(head) for head in network.fused_heads]
+        before = torch.no_grad()(partial(with_item, backbone, network.taps, heads))
+        calls: dict[str, Callable[[Tensor], object]] = {BEFORE: before, AFTER: runner}
+        truths = {BEFORE: _truth(network, "as_is", x), AFTER: _truth(network, trunk, x)}
+        answers = {BEFORE: merged(before(x)), AFTER: _answer(runner(x))}
+        counts = {}
+        for name, truth in truths.items():
+            comparison = Comparison()
+            comparison.add(answers[name], truth)
+            counts[name] = comparison.counts()
+            wrong = verdict(counts[name])
+            if wrong is not None:
+                raise RuntimeError(f"{name}: {wrong}; not timed")
+        exit_index = truths[AFTER].answer.exit_index
+        samples = torch.bincount(exit_index.cpu(), minlength=len(network.taps) + 1).tolist()
+        times = time_requests(calls, x, requests)
+        profiles = {name: profile_requests(call, x, requests, out / f"{name}.json") for name, call in calls.items()}
+    finally:
+        runner.close()
+    return BeforeAndAfter(profiles, times, counts, dict(zip([*network.taps, "classifier"], samples, strict=True)))
+
+
+def _truth(network: EarlyExitNetwork, trunk: str, x: Tensor) -> Truth:
+    """What the eager network says on a trunk."""
+    made = make_trunk(network.backbone, network.taps, x, trunk)
+    heads = network.fused_heads
+    logits = logits_of_exits(
+        made.module,
+        network.taps,
+        [head.logits for head in heads],
+        x.contiguous(memory_format=made.memory_format),
+        None if made.classifier is None else made.classifier.logits,
+    )
+    return eager_truth(logits, heads, measure_rounding(network, [x]))
+
+
+def _answer(result: ExitResult) -> Answer:
+    return Answer(result.label, result.confidence, result.exit_index)
+
+
+def demo_model(checkpoint: Path, batch: int) -> tuple[UserModel, str]:
+    """Load what ``auxhead demo`` wrote, with pictures of its test split where it left some, else noise.
+
+    Returns:
+        The network with a batch for it, and what the batch is made of.
+
+    Raises:
+        BadInput: files that are missing or damaged.
+    """
+    loaded = load_checkpoint(checkpoint)
+    size = loaded.image_size
+    paths = sorted((checkpoint / "examples").glob("*.png"))
+    if not paths:  # the demo keeps no copies of pictures that its user has as files
+        return UserModel(loaded.network, torch.randn(batch, 3, size, size)), "random numbers"
+    pixels = torch.stack([to_pixels(open_image(path), size) for path in paths])
+    images = normalise(pixels, loaded.mean, loaded.std)
+    return UserModel(loaded.network, repeated(images, batch)), f"pictures of {checkpoint / 'examples'}"
+
+
+def repeated(x: Tensor, batch: int) -> Tensor:
+    """Return ``batch`` samples of x, beginning anew after the last."""
+    return torch.cat([x] * -(-batch // len(x)))[:batch]  # keeps channels_last, which indexing would not

@@ -1,0 +1,75 @@
+"""What ``auxhead profile`` keeps: a record of one request before, and one of it after."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from ...model.spread import spread
+from ..measuring.cells import OWN, Cell
+from ..measuring.request_trace import WARM_UP, RequestProfile
+from ..records.record import Record, utc_now
+from .measure import AFTER, BEFORE, BeforeAndAfter
+
+#: The kind of these records.
+KIND = "profile"
+#: What people write, by its name in the benchmark.
+NAIVE = "eager-naive-item@as_is"
+
+
+def profile_records(found: BeforeAndAfter, cell: Cell, runner: str, environment: dict[str, Any]) -> list[Record]:
+    """Return two records of one run: of what people write, and of the runner.
+
+    Args:
+        found: their measurements.
+        cell: of the network and batch.
+        runner: what the second variant is called: its kind, "@", its trunk.
+        environment: see :class:`~auxhead.autotune.records.record.Record`.
+    """
+    run = secrets.token_hex(6)
+    answers = {name: _summary(times.answer_us) for name, times in found.times.items()}
+    before = {"role": BEFORE, "variant": NAIVE, "host_us": answers[BEFORE]["median"]}
+    before["host_ratio"] = answers[AFTER]["median"] / answers[BEFORE]["median"]
+    return [
+        Record(
+            kind=KIND,
+            cell=cell.as_json(),
+            exits=OWN,
+            variant=variant,
+            run=run,
+            utc=utc_now(),
+            environment=environment,
+            protocol={
+                "requests": found.profiles[name].requests,
+                "warm_up": WARM_UP,
+                "order": "interleaved without a profiler, then one after the other under it",
+                "l2": "warm",
+                "clocks": "as found",
+                "samples_by_exit": found.samples_by_exit,
+            },
+            host_us={**answers[name], "captures": [answers[name]["median"]]},
+            paired=[before] if name == AFTER else [],
+            measured={"call_us": _summary(found.times[name].call_us), **_of_profile(found.profiles[name])},
+            correctness=found.counts[name],
+            notes=found.problems if name == AFTER else [],
+        )
+        for name, variant in ((BEFORE, NAIVE), (AFTER, runner))
+    ]
+
+
+def _of_profile(profile: RequestProfile) -> dict[str, Any]:
+    return {
+        "launches": profile.launches,
+        "graph_launches": profile.graph_launches,
+        "kernels": profile.kernels,
+        "copies": profile.copies,
+        "memsets": profile.fills,
+        "kernel_us": profile.kernel_us,
+        "busy_us": profile.busy_us,
+        "api": [{"name": row.name, "calls": row.calls, "host_us": row.host_us} for row in profile.api],
+        "allocations": profile.allocations,
+        "waits": profile.synchronisations,
+    }
+
+
+def _summary(us: Sequence[float]) -> dict[str, float]:
+    return spread(us)._asdict()

@@ -1,0 +1,281 @@
+"""The record of one measurement, and the JSON lines it is kept in: append-only, a line is complete or absent.
+
+Nothing here imports torch, so that figures and tables are made from records anywhere.
+"""
+
+import dataclasses
+import datetime
+import gzip
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .checks import CHECKS
+
+#: Of every line; readers refuse others.
+SCHEMA = "auxhead record 1"
+
+#: What of an environment makes numbers comparable: a run skips what is already measured under equal ones.
+ENVIRONMENT_KEY = ("gpu", "driver", "torch", "triton", "cudnn", "cuda")
+
+#: What compressed files begin with.
+_GZIP = b"\x1f\x8b"
+
+
+class BadRecord(ValueError):
+    """A file of records that cannot be read or written: names file and line, in one line."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One variant measured, or failed, in one cell."""
+
+    kind: str
+    """What measured it: "bench"; "heads"; "sweep", of heads; "network", of where a network's launches leave its trunk;
+    "retune", which sums up several sweeps of a head; "profile", of one request before and after; "pareto", of accuracy
+    against latency; "overlap", of what runs beside what in a network, and "timeline", the kernels of one replay of
+    it; "footprint", of how much room heads take of a GPU and what that costs the trunk."""
+    cell: dict[str, Any]
+    """Of the benchmark and of networks: model, dtype, batch, classes, placement (of the heads), taps (their names),
+    input (the shape of one sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a
+    head of that shape, separated by commas). Of heads: all of these."""
+    exits: str
+    """Where the samples leave: "never", the name of a tap, the percent that leave at each tap and at the classifier
+    ("40/30/20/10"), "own" for the thresholds that a model came with, or of pareto "calibrated 0.5 %", by thresholds
+    chosen for at most so many points of accuracy on a validation split."""
+    variant: str
+    run: str
+    """Records of one run were measured interleaved, so that ratios between them are meaningful."""
+    utc: str
+    """When it was appended, ISO 8601."""
+    environment: dict[str, Any]
+    """gpu, sm_count, driver, torch, triton, cudnn, cuda, python, auxhead, commit (its end "-dirty" says that files
+    differed; None outside a checkout) and clocks: the GPU's, as found right after the measurement."""
+    protocol: dict[str, Any]
+    """rounds, warm_up, repeat, captures, order, l2, samples_by_exit (how many of all inputs leave where, by the eager
+    network on the same trunk) and whatever else says how the numbers came about. Of a sweep: place ("alone" or
+    "network"), config (the fields of the LaunchConfig that ``variant`` names), rule (the variant of the baseline),
+    kernel (its hash), and in situ trunk (its fingerprint) and forks (the taps after which launches leave it). Of a
+    network the same but place and config, and trunk_priority ("high", or "same" as the heads') and heads (the variant
+    by tap). Of a retuning tunings (how many) for rounds, captures and config; ``variant`` is what most chose. Of heads:
+    place "alone", config and kernel, those of "fused", and for "bytes" the bytes that a head has to move and
+    bytes_per_second, what a copy read and wrote. Of a profile requests, for rounds and captures. Of pareto thresholds
+    (by tap) and data (whose test split it is). Of overlap and timelines trunk_kind, forks, and replays: how many were
+    profiled. Of a footprint that and trunk (as in situ), trunk_priority, heads (the configuration by tap) and
+    residency_replays (how many were recorded); ``variant`` says what is not by rule."""
+    host_us: dict[str, Any] | None = None
+    """Microseconds from the call, on an idle device, until the caller's stream has the answer: median, p20, p80 over
+    the rounds, and captures: the median of each fresh capture."""
+    device_us: dict[str, Any] | None = None
+    """The same of the time one call takes on the device when calls follow back to back. Of a sweep and of heads the
+    only time, of one head alone or of the whole network in situ, with samples: all rounds of each capture."""
+    paired: list[dict[str, Any]] = field(default_factory=list)
+    """Baselines of the same run: role ("bare", "truncated", "segments", or for auto "plain"), variant, host_us and
+    device_us (medians), host_ratio and device_ratio (this variant's over the baseline's). Of a sweep: role "rule", the
+    rule's configuration; no times of the host; samples: its rounds, the same ones. Of a retuning what was chosen: role
+    "chosen", variant, tunings, and against what most chose median_ratio, low and high, the ends of its interval. Of
+    heads: role "fused"; no times of the host; low and high, the ends of the 99 % interval of device_ratio. Of a
+    profile: role "before"; no times of the device. Of pareto: role "bare"; beside, mean_host_us and mean_host_ratio. Of
+    overlap the parts of the network: roles "trunk", alone in one graph, with the interval of device_ratio, and "heads",
+    all of them alone, one launch after another; no times of the host, device_us as that of the record itself. Of a
+    footprint the same, and what is by rule also role "recorded", itself while its programs record where they run."""
+    measured: dict[str, Any] | None = None
+    """What else was measured.
+
+    Of a profile, a request each unless said otherwise: call_us (median, p20, p80: until the
+    call returned), and under the profiler launches, graph_launches, kernels, copies, memsets, kernel_us (summed),
+    busy_us (their union), api (name, calls and host_us of each CUDA function, most time first), allocations and waits
+    (calls in all requests together). Of pareto: samples (of the test split), accuracy (0 to 1) and mean_host_us, the
+    time to the answer as a mean over its batches.
+
+    Of overlap, each with median, p20 and p80 over replays: coverage, side_us, exposed_us, trunk_us, join_stall_us,
+    join_us and span_us as :class:`Overlap` says (coverage None: nothing runs beside the
+    trunk), and bare_span_us, that of the trunk alone; hiding_efficiency, over combinations of captures; inflation, of
+    "trunk" and "both", times under the profiler over those without; and kernels, those of the trunk in order: name,
+    bare_us and both_us, medians over replays.
+
+    Of a footprint: hiding_efficiency as of overlap; programs, of all launches beside the trunk; and occupancy, by tier
+    (``measuring.occupancy.TIERS``): theoretical, estimate and ncu, of each of these launches in order, and
+    residency, of all of them together, each with median, p20 and p80 over replays. Only ncu may be None. Of what is by
+    rule also trunk_room, what the bare trunk leaves free for programs of one warp that each stay for hold_us: by_sm
+    and by_time, shares of the idle_programs that an SM of the idle GPU holds, and stretch, of the trunk by the probe.
+
+    Of a timeline: replay, its number; coverage and the others as above, but plain numbers, of this replay; kernels in
+    order: name, role ("trunk", "side" of heads beside it, "join" of the launch that waits for both), stream, start_us
+    since the replay began, duration_us, grid, block and registers of a thread; and, where residency was recorded,
+    programs: of each program of the heads its SM's id, start and end, microseconds since the replay began."""
+    correctness: dict[str, Any] | None = None
+    """samples compared with the eager truth; differing: those with another label or exit; differing_near: how many of
+    those rounding explains, the confidence being that close to a threshold or the two classes to each other; near: how
+    many samples lie that close at all; confidence_off: those that are too sure or not enough."""
+    notes: list[str] = field(default_factory=list)
+    """In sentences; of a profile what keeps the runner from a steady state, of a footprint why a tier is absent."""
+    error: str | None = None
+    """Why there are no numbers; None where there are."""
+    schema: str = SCHEMA
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What was measured: equal for two measurements of one thing."""
+        return (json.dumps(self.cell, sort_keys=True), self.exits, self.variant)
+
+    @property
+    def environment_key(self) -> tuple[Any, ...]:
+        """What the numbers depend on besides the code."""
+        return tuple(self.environment.get(name) for name in ENVIRONMENT_KEY)
+
+
+_NULL = type(None)
+#: In JSON's words.
+_JSON: dict[type, str] = {str: "a string", dict: "an object", list: "a list"}
+#: What the fields of a record may be.
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("kind", "exits", "variant", "run", "utc"), (str,)),
+    **dict.fromkeys(("cell", "environment", "protocol"), (dict,)),
+    **dict.fromkeys(("host_us", "device_us", "measured", "correctness"), (dict, _NULL)),
+    **dict.fromkeys(("paired", "notes"), (list,)),
+    "error": (str, _NULL),
+}
+
+
+def utc_now() -> str:
+    """Return the time, as records have it."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def records_path(out: Path | None, kind: str, gpu: str) -> Path:
+    """Return where records of a kind are kept.
+
+    Args:
+        out: the file that was named, if any.
+        kind: what measures them.
+        gpu: as ``torch.cuda.get_device_name`` says it.
+
+    Raises:
+        BadRecord: a compressed file.
+    """
+    if out is None:
+        return Path("autotune-records") / f"{kind}-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.jsonl"
+    if out.suffix == ".gz":
+        raise BadRecord(f"{out}: compressed records are only read, wants a file that lines are added to: {out.stem}")
+    return out
+
+
+def append_record(path: Path, record: Record) -> None:
+    """Append one line, whole and on disk when this returns; several processes may append to one file.
+
+    A line that a killed process left incomplete is removed first.
+
+    Raises:
+        BadRecord: the record does not fit into JSON (NaN, say); nothing is written.
+        OSError: no space or no permission; what was written of the line is taken back.
+    """
+    import fcntl  # readers do without it, on any platform
+
+    try:
+        line = (json.dumps(dataclasses.asdict(record), allow_nan=False) + "\n").encode()
+    except (TypeError, ValueError) as error:
+        raise BadRecord(f"{path}: {record.variant}: not a record ({error})") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)  # nobody is in the middle of a line: an incomplete one is a dead process's
+        end = _end_of_last_line(file)
+        if end != os.fstat(file).st_size:
+            os.ftruncate(file, end)
+        if os.write(file, line) != len(line):
+            os.ftruncate(file, end)
+            raise OSError(None, "no space for a whole line", str(path))
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _end_of_last_line(file: int) -> int:
+    """Return the offset behind the last newline."""
+    end = os.fstat(file).st_size
+    while end:
+        start = max(0, end - 65536)
+        newline = os.pread(file, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def read_records(path: Path) -> list[Record]:
+    """Read all complete lines, compressed by gzip or not; an incomplete last one, of a killed process, is ignored.
+
+    Raises:
+        BadRecord: no such file, or a complete line that is not a record of this schema.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise BadRecord(f"{path}: no such file, wants records, a JSON object a line") from None
+    except OSError as error:
+        raise BadRecord(f"{path}: cannot be read ({error.strerror})") from None
+    if content.startswith(_GZIP):
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise BadRecord(f"{path}: is compressed and cannot be read ({error})") from None
+    names = {entry.name for entry in dataclasses.fields(Record)}
+    records = []
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise BadRecord(f"{path}, line {number}: is not JSON ({error})") from None
+        schema = values.get("schema") if isinstance(values, dict) else None
+        if schema != SCHEMA:
+            raise BadRecord(f"{path}, line {number}: got schema {schema!r}, wants {SCHEMA!r}")
+        try:
+            record = Record(**{name: value for name, value in values.items() if name in names})
+        except TypeError as error:
+            raise BadRecord(f"{path}, line {number}: {error}") from None
+        for name, kinds in _KINDS.items():
+            if not isinstance(getattr(record, name), kinds):
+                raise BadRecord(
+                    f"{path}, line {number}: {name}: got {getattr(record, name)!r:.60}, wants "
+                    f"{' or '.join('null' if kind is _NULL else _JSON[kind] for kind in kinds)}"
+                )
+        try:
+            if record.kind in CHECKS:
+                CHECKS[record.kind](vars(record))
+        except ValueError as error:
+            raise BadRecord(f"{path}, line {number}: {error}") from None
+        records.append(record)
+    return records
+
+
+def latest(records: Iterable[Record]) -> list[Record]:
+    """Return the last record of each thing measured in each environment, in order of first appearance.
+
+    A failure does not take the place of an earlier measurement.
+    """
+    chosen: dict[tuple[Any, ...], Record] = {}
+    for record in records:
+        key = (record.key, record.environment_key)
+        if record.error is None or key not in chosen or chosen[key].error is not None:
+            chosen[key] = record
+    return list(chosen.values())
+
+
+def is_settled(record: Record, environment: Mapping[str, Any], rounds: int) -> bool:
+    """Whether a run in ``environment`` may take ``record`` for done.
+
+    A measurement is, with as many rounds or more, whatever the commit. A failure is while the commit is the same and
+    nothing was changed by hand, since it would fail again.
+    """
+    if record.environment_key != tuple(environment.get(name) for name in ENVIRONMENT_KEY):
+        return False
+    if record.error is None:
+        return int(record.protocol["rounds"]) >= rounds
+    commit = environment.get("commit")
+    return commit is not None and not commit.endswith("-dirty") and record.environment.get("commit") == commit

@@ -1,0 +1,44 @@
+"""What records of several kinds are made of."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...model.spread import spread
+from ..measuring.cells import Cell
+from .record import Record, utc_now
+
+#: Of microseconds and of shares; the smallest shares are of the order of 1e-4.
+_DIGITS = 6
+
+
+def summary(by_capture: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Summarise timed calls: over all of them, and the median of each capture that has any."""
+    overall = spread([value for values in by_capture for value in values])
+    return {**overall._asdict(), "captures": [spread(values).median for values in by_capture if values]}
+
+
+def as_json(value: Any) -> Any:
+    """Return what is written of a value: objects of named tuples and mappings, lists of sequences, floats rounded."""
+    if isinstance(value, float):
+        return round(value, _DIGITS)
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {name: as_json(one) for name, one in value.items()}
+    return [as_json(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def network_record(kind: str, cell: Cell, variant: str, environment: Mapping[str, Any], **rest: Any) -> Record:
+    """Return a record, of now, of a network in which no sample leaves early.
+
+    Args:
+        kind: of the record.
+        cell: the network.
+        variant: of it, what is measured.
+        environment: see :class:`~auxhead.autotune.records.record.Record`.
+        **rest: its other fields.
+    """
+    return Record(
+        kind=kind, cell=cell.as_json(), exits="never", variant=variant, utc=utc_now(), environment=dict(environment),
+        **rest,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""``auxhead-tune retune``: whether searches that know nothing of each other agree."""

@@ -1,5 +1,0 @@
-"""The strategies of a sweep, by the effort they take; see :mod:`auxhead.autotune.search` for what one is."""
-
-from . import full, quick
-
-STRATEGIES = {"quick": quick.search, "full": full.search}

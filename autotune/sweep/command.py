@@ -1,0 +1,179 @@
+"""The command ``auxhead-tune sweep``."""
+
+import dataclasses
+import gc
+from collections import Counter
+from collections.abc import Callable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import torch
+import typer
+from rich.console import Console
+
+from ...kernels.kernel_hash import kernel_hash
+from ...model.bad_input import BadInput
+from ...model.commands.errors import one_line_errors
+from ..bench.measure import DeviceLost
+from ..heads.compile_ahead import CompileAhead
+from ..heads.measure import HeadTiming
+from ..measuring.cells import Cell
+from ..measuring.environment import environment, this_device
+from ..measuring.interrupts import resumable
+from ..measuring.options import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
+from ..measuring.progress import SweepProgress, failures_in_words
+from ..measuring.subject import build_subject
+from ..records.record import BadRecord, read_records, records_path
+from ..records.tables import print_tables, wide_console
+from .measure import Status, Sweep
+from .neighbouring_batches import exchange_winners
+from .network_sweep import NetworkOutcome, sweep_network
+from .network_tables import network_table
+from .outcome import Outcome
+from .recorded_measurer import ReplayMeasurer, recorded_targets
+from .records import Book
+from .strategies import STRATEGIES
+from .tables import outcome_tables
+
+
+class Effort(str, Enum):
+    """How much is tried."""
+
+    quick = "quick"
+    full = "full"
+
+
+def sweep(
+    model: Model,
+    batch: Batches = None,
+    dtype: Dtypes = None,
+    classes: Classes = None,
+    placement: Placements = None,
+    effort: Annotated[
+        Effort, typer.Option(help="About a minute a network, or five; full also tries other forks and priorities.")
+    ] = Effort.quick,
+    out: Annotated[
+        Path | None, typer.Option(help="Records are appended here.", show_default="autotune-records/sweep-DEVICE.jsonl")
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="Search in these records instead of measuring; needs no GPU.", show_default=False),
+    ] = None,
+) -> None:
+    """Tune the launches of a network's heads, alone and beside the trunk of the captured network.
+
+    Options that choose networks may be given several times; winners of batch sizes given together are measured at each
+    other's, too. What is recorded is not measured again: a run that was stopped, at whatever moment, goes on where it
+    was.
+    """
+    console = wide_console()
+    chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
+    with one_line_errors(BadRecord):
+        if replay is not None:
+            if out is not None:
+                raise BadInput(f"--out: got {out} with --replay, wants none: nothing is measured")
+            if placement:
+                raise BadInput("--placement: records do not say it of a head, wants none with --replay")
+            _replay(console, chosen, effort, replay)
+        else:
+            with resumable():
+                _measure(console, chosen, effort, out)
+
+
+def _measure(console: Console, chosen: NetworkChoice, effort: Effort, out: Path | None) -> None:
+    device = this_device("sweep", "; --replay needs none")
+    own, cells = chosen.networks()
+    where = records_path(out, "sweep", torch.cuda.get_device_name(device))
+    found: list[tuple[str, list[Outcome]]] = []
+    networks: list[NetworkOutcome] = []
+    failures: Counter[str] = Counter()
+    with SweepProgress(console) as progress, CompileAhead.beside(device) as ahead:
+
+        def start(cell: Cell, number: int) -> tuple[HeadTiming, Sweep]:
+            def show(status: Status) -> None:
+                progress.show(status._replace(done=(number + status.done) / len(cells)))
+
+            show(Status(0.0, f"{cell}: building", "", failures))
+            measurer = HeadTiming(own or build_subject(cell, device), ahead=ahead)
+            protocol = {"kernel": kernel_hash(), **measurer.protocol}
+            book = Book(where, environment(device), protocol, measurer.of_network)
+            return measurer, Sweep(measurer, STRATEGIES[effort.value], book, show, failures)
+
+        for family in _families(cells):
+            try:
+                swept = _sweep_family(family, len(found), start, effort)
+            except DeviceLost as error:
+                raise BadInput(f"{error}; what was measured is recorded: the same command goes on") from None
+            found += [(str(cell), outcomes) for cell, outcomes in swept.heads.items()]
+            networks += swept.networks
+            gc.collect()
+            torch.cuda.empty_cache()
+    _report(console, found, networks, failures)
+    console.print(f"Records: {where}", soft_wrap=True)
+
+
+class _Swept(NamedTuple):
+    """What was found for cells that differ in the batch size alone."""
+
+    heads: dict[Cell, list[Outcome]]
+    networks: list[NetworkOutcome]
+
+
+def _sweep_family(
+    cells: Sequence[Cell], before: int, start: Callable[[Cell, int], tuple[HeadTiming, Sweep]], effort: Effort
+) -> _Swept:
+    """Tune the heads of each, exchange winners, and see how the launches should leave the trunk."""
+    started: dict[Cell, tuple[HeadTiming, Sweep]] = {}
+    for number, cell in enumerate(cells, start=before):
+        measurer, sweep = started[cell] = start(cell, number)
+        sweep.run(measurer.targets)
+    exchange_winners(tuning for _, sweep in started.values() for tuning in sweep.tunings)
+    networks = []
+    if effort is Effort.full:
+        for cell, (measurer, sweep) in started.items():
+            sweep.watch(Status(1.0, f"{cell}: forks and priority", "", sweep.failures))
+            heads = {one.target: one.network or one.rule for one in sweep.outcomes}
+            networks.append(sweep_network(measurer, cell, heads, sweep.book, sweep.failures))
+    return _Swept({cell: sweep.outcomes for cell, (_, sweep) in started.items()}, networks)
+
+
+def _replay(console: Console, chosen: NetworkChoice, effort: Effort, path: Path) -> None:
+    records = read_records(path)
+    targets = [target for target in recorded_targets(records, chosen.model) if chosen.fits(target)]
+    if not targets:
+        raise BadInput(f"--replay: {path} holds nothing of {chosen.model} like this, wants records of such a sweep")
+    failures: Counter[str] = Counter()
+    with SweepProgress(console) as progress:
+        sweep = Sweep(
+            ReplayMeasurer(records), STRATEGIES[effort.value], Book(None, {}, {}, {}), progress.show, failures
+        )
+        sweep.run(targets)
+        exchange_winners(sweep.tunings)
+    by_network: dict[str, list[Outcome]] = {}
+    for outcome in sweep.outcomes:
+        shape = outcome.target.shape
+        title = f"{chosen.model} {shape.dtype}, batch {shape.samples}, {shape.classes} classes, from {path}"
+        by_network.setdefault(title, []).append(outcome)
+    _report(console, list(by_network.items()), [], failures)
+
+
+def _families(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Group cells that differ in the batch size alone."""
+    found: dict[Cell, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(dataclasses.replace(cell, batch=0), []).append(cell)
+    return list(found.values())
+
+
+def _report(
+    console: Console,
+    found: Sequence[tuple[str, Sequence[Outcome]]],
+    networks: Sequence[NetworkOutcome],
+    failures: Counter[str],
+) -> None:
+    print_tables(console, outcome_tables(found))
+    if networks:
+        print_tables(console, [network_table("Where launches leave the trunk", networks)])
+    if failures:
+        console.print(f"Not timed: {failures_in_words(failures)}", soft_wrap=True)

@@ -1,0 +1,305 @@
+"""What excludes a launch configuration before anything is compiled, and the sizes of a head that this depends on.
+
+A configuration is excluded because the kernel cannot run it, because its tiles do not fit into registers or shared
+memory, or because it does the work of another one with something to spare. ``RULES`` holds the rules and their reasons.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ...kernels.head_shape import HeadShape
+from ...kernels.head_view import HeadView
+from ...kernels.launch_config import MOST_TILES, ROW_UNIT, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
+
+#: What is tried of each field in the grid, in the order of enumeration.
+GRID: dict[str, tuple[int, ...]] = {
+    "block_f": (1, 16, 32, 64, 128, 256, 512),
+    "block_n": (1, 16),
+    "block_p": (1, 2, 4, 8, 16, 32, 64),
+    "block_c": (4, 8, 16, 32, 64, 128, 256, 512),
+    "window_parts": (1, 2, 4, 8, 16, 32, 64),
+    "block_a": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+    "stages": (1, 2, 4),
+    "block_k": (16, 32, 64, 128, 256, 512, 1024, 2048),
+    "num_warps": (1, 2, 4, 8, 16),
+}
+#: The other fields: in the grid they follow from the rest, and ``neighbours`` steps along these values. Of the classes
+#: of the softmax and the partial sums in one step all are tried that fit.
+FURTHER: dict[str, tuple[int, ...]] = {
+    "block_s": (1, 2, 4, 8, 16, 32, 64),
+    "block_j": tuple(1 << bits for bits in range(12)),
+    "waits": (False, True),
+    "max_registers": (0, 128, 96, 64, 48, 32),
+    "weight_buffers": (0, WEIGHT_BUFFERS),
+    "max_programs": (0, 128, 64, 32, 16),
+}
+FIELDS = {**GRID, **FURTHER}
+
+#: Elements of a tile that a thread may hold: with float32 accumulators they take half of its 255 registers.
+ELEMENTS_PER_THREAD = 128
+#: Bytes of shared memory of a program on compute capability 9.0.
+SHARED_BYTES = 227 * 1024
+#: Features that a program pools at most; more leave too few programs.
+MOST_FEATURES = 512
+#: Partial sums of a sample at most.
+MOST_SPLITS = 512
+#: Steps along the classes, of the product or the softmax, at most.
+MOST_STEPS = 16
+#: Steps along the features at most.
+MOST_FEATURE_STEPS = 32
+#: Samples that a group of 16 should have at least: of fewer, a program each is faster.
+LEAST_SAMPLES = 4
+#: Programs that keep the memory busy, whatever each of them reads.
+ENOUGH_PROGRAMS = 16
+#: Bytes of the map that a program may read where there are fewer.
+MOST_BYTES = 64 * 1024
+#: Bytes that are read from memory together.
+_SECTOR = 32
+#: Programs that one program does the work of, one after another, at most. No cap can make programs wait for each other
+#: for ever, since they take up work in the order in which it is waited for; but a small one leaves the GPU idle.
+MOST_TURNS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What of a head's shape the rules ask for."""
+
+    shape: HeadShape
+
+    @cached_property
+    def view(self) -> HeadView:
+        """The input as the kernel reads it."""
+        return self.shape.view
+
+    @cached_property
+    def positions(self) -> int:
+        """Windows of a channel."""
+        return self.view.positions
+
+    @cached_property
+    def columns(self) -> int:
+        """Of the widest window."""
+        return self.view.window_w
+
+    @cached_property
+    def needed_c(self) -> int:
+        """The least power of two that holds all channels."""
+        return next_power_of_2(self.shape.channels)
+
+    @cached_property
+    def needed_k(self) -> int:
+        """The least power of two that holds all classes."""
+        return next_power_of_2(self.shape.classes)
+
+    @cached_property
+    def element_size(self) -> int:
+        """Bytes of an element of x and weight."""
+        return 4 if self.shape.dtype == "float32" else 2
+
+    def splits(self, point: Mapping[str, int]) -> int:
+        """Programs that pool one sample."""
+        blocks = -(-self.shape.channels // point["block_c"]) * -(-self.positions // point["block_p"])
+        return blocks * point["window_parts"]
+
+    def programs(self, point: Mapping[str, int]) -> int:
+        """Programs in all, if nothing caps them."""
+        return config_of(point).programs(self.view, self.shape.classes).total
+
+
+Point = Mapping[str, int]
+
+
+def config_of(point: Point) -> LaunchConfig:
+    """Return the configuration that a point with all fields stands for."""
+    values: dict[str, Any] = {**point, "waits": bool(point["waits"])}
+    return LaunchConfig(**values)
+
+
+class Rule(NamedTuple):
+    """Excludes points."""
+
+    reason: str
+    after: str
+    """The field with whose value the rule can be applied, in the order of ``FIELDS``."""
+    breaks: Callable[[Sizes, Point], bool]
+
+
+def _features(p: Point) -> int:
+    return p["block_c"] * p["block_p"]
+
+
+def steps(s: Sizes, p: Point) -> int:
+    """Steps along a window's row."""
+    return -(-s.columns // p["block_a"])
+
+
+def _pool_tile(p: Point) -> int:
+    return _features(p) * p["block_a"]
+
+
+def _product_tile(p: Point) -> int:
+    """Elements of the weight in one step."""
+    return p["block_k"] * (p["block_f"] if p["block_f"] > 1 else _features(p))
+
+
+def _tiles_in_all(s: Sizes, p: Point) -> int:
+    tiles = -(-s.shape.samples // p["block_n"]) * -(-s.shape.classes // p["block_k"])
+    return tiles * p.get("block_s", 1)
+
+
+def _most_sums(s: Sizes, p: Point) -> int:
+    """Partial sums of a logit: one of each step along the features if tiled, of each program that pools if split."""
+    return s.splits(p) if p["block_f"] == 1 else -(-s.shape.channels * s.positions // p["block_f"])
+
+
+def _tiles(p: Point) -> list[int]:
+    tiles = [_pool_tile(p), _product_tile(p)]
+    if p["block_f"] > 1:  # what is read of the features in one step, and the sums
+        read = p["block_n"] if p["block_n"] > 1 else p["window_parts"]
+        tiles += [read * p["block_f"], p["block_n"] * p["block_k"]]
+    return [*tiles, p["block_s"] * p["block_j"]] if "block_s" in p and "block_j" in p else tiles
+
+
+def _reads_alone(s: Sizes, p: Point) -> bool:
+    """Whether there are few programs that read much, though there could be more."""
+    map_bytes = _features(p) * s.columns * s.view.window_h * s.element_size // p["window_parts"]
+    could_be_more = s.shape.pool == "avg" or s.splits(p) < s.shape.channels
+    return could_be_more and s.shape.samples * s.splits(p) < ENOUGH_PROGRAMS and map_bytes > MOST_BYTES
+
+
+def _per_thread(p: Point) -> float:
+    return max(_tiles(p)) / (32 * p["num_warps"])
+
+
+def _shared_bytes(s: Sizes, p: Point) -> int:
+    """An upper bound of what the steps that are under way at once take, and of what is exchanged between warps."""
+    pool = (p["stages"] if p["stages"] > 1 else 0) * _pool_tile(p) * s.element_size
+    product = 0
+    if p["block_f"] > 1:
+        blocks = 1  # of features, which are handed to the product
+        if p["block_n"] > 1 and p["window_parts"] == 4:
+            blocks += 4  # Triton reads two steps of the last two parts ahead, too, as it may the weight
+        product = (WEIGHT_BUFFERS * p["block_k"] * s.element_size + blocks * p["block_n"] * 4) * p["block_f"]
+    return max(pool, product, 4 * p["num_warps"] * max(_features(p), p["block_j"]))
+
+
+#: In the order in which they are asked; a point is excluded for the first reason that applies.
+RULES = (
+    Rule(
+        "more features a step than there are",
+        "block_f",
+        lambda s, p: p["block_f"] > max(next_power_of_2(s.shape.channels * s.positions), 16),
+    ),
+    Rule(
+        "many steps along the features",
+        "block_f",
+        lambda s, p: 1 < p["block_f"] and MOST_FEATURE_STEPS * p["block_f"] < min(s.shape.channels * s.positions, 8192),
+    ),
+    Rule("groups of samples want tiles", "block_n", lambda s, p: p["block_n"] > 1 and p["block_f"] == 1),
+    Rule("groups mostly without samples", "block_n", lambda s, p: p["block_n"] > 1 and s.shape.samples < LEAST_SAMPLES),
+    Rule("more positions than there are", "block_p", lambda s, p: p["block_p"] > next_power_of_2(s.positions)),
+    Rule("more channels than there are", "block_c", lambda s, p: p["block_c"] > s.needed_c),
+    Rule("more features than a program should pool", "block_c", lambda s, p: _features(p) > MOST_FEATURES),
+    Rule(
+        "channels that are less than a sector",
+        "block_c",
+        lambda s, p: (
+            s.shape.layout == "channels_last" and p["block_c"] < min(s.needed_c, _SECTOR // (2 * s.element_size))
+        ),
+    ),
+    Rule("a maximum does not add up", "window_parts", lambda s, p: p["window_parts"] > 1 and s.shape.pool == "max"),
+    Rule("more partial sums than a sample should have", "window_parts", lambda s, p: s.splits(p) > MOST_SPLITS),
+    Rule("few programs for what they read", "window_parts", lambda s, p: _reads_alone(s, p)),
+    Rule("more columns than a window has", "block_a", lambda s, p: p["block_a"] > next_power_of_2(s.columns)),
+    Rule("more parts than a window has steps", "block_a", lambda s, p: p["window_parts"] > steps(s, p)),
+    Rule(
+        "columns that are less than a sector",
+        "block_a",
+        lambda s, p: (
+            s.shape.layout == "contiguous"
+            and p["block_a"] < min(next_power_of_2(s.columns), _SECTOR // (2 * s.element_size))
+        ),
+    ),
+    Rule(
+        "reads ahead of more steps than there are",
+        "stages",
+        lambda s, p: p["stages"] > 1 and p["stages"] > -(-steps(s, p) // p["window_parts"]),
+    ),
+    Rule(
+        "fewer classes a tile than rows are padded to",
+        "block_k",
+        lambda s, p: p["block_f"] > 1 and p["block_k"] < ROW_UNIT,
+    ),
+    Rule("more classes a step than there are", "block_k", lambda s, p: p["block_k"] > max(s.needed_k, 16)),
+    Rule(
+        "more classes a tile than tl.dot should take", "block_k", lambda s, p: p["block_n"] > 1 and p["block_k"] > 256
+    ),
+    Rule(
+        "more tiles than a GPU has room for",
+        "block_k",
+        lambda s, p: p["block_f"] > 1 and _tiles_in_all(s, p) > MOST_TILES,
+    ),
+    Rule(
+        "a product of many steps", "block_k", lambda s, p: p["block_f"] == 1 and MOST_STEPS * p["block_k"] < s.needed_k
+    ),
+    Rule("more registers than a thread has", "num_warps", lambda s, p: _per_thread(p) > ELEMENTS_PER_THREAD),
+    Rule("more threads than elements", "num_warps", lambda s, p: _per_thread(p) < 1 and p["num_warps"] > 1),
+    Rule(
+        "more partial sums a step than there are",
+        "block_s",
+        lambda s, p: p["block_s"] > next_power_of_2(_most_sums(s, p)),
+    ),
+    Rule(
+        "more tiles than a GPU has room for",
+        "block_s",
+        lambda s, p: p["block_f"] > 1 and _tiles_in_all(s, p) > MOST_TILES,
+    ),
+    Rule("more classes of the softmax than there are", "block_j", lambda s, p: p["block_j"] > s.needed_k),
+    Rule("a softmax of many steps", "block_j", lambda s, p: MOST_STEPS * p["block_j"] < min(s.needed_k, 8192)),
+    Rule("more registers than a thread has", "block_j", lambda s, p: _per_thread(p) > ELEMENTS_PER_THREAD),
+    Rule("more shared memory than there is", "block_j", lambda s, p: _shared_bytes(s, p) > SHARED_BYTES),
+    Rule(
+        "buffers that nothing is read into",
+        "weight_buffers",
+        lambda s, p: p["weight_buffers"] == 1 or (p["weight_buffers"] > 0 and p["block_n"] == 1),
+    ),
+    Rule("nobody to wait for", "waits", lambda s, p: bool(p["waits"]) and (p["block_f"] > 1 or s.splits(p) == 1)),
+    Rule(
+        "registers that the tiles do not fit into",
+        "max_registers",
+        lambda s, p: 0 < p["max_registers"] < 2 * _per_thread(p),
+    ),
+    Rule(
+        "more registers than a multiprocessor has for a thread",
+        "max_registers",
+        lambda s, p: p["max_registers"] * 32 * p["num_warps"] > 65_536,
+    ),
+    Rule(
+        "a cap above the number of programs",
+        "max_programs",
+        lambda s, p: p["max_programs"] > 0 and p["max_programs"] >= s.programs(p),
+    ),
+    Rule(
+        "programs that take too many turns",
+        "max_programs",
+        lambda s, p: p["max_programs"] > 0 and MOST_TURNS * p["max_programs"] < s.programs(p),
+    ),
+)
+_BY_FIELD = {name: [rule for rule in RULES if rule.after == name] for name in FIELDS}
+
+
+def excluded(config: LaunchConfig, shape: HeadShape) -> str | None:
+    """Return why a configuration is not worth compiling for a head, or None."""
+    return reason_among(Sizes(shape), dataclasses.asdict(config), {}, FIELDS)
+
+
+def reason_among(sizes: Sizes, point: Point, known: dict[str, int], names: Iterable[str]) -> str | None:
+    """Return why a point is excluded by the rules of further fields, whose values are taken into ``known``."""
+    for name in names:  # a rule may ask whether a field is there yet
+        known[name] = point[name]
+        for rule in _BY_FIELD[name]:
+            if rule.breaks(sizes, known):
+                return rule.reason
+    return None

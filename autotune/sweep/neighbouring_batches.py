@@ -1,0 +1,44 @@
+"""What was best at one batch size, measured at the next ones: batches in between may then take it."""
+
+from collections.abc import Iterable, Sequence
+
+from ...kernels.launch_config import LaunchConfig
+from ..measuring.targets import ALONE, NETWORK
+from .measure import Tuning
+
+
+def exchange_winners(tunings: Iterable[Tuning]) -> None:
+    """Measure the winner of each batch size at the next smaller and the next larger one, alone and in situ.
+
+    And in situ what wins alone by then, since that is compared with the winner in situ; where that looks slower, all
+    that it was chosen from is measured again. All is done again while it changes who wins, so that in the end every
+    winner was measured there, unless the rules of the space exclude it.
+
+    Args:
+        tunings: that were run; of heads that differ in the batch size alone those are next to each other that no other
+            one lies between.
+    """
+    heads: dict[tuple[object, ...], list[Tuning]] = {}
+    for tuning in tunings:
+        target = tuning.target
+        heads.setdefault((target.model, target.taps, *target.shape[1:]), []).append(tuning)
+    beside: list[tuple[Tuning, list[Tuning]]] = []
+    for sizes in heads.values():
+        sizes.sort(key=lambda tuning: tuning.target.shape.samples)
+        beside += [
+            (here, sizes[max(place - 1, 0) : place] + sizes[place + 1 : place + 2]) for place, here in enumerate(sizes)
+        ]
+    new = True
+    while new:
+        for here, others in beside:  # one is measured while others are compiled
+            for place in (ALONE, NETWORK):
+                here.compile_also(place, _winners(here, others, place))
+        new = any(
+            [here.also(place, _winners(here, others, place)) for here, others in beside for place in (ALONE, NETWORK)]
+        ) or any([here.look_again() for here, _ in beside])
+
+
+def _winners(here: Tuning, others: Sequence[Tuning], place: str) -> list[LaunchConfig | None]:
+    """Return what is to be measured here: what wins there, and in situ what wins alone here."""
+    found = [other.winner(place) for other in others]
+    return found if place == ALONE else [*found, here.winner(ALONE)]

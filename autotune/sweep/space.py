@@ -1,0 +1,364 @@
+"""The launch configurations of one head that are worth trying, and how they are written, ordered and varied.
+
+A grid over the fields that matter most, the others following from them; and from any configuration the ones a step
+away, along every field. What is excluded, and why, is said in ``exclusion``.
+"""
+
+import dataclasses
+import random
+import re
+from collections import Counter
+from functools import lru_cache
+from itertools import zip_longest
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...kernels.head_shape import HeadShape
+from ...kernels.launch_config import MOST_TILES, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2, waits_by_rule
+from .exclusion import (
+    ELEMENTS_PER_THREAD,
+    FIELDS,
+    FURTHER,
+    GRID,
+    MOST_FEATURES,
+    Point,
+    Sizes,
+    config_of,
+    excluded,
+    reason_among,
+    steps,
+)
+
+#: Steps from a usual configuration within which candidates are spread out.
+WITHIN = 5
+
+
+def grid(shape: HeadShape, reasons: Counter[str] | None = None, near: LaunchConfig | None = None) -> list[LaunchConfig]:
+    """Return the grid's configurations for a head, in a fixed order.
+
+    Args:
+        shape: of the head.
+        reasons: is told how many points each reason excludes.
+        near: of a configuration only those at most ``WITHIN`` steps along the fields away, others are not looked at.
+    """
+    sizes = Sizes(shape)
+    counted = Counter[str]() if reasons is None else reasons
+    names = list(GRID)
+    away = {name: [0 if near is None else _steps(value, near, name) for value in GRID[name]] for name in names}
+
+    found: list[LaunchConfig] = []
+
+    def extend(point: dict[str, int], place: int, before: int) -> None:
+        if place == len(names):
+            filled = _filled(point, sizes)
+            reason = reason_among(sizes, filled, point, FURTHER)
+            if reason is None:
+                found.append(config_of(filled))
+            else:
+                counted[reason] += 1
+            return
+        name = names[place]
+        for value, steps_away in zip(GRID[name], away[name], strict=True):
+            apart = before + steps_away
+            if near is not None and place < 2:  # how to multiply is told by the first two fields together
+                apart = _apart({**point, name: value}, near)
+            if apart > WITHIN:
+                continue
+            longer = dict(point)
+            reason = reason_among(sizes, {name: value}, longer, [name])
+            if reason is None:
+                extend(longer, place + 1, apart)
+            else:
+                counted[reason] += prod(len(GRID[left]) for left in names[place + 1 :])
+
+    extend({}, 0, 0)
+    return found
+
+
+def _filled(point: Point, sizes: Sizes) -> dict[str, int]:
+    """Add the fields that the grid leaves open, about as :meth:`LaunchConfig.by_rule` chooses them."""
+    tiled = point["block_f"] > 1
+    block_j = min(sizes.needed_k, 1024)
+    most = ELEMENTS_PER_THREAD * 32 * point["num_warps"]
+    block_s = min(_sums(point, sizes), max(min(most, 8192) // block_j, 1))
+    several = sizes.shape.channels * sizes.positions > point["block_f"] * block_s  # steps of a tile
+    return {
+        **point,
+        "block_s": block_s,
+        "block_j": block_j,
+        "waits": waits_by_rule(sizes.shape.samples, sizes.shape.classes) and not tiled and sizes.splits(point) > 1,
+        "max_registers": 0,
+        "weight_buffers": WEIGHT_BUFFERS if point["block_n"] > 1 and several else 0,
+        "max_programs": 0,
+    }
+
+
+def _sums(point: Point, sizes: Sizes) -> int:
+    """Return how many partial sums to add up in a step; if tiled, of so many programs that share a tile's features."""
+    if point["block_f"] == 1:
+        return min(next_power_of_2(sizes.splits(point)), 64)
+    shape = sizes.shape
+    tiles = -(-shape.samples // point["block_n"]) * -(-shape.classes // point["block_k"])
+    steps_along = shape.channels * sizes.positions // point["block_f"]
+    return 1 << max(min(steps_along, _ENOUGH_TILES // tiles, _MOST_SHARING), 1).bit_length() - 1
+
+
+#: Tiles that are enough for all multiprocessors, and programs that share the features of one, at most.
+_ENOUGH_TILES, _MOST_SHARING = 256, 8
+#: Elements of the weight in one step, where a program multiplies what it pooled.
+_SPLIT_WEIGHT = 16384
+#: Heads of so many classes or fewer were mostly fastest split, with fewer warps than by rule (ResNet-18, H200).
+_FEW_CLASSES = 128
+#: Programs that pool, of a usual way to tile a head: enough for all multiprocessors.
+_ENOUGH_POOLS = 256
+#: Windows of at most so many columns are read in steps of so many elements, where channels lie beside each other.
+_SMALL_WINDOW, _SMALL_STEP = 64, 512
+
+
+class _Tiles(NamedTuple):
+    """A usual way to tile a head: near the fastest ones of ResNet-18's and -50's with 1,000 classes alone (H200)."""
+
+    block_n: int
+    block_f: int
+    """At most; there may be fewer features."""
+    weight: int
+    """Elements of the weight in one step of a tile."""
+    block_a: int
+    """At most."""
+    columns: int
+    """Of a part of a window, at most."""
+    stages: int
+    """At most; there may be fewer steps."""
+    num_warps: int
+
+
+#: For one sample and for 16; of these some read ahead.
+_TILES = (
+    _Tiles(1, 256, 4096, 256, 512, stages=1, num_warps=8),
+    _Tiles(16, 128, 8192, 64, 2048, stages=1, num_warps=8),
+    _Tiles(16, 128, 8192, 128, 2048, stages=4, num_warps=4),
+)
+#: Steps of two fields at once, which keep a tile as large as it is.
+_EXCHANGES = (("block_c", "block_a"), ("window_parts", "block_a"), ("block_c", "block_k"), ("block_s", "block_j"))
+
+
+def neighbours(config: LaunchConfig, shape: HeadShape) -> list[LaunchConfig]:
+    """Return the configurations one step away along a field, or two fields the other way round, in a fixed order.
+
+    All multiply in the same way: what is usual of each way is among the candidates of ``spread_out``.
+    Where a step leaves more partial sums in a step than there are, or more steps read ahead, the neighbour has fewer.
+    """
+    sizes, here = Sizes(shape), dataclasses.asdict(config)
+    moves: list[dict[str, int]] = []
+    for name in FIELDS:
+        if name not in ("block_n", "block_f") or (name == "block_f" and config.tiled):
+            moves += [{name: value} for value in _beside(name, here[name]) if name != "block_f" or value > 1]
+    for one, other in _EXCHANGES:
+        for up, down in ((one, other), (other, one)):
+            if here[down] > 1:
+                moves.append({up: 2 * here[up], down: here[down] // 2})
+    found: list[LaunchConfig] = []
+    for point in ({**here, **move} for move in moves):
+        point["stages"] = _stages(sizes, point)
+        if point["block_f"] == 1:
+            point["block_s"] = min(point["block_s"], next_power_of_2(sizes.splits(point)))
+        neighbour = config_of(point)
+        if neighbour != config and neighbour not in found and excluded(neighbour, shape) is None:
+            found.append(neighbour)
+    return found
+
+
+def _stages(sizes: Sizes, point: Point) -> int:
+    """Return how many steps a point can read ahead, at most as many as it says."""
+    steps_of_part = -(-steps(sizes, point) // point["window_parts"])
+    return max(value for value in GRID["stages"] if value <= min(point["stages"], steps_of_part))
+
+
+def _usual(config: LaunchConfig, shape: HeadShape) -> list[dict[str, int]]:
+    """Return what is usual of each way to multiply; of tiles, such as a configuration has come last.
+
+    Split, it pools as the configuration does; if that is split, of few classes, less at once in fewer warps.
+    """
+    sizes, here = Sizes(shape), dataclasses.asdict(config)
+    found = []
+    if config.tiled:
+        block_k = min(_SPLIT_WEIGHT // (config.block_c * config.block_p), sizes.needed_k)
+        found.append({**here, "block_n": 1, "block_f": 1, "block_k": block_k})
+    elif shape.classes <= _FEW_CLASSES:
+        light = {**here, "block_a": max(config.block_a // 2, 1), "num_warps": max(config.num_warps // 2, 1)}
+        found.append({**light, "stages": _stages(sizes, light)})
+    its_own_last = sorted(_TILES, key=lambda tiles: config.tiled and tiles.block_n == config.block_n)
+    found += [{**here, **_tiled(sizes, tiles, config.block_p)} for tiles in its_own_last]
+    return [_filled(point, sizes) for point in found]
+
+
+def _tiled(sizes: Sizes, tiles: _Tiles, block_p: int) -> dict[str, int]:
+    """Return how to tile a head: many programs that pool little each, for others that multiply."""
+    shape = sizes.shape
+    pooled = next_power_of_2(shape.samples * shape.channels // _ENOUGH_POOLS)
+    block_c = min(max(pooled, 16 if shape.samples < 16 else 32), sizes.needed_c, MOST_FEATURES // block_p)
+    parts = next_power_of_2(-(-sizes.columns // tiles.columns)) if shape.pool == "avg" else 1
+    small = sizes.columns <= _SMALL_WINDOW and shape.layout == "channels_last"
+    block_a = max(_SMALL_STEP // block_c, 2) if small else tiles.block_a
+    features = next_power_of_2(shape.channels * sizes.positions)
+    several = 2 if shape.samples == 1 else 1  # programs that share the features of the only sample
+    block_f = max(min(tiles.block_f, features // several), 16)
+    groups = -(-shape.samples // tiles.block_n)
+    least_k = next_power_of_2(-(-groups * shape.classes // MOST_TILES))
+    block_k = max(min(max(tiles.weight // block_f, least_k), sizes.needed_k), 16)
+    point = {
+        "block_n": tiles.block_n,
+        "block_c": block_c,
+        "block_a": min(block_a, next_power_of_2(-(-sizes.columns // parts))),
+        "block_f": max(min(block_f, ELEMENTS_PER_THREAD * 32 * tiles.num_warps // block_k), 16),
+        "block_k": block_k,
+        "window_parts": parts,
+        "stages": tiles.stages,
+        "num_warps": tiles.num_warps,
+    }
+    return {**point, "stages": _stages(sizes, point)}
+
+
+def _beside(name: str, value: int) -> list[int]:
+    values = FIELDS[name]
+    if value not in values:  # of a configuration that is not from here
+        return [next_power_of_2(value) // 2, next_power_of_2(value)] if value > 1 else []
+    place = values.index(value)
+    return [values[other] for other in (place - 1, place + 1) if 0 <= other < len(values)]
+
+
+@lru_cache(maxsize=64)
+def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
+    """Return up to ``count`` configurations of the grid, always the same ones, as far from each other as can be.
+
+    First what is usual of each way to multiply, then what lies around it and the rule's, at most ``WITHIN`` steps along
+    the fields away: farther off hardly anything is fast.
+    """
+    rule = shape.by_rule()
+    usual = [config_of(point) for point in _usual(rule, shape)]
+    around = list(dict.fromkeys(one for centre in (rule, *usual) for one in grid(shape, near=centre) if one != rule))
+    random.Random(0).shuffle(around)
+    ways: tuple[list[LaunchConfig], list[LaunchConfig]] = (
+        [],
+        [],
+    )  # the rule's way to multiply and the others take turns
+    for config in around:
+        ways[(config.tiled, config.block_n) != (rule.tiled, rule.block_n)].append(config)
+    near = [config for pair in zip_longest(*ways) for config in pair if config is not None]
+    places = torch.tensor([[getattr(one, name).bit_length() for name in GRID] for one in near])
+    free = torch.full((len(near),), WITHIN)  # steps to the closest that is chosen
+    chosen = [near.index(one) for one in dict.fromkeys(usual) if one in near][:count]
+    for place in chosen:
+        free = torch.minimum(free, _steps_to(place, places))
+    for apart in range(WITHIN, 0, -1):
+        after = 0
+        while len(chosen) < min(count, len(near)):
+            left = (free[after:] >= apart).nonzero()
+            if not len(left):
+                break
+            after += int(left[0])
+            chosen.append(after)
+            free = torch.minimum(free, _steps_to(after, places))
+    return tuple(near[place] for place in chosen)
+
+
+def _steps_to(place: int, places: Tensor) -> Tensor:
+    """Count doublings and halvings from every configuration to one; another way to multiply is one step.
+
+    Args:
+        place: of the one.
+        places: [configurations, fields of the grid], bits of the values, of a ``block_f`` and ``block_n`` first.
+    """
+    steps_along = (places - places[place]).abs()
+    tiled = places[:, 0] > 1
+    way = (tiled != tiled[place]) | (steps_along[:, 1] > 0)
+    return way + torch.where(way, 0, steps_along[:, 0]) + steps_along[:, 2:].sum(1)
+
+
+def _apart(point: Point, config: LaunchConfig) -> int:
+    """Count those steps along the fields that a point has."""
+    way = (point["block_f"] > 1, point.get("block_n", config.block_n)) != (config.tiled, config.block_n)
+    fields = [name for name in point if name != "block_n" and (name != "block_f" or not way)]
+    return way + sum(_steps(point[name], config, name) for name in fields)
+
+
+def _steps(value: int, config: LaunchConfig, name: str) -> int:
+    return abs(value.bit_length() - int(getattr(config, name)).bit_length())
+
+
+def simplicity(config: LaunchConfig) -> tuple[Any, ...]:
+    """Return what configurations are ordered by when they are tied, the simplest first.
+
+    No caps before caps, split before tiled, counting before waiting, whole windows before parts, no reading ahead
+    before reading ahead, few warps before many; then large blocks before small ones, so that there are few programs.
+    """
+    return (
+        config.max_registers > 0,
+        config.max_programs > 0,
+        config.tiled,
+        config.waits,
+        config.window_parts,
+        config.stages,
+        config.weight_buffers,
+        config.num_warps,
+        *(-getattr(config, name) for name in ("block_c", "block_p", "block_a", "block_k", "block_f", "block_s")),
+        -config.block_j,
+        config.max_registers,
+        config.max_programs,
+        config.block_n,
+    )
+
+
+#: The field that each part of a configuration's text stands for.
+_LETTERS = {
+    "n": "block_n",
+    "c": "block_c",
+    "p": "block_p",
+    "a": "block_a",
+    "f": "block_f",
+    "k": "block_k",
+    "s": "block_s",
+    "j": "block_j",
+    "parts": "window_parts",
+    "stages": "stages",
+    "buffers": "weight_buffers",
+    "warps": "num_warps",
+    "waits": "waits",
+    "registers": "max_registers",
+    "programs": "max_programs",
+}
+
+
+def text(config: LaunchConfig) -> str:
+    """Write a configuration: ``n1-c32-p1-a64-f1-k512-s8-j1024-parts2-stages1-warps4``, and waiting and caps if any."""
+    values = [(letters, int(getattr(config, name))) for letters, name in _LETTERS.items()]
+    return "-".join(f"{letters}{value}" for letters, value in values if value)
+
+
+def changes(config: LaunchConfig, rule: LaunchConfig) -> str:
+    """Write what of a configuration differs from the rule's: ``c32 warps8``."""
+    values = [(letters, int(getattr(config, name)), int(getattr(rule, name))) for letters, name in _LETTERS.items()]
+    return " ".join(f"{letters}{value}" for letters, value, usual in values if value != usual) or "as by rule"
+
+
+def parse(written: str) -> LaunchConfig:
+    """Read what ``text`` wrote.
+
+    Raises:
+        ValueError: anything else.
+    """
+    found = [re.fullmatch(r"([a-z]+)(\d+)", part) for part in written.split("-")]
+    values = {_LETTERS.get(one[1], ""): int(one[2]) for one in found if one}
+    try:
+        config = config_of({"waits": 0, **values})
+    except TypeError:
+        config = None
+    if config is None or text(config) != written:
+        raise ValueError(f"config: got {written!r}, wants the like of {text(_EXAMPLE)!r}")
+    return config
+
+
+_EXAMPLE = LaunchConfig(1, 32, 1, 64, 1, 512, 8, 1024, 2, stages=1, num_warps=4)

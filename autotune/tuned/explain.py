@@ -1,0 +1,100 @@
+"""Why a head is launched as it is: what of the tuned table serves it, or which key of it the table lacks."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ...kernels.head_shape import HeadShape
+from ...kernels.kernel_hash import kernel_hash
+from ...kernels.launch_config import LaunchConfig
+from ...kernels.tuned_table import Entry, TunedTable, table_of, tuned_devices
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What the table of a device says about one head."""
+
+    device: str
+    shape: HeadShape
+    place: str
+    """One of ``tuned_table.PLACES``."""
+    missed: tuple[str, ...]
+    """Which keys differ from the nearest entry, each with what was asked and what the table has; empty if the head has
+    an entry of its own."""
+    entry: Entry | None
+    """What serves the head: its own entry, or that of another batch size; None: the rule."""
+    config: LaunchConfig
+
+    def lines(self) -> list[str]:
+        """Say it in lines for a terminal."""
+        lines = [f"{self.shape}, {self.place}, on {self.device}"]
+        lines += [f"  not in the table: {reason}" for reason in self.missed]
+        if self.entry is None:
+            lines.append("  used: the rule's configuration")
+        elif self.missed:
+            low, high = self.entry.serves
+            measured = f"serves batch {low} to {high}: at both it was measured to lose at most 1 % to the winner"
+            lines.append(f"  used: the entry of batch {self.entry.shape.samples}, which {measured}")
+        else:
+            lines.append(f"  used: its own entry, {self.entry.margin:.1%} less time than the rule's configuration")
+        fields = dataclasses.asdict(self.config)
+        lines.append("  " + " ".join(f"{name}={value}" for name, value in fields.items()))
+        return lines
+
+
+def explain(device_name: str, shape: HeadShape, place: str) -> Explanation:
+    """Say how a head is launched on a device, which need not be there, and why.
+
+    Args:
+        device_name: as ``torch.cuda.get_device_name`` says it, or the name of its table's file.
+        shape: of the head.
+        place: one of ``tuned_table.PLACES``.
+
+    Raises:
+        BadTable: the table cannot be read.
+    """
+    table = table_of(device_name)
+    if table is None:
+        others = ", ".join(tuned_devices())
+        there_are = f"there are tables for {others}" if others else "there is none at all"
+        return Explanation(
+            device_name, shape, place, (f"device: no table for {device_name}, {there_are}",), None, shape.by_rule()
+        )
+    entry = table.find(shape, place)
+    missed = () if entry is not None and entry.shape == shape else tuple(_differences(table, shape, place))
+    return Explanation(table.device, shape, place, missed, entry, shape.by_rule() if entry is None else entry.config)
+
+
+def _differences(table: TunedTable, shape: HeadShape, place: str) -> list[str]:
+    """Name the keys in which the nearest entry differs: the one with the fewest, and the nearest sizes."""
+    if table.kernel != kernel_hash():
+        return [f"kernel: table tuned for another kernel, {table.kernel}; the one here is {kernel_hash()}"]
+    if not table.entries:
+        return ["entries: the table has none"]
+    asked = _keys(shape, place)
+    rows = [_keys(entry.shape, entry.place) for entry in table.entries]
+    nearest = min(rows, key=lambda row: _distance(row, asked))
+    differing = [name for name in asked if nearest[name] != asked[name]]
+    alike = [row for row in rows if all(row[name] == asked[name] for name in asked if name not in differing)]
+    has = {name: ", ".join(map(str, sorted({row[name] for row in alike}))) for name in differing}
+    if differing == ["samples"]:
+        sizes = sorted(entry for entry in table.entries if _keys(entry.shape, entry.place) in alike)
+        has["samples"] = ", ".join(map(_size, sizes))
+    return [f"{name}: {asked[name]} asked, table has {has[name]}" for name in differing]
+
+
+def _size(entry: Entry) -> str:
+    """Name an entry's batch size and those that it serves besides."""
+    samples, (low, high) = entry.shape.samples, entry.serves
+    return f"{samples} (serves {low} to {high})" if low < high else str(samples)
+
+
+def _keys(shape: HeadShape, place: str) -> dict[str, Any]:
+    return {**shape._asdict(), "place": place}
+
+
+def _distance(row: dict[str, Any], asked: dict[str, Any]) -> tuple[int, float]:
+    differing = [name for name in asked if row[name] != asked[name]]
+    sizes = [name for name in differing if isinstance(asked[name], int)]
+    return len(differing), sum(abs(math.log(row[name] / asked[name])) for name in sizes)

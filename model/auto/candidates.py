@@ -1,0 +1,81 @@
+"""The runners that a planner chooses from, simplest first."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from ..runners.compacting import CompactingRunner
+from ..runners.gated import GatedRunner
+from ..runners.graph_runner import GraphRunner
+from ..runners.overlapped import OverlappedRunner, fork_choices
+from ..runners.polled import PolledRunner
+from ..trunk.trunk import Trunk
+
+if TYPE_CHECKING:
+    from ..early_exit_network import EarlyExitNetwork
+
+
+class Candidate(NamedTuple):
+    """One way to run a network, in the terms of :func:`make_runner`."""
+
+    exits: str
+    """"overlapped", "polled" or "gated"."""
+    forks: tuple[str, ...] = ()
+    lag: int = 0
+    compact: bool = False
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        if self.exits == "overlapped":
+            count = len(self.forks)
+            return f"overlapped ({count} fork{'s' if count > 1 else ''})" if count else "serial"
+        return self.exits + (" (lag 1)" if self.lag else "") + (" (compact)" if self.compact else "")
+
+    def make(
+        self,
+        network: "EarlyExitNetwork",
+        example_input: Tensor,
+        size: int,
+        smaller: Sequence[int],
+        trunk: str | Trunk,
+    ) -> GraphRunner:
+        """Make the runner.
+
+        Args:
+            network: see :class:`GraphRunner`.
+            example_input: see :class:`GraphRunner`.
+            size: the batch size that it is for.
+            smaller: batch sizes that samples may be gathered into.
+            trunk: see :class:`GraphRunner`.
+        """
+        if self.exits == "overlapped":
+            return OverlappedRunner(network, example_input, batch_sizes=(size,), trunk=trunk, forks=self.forks)
+        if self.exits == "gated":
+            return GatedRunner(network, example_input, batch_sizes=(size,), trunk=trunk, lag=self.lag)
+        if self.compact:
+            return CompactingRunner(network, example_input, batch_sizes=(*smaller, size), trunk=trunk)
+        return PolledRunner(network, example_input, batch_sizes=(size,), trunk=trunk)
+
+
+def candidates(taps: Sequence[str], forks: Sequence[str], smaller: Sequence[int]) -> list[Candidate]:
+    """Return what a planner chooses from: of two that are equally fast, the one that comes first.
+
+    All heads behind the trunk and nothing overlapped; heads beside the trunk, with a few forks or many; the host stops
+    launching; the GPU stops by itself; the host stops, and gathers the samples that stay open.
+
+    Args:
+        taps: of the network.
+        forks: where heads leave the trunk by rule; the last of them is the last tap where it may pay.
+        smaller: batch sizes that samples may be gathered into.
+    """
+    choices = fork_choices(taps.index(forks[-1])) if forks else []
+    return [
+        Candidate("overlapped"),
+        *(Candidate("overlapped", tuple(taps[place] for place in choice)) for choice in choices),
+        Candidate("polled"),
+        Candidate("gated"),
+        Candidate("gated", lag=1),
+        *([Candidate("polled", compact=True)] if smaller else []),
+    ]

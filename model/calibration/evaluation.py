@@ -1,0 +1,55 @@
+"""What every exit of a network says about a split, and what early exit then answers."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...kernels import HeadOutput, decide
+from ..early_exit_network import EarlyExitNetwork
+from ..images import normalise
+from ..taps import listening
+
+
+class ExitAnswers(NamedTuple):
+    """The answers of E heads and, last, of the classifier to M pictures, on the CPU."""
+
+    label: Tensor
+    """[E + 1, M] int64."""
+    confidence: Tensor
+    """[E + 1, M] float32."""
+
+
+def batches(pixels: Tensor, device: torch.device, size: int = 256) -> Iterator[Tensor]:
+    """Yield the network's input for pixels (uint8 [M, 3, H, W]), so many at a time."""
+    for chunk in pixels.split(size):
+        yield normalise(chunk.to(device)).contiguous(memory_format=torch.channels_last)
+
+
+@torch.no_grad()
+def answers_of_all_exits(network: EarlyExitNetwork, pixels: Tensor) -> ExitAnswers:
+    """Return what each exit alone would answer, whether it may exit or not, by the same heads that answer later."""
+    device = next(network.parameters()).device
+    answered: list[list[HeadOutput]] = []
+    for x in batches(pixels, device):
+        network.check_taps(x)
+        answers: list[HeadOutput] = []
+
+        def on_tap(place: int, features: Tensor, answers: list[HeadOutput] = answers) -> None:
+            answers.append(network.heads[place](features))
+
+        with listening(network.backbone, network.taps, on_tap):
+            logits = network.backbone(x)
+        answered.append([*answers, decide(logits, temperature=1.0, threshold=1.0)])
+    return ExitAnswers(
+        torch.cat([torch.stack([answer.label for answer in answers]) for answers in answered], dim=1).cpu(),
+        torch.cat([torch.stack([answer.confidence for answer in answers]) for answers in answered], dim=1).cpu(),
+    )
+
+
+def early_exit_answers(network: EarlyExitNetwork, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Run early exit as a user would; returns label and exit index, each [M] int64 on the CPU."""
+    device = next(network.parameters()).device
+    results = [network(x) for x in batches(pixels, device)]
+    return torch.cat([r.label for r in results]).cpu(), torch.cat([r.exit_index for r in results]).cpu()

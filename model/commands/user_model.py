@@ -1,0 +1,71 @@
+"""The user's own model, named on the command line as ``package.module:factory``."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..bad_input import BadInput
+from ..early_exit_network import EarlyExitNetwork
+
+
+class UserModel(NamedTuple):
+    """What a factory makes."""
+
+    network: EarlyExitNetwork
+    example_input: Tensor
+    """A batch that the network takes."""
+
+
+def load_factory(spec: str) -> Callable[[], UserModel]:
+    """Find the factory that ``--model`` names; the current directory is importable, as under ``python -m``.
+
+    Args:
+        spec: ``package.module:name``, where ``name()`` returns (:class:`EarlyExitNetwork`, a batch it takes).
+
+    Returns:
+        The factory; calling it raises ``BadInput`` when it returns anything else. Errors in the user's own code come
+        through as they are, so that their traceback shows where.
+
+    Raises:
+        BadInput: no such module, or nothing callable of that name in it.
+    """
+    module_name, colon, name = spec.partition(":")
+    if not (colon and name and all(part.isidentifier() for part in module_name.split("."))):
+        raise BadInput(f"--model: got {spec!r}, wants package.module:factory")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name != missing and not module_name.startswith(f"{missing}."):
+            raise  # the user's module is there, and lacks one of its own
+        raise BadInput(f"--model: no module {missing!r} in {here} or among the installed packages") from None
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        what = "which cannot be called" if hasattr(module, name) else "which it does not have"
+        raise BadInput(f"--model: got {name!r} of {module_name} ({module.__file__}), {what}; wants a function")
+
+    def checked() -> UserModel:
+        made = factory()
+        if not (
+            isinstance(made, tuple)
+            and len(made) == 2
+            and isinstance(made[0], EarlyExitNetwork)
+            and isinstance(made[1], Tensor)
+        ):
+            got = ", ".join(type(part).__name__ for part in made) if isinstance(made, tuple) else type(made).__name__
+            raise BadInput(f"--model: {spec} returned ({got}), wants (EarlyExitNetwork, Tensor)")
+        if made[1].ndim < 1 or len(made[1]) == 0:
+            raise BadInput(
+                f"--model: {spec} returned an input of shape {list(made[1].shape)}, wants a batch of samples"
+            )
+        return UserModel(*made)
+
+    return checked

@@ -1,0 +1,65 @@
+"""A network captured for one batch size: its graphs, its static input, and the way to its answer."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...kernels import ExitBuffers, ExitLaunch
+from ..exit_result import ExitResult
+from ..streams import current_handle
+from .capture import Graph, copy_memory
+
+
+class CapturedBatch:
+    """A network captured for one batch size."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        buffers: ExitBuffers,
+        launches: Sequence[ExitLaunch],
+        graphs: Sequence[Graph],
+        description: str,
+    ) -> None:
+        """Answer for ``x``, a static batch, in ``buffers``; the graphs use the memory of ``launches``."""
+        self.description = description
+        self.x = x
+        self.buffers = buffers
+        self.graphs = graphs
+        self._launches = launches
+        self._size = self._valid = len(x)
+        self._into = x
+
+    def fill(self, x: Tensor) -> None:
+        """Copy in a batch on the current stream; it may be smaller than the captured one."""
+        n = x.shape[0]
+        if self._valid != n:
+            self._valid = 0  # until all is done: an interrupt leaves nothing that looks right
+            self._into = self.x[:n]
+            self.buffers.valid.fill_(n)
+            self._valid = n
+        into = self._into
+        if x.is_cuda and x.stride() == into.stride() and not x.is_neg():
+            # What copy_ does in the end, at half of its time for the host, for which the device is waiting.
+            copy_memory(into.data_ptr(), x.data_ptr(), into.nbytes, current_handle(into.device))
+        else:
+            into.copy_(x, non_blocking=True)
+
+    def copied_answer(self) -> ExitResult:
+        """Copy the answer out on the current stream."""
+        # The copy is launched before its views are made, which takes the host longer than the copy's launch.
+        return self._viewed(self.buffers.packed_answer.clone())
+
+    def empty_answer(self) -> tuple[Tensor, ExitResult]:
+        """Allocate the memory of an answer: what ``packed_answer`` is copied to, and the result that views it."""
+        packed = torch.empty_like(self.buffers.packed_answer)
+        return packed, self._viewed(packed)
+
+    def _viewed(self, packed: Tensor) -> ExitResult:
+        label, exit_index, confidence, probs = self.buffers.answer(packed)
+        n = self._valid
+        if n < self._size:
+            label, exit_index, confidence = label[:n], exit_index[:n], confidence[:n]
+            probs = None if probs is None else probs[:n]
+        return ExitResult(label, confidence, probs, exit_index)

@@ -1,0 +1,57 @@
+"""Whether a network's heads are still those that its graphs were captured with: graphs keep reading their tensors."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ...kernels import ExitHead
+
+if TYPE_CHECKING:
+    from ..early_exit_network import EarlyExitNetwork
+
+
+class CapturedHeads:
+    """The heads of a network as they were when this was made."""
+
+    def __init__(self, network: "EarlyExitNetwork", read: Sequence[ExitHead]) -> None:
+        """Remember the heads, their rules and layers, and where the tensors lie that the graphs read of each."""
+        # Looked up without nn.Module's attribute access, which would cost each request some microseconds a head.
+        self._objects: list[tuple[str, str, Mapping[str, object], str, object]] = [
+            ("network: its heads", "were replaced by other objects", network._modules, "heads", network.heads)
+        ]
+        self._addresses: list[tuple[str, Tensor, int]] = []
+        for place, (tap, head, tensors) in enumerate(zip(network.taps, network.fused_heads, read, strict=True)):
+            its, replaced = f"heads[{tap!r}]", "was replaced by another object"
+            self._objects.append((its, replaced, network.heads._modules, str(place), head))
+            for holder, name, captured in (
+                (head._modules, "rule", head.rule),
+                (head.rule._buffers, "temperature_tensor", head.rule.temperature_tensor),
+                (head.rule._buffers, "threshold_tensor", head.rule.threshold_tensor),
+                (head._modules, "linear", head.linear),
+                (head.linear._parameters, "weight", head.linear.weight),
+                (head.linear._parameters, "bias", head.linear.bias),
+            ):
+                self._objects.append((f"{its}: its {name}", replaced, holder, name, captured))
+            for name in ("weight", "bias", "temperature", "threshold"):
+                tensor = getattr(tensors, name)
+                if tensor is not None:
+                    self._addresses.append((f"{its}: its {name}", tensor, tensor.data_ptr()))
+
+    def refuse_others(self) -> None:
+        """Raise a ``RuntimeError`` that names what is not what it was.
+
+        Some hundred lookups, in memory that no cache holds after a wait: best done while the device works.
+        """
+        for what, replaced, holder, name, captured in self._objects:
+            if holder.get(name) is not captured:  # pruned or parametrized, a layer has no such parameter
+                raise RuntimeError(
+                    f"{what} {replaced} since the capture; assign to the rule's attributes and copy into parameters, "
+                    "or make a new runner"
+                )
+        for what, tensor, address in self._addresses:
+            if tensor.data_ptr() != address:
+                raise RuntimeError(
+                    f"{what} was given other memory since the capture, by to() or an assignment to its data; copy into "
+                    "parameters, or make a new runner"
+                )

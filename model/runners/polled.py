@@ -1,0 +1,191 @@
+"""The polled runner: one CUDA graph a segment, and a host that stops launching when all samples are answered."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...kernels import ExitBuffers, ExitLaunch
+from ..exit_result import ExitResult
+from ..taps import listening
+from .capture import Capture, Graph, warm_up
+from .captured_batch import CapturedBatch
+from .graph_runner import GraphRunner, listed
+
+#: A graph holds at least this much of the trunk, in microseconds: in that time its first head runs, the host sees what
+#: it wrote and launches the next graph, and the trunk does not wait (H200: 8 for a head, 8 for the host, 6 to start).
+_LEAST_SEGMENT_US = 25.0
+
+
+class Cut(NamedTuple):
+    """A network captured in graphs, one behind the other."""
+
+    graphs: list[Graph]
+    launches: list[ExitLaunch]
+    open_samples: Tensor
+    """[stops] int64 in pinned memory; see :class:`ExitLaunch`."""
+    outputs: list[Tensor]
+    """What each tap and, last, the trunk returns, in memory of the graphs."""
+
+
+class Segments(CapturedBatch):
+    """A network captured for one batch size in several graphs."""
+
+    def __init__(self, x: Tensor, buffers: ExitBuffers, cut: Cut, description: str, stops: Sequence[int]) -> None:
+        """Answer for ``x``, a static batch, in ``buffers``; there is a cut at each of ``stops``, places of taps."""
+        super().__init__(x, buffers, cut.launches, cut.graphs, description)
+        self.stops = stops
+        self.open_samples: Any = cut.open_samples.numpy()  # the same memory, faster to read
+        self.count_requests()
+
+    def count_requests(self) -> None:
+        """Take over from the device how many requests there were."""
+        self.request = int(self.buffers.requests)
+
+
+class PolledRunner(GraphRunner):
+    """Stops the network by not launching the rest of it.
+
+    The trunk is cut into graphs of some length at its taps; the heads up to a cut run beside the next graph, in one
+    launch. Its last program writes how many samples stay open to pinned memory, where the host sees it without a call
+    to CUDA. Once none is open the answer is returned, and the GPU finishes that graph, which nobody needs. Heads with
+    little of the trunk after them run with the classifier.
+    """
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        """One for all batch sizes, whose graphs share memory."""
+        return torch.cuda.Stream(self._device, priority=-1)
+
+    @cached_property
+    def _event(self) -> torch.cuda.Event:
+        return torch.cuda.Event()
+
+    def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
+        stops = self._stops(x, _LEAST_SEGMENT_US)
+        cut = self._cut(x, buffers, stops, self._pool)
+        description = f"{len(cut.graphs)} graphs, cut after {listed(stops, self.network.taps) or 'no tap'}."
+        return Segments(x, buffers, cut, description, stops)
+
+    def _cut(
+        self,
+        x: Tensor,
+        buffers: ExitBuffers,
+        stops: Sequence[int],
+        pool: torch.cuda.MemPool,
+        in_line: Callable[[int, Tensor], None] | None = None,
+    ) -> Cut:
+        """Capture the network for the batch ``x``, cut at some taps, with memory from ``pool``.
+
+        The heads since the stop before run beside what follows the cut. With ``in_line`` they run before the cut, and
+        so does what ``in_line`` does with the place and the output of the tap after them.
+        """
+        trunk, side = self._capture_streams.pair
+        starts = [0, *(stop + 1 for stop in stops)]
+        open_samples = torch.zeros(len(stops), dtype=torch.int64, device="cpu").pin_memory()
+        launches = [
+            ExitLaunch(buffers, start, self._places[start : stop + 1], open_samples=open_samples[i : i + 1])
+            for i, (start, stop) in enumerate(zip(starts, stops, strict=False))
+        ]
+        last_launch = ExitLaunch(buffers, starts[-1], self._places[starts[-1] :])
+        outputs: list[Tensor] = []
+
+        def forward(capture: Capture | None) -> None:
+            forked = False
+
+            def join() -> None:
+                nonlocal forked
+                if forked:
+                    trunk.wait_stream(side)
+                forked = False
+
+            def on_tap(place: int, features: Tensor) -> None:
+                nonlocal forked
+                outputs.append(features)
+                if place not in stops:
+                    return
+                i = stops.index(place)
+                join()
+                if in_line is not None:
+                    launches[i](outputs[starts[i] :])
+                    in_line(place, features)
+                if capture is not None:
+                    capture.cut()
+                if in_line is None:
+                    side.wait_stream(trunk)
+                    forked = True
+                    with torch.cuda.stream(side):
+                        launches[i](outputs[starts[i] :])
+
+            with listening(self._trunk.module, self.network.taps, on_tap):
+                outputs.append(self._trunk.module(x))
+            join()
+            last_launch(outputs[starts[-1] :])
+            if capture is None:
+                outputs.clear()
+
+        warm_up(lambda: forward(None), trunk)
+        capture = Capture(self._device, pool)
+        with capture.capturing(self._trunk.module, trunk):
+            forward(capture)
+        return Cut(capture.graphs, [*launches, last_launch], open_samples, outputs)
+
+    def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
+        assert isinstance(captured, Segments)
+        try:
+            return self._answer_polling(captured, x, caller)
+        except BaseException:  # an interrupt, say, before or after the request was counted on the device
+            with suppress(RuntimeError):  # which would hide what has gone wrong
+                self._stream.synchronize()
+                for segments in self._captured.values():
+                    assert isinstance(segments, Segments)
+                    segments.count_requests()
+            raise
+
+    def _begin(self, captured: Segments, x: Tensor, caller: torch.cuda.Stream) -> torch.cuda.Stream:
+        """Copy in the batch of a new request on the stream that its graphs run on, which is returned."""
+        stream = self._stream
+        self._event.record(caller)
+        stream.wait_event(self._event)
+        torch.cuda.set_stream(stream)
+        try:
+            captured.fill(x)
+        finally:
+            torch.cuda.set_stream(caller)
+        captured.request += 1
+        return stream
+
+    def _answer_polling(self, captured: Segments, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
+        stream = self._begin(captured, x, caller)
+        graphs = captured.graphs
+        for graph in graphs[:2]:
+            graph.launch(stream)
+        packed, answer = captured.empty_answer()
+        for stop in range(len(graphs) - 1):  # its heads run in the graph after it
+            if self._poll(captured, stop) == 0:
+                break
+            if stop + 2 < len(graphs):
+                graphs[stop + 2].launch(stream)
+        else:
+            self._event.record(stream)
+            caller.wait_event(self._event)
+        packed.copy_(captured.buffers.packed_answer)
+        return answer
+
+    def _wait(self) -> None:
+        super()._wait()
+        self._stream.synchronize()  # a segment that nobody needed may still run
+
+    def _poll(self, captured: Segments, stop: int) -> int:
+        """Wait until the heads of a stop have written how many samples of this request stay open, and return it."""
+        numbers, request = captured.open_samples, captured.request
+        polls = 0
+        while (number := int(numbers[stop])) >> 32 != request:
+            polls += 1
+            # a failed launch would be waited for in vain; the query raises what has gone wrong
+            if polls % 10_000 == 0 and self._stream.query() and int(numbers[stop]) >> 32 != request:
+                raise RuntimeError(f"the heads of stop {stop} have finished without saying how many samples stay open")
+        return number & 0xFFFFFFFF

@@ -1,0 +1,223 @@
+"""The demo's pictures: three sources, and from there on one path."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..bad_input import BadInput
+from ..images import open_image, to_pixels, to_rgb
+
+#: Decoded pictures are kept in memory; more than this is refused with advice.
+MOST_BYTES = 8 * 2**30
+
+#: Folder names that say that a directory holds splits and not classes.
+_SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing", "eval"}
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Pictures with their classes, not yet decoded."""
+
+    name: str
+    """What the report calls them."""
+    open: Sequence[Callable[[], Image.Image]]
+    """For each picture, what reads it as RGB."""
+    labels: Tensor
+    """[M] int64."""
+    classes: tuple[str, ...]
+    paths: tuple[Path, ...] | None = None
+    """The picture files, where there are any."""
+    test_from: int | None = None
+    """Pictures from this place on are the test split as given; None: a test split is drawn."""
+
+
+class Split(NamedTuple):
+    """Decoded pictures of one split."""
+
+    pixels: Tensor
+    """[M, 3, size, size] uint8."""
+    labels: Tensor
+    """[M] int64."""
+    places: Tensor
+    """[M] int64: where each picture stands in the source."""
+
+
+class Splits(NamedTuple):
+    """What trains, what chooses thresholds, and what nobody looks at before the end."""
+
+    train: Split
+    validation: Split
+    test: Split
+
+
+def load_source(data: Path | None, dataset: str | None, root: Path | None) -> LabelledImages:
+    """Return the pictures that the options ``--data``, ``--dataset`` and ``--root`` ask for; the digits by default.
+
+    Raises:
+        BadInput: options that contradict each other, or data that is not there or not as it should be.
+    """
+    if data is not None:
+        if dataset is not None or root is not None:
+            raise BadInput("--data: cannot be given together with --dataset or --root; wants one source")
+        return load_folder(data)
+    if dataset is None and root is None or dataset == "digits":
+        if root is not None:
+            raise BadInput("--root: the digits need none; it belongs to --dataset cifar10")
+        return load_digits()
+    if dataset != "cifar10":
+        got = "--root without --dataset" if dataset is None else repr(dataset)
+        raise BadInput(f"--dataset: got {got}, wants 'digits' or 'cifar10'")
+    if root is None:
+        raise BadInput("--root: missing; --dataset cifar10 wants the directory that holds cifar-10-batches-py")
+    return load_cifar10(root)
+
+
+def load_digits() -> LabelledImages:
+    """Return scikit-learn's 1,797 handwritten digits (8x8, white on black), which ship inside the package."""
+    try:
+        from sklearn.datasets import load_digits as sklearn_digits
+    except ImportError:
+        raise BadInput(
+            "the digits come with scikit-learn, which is not installed: pip install 'auxhead[demo]' "
+            "(or give your own pictures with --data DIR)"
+        ) from None
+    digits = sklearn_digits()
+    grey = np.rint(digits.images * (255.0 / 16.0)).astype(np.uint8)  # [M, 8, 8], from 0..16
+    return LabelledImages(
+        name="scikit-learn digits",
+        open=[partial(_open_array, array) for array in grey],
+        labels=torch.from_numpy(digits.target).long(),
+        classes=tuple(str(digit) for digit in range(10)),
+    )
+
+
+def load_folder(directory: Path) -> LabelledImages:
+    """Return the pictures below a directory that has one folder a class, as ``torchvision.datasets.ImageFolder`` does.
+
+    Raises:
+        BadInput: the directory is missing, is not one, or has fewer than two class folders.
+    """
+    from torchvision.datasets import ImageFolder
+
+    if not directory.is_dir():
+        what = "is not a directory" if directory.exists() else "does not exist"
+        raise BadInput(f"--data: {directory} {what}, wants a directory with one folder of images a class")
+    folders = sorted(entry.name for entry in directory.iterdir() if entry.is_dir())
+    if len(folders) < 2:
+        found = f"only the folder {folders[0]!r}" if folders else "no folders"
+        raise BadInput(f"--data: {directory} has {found}, wants at least two, one of images a class")
+    if _SPLIT_NAMES.issuperset(name.lower() for name in folders):
+        raise BadInput(
+            f"--data: the folders {', '.join(folders)} of {directory} look like splits, wants one folder a class; "
+            f"give {directory / folders[0]}, say: the demo draws its own splits"
+        )
+    found = ImageFolder(directory, allow_empty=True)
+    paths = tuple(Path(path) for path, _ in found.samples)
+    return LabelledImages(
+        name=directory.resolve().name,
+        open=[partial(open_image, path) for path in paths],
+        labels=torch.tensor(found.targets, dtype=torch.int64),
+        classes=tuple(found.classes),
+        paths=paths,
+    )
+
+
+def load_cifar10(root: Path) -> LabelledImages:
+    """Return CIFAR-10 from files that are already there, by torchvision's loader; its test split stays the test split.
+
+    Raises:
+        BadInput: the files are missing or damaged.
+    """
+    from torchvision.datasets import CIFAR10
+
+    try:
+        parts = [CIFAR10(str(root), train=train, download=False) for train in (True, False)]
+    except (RuntimeError, OSError) as error:
+        raise BadInput(
+            f"--root: {root} does not hold CIFAR-10 ({' '.join(str(error).split())}); wants the directory that holds "
+            "cifar-10-batches-py, unpacked from cifar-10-python.tar.gz; nothing is downloaded"
+        ) from None
+    arrays = np.concatenate([part.data for part in parts])  # [M, 32, 32, 3] uint8
+    return LabelledImages(
+        name="CIFAR-10",
+        open=[partial(_open_array, array) for array in arrays],
+        labels=torch.tensor([label for part in parts for label in part.targets], dtype=torch.int64),
+        classes=tuple(parts[0].classes),
+        test_from=len(parts[0].data),
+    )
+
+
+def _open_array(array: np.ndarray) -> Image.Image:
+    return to_rgb(Image.fromarray(array))
+
+
+def split_places(source: LabelledImages, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw the places of the train, validation and test pictures, each class in the same proportions.
+
+    60, 20 and 20 %, at least one picture of every class in each. Where the test split is given, a tenth of the rest is
+    for validation.
+
+    Raises:
+        BadInput: a class with too few pictures.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    given = source.test_from is not None
+    places = torch.arange(len(source.labels))
+    drawn_from = places[: source.test_from] if given else places
+    parts: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
+    wanted = 2 if given else 3
+    for label, name in enumerate(source.classes):
+        own = drawn_from[source.labels[drawn_from] == label]
+        count = len(own)
+        if count < wanted:
+            raise BadInput(f"--data: class {name!r} has {count} images, wants at least {wanted}, one for each split")
+        own = own[torch.randperm(count, generator=generator)]
+        validation = max(1, round(count * (0.1 if given else 0.2)))
+        test = 0 if given else max(1, round(count * 0.2))
+        for part, piece in zip(parts, own.split([count - validation - test, validation, test]), strict=True):
+            part.append(piece)
+    train, validation_places, test_places = (torch.cat(part).sort().values for part in parts)
+    return train, validation_places, places[source.test_from :] if given else test_places
+
+
+def decode(source: LabelledImages, image_size: int, on_image: Callable[[], None] = lambda: None) -> Tensor:
+    """Read every picture once, resized: uint8 [M, 3, image_size, image_size].
+
+    Args:
+        source: the pictures.
+        image_size: height and width in pixels.
+        on_image: called after each picture, for a progress bar.
+
+    Raises:
+        BadInput: a picture that cannot be read, or more of them than fit into ``MOST_BYTES``.
+    """
+    size = len(source.open) * 3 * image_size**2
+    if size > MOST_BYTES:
+        raise BadInput(
+            f"--image-size: {len(source.open)} images of {image_size}x{image_size} take {size / 2**30:.0f} GiB of "
+            f"memory, wants at most {MOST_BYTES / 2**30:.0f}; give a smaller size or fewer images"
+        )
+    pixels = torch.empty(len(source.open), 3, image_size, image_size, dtype=torch.uint8)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # Pillow decodes outside Python's lock
+        try:
+            for place, image in enumerate(threads.map(lambda read: to_pixels(read(), image_size), source.open)):
+                pixels[place] = image
+                on_image()
+        except BaseException:
+            threads.shutdown(cancel_futures=True)
+            raise
+    return pixels
+
+
+def make_splits(source: LabelledImages, pixels: Tensor, places: tuple[Tensor, Tensor, Tensor]) -> Splits:
+    """Cut decoded pictures into the three splits that :func:`split_places` drew."""
+    return Splits(*(Split(pixels[own], source.labels[own], own) for own in places))

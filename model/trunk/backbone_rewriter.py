@@ -1,0 +1,134 @@
+"""``BackboneRewriter``: a copy of a backbone whose traceable parts are rewritten, and whose taps are all in place."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
+
+from ..fused_aux_head import FusedAuxHead
+from .classifier_pass import take_off_classifier
+from .fused_convolution import FusedConvolution
+from .graph_passes import drop_no_ops, fuse_convolutions, replace_max_pools
+from .layer_graph import LayerGraph
+from .tap_tracer import runs_on_one_tensor, shallow_copy, trace
+
+
+class BackboneRewriter:
+    """Makes one rewritten copy of a backbone, which shares its parameters.
+
+    The forward is traced into a graph in which every tap is a module under its own name. What cannot be traced stays as
+    it is, down to its own layers, which are traced one by one.
+    """
+
+    def __init__(self, backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> None:
+        """Copy ``backbone``; the example shows which layers may be rewritten one by one."""
+        self._source_of: dict[nn.Module, nn.Module] = {}
+        self._root = shallow_copy(backbone, self._source_of)
+        self._taps = {self._root.get_submodule(tap): tap for tap in taps}
+        self._example = example_input
+        self._alone: set[nn.Module] | None = None
+        self._compiles = False
+        self._classifier: FusedAuxHead | None = None
+        self._notes: list[str] = []
+        self._counts: Counter[str] = Counter()
+
+    def fused(self) -> tuple[nn.Module, FusedAuxHead | None, list[str]]:
+        """The copy with fused convolutions and Triton's max-pools; its classifier, if it was taken off; and notes."""
+        module = self._rewritten(self._root, "")
+        norms, sums, pools = (_counted(self._counts, each) for each in ("batch norm", "sum", "max-pool"))
+        done = f"Folded or fused into convolutions: {norms} and {sums}; {pools} replaced by a Triton kernel."
+        return module, self._classifier, [done, *self._notes]
+
+    def compiled(self) -> tuple[nn.Module, list[str]]:
+        """The copy compiled between the taps, and notes."""
+        self._compiles = True
+        module = self._rewritten(self._root, "")
+        return module, [f"Compiled between the taps: {_counted(self._counts, 'part')}.", *self._notes]
+
+    def _rewritten(self, module: nn.Module, path: str) -> nn.Module:
+        taps = {layer: self._relative_tap(layer, path) for layer in module.modules() if layer in self._taps}
+        taps.pop(module, None)  # its own hooks fire where it is called
+        if self._compiles and not taps:
+            self._compile(module)
+            return module
+        traced = trace(module, taps)
+        if isinstance(traced, str):
+            what = f"The layer {path!r} ({type(module).__name__})" if path else "The forward of the backbone"
+            self._notes.append(f"{what} runs as it is: {traced}.")
+            self._rewrite_children(module, path)
+            return module
+        for name, reason in traced.kept.items():
+            layer = module.get_submodule(name)
+            if self._compiles and self._taps.keys().isdisjoint(layer.modules()):
+                continue  # the compiler takes it in its own way
+            kept_path = f"{path}.{name}" if path else name
+            self._notes.append(f"The layer {kept_path!r} ({type(layer).__name__}) runs as it is: {reason}.")
+            self._rewrite_children(layer, kept_path)
+        layers = LayerGraph(traced.graph, module, self._source_of)
+        if not self._compiles:
+            self._fuse(layers, is_backbone=not path)
+            return layers.assemble()
+        graph_module = layers.assemble()
+        self._compile_between(graph_module, list(taps.values()))
+        return graph_module
+
+    def _relative_tap(self, layer: nn.Module, path: str) -> str:
+        tap = self._taps[layer]
+        return tap[len(path) + 1 :] if path else tap
+
+    def _rewrite_children(self, module: nn.Module, path: str) -> None:
+        """Rewrite the layers of a module whose own forward stays, as far as it calls them with one tensor."""
+        if self._alone is None:  # found while all layers are still what they were
+            self._alone = runs_on_one_tensor(self._root, self._example)
+        for name, child in list(module.named_children()):
+            child_path = f"{path}.{name}" if path else name
+            if isinstance(child, torch.jit.ScriptModule):
+                continue
+            if child not in self._alone:  # a list of layers, say, which the module may index
+                self._rewrite_children(child, child_path)
+            elif next(child.children(), None) is not None:
+                setattr(module, name, self._rewritten(child, child_path))
+
+    def _fuse(self, layers: LayerGraph, *, is_backbone: bool) -> None:
+        drop_no_ops(layers)
+        self._notes += fuse_convolutions(layers)
+        self._counts["max-pool"] += replace_max_pools(layers)
+        for node in layers.graph.nodes:
+            layer = layers.layer(node)
+            if isinstance(layer, FusedConvolution):
+                self._counts["batch norm"] += layer.folds_norm
+                self._counts["sum"] += len(node.args) == 2
+        if is_backbone:
+            classifier = take_off_classifier(layers)
+            if isinstance(classifier, str):
+                self._notes.append(f"The classifier stays in the trunk: {classifier}.")
+            else:
+                self._classifier = classifier
+
+    def _compile_between(self, graph_module: fx.GraphModule, taps: Sequence[str]) -> None:
+        """Compile what lies between the nodes that are, or hold, taps: those run eagerly, and so do their hooks."""
+        parts: list[dict[fx.Node, int | None]] = [{}]
+        for node in graph_module.graph.nodes:
+            holds_tap = node.op == "call_module" and any(f"{tap}.".startswith(f"{node.target}.") for tap in taps)
+            if holds_tap or node.op in ("placeholder", "output"):
+                parts.append({})
+            else:
+                parts[-1][node] = None
+        computing = [part for part in parts if any(node.op != "get_attr" for node in part)]
+        fuse_by_partitions(graph_module, computing, prefix="segment_")
+        for node in graph_module.graph.nodes:
+            if node.op == "call_module" and str(node.target).startswith("segment_"):
+                self._compile(graph_module.get_submodule(str(node.target)))
+
+    def _compile(self, module: nn.Module) -> None:
+        """Compile the forward of a module of ours; hooks on the module itself stay outside, in eager code."""
+        options: dict[str, Any] = {"triton.cudagraphs": False}  # the runner captures the graphs
+        module.forward = torch.compile(module.forward, dynamic=False, options=options)
+        self._counts["part"] += 1
+
+
+def _counted(counts: Counter[str], what: str) -> str:
+    return f"{counts[what]} {what}" + ("" if counts[what] == 1 else "s")

@@ -1,0 +1,177 @@
+"""What is done to a traced backbone: convolutions fused with what follows them, max-pools replaced."""
+
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.fx import Node
+
+from ...kernels import max_pool2d
+from .fused_convolution import FusedConvolution
+from .layer_graph import LayerGraph, only_user
+
+RELU_FUNCTIONS = (F.relu, F.relu_, torch.relu, torch.relu_)
+ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
+MAX_POOL_FUNCTIONS = (F.max_pool2d, torch.max_pool2d)
+
+
+def drop_no_ops(layers: LayerGraph) -> None:
+    """Take out Identity, and Dropout where it does nothing."""
+    for node in list(layers.graph.nodes):
+        layer = layers.layer(node)
+        does_nothing = (
+            type(layer) is nn.Identity
+            or (isinstance(layer, nn.Dropout) and type(layer) is nn.Dropout and not layer.training)
+            or (node.target is F.dropout and node.kwargs.get("training") is False)
+        )
+        if does_nothing and isinstance(node.args[0], Node):
+            layers.replace(node, node.args[0])
+
+
+def fuse_convolutions(layers: LayerGraph) -> list[str]:
+    """Replace convolutions by :class:`FusedConvolution`; return why a batch norm behind one was not folded."""
+    notes = []
+    for node in list(layers.graph.nodes):
+        conv = layers.layer(node)
+        if type(conv) is not nn.Conv2d or conv.padding_mode != "zeros" or not isinstance(node.args[0], Node):
+            continue
+        user = only_user(node)
+        norm = layers.layer(user)
+        last = node
+        if type(norm) is nn.BatchNorm2d and user is not None:
+            if norm.training or norm.running_mean is None or norm.running_var is None:
+                why = "is in training mode" if norm.training else "has no running statistics"
+                notes.append(f"The batch norm {user.target!r} is not folded: it {why}.")
+            elif _undisturbed(layers, node, user, {user}):
+                last = user
+        sources: list[Any] = [layers.source(layer) for layer in (conv, norm if last is user else None) if layer]
+        name = layers.add(f"{node.target}_fused", FusedConvolution(*sources))
+        layers.replace(last, layers.insert(last, name, node.args[0]), *([node] if last is not node else []))
+    for node in list(layers.graph.nodes):
+        if _is_relu(layers, node):
+            _fuse_relu(layers, node)
+    return notes
+
+
+def _fuse_relu(layers: LayerGraph, relu: Node) -> None:
+    """Move a ReLU, and a sum before it, into the convolution whose output they act on."""
+    value = relu.args[0]
+    if not isinstance(value, Node) or only_user(value) is not relu:
+        return
+    if (conv := _open_convolution(layers, value)) is not None:
+        if _undisturbed(layers, value, relu, set()):
+            conv.relu = True
+            layers.replace(relu, layers.insert(relu, str(value.target), *_nodes(value)), value)
+        return
+    operands = _summands(value)
+    if operands is None:
+        return
+    changed_in_place = value.op == "call_method" and value.target == "add_" or value.target is operator.iadd
+    # With two convolutions the first one in the graph takes the sum; in a residual block that is the main branch.
+    order = list(layers.graph.nodes)
+    for node in operands[:1] if changed_in_place else sorted(operands, key=order.index):
+        other = operands[1] if node is operands[0] else operands[0]
+        conv = _open_convolution(layers, node)
+        if conv is None or not _undisturbed(layers, node, relu, {value}):
+            continue
+        conv.relu = True
+        summand = _open_convolution(layers, other)
+        if summand is not None and summand.weight.shape[0] == conv.weight.shape[0]:
+            conv.take_bias_of(summand)
+        layers.replace(relu, layers.insert(relu, str(node.target), *_nodes(node), other), value, node)
+        return
+
+
+def _open_convolution(layers: LayerGraph, node: Node) -> FusedConvolution | None:
+    """The convolution that a node calls, if one node alone uses its output and nothing is behind it yet."""
+    layer = layers.layer(node)
+    if isinstance(layer, FusedConvolution) and not layer.relu and only_user(node) is not None:
+        return None if layer.gives_bias else layer
+    return None
+
+
+def replace_max_pools(layers: LayerGraph) -> int:
+    """Replace max-pools by :func:`auxhead.kernels.max_pool2d`, and return how many there were."""
+    replaced = 0
+    for node in list(layers.graph.nodes):
+        arguments = _max_pool_arguments(layers, node)
+        if arguments is not None:
+            with layers.graph.inserting_before(node):
+                layers.replace(node, layers.graph.call_function(max_pool2d, (node.args[0], *arguments)))
+            replaced += 1
+    return replaced
+
+
+def _max_pool_arguments(layers: LayerGraph, node: Node) -> tuple[Any, Any, Any] | None:
+    """Kernel size, stride and padding of a max-pool that has nothing else."""
+    layer = layers.layer(node)
+    if type(layer) is nn.MaxPool2d:
+        if layer.dilation not in (1, (1, 1)) or layer.ceil_mode or layer.return_indices:
+            return None
+        return layer.kernel_size, layer.stride, layer.padding
+    if node.op != "call_function" or node.target not in MAX_POOL_FUNCTIONS or not node.args:
+        return None
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+    given = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
+    plain = given.get("dilation", 1) in (1, (1, 1), [1, 1])
+    plain &= given.get("ceil_mode", False) is False and given.get("return_indices", False) is False
+    arguments = given.get("kernel_size"), given.get("stride") or None, given.get("padding", 0)
+    return arguments if plain and arguments[0] is not None else None
+
+
+def _nodes(node: Node) -> list[Node]:
+    return [each for each in node.args if isinstance(each, Node)]
+
+
+def _is_relu(layers: LayerGraph, node: Node) -> bool:
+    return (
+        type(layers.layer(node)) is nn.ReLU
+        or (node.op == "call_function" and node.target in RELU_FUNCTIONS)
+        or (node.op == "call_method" and node.target in ("relu", "relu_"))
+    )
+
+
+def _summands(node: Node) -> list[Node] | None:
+    """The two operands of a plain sum of two nodes."""
+    is_sum = (node.op == "call_function" and node.target in ADD_FUNCTIONS) or (
+        node.op == "call_method" and node.target in ("add", "add_")
+    )
+    operands = _nodes(node)
+    return operands if is_sum and len(node.args) == len(operands) == 2 and not node.kwargs else None
+
+
+def _undisturbed(layers: LayerGraph, first: Node, last: Node, passed: set[Node]) -> bool:
+    """Whether what ``first`` reads is still the same when ``last`` runs, so that it may be computed there.
+
+    Only ``passed`` and what works on its own fresh tensors may come between if it changes something in place.
+    """
+    node = first.next
+    while node is not last:
+        if node.op == "root":
+            return False
+        if node not in passed and _may_change_its_input(layers, node) and not _is_fresh(layers, node.args[0]):
+            return False
+        node = node.next
+    return True
+
+
+def _may_change_its_input(layers: LayerGraph, node: Node) -> bool:
+    if node.op == "call_module":
+        layer = layers.called(node)
+        known = type(layer).__module__.startswith(("torch.nn.", FusedConvolution.__module__))
+        return not known or bool(getattr(layer, "inplace", False))
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return bool(node.kwargs.get("inplace") or "out" in node.kwargs or (node.args and _names_in_place(name)))
+
+
+def _names_in_place(name: str) -> bool:
+    return (name.endswith("_") and not name.endswith("__")) or name in ("iadd", "isub", "imul", "itruediv", "setitem")
+
+
+def _is_fresh(layers: LayerGraph, node: Any) -> bool:
+    """Whether a node makes a tensor of its own that one other node alone uses."""
+    return type(layers.layer(node)) in (FusedConvolution, nn.Conv2d, nn.BatchNorm2d, nn.Linear) and bool(
+        only_user(node)
+    )

@@ -1,0 +1,140 @@
+"""Tracing a backbone without losing its taps: a copy to work on, and a graph in which every tap is still a module."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from ..head_pattern import has_hooks
+
+
+def shallow_copy(module: nn.Module, source_of: dict[nn.Module, nn.Module]) -> nn.Module:
+    """Copy a tree of modules, sharing its parameters and buffers; what is done to the copy leaves the original alone.
+
+    Args:
+        module: the original.
+        source_of: filled in: for each copy, its original. One original has one copy, however often it occurs.
+    """
+    copies = {original: duplicate for duplicate, original in source_of.items()}
+    if module in copies:
+        return copies[module]
+    if isinstance(module, torch.jit.ScriptModule):  # compiled: there is nothing in it that could be changed
+        source_of[module] = module
+        return module
+    duplicate = module.__new__(type(module))
+    # its own dictionaries of parameters, buffers, modules and hooks
+    duplicate.__dict__ = {
+        name: copy.copy(value) if name.startswith("_") and isinstance(value, (dict, set)) else value
+        for name, value in module.__dict__.items()
+    }
+    source_of[duplicate] = module
+    for name, child in module._modules.items():
+        duplicate._modules[name] = None if child is None else shallow_copy(child, source_of)
+    return duplicate
+
+
+def tap_mark(value: Any, tap: str) -> Any:
+    """Stands in a graph for the moment at which the layer ``tap`` returns ``value``."""
+    return value
+
+
+class TracedGraph:
+    """A traced forward: its graph, and the layers that are called in it as they are."""
+
+    def __init__(self, graph: fx.Graph, kept: Mapping[str, str]) -> None:
+        """Take the graph, and for each layer that could not be traced the reason why."""
+        self.graph = graph
+        self.kept = dict(kept)
+
+
+class _UntraceableLayerError(Exception):
+    """Carries the innermost layer whose forward could not be traced."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+
+class _TapTracer(fx.Tracer):
+    """Marks the outputs of tapped layers, and calls in the graph the layers of ``kept`` as they are."""
+
+    def __init__(self, taps: Mapping[nn.Module, str], kept: Mapping[str, str]) -> None:
+        super().__init__()
+        self._taps = taps
+        self._kept = kept
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return module_qualified_name in self._kept or super().is_leaf_module(m, module_qualified_name)
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        # One argument, as a trunk is called; all others keep their defaults.
+        return root_fn, [self.root, self.create_proxy("placeholder", "x", (), {})]
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        path = self.path_of_module(m)
+        if path not in self._kept and (has_hooks(m) or "forward" in vars(m)):
+            what = "carries hooks" if has_hooks(m) else "has a forward of its own"
+            raise _UntraceableLayerError(path, what)
+        try:
+            output = super().call_module(m, forward, args, kwargs)
+        except _UntraceableLayerError:
+            raise
+        except Exception as error:  # whatever a forward may raise that was not written for proxies
+            raise _UntraceableLayerError(path, _first_line(error)) from error
+        if m in self._taps and path not in self._kept:
+            return self.create_proxy("call_function", tap_mark, (output, self._taps[m]), {})
+        return output
+
+
+def trace(module: nn.Module, taps: Mapping[nn.Module, str]) -> TracedGraph | str:
+    """Trace ``module(x)``, or return why it cannot be.
+
+    Layers of torch.nn are called in the graph, other layers are traced through. A layer that cannot be traced, the
+    innermost that shows it, is called as it is. The output of a tapped layer goes through :func:`tap_mark`, unless the
+    layer itself is called as it is.
+
+    Args:
+        module: what to trace; it is not changed.
+        taps: the names, relative to ``module``, of the tapped layers.
+    """
+    if has_hooks(module):
+        return "carries hooks"
+    if "forward" in vars(module):
+        return "has a forward of its own"
+    kept: dict[str, str] = {}
+    while True:
+        try:
+            return TracedGraph(_TapTracer(taps, kept).trace(module), kept)
+        except _UntraceableLayerError as error:
+            kept[error.path] = error.reason
+        except Exception as error:  # as above, in the forward of the module itself
+            return _first_line(error)
+
+
+def runs_on_one_tensor(backbone: nn.Module, x: Tensor) -> set[nn.Module]:
+    """Run the backbone and return the layers that were called, with one tensor each time and nothing else."""
+    called: dict[nn.Module, bool] = {}
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        alone = len(args) == 1 and isinstance(args[0], Tensor) and not kwargs
+        called[module] = alone and called.get(module, True)
+
+    # TorchScript takes no hooks; nor could its layers be rewritten.
+    modules = [module for module in backbone.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    hooks = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in modules]
+    try:
+        backbone(x)
+    finally:
+        for handle in hooks:
+            handle.remove()
+    return {module for module, alone in called.items() if alone}
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

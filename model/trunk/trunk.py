@@ -1,0 +1,209 @@
+"""Trunks: the ways to run a backbone under its heads, from as it is to compiled."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..fused_aux_head import FusedAuxHead
+from ..taps import listening
+from .backbone_rewriter import BackboneRewriter
+from .fused_convolution import FusedConvolution, fastest_convolutions
+
+#: "as_is" is the backbone itself; "cudnn" folds batch norms and uses cuDNN's fused convolutions; "inductor" compiles.
+TRUNKS = ("as_is", "cudnn", "inductor")
+#: How far off a trunk may be, in multiples of how far off the backbone itself is.
+TIMES_AS_WRONG = 3.0
+#: And in roundings, for a backbone that is exact by luck: of float32 and float64, and of narrower numbers.
+FLOOR_ROUNDINGS = {torch.float32: 16, torch.float64: 16}
+FLOOR_ROUNDINGS_NARROW = 4
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """A backbone, made ready to be run under its heads."""
+
+    module: nn.Module
+    """x -> logits [N, K]; where there is a ``classifier``, x -> the classifier's input. Its taps have the backbone's
+    names, and their forward hooks fire in the same order with the same values."""
+    classifier: FusedAuxHead | None
+    """The backbone's own classifier as a fused head that holds the same parameters; it never exits."""
+    memory_format: torch.memory_format
+    """What the input should be laid out as."""
+    notes: tuple[str, ...]
+    """In sentences: what was done to the backbone, and what was not and why."""
+
+    @contextmanager
+    def choosing(self, samples: int) -> Iterator[None]:
+        """Let a "cudnn" trunk that runs for the first time with a batch of that size take the fastest algorithms.
+
+        See :func:`fastest_convolutions`.
+        """
+        fused = any(isinstance(module, FusedConvolution) for module in self.module.modules())
+        with fastest_convolutions(samples) if fused else nullcontext():
+            yield
+
+    def refresh(self) -> None:
+        """Fold the backbone's weights again, in place, so that captured graphs see what they are now.
+
+        Needed after a change of a weight or running statistic that a batch norm was folded into; all other parameters
+        are the backbone's own.
+        """
+        for module in self.module.modules():
+            if isinstance(module, FusedConvolution):
+                module.refresh()
+
+
+def make_trunk(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, kind: str = "as_is") -> Trunk:
+    """Make a trunk of a backbone, to be run without gradients; the backbone is not changed.
+
+    Whatever a trunk does to the backbone is checked on the example: tap outputs and logits may be at most three times
+    as far from the float64 truth as the backbone's own. A trunk that cannot be made, or fails that, is the backbone as
+    it is, and a note says why.
+
+    Args:
+        backbone: turns a batch into logits [N, K]; in eval mode.
+        taps: the names of its tapped layers, in the order in which they run.
+        example_input: a batch that the backbone takes, of the size, dtype and device that will be run.
+        kind: one of ``TRUNKS``. "as_is": the backbone itself. "cudnn": batch norms folded into convolutions; on a CUDA
+            device cuDNN's fused convolution, sum and ReLU where it takes them; channels_last max-pools in Triton; the
+            classifier as a fused head. "inductor": compiled by ``torch.compile`` between the taps, without CUDA graphs.
+
+    Returns:
+        Trunk: with a module that shares all parameters it need not change.
+
+    Raises:
+        ValueError: a kind or a tap that there is not.
+        TypeError: an example that is not a tensor.
+        RuntimeError: a tap that does not run once and in its place.
+    """
+    if not isinstance(example_input, Tensor):
+        raise TypeError(f"example_input: got {type(example_input).__name__}, wants a torch.Tensor")
+    if kind not in TRUNKS:
+        raise ValueError(f"kind: got {kind!r}, wants one of {', '.join(map(repr, TRUNKS))}")
+    layers = dict(backbone.named_modules(remove_duplicate=False))
+    for tap in taps:
+        if not tap or tap not in layers:
+            raise ValueError(f"taps: the backbone has no layer {tap!r}, wants names of its layers")
+    if kind == "as_is":
+        return _as_is(backbone, example_input, "The backbone runs as it is.")
+    if backbone.training:
+        return _as_is(backbone, example_input, f"Not {kind}: the backbone is in training mode; call its eval().")
+    with torch.inference_mode(False), torch.no_grad(), _buffers_kept(backbone):
+        example_input = example_input.clone(memory_format=torch.preserve_format)  # made in inference mode, it may be
+        # The backbone itself chooses here, too, since what is chosen for a convolution stays chosen.
+        with fastest_convolutions(len(example_input)) if kind == "cudnn" else nullcontext():
+            as_it_is = _run(backbone, taps, example_input)
+        try:
+            with fastest_convolutions(len(example_input)) if kind == "cudnn" else nullcontext():
+                trunk = (_cudnn if kind == "cudnn" else _inductor)(backbone, taps, example_input)
+                x = example_input.contiguous(memory_format=trunk.memory_format)
+                outputs = _run(trunk.module, taps, x, trunk.classifier)
+        except Exception as error:  # of the user's code in an unusual place, or of a compiler
+            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            return _as_is(backbone, example_input, f"Not {kind}: it failed with {reason}")
+        wrong = _too_far_off(backbone, taps, example_input, as_it_is, outputs)
+    return trunk if wrong is None else _as_is(backbone, example_input, f"Not {kind}: {wrong}")
+
+
+def _as_is(backbone: nn.Module, example_input: Tensor, note: str) -> Trunk:
+    return Trunk(backbone, None, _format_of(example_input), (note,))
+
+
+def _format_of(x: Tensor) -> torch.memory_format:
+    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def _cudnn(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> Trunk:
+    rewriter = BackboneRewriter(backbone, taps, example_input)
+    module, classifier, notes = rewriter.fused()
+    memory_format = torch.channels_last if example_input.ndim == 4 else _format_of(example_input)
+    notes += _choose(module, example_input.contiguous(memory_format=memory_format))
+    return Trunk(module, classifier, memory_format, tuple(notes))
+
+
+def _choose(module: nn.Module, x: Tensor) -> list[str]:
+    """Run the module once, letting each convolution choose how it runs; returns why some run unfused."""
+    refused: dict[str, int] = {}
+    fused = 0
+
+    def choose(conv: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        nonlocal fused
+        assert isinstance(conv, FusedConvolution)
+        reason = conv.choose(*inputs)
+        fused += conv.fused
+        if reason is not None:
+            refused[reason] = refused.get(reason, 0) + 1
+
+    convolutions = [each for each in module.modules() if isinstance(each, FusedConvolution)]
+    hooks = [conv.register_forward_pre_hook(choose) for conv in convolutions]
+    try:
+        module(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    notes = [f"Convolutions that run with their ReLU as one launch of cuDNN: {fused}."] if fused else []
+    return notes + [f"Convolutions whose ReLU runs by itself: {count}, since {why}." for why, count in refused.items()]
+
+
+def _inductor(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> Trunk:
+    module, notes = BackboneRewriter(backbone, taps, example_input).compiled()
+    return Trunk(module, None, _format_of(example_input), tuple(notes))
+
+
+@contextmanager
+def _buffers_kept(backbone: nn.Module) -> Iterator[None]:
+    """Undo what a layer in training mode does to its statistics while the trunk is made and checked."""
+    kept = [(buffer, buffer.clone()) for buffer in backbone.buffers()] if _trains(backbone) else []
+    try:
+        yield
+    finally:
+        for buffer, value in kept:
+            buffer.copy_(value)
+
+
+def _trains(backbone: nn.Module) -> bool:
+    return any(module.training for module in backbone.modules())
+
+
+def _run(module: nn.Module, taps: Sequence[str], x: Tensor, classifier: FusedAuxHead | None = None) -> list[Tensor]:
+    """The outputs of the taps, in order, and the logits."""
+    outputs: list[Tensor] = []
+    with listening(module, taps, lambda _place, features: outputs.append(features.clone())):
+        y = module(x.clone(memory_format=torch.preserve_format))
+    return [*outputs, y if classifier is None else classifier.logits(y)]
+
+
+def _too_far_off(
+    backbone: nn.Module, taps: Sequence[str], x: Tensor, as_it_is: list[Tensor], outputs: list[Tensor]
+) -> str | None:
+    """In words how the outputs of a trunk differ too much from the backbone's, or None."""
+    for mine, own in zip(outputs, as_it_is, strict=True):
+        if mine.shape != own.shape or mine.dtype != own.dtype:
+            return f"an output is {list(mine.shape)} of {mine.dtype}, not {list(own.shape)} of {own.dtype}."
+    dtype = as_it_is[-1].dtype
+    floor = FLOOR_ROUNDINGS.get(dtype, FLOOR_ROUNDINGS_NARROW) * torch.finfo(dtype).eps
+    try:
+        exact = _run(copy.deepcopy(backbone).double(), taps, x.double() if x.is_floating_point() else x)
+        allowed = TIMES_AS_WRONG * _relative_error(as_it_is, exact) + floor
+    except Exception:  # a backbone that computes in one dtype only is its own truth
+        exact = as_it_is
+        allowed = TIMES_AS_WRONG * floor
+    error = _relative_error(outputs, exact)
+    if error <= allowed:
+        return None
+    return f"on the example it is off by {error:.2g} of the largest value, {allowed:.2g} being allowed."
+
+
+def _relative_error(outputs: list[Tensor], exact: list[Tensor]) -> float:
+    """The largest error of each output, relative to its largest magnitude; of all outputs, the largest; NaN if any."""
+    errors = [
+        (y.double() - truth).abs().max() / truth.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
+        for y, truth in zip(outputs, exact, strict=True)
+        if truth.numel()
+    ]
+    return float(torch.stack(errors).max()) if errors else 0.0

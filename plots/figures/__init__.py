@@ -1,0 +1,1 @@
+"""The figures, a module each with one function ``draw``; ``registry`` lists them."""

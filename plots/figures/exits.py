@@ -1,0 +1,141 @@
+"""What each exit of a network does: how many images leave there, and how often they are right."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from ...autotune.records.record import BadRecord
+from ..records import NoRecords
+from ..style import BLUE, GREY, ORANGE, frame, new_figure, tidy
+
+#: The schema of the report that this figure reads.
+REPORT_FORMAT = "auxhead demo report 1"
+
+
+def read_report(paths: Sequence[Path], kinds: Sequence[str]) -> dict[str, Any]:
+    """Read the report.json of ``auxhead demo``, the only kind there is.
+
+    Raises:
+        NoRecords: no such file.
+        BadRecord: several of them, or one that is not a JSON object.
+    """
+    if not paths:
+        raise NoRecords("no file, wants a report.json")
+    if len(paths) > 1:
+        raise BadRecord(f"{', '.join(map(str, paths))}: got {len(paths)} reports, wants one")
+    (path,) = paths
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise NoRecords(f"{path}: no such file, wants a report.json") from None
+    except OSError as error:
+        raise BadRecord(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise BadRecord(f"{path}: is not JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise BadRecord(f"{path}: holds a JSON {type(content).__name__}, wants an object")
+    return content
+
+
+def draw(report: Mapping[str, Any]) -> tuple[Figure, dict[str, Any]]:
+    """How many images leave at each exit, and how often they are right.
+
+    Args:
+        report: of the demo, the content of its ``report.json``.
+
+    Raises:
+        BadRecord: another schema, or fields missing.
+    """
+    if report.get("format") != REPORT_FORMAT:
+        raise BadRecord(f"format: got {report.get('format')!r}, wants {REPORT_FORMAT!r}, as `auxhead demo` writes it")
+    try:
+        drawn = _drawn(report)
+    except (KeyError, TypeError, IndexError) as error:
+        raise BadRecord(f"the report lacks a field, or has it in another form: {error}") from None
+    return _figure(drawn), drawn
+
+
+def _drawn(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that the figure shows; shares and accuracies in percent."""
+    exits = report["exits"]
+    early, full = 100 * report["accuracy"], 100 * report["full_accuracy"]
+    machine = report["environment"]
+    images = report["images"]
+    return {
+        "title": (
+            f"{100 * report['left_before_last_block']:.1f} % of the images leave before the last block;\n"
+            f"accuracy {early:.1f} % against {full:.1f} % for the full network"
+        ),
+        "exits": [line["name"] for line in exits],
+        "never": [line["threshold"] is not None and line["threshold"] >= 1.0 for line in exits],
+        "images": [line["images"] for line in exits],
+        "share_percent": [100 * line["share"] for line in exits],
+        "accuracy_percent": [None if line["accuracy"] is None else 100 * line["accuracy"] for line in exits],
+        "accuracy_on_all_percent": [100 * line["accuracy_on_all"] for line in exits],
+        "full_accuracy_percent": full,
+        "early_exit_accuracy_percent": early,
+        "stamp": (
+            f"{report['data']}, {report['image_size']}x{report['image_size']} px, ResNet-18 for small images, "
+            f"seed {report['seed']}; images: train {images['train']:,}, validation {images['validation']:,}, "
+            f"test {images['test']:,} (shown)\n"
+            f"{machine['device']}, Python {machine['python']}, torch {machine['torch']}, "
+            f"torchvision {machine['torchvision']}, auxhead {machine['auxhead']}"
+        ),
+    }
+
+
+def _figure(drawn: Mapping[str, Any]) -> Figure:
+    figure = new_figure(5.4)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1))
+    places = range(len(drawn["exits"]))
+
+    above.bar(places, drawn["share_percent"], color=BLUE, width=0.62)
+    for place, share, never in zip(places, drawn["share_percent"], drawn["never"], strict=True):
+        images = drawn["images"][place]
+        text = "no exit" if never else f"{share:.1f} %\n({images:,})"
+        above.annotate(
+            text, (place, share), (0, 3), textcoords="offset points", ha="center", color=GREY if never else "black"
+        )
+    above.set_ylabel("images that leave here,\n% of all (count)")
+    above.set_ylim(0, 1.35 * max(drawn["share_percent"]))
+
+    below.plot(
+        places,
+        drawn["accuracy_on_all_percent"],
+        "o--",
+        color=GREY,
+        markerfacecolor="white",
+        label="exit, if it answered all",
+    )
+    answering = [place for place in places if drawn["accuracy_percent"][place] is not None]
+    below.plot(
+        answering,
+        [drawn["accuracy_percent"][place] for place in answering],
+        "o",
+        color=ORANGE,
+        markersize=8,
+        label="images that leave here",
+    )
+    for place in answering:
+        accuracy = drawn["accuracy_percent"][place]
+        above_line = accuracy >= drawn["accuracy_on_all_percent"][place]  # the number must not cover the other point
+        below.annotate(
+            f"{accuracy:.1f}", (place, accuracy), (0, 7 if above_line else -7), textcoords="offset points",
+            ha="center", va="bottom" if above_line else "top", color=ORANGE,
+        )  # fmt: skip
+    below.axhline(drawn["full_accuracy_percent"], color="black", linewidth=1, label="full network")
+    below.set_ylabel("accuracy, %")
+    low = min([*drawn["accuracy_on_all_percent"], *[a for a in drawn["accuracy_percent"] if a is not None]])
+    low = min(99.0, low)
+    below.set_ylim(max(-2.0, low - 0.08 * (100.0 - low)), 100.0 + 0.2 * (100.0 - low))
+    below.set_yticks([tick for tick in below.get_yticks() if low - 0.08 * (100.0 - low) <= tick <= 100.0])
+    below.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+    below.set_xticks(list(places), drawn["exits"])
+    below.set_xlabel("exit, in the order in which the network runs (head behind a block; last, the classifier)")
+
+    tidy(above)
+    tidy(below)
+    return frame(figure, drawn)

@@ -1,0 +1,215 @@
+"""Where overlap stops being free: what heads add to the trunk's time against how much of the SMs they take."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from ...autotune.records.record import Record, latest
+from ..bench_records import network_of, rounds
+from ..records import NoRecords, stamp
+from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, new_figure, tidy
+
+#: What surely adds as much to the trunk's time, in percent, is not free: about what captures of one thing differ by.
+FREE_PERCENT = 2.0
+#: These cost by other things than how much of the SMs they take: heads on few SMs end late.
+_APART = ("priority", "SMs")
+#: Panels side by side, at most.
+_PANELS = 3
+#: Hiding efficiencies below are drawn at the lower edge, percent.
+_LEAST_HIDDEN = -100.0
+#: What adds more to the trunk's time is drawn at the upper edge, percent.
+_MOST_ADDED = 12.0
+#: How footprints differ from what is by rule, told by their names.
+KINDS = {
+    "programs": Line("programs, /4 to x8", BLUE, "-", "o"),
+    "warps": Line("warps a program", AMBER, "", "^"),
+    "registers": Line("cap of registers", GREEN, "", "s"),
+    "SMs": Line("cap of SMs", PURPLE, "", "D"),
+    "priority": Line("trunk without priority", ORANGE, "", "X"),
+    "by rule": Line("by rule", "black", "", "*"),
+}
+
+
+def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
+    """Overlap and trunk stretch against SM occupancy by the heads, and where overlap stops being free.
+
+    Raises:
+        NoRecords: no footprint was measured.
+    """
+    found = [one for one in latest(records) if one.error is None]
+    if not found:
+        raise NoRecords("no footprint that was measured")
+    ((network, classes), _) = Counter(map(_network, found)).most_common(1)[0]
+    found = [one for one in found if _network(one) == (network, classes)]
+    drawn: dict[str, Any] = {"title": "", "stamp": "", "network": str(network), "classes": classes, "batches": {}}
+    for batch in sorted({one.cell["batch"] for one in found})[:_PANELS]:
+        points = sorted(
+            (_point(one) for one in found if one.cell["batch"] == batch), key=lambda one: one["occupancy_percent"]
+        )
+        drawn["batches"][str(batch)] = {"points": points, "boundary": boundary(points)}
+    drawn["title"] = _title(drawn["batches"])
+    drawn["stamp"] = stamp(
+        found,
+        f"{network}, {classes:,} classes; {rounds(found)}.",
+        f"Free: not surely {FREE_PERCENT:.0f} % or more. Dashed: the boundary that most agree with, apart from those "
+        "without priority and on few SMs.",
+        "Residency tier: warps of head programs by the time that each program records in the kernel, of all that the "
+        "SMs hold while the bare trunk runs.",
+        "Hiding efficiency: (trunk + heads alone - both) / the shorter of both. Bars: 99 % interval of stretch, 20th "
+        "to 80th percentile of the rest.",
+    )
+    return _figure(drawn), drawn
+
+
+def _network(record: Record) -> tuple[Any, int]:
+    return network_of(record), int(record.cell["classes"])
+
+
+def _point(record: Record) -> dict[str, Any]:
+    """What is shown of one footprint, in percent."""
+    details = record.measured or {}
+    trunk = next(pair for pair in record.paired if pair["role"] == "trunk")
+    residency = details["occupancy"]["residency"]["warps_share"]
+    return {
+        "footprint": record.variant,
+        "kind": _kind(record.variant),
+        "programs": details["programs"],
+        "occupancy_percent": 100 * residency["median"],
+        "occupancy_p20": 100 * residency["p20"],
+        "occupancy_p80": 100 * residency["p80"],
+        "added_percent": 100 * (trunk["device_ratio"] - 1),
+        "added_low": 100 * (trunk["low"] - 1),
+        "added_high": 100 * (trunk["high"] - 1),
+        "hidden_percent": 100 * details["hiding_efficiency"]["median"],
+        "hidden_p20": 100 * details["hiding_efficiency"]["p20"],
+        "hidden_p80": 100 * details["hiding_efficiency"]["p80"],
+    }
+
+
+def _kind(footprint: str) -> str:
+    """Return what of ``KINDS`` a footprint is; one with another priority is nothing else."""
+    return next(kind for kind in ("priority", "SMs", "registers", "warps", "programs", "by rule") if kind in footprint)
+
+
+def boundary(points: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the occupancy below which footprints are free and above which they are not, by most of them.
+
+    Those without the trunk's priority and those on few SMs are left out. None if all are free, or none is, or if more
+    than a quarter is on the wrong side, so that occupancy does not tell.
+    """
+    known = sorted((one["occupancy_percent"], _free(one)) for one in points if one["kind"] not in _APART)
+    if all(free for _, free in known) or not any(free for _, free in known):
+        return None
+    wrong = [
+        sum(not free for _, free in known[:split]) + sum(free for _, free in known[split:])
+        for split in range(1, len(known))
+    ]
+    best = wrong.index(min(wrong))
+    if 4 * wrong[best] > len(known):
+        return None
+    (below, _), (above, _) = known[best : best + 2]
+    return {"occupancy_percent": math.sqrt(below * above), "footprints": len(known), "on_the_wrong_side": wrong[best]}
+
+
+def _free(point: Mapping[str, Any]) -> bool:
+    """Whether it is not sure that the footprint costs the trunk something."""
+    return bool(point["added_low"] < FREE_PERCENT)
+
+
+def _title(batches: Mapping[str, Any]) -> str:
+    return "\n".join(_finding(batch, **found) for batch, found in batches.items())
+
+
+def _finding(batch: str, points: Sequence[Mapping[str, Any]], boundary: Mapping[str, Any] | None) -> str:
+    usual = [one for one in points if one["kind"] not in _APART]
+    if not usual:
+        raise NoRecords(f"no footprint at batch {batch} but those under other conditions")
+    added = [one["added_percent"] for one in usual]
+    if boundary is not None:
+        up_to = boundary["occupancy_percent"]
+        few = statistics.median(one["added_percent"] for one in usual if one["occupancy_percent"] <= up_to)
+        most = max(one["added_percent"] for one in usual if one["occupancy_percent"] >= up_to)
+        beyond = f"beyond, up to {most:.0f} %"
+        return f"Batch {batch}: heads add {round(few)} % up to {up_to:.2g} % of the SMs' warps; {beyond}"
+    most = max(one["occupancy_percent"] for one in usual)
+    if all(map(_free, usual)):
+        few = statistics.median(added)
+        return f"Batch {batch}: heads add {round(few)} % up to {most:.2g} % of the SMs' warps, the most that was tried"
+    if not any(map(_free, usual)):
+        return f"Batch {batch}: no footprint is free; they add {min(added):.0f} to {max(added):.0f} % to the trunk"
+    return f"Batch {batch}: occupancy does not tell what is free; {min(added):+.1f} to {max(added):+.1f} %"
+
+
+def _figure(drawn: Mapping[str, Any]) -> Figure:
+    figure = new_figure(6.6)
+    rows = figure.add_gridspec(3, 1, height_ratios=(1.2, 1, 0.1))
+    panels = (
+        rows[:2]
+        .subgridspec(2, len(drawn["batches"]), height_ratios=(1.2, 1))
+        .subplots(sharex="col", sharey="row", squeeze=False)
+    )
+    for (batch, found), (above, below) in zip(drawn["batches"].items(), zip(*panels, strict=True), strict=True):
+        for kind, line in KINDS.items():
+            points = [one for one in found["points"] if one["kind"] == kind]
+            _scatter(above, line, points, "added", ("added_low", "added_high"), (-math.inf, _MOST_ADDED))
+            _scatter(below, line, points, "hidden", ("hidden_p20", "hidden_p80"), (_LEAST_HIDDEN, math.inf))
+        above.set_title(f"batch {batch}", fontsize=10, loc="left")
+        above.axhspan(-FREE_PERCENT, FREE_PERCENT, color=GREY, alpha=0.12, linewidth=0)
+        below.axhline(100, color="black", linewidth=1)
+        for axes in (above, below):
+            axes.axhline(0, color="black", linewidth=1)
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
+            tidy(axes, "both")
+            if found["boundary"] is not None:
+                axes.axvline(found["boundary"]["occupancy_percent"], color=GREY, linestyle="--", linewidth=1.2)
+        below.set_xlabel("SM occupancy by heads, % of all warps\n(residency tier, in the trunk's time)")
+    panels[0][0].set_ylabel(f"stretch: % added to the\ntrunk's time (grey: < {FREE_PERCENT:.0f} %)")
+    panels[1][0].set_ylabel("hiding efficiency, %")
+    legend = figure.add_subplot(rows[2])
+    legend.axis("off")
+    legend.legend(
+        *panels[0][0].get_legend_handles_labels(), loc="center", ncols=6, frameon=False, fontsize=8, columnspacing=1.2
+    )
+    return frame(figure, drawn)
+
+
+def _scatter(
+    axes: Axes,
+    line: Line,
+    points: Sequence[Mapping[str, Any]],
+    name: str,
+    ends: tuple[str, str],
+    shown: tuple[float, float],
+) -> None:
+    """Draw points of one kind, with bars; what lies outside of what is shown stands at its edge, with its number."""
+
+    def within(percent: float) -> float:
+        return min(max(percent, shown[0]), shown[1])
+
+    x = [one["occupancy_percent"] for one in points]
+    y = [within(one[f"{name}_percent"]) for one in points]
+    size = 11 if line.marker == "*" else 6
+    axes.plot(
+        x, y, color=line.colour, linestyle=line.dashes or "none", marker=line.marker, markersize=size, linewidth=1.2,
+        label=line.label, zorder=3,
+    )  # fmt: skip
+    for one, at in zip(points, y, strict=True):
+        low, high = (within(one[end]) for end in ends)
+        axes.plot([one["occupancy_percent"]] * 2, [low, high], color=line.colour, linewidth=1, alpha=0.7)
+        axes.plot([one["occupancy_p20"], one["occupancy_p80"]], [at, at], color=line.colour, linewidth=1, alpha=0.7)
+        if one[f"{name}_percent"] != at:
+            below = at == shown[1]
+            axes.annotate(
+                f"{one[f'{name}_percent']:+.0f}", (one["occupancy_percent"], at), (0, -6 if below else 6),
+                textcoords="offset points", ha="center", va="top" if below else "bottom", fontsize=7.5,
+                color=line.colour,
+            )  # fmt: skip

@@ -1,0 +1,152 @@
+"""Latency against batch size: runners and all that they are compared with, and what heads add to a graph without."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+from ...autotune.records.record import Record
+from ..bench_records import NEVER, most_measured, rounds, spread
+from ..records import NoRecords, stamp
+from ..style import AMBER, BLUE, GREY, ORANGE, SKY, Line, frame, new_figure, tidy
+
+#: All that is drawn: colours say which heads, dashes how it runs.
+LINES = {
+    "eager-naive-item@as_is": Line("plain heads, eager, .item() after each", ORANGE, ":", "s"),
+    "eager-bare@as_is": Line("no heads, eager", GREY, ":", "o"),
+    "compile-naive-reduce-overhead@as_is": Line("plain heads, torch.compile", ORANGE, "--", "s"),
+    "compile-bare-reduce-overhead@as_is": Line("no heads, torch.compile", GREY, "--", "o"),
+    "graph-bare@as_is": Line("no heads, CUDA graph", GREY, "-.", "o"),
+    "graph-naive@cudnn": Line("plain heads in line, graph of fused conv.", ORANGE, "-", "s"),
+    "graph-naive-forked@cudnn": Line("plain heads on a side stream, same graph", AMBER, "-", "^"),
+    "graph-fused@cudnn": Line("fused heads in line, same graph", SKY, "-", "v"),
+    "overlapped@cudnn": Line("fused heads, `overlapped`", BLUE, "-", "D"),
+    "graph-bare@cudnn": Line("no heads, graph of fused conv.", "black", "-", "o"),
+}
+BARE, OURS, PLAIN = "graph-bare@cudnn", "overlapped@cudnn", "graph-naive@cudnn"
+#: What is zoomed into: variants that differ from the graph without heads by the heads alone.
+ADDED = ("graph-naive@cudnn", "graph-naive-forked@cudnn", "graph-fused@cudnn", OURS)
+BANDS = "Bands: latency from the median to the 99th percentile of requests; what is added, 20th to 80th."
+
+
+def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
+    """Latency against batch size with all baselines, and what heads add to the network without.
+
+    Records without the 99th percentile are not drawn.
+
+    Raises:
+        NoRecords: nothing of the runner beside the network without heads, at two batch sizes or more.
+    """
+    never = [one for one in records if one.exits == NEVER and (one.host_us is None or "p99" in one.host_us)]
+    network, found = most_measured(never, tuple(LINES), "latency where no sample leaves early")
+    drawn: dict[str, Any] = {"title": "", "stamp": "", "network": str(network), "classes": {}}
+    numbers = sorted({one.cell["classes"] for one in found})
+    for classes in dict.fromkeys((numbers[0], numbers[-1])):
+        of_classes = [one for one in found if one.cell["classes"] == classes]
+        lines = {name: _points([one for one in of_classes if one.variant == name]) for name in LINES}
+        drawn["classes"][str(classes)] = {name: points for name, points in lines.items() if len(points) > 1}
+    drawn["title"] = _title(drawn["classes"], network.heads)
+    drawn["stamp"] = stamp(found, f"{network}. Lines: median of {rounds(found)}.", BANDS)
+    return _figure(drawn), drawn
+
+
+def _points(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """What a line shows, by batch size; times in microseconds, ratios to the graph without heads of the same run."""
+    points = []
+    for one in sorted(records, key=lambda one: int(one.cell["batch"])):
+        assert one.host_us is not None and one.device_us is not None
+        point = {"batch": one.cell["batch"], "host_us": spread(one.host_us), "device_us": spread(one.device_us)}
+        bare = next((pair for pair in one.paired if (pair["role"], pair["variant"]) == ("bare", BARE)), None)
+        if bare is not None:
+            point["bare"] = {key: bare[key] for key in ("host_us", "host_ratio", "device_us", "device_ratio")}
+        points.append(point)
+    return points
+
+
+def _title(classes: Mapping[str, Any], heads: int) -> str:
+    fewest = min(classes, key=int)
+
+    def added(variant: str, unit: str) -> str | None:
+        percent = [_percent(point, unit)["median"] for point in classes[fewest].get(variant, []) if "bare" in point]
+        return f"{min(percent):.0f} to {max(percent):.0f} %" if percent else None
+
+    device, plain = added(OURS, "device_us"), added(PLAIN, "device_us")
+    if device is None:
+        raise NoRecords(f"no record of {OURS} beside {BARE} at two batch sizes or more")
+    ours = (
+        f"{heads} overlapped heads of {fewest} classes add {device} of device time, {added(OURS, 'host_us')} of latency"
+    )
+    return f"{ours};\nplain heads in line add {plain} and {added(PLAIN, 'host_us')}" if plain else ours
+
+
+def _figure(drawn: Mapping[str, Any]) -> Figure:
+    figure = new_figure(8.0)
+    rows = figure.add_gridspec(3, 2, height_ratios=(1.3, 0.5, 1))
+    above = [figure.add_subplot(rows[0, 0])]
+    above.append(figure.add_subplot(rows[0, 1], sharey=above[0]))
+    below = [figure.add_subplot(rows[2, 0])]
+    below.append(figure.add_subplot(rows[2, 1], sharey=below[0]))
+    batches: set[int] = set()
+    for axes, (classes, lines) in zip(above, drawn["classes"].items(), strict=False):
+        for variant, points in lines.items():
+            batches |= {point["batch"] for point in points}
+            _line(axes, LINES[variant], points, [point["host_us"] for point in points], tails=True)
+        axes.set_title(f"latency, {int(classes):,} classes a head", fontsize=10, loc="left")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+    above[0].set_ylabel("host, call to answer, us")
+    for axes, unit, name in zip(below, ("host_us", "device_us"), ("latency", "device time"), strict=True):
+        for place, lines in enumerate(drawn["classes"].values()):
+            for variant in ADDED:
+                points = [point for point in lines.get(variant, []) if "bare" in point]
+                if points:
+                    line = LINES[variant]._replace(dashes="-" if place == 0 else ":")
+                    _line(axes, line, points, [_percent(point, unit) for point in points])
+        axes.set_title(f"added by the heads: {name}", fontsize=10, loc="left")
+        names = [f"{int(one):,} classes" for one in drawn["classes"]]
+        key = "; ".join(f"{dashes}: {one}" for dashes, one in zip(("solid", "dotted"), names, strict=False))
+        axes.text(0.98, 0.95, key, transform=axes.transAxes, ha="right", va="top", fontsize=8.5, color=GREY)
+        axes.axhline(0, color="black", linewidth=1)
+    below[0].set_ylabel("% over the same graph\nwithout heads")
+    for axes in (*above, *below):
+        tidy(axes, "both")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sorted(batches), [str(batch) for batch in sorted(batches)])
+        axes.set_xlabel("batch size, samples")
+    if len(drawn["classes"]) == 1:
+        above[1].axis("off")
+    legend = figure.add_subplot(rows[1, :])
+    legend.axis("off")
+    legend.legend(
+        *above[0].get_legend_handles_labels(), loc="center", ncols=2, frameon=False, fontsize=8.5, handlelength=5.0
+    )
+    return frame(figure, drawn)
+
+
+def _line(
+    axes: Axes,
+    line: Line,
+    points: Sequence[Mapping[str, Any]],
+    values: Sequence[Mapping[str, float]],
+    *,
+    tails: bool = False,
+) -> None:
+    batches = [point["batch"] for point in points]
+    axes.plot(
+        batches, [value["median"] for value in values], color=line.colour, linestyle=line.dashes, marker=line.marker,
+        markersize=4.5, linewidth=1.6, label=line.label,
+    )  # fmt: skip
+    ends = ("median", "p99") if tails else ("p20", "p80")
+    low, high = ([value[name] for value in values] for name in ends)
+    axes.fill_between(batches, low, high, color=line.colour, alpha=0.25, linewidth=0)
+
+
+def _percent(point: Mapping[str, Any], unit: str) -> dict[str, float]:
+    """Percent over the median of the graph without heads; the median's is that of the record."""
+    bare = point["bare"]
+    percent = {name: 100 * (us / bare[unit] - 1) for name, us in point[unit].items()}
+    return {**percent, "median": 100 * (bare[unit.replace("_us", "_ratio")] - 1)}

@@ -1,0 +1,209 @@
+"""Accuracy against the mean time to the answer, for each runner under several sets of thresholds."""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, ScalarFormatter
+
+from ...autotune.records.record import Record
+from ..records import NoRecords, stamp
+from ..style import BLUE, GREEN, GREY, ORANGE, PALE, frame, new_figure, tidy
+
+#: Percentage points of accuracy that the title allows.
+LOSS = 0.5
+#: Colour, marker and name of each variant, by what stands before "@".
+LOOKS = {
+    "graph-bare": ("black", "D", "full network, one CUDA graph"),
+    "overlapped": (BLUE, "o", "overlapped"),
+    "polled": (GREEN, "^", "polled"),
+    "gated": (ORANGE, "v", "gated"),
+}
+#: The network without heads; eager it takes so long that it is told and not drawn.
+EAGER, GRAPH = "eager-bare", "graph-bare"
+#: Percentage points below the full network's accuracy that are drawn.
+_SHOWN = 2.0
+#: Points of one accuracy whose times differ by a smaller share lie on top of each other.
+_TOO_CLOSE = 0.03
+
+
+def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
+    """How much sooner answers come for how much accuracy, by runner and batch size.
+
+    Args:
+        records: of ``auxhead-tune pareto``; of each batch size the last run, of the network measured last.
+
+    Raises:
+        NoRecords: no batch size with the full network in a CUDA graph and a runner.
+    """
+    weights = records[-1].protocol.get("weights")
+    runs: dict[str, list[Record]] = {}
+    for record in records:
+        if record.protocol.get("weights") == weights:
+            run = runs.setdefault(json.dumps(record.cell, sort_keys=True), [])
+            run[:] = [*(one for one in run if one.run == record.run), record]
+    panels = sorted((_panel(run) for run in runs.values()), key=lambda panel: panel["batch"])
+    panels = [panel for panel in panels if panel["runners"] and GRAPH in panel["full"]]
+    if not panels:
+        raise NoRecords("no measurement of the full network in a CUDA graph and of a runner beside it")
+    used = [record for run in runs.values() for record in run]
+    drawn = {"title": "", "panels": panels, "stamp": _stamp(used, panels)}
+    drawn["title"] = _title(panels)
+    return _figure(drawn), drawn
+
+
+def _panel(records: Sequence[Record]) -> dict[str, Any]:
+    """What is drawn of one batch size; times in microseconds, accuracies in percent."""
+    runners: dict[str, dict[str, list[Any]]] = {}
+    full: dict[str, dict[str, float]] = {}
+    for record in records:
+        name = record.variant.partition("@")[0]
+        if record.measured is None or name not in (EAGER, *LOOKS):
+            continue
+        us, accuracy = record.measured["mean_host_us"], 100 * record.measured["accuracy"]
+        if name in (EAGER, GRAPH):  # measured beside each set of thresholds, which do not concern it: the first counts
+            full.setdefault(name, {"mean_us": us, "accuracy_percent": accuracy})
+            continue
+        series = runners.setdefault(name, {"thresholds": [], "mean_us": [], "accuracy_percent": [], "over_bare": []})
+        series["thresholds"].append(record.exits)
+        series["mean_us"].append(us)
+        series["accuracy_percent"].append(accuracy)
+        ratios = [pair["mean_host_ratio"] for pair in record.paired if pair["role"] == "bare"]
+        series["over_bare"].append(ratios[0] if ratios else None)
+    return {
+        "batch": records[0].cell["batch"],
+        "full": full,
+        "runners": runners,
+        "front": _front(full, runners),
+    }
+
+
+def _front(full: dict[str, dict[str, float]], runners: dict[str, dict[str, list[Any]]]) -> list[list[float]]:
+    """Return [microseconds, percent] of whatever nothing else beats in both, the soonest first."""
+    points = [(one["mean_us"], one["accuracy_percent"]) for one in full.values()]
+    for series in runners.values():
+        points += zip(series["mean_us"], series["accuracy_percent"], strict=True)
+    front: list[list[float]] = []
+    for us, accuracy in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or accuracy > front[-1][1]:
+            front.append([us, accuracy])
+    return front
+
+
+def _title(panels: Sequence[dict[str, Any]]) -> str:
+    found = []
+    for panel in panels:
+        least = panel["full"][GRAPH]["accuracy_percent"] - LOSS - 1e-9
+        ratio, name = min(
+            (
+                (ratio, name)
+                for name, series in panel["runners"].items()
+                for ratio, accuracy in zip(series["over_bare"], series["accuracy_percent"], strict=True)
+                if ratio is not None and accuracy >= least
+            ),
+            default=(1.0, ""),
+        )
+        sooner = f"{1 / ratio:.2g} times sooner ({name})" if ratio < 0.99 else "no sooner"
+        found.append(f"{sooner} at batch {panel['batch']}")
+    return f"For at most {LOSS} points of accuracy, answers come\n" + ", ".join(found)
+
+
+def _stamp(records: Sequence[Record], panels: Sequence[dict[str, Any]]) -> str:
+    cell, protocol = records[0].cell, records[0].protocol
+    measured = next(record.measured for record in records if record.measured is not None)
+    size, samples = "x".join(map(str, cell["input"][1:])), measured["samples"]
+    trunks = sorted({record.variant.partition("@")[2] for record in records if not record.variant.startswith("eager")})
+    eager = [
+        f"{panel['full'][EAGER]['mean_us']:,.0f} us at batch {panel['batch']}"
+        for panel in panels
+        if EAGER in panel["full"]
+    ]
+    return stamp(
+        records,
+        f"{protocol['data']}, {size} px, {cell['model']}, {cell['dtype']}, {len(cell['taps'])} heads, trunk "
+        f"{', '.join(trunks)}; accuracy of {samples:,} test images, one of them is {100 / samples:.2g} points",
+        "time: host, from the call on an idle device until the answer is there, runners in turns; mean over the test "
+        "split of each exit's median",
+        "numbers beside points: percentage points of accuracy that the thresholds may cost on the validation split",
+        f"not drawn: what costs more than {_SHOWN:.0f} points"
+        + (f", and the full network, eager: {', '.join(eager)}" if eager else ""),
+        *sorted({f"failed: {record.variant}: {record.error}" for record in records if record.error is not None}),
+    )
+
+
+def _figure(drawn: dict[str, Any]) -> Figure:
+    panels = drawn["panels"]
+    figure = new_figure(4.8)
+    grid = figure.add_gridspec(2, len(panels), height_ratios=(1.0, 0.13))
+    row = [figure.add_subplot(grid[0, column]) for column in range(len(panels))]
+    for axes, panel in zip(row, panels, strict=True):
+        _draw_panel(axes, panel)
+    row[0].set_ylabel("accuracy on the test split, %")
+    legend = figure.add_subplot(grid[1, :])
+    legend.axis("off")
+    legend.legend(*row[0].get_legend_handles_labels(), loc="center", ncols=3, frameon=False, fontsize=8.5)
+    return frame(figure, drawn)
+
+
+def _draw_panel(axes: Axes, panel: dict[str, Any]) -> None:
+    front = panel["front"]
+    axes.step(*zip(*front, strict=True), where="post", color=PALE, linewidth=6, zorder=1, label="Pareto front")
+    for name, (color, marker, label) in LOOKS.items():
+        if name in panel["full"]:
+            one = panel["full"][name]
+            axes.plot(one["mean_us"], one["accuracy_percent"], marker, color=color, markersize=8, label=label, zorder=4)
+        elif name in panel["runners"]:
+            series = panel["runners"][name]
+            axes.plot(series["mean_us"], series["accuracy_percent"], marker=marker, color=color, markersize=6,
+                      linewidth=1, label=label, zorder=3)  # fmt: skip
+    _label_thresholds(axes, panel)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    times = [panel["full"][GRAPH]["mean_us"]]
+    for series in panel["runners"].values():
+        times += [
+            us
+            for us, accuracy in zip(series["mean_us"], series["accuracy_percent"], strict=True)
+            if accuracy >= _least(panel)
+        ]
+    ticks = [
+        digit * 10**power
+        for power in range(6)
+        for digit in (1, 1.5, 2, 3, 4, 6, 8)
+        if min(times) / 1.2 < digit * 10**power < 1.2 * max(times)
+    ]
+    axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
+    axes.set_xlim(min(times) / 1.2, max(times) * 1.2)
+    axes.set_ylim(_least(panel), panel["full"][GRAPH]["accuracy_percent"] + 0.15 * _SHOWN)
+    axes.set_title(f"batch {panel['batch']}", fontsize=10, loc="left")
+    axes.set_xlabel("mean time to the answer, us (log)")
+    tidy(axes, "both")
+
+
+def _label_thresholds(axes: Axes, panel: dict[str, Any]) -> None:
+    """Say beside the soonest runner's points which thresholds they are of; those on top of each other share a label."""
+    series = min(panel["runners"].values(), key=lambda one: min(one["mean_us"]))
+    labels: list[tuple[list[str], float, float]] = []
+    for thresholds, us, accuracy in zip(
+        series["thresholds"], series["mean_us"], series["accuracy_percent"], strict=True
+    ):
+        name = thresholds.removeprefix("calibrated ").removesuffix(" %")
+        if labels and labels[-1][2] == accuracy and abs(math.log(us / labels[-1][1])) < _TOO_CLOSE:
+            labels[-1][0].append(name)
+        elif accuracy >= _least(panel):
+            labels.append(([name], us, accuracy))
+    for names, us, accuracy in labels:
+        later = us > panel["full"][GRAPH]["mean_us"]  # to the right nothing is in the way
+        axes.annotate(
+            ", ".join(names), (us, accuracy), (6 if later else -5, -5), textcoords="offset points", fontsize=8,
+            color=GREY, ha="left" if later else "right", va="top",
+        )  # fmt: skip
+
+
+def _least(panel: dict[str, Any]) -> float:
+    """Return the accuracy below which nothing is drawn, percent."""
+    return float(panel["full"][GRAPH]["accuracy_percent"] - _SHOWN)

@@ -1,0 +1,128 @@
+"""Time to the answer against the exit at which all samples leave, between what nobody beats and what never skips."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
+
+from ...autotune.records.record import Record
+from ..bench_records import NEVER, most_measured, rounds, spread
+from ..records import NoRecords, stamp
+from ..style import BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, new_figure, tidy
+
+FLOOR, BARE = "truncated@cudnn", "graph-bare@cudnn"
+LINES = {
+    BARE: Line("whole network, no heads", GREY, ":", ""),
+    "overlapped@cudnn": Line("`overlapped`: skips nothing", BLUE, "-", "D"),
+    "polled@cudnn": Line("`polled`: the host stops", ORANGE, "-", "s"),
+    "gated-lag1@cudnn": Line("`gated`, lag=1", PURPLE, "--", "v"),
+    "gated@cudnn": Line("`gated`: the GPU stops", GREEN, "-", "^"),
+    FLOOR: Line("floor: network cut off there", "black", "-", "o"),
+}
+#: What skips work, of which the title names the best.
+SKIPPING = ("gated@cudnn", "polled@cudnn")
+
+
+def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
+    """Time to the answer against the exit where all samples leave, with the network cut off there as the floor.
+
+    Raises:
+        NoRecords: nothing of networks cut off at a tap, or of a runner that skips what is behind an exit.
+    """
+    of_taps = [one for one in records if one.exits in one.cell["taps"]]
+    network, early = most_measured(of_taps, (FLOOR, *SKIPPING), "samples that leave at a tap")
+    fewest = min(one.cell["classes"] for one in early)
+    early = [one for one in early if one.cell["classes"] == fewest]
+    _, found = most_measured([one for one in records if _fits(one, early)], tuple(LINES), "those networks")
+    drawn: dict[str, Any] = {"title": "", "stamp": "", "network": str(network), "exits": _exits(early), "batches": {}}
+    for batch in sorted({one.cell["batch"] for one in early}):
+        its = [one for one in found if one.cell["batch"] == batch]
+        drawn["batches"][str(batch)] = {name: _points(its, name, drawn["exits"]) for name in LINES}
+    drawn["title"] = _title(drawn["batches"])
+    drawn["stamp"] = stamp(
+        found,
+        f"{network}, {fewest:,} classes. Medians; bars: 20th to 80th percentile of {rounds(found)}.",
+    )
+    return _figure(drawn), drawn
+
+
+def _fits(record: Record, early: Sequence[Record]) -> bool:
+    """Whether it is of the same cell as one of those that leave early, and all its samples leave at one exit."""
+    return record.exits in _exits(early) and any(record.cell == one.cell for one in early)
+
+
+def _exits(early: Sequence[Record]) -> list[str]:
+    """Where samples leave, in the order of the network."""
+    return [*early[0].cell["taps"], NEVER]
+
+
+def _points(records: Sequence[Record], variant: str, exits: Sequence[str]) -> list[dict[str, Any]]:
+    """What a line shows, microseconds on the host from the call until the answer is there."""
+    by_exit = {one.exits: one for one in records if one.variant == variant}
+    return [{"exit": name, "host_us": spread(by_exit[name].host_us or {})} for name in exits if name in by_exit]
+
+
+def _title(batches: Mapping[str, Any]) -> str:
+    """Say at which share of the whole network's time, and how far from the floor, the first exit answers."""
+    shares, above, longer, best = [], [], [], set()
+    for lines in batches.values():
+        times = {name: {point["exit"]: point["host_us"]["median"] for point in lines[name]} for name in lines}
+        exits = [one for one in times[FLOOR] if one in times[BARE] and any(one in times[name] for name in SKIPPING)]
+        if exits:
+            first = exits[0]
+            us, runner = min((times[name][first], name) for name in SKIPPING if first in times[name])
+            shares.append(100 * us / times[BARE][first])
+            above.append(us - times[FLOOR][first])
+            if NEVER in times[runner] and NEVER in times[BARE]:
+                longer.append(100 * times[runner][NEVER] / times[BARE][NEVER])
+            best.add(runner.partition("@")[0])
+    if not shares:
+        raise NoRecords(
+            f"no record of {FLOOR}, {BARE} and one of {', '.join(SKIPPING)} with samples that leave at a tap"
+        )
+    who = " or ".join(sorted(best))
+    return (
+        f"Where all leave at {first}, {who} answers in {min(shares):.0f} to {max(shares):.0f} % of "
+        f"the whole network's time,\n{min(above):.0f} to {max(above):.0f} us after a network that ends there"
+        + (f"; where none leave, in up to {max(longer):.0f} %" if longer else "")
+    )
+
+
+def _figure(drawn: Mapping[str, Any]) -> Figure:
+    batches, exits = drawn["batches"], drawn["exits"]
+    rows = -(-len(batches) // 2)
+    figure = new_figure(1.9 + 2.6 * rows)
+    grid = figure.add_gridspec(rows + 1, 2, height_ratios=(*[1.0] * rows, 0.22))
+    panels = [figure.add_subplot(grid[place // 2, place % 2]) for place in range(len(batches))]
+    for axes, (batch, lines) in zip(panels, batches.items(), strict=True):
+        for variant, points in lines.items():
+            _line(axes, LINES[variant], points, exits)
+        axes.set_title(f"batch {batch}", fontsize=10, loc="left")
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axes.set_xlim(-0.3, len(exits) - 0.7)
+        axes.set_xticks(range(len(exits)), ["nowhere" if one == NEVER else one for one in exits])
+        tidy(axes)
+    for axes in panels[::2]:
+        axes.set_ylabel("host, call to answer, us")
+    for axes in panels[-2:]:
+        axes.set_xlabel("exit at which all samples leave")
+    legend = figure.add_subplot(grid[rows, :])
+    legend.axis("off")
+    legend.legend(*panels[0].get_legend_handles_labels(), loc="center", ncols=3, frameon=False, fontsize=8.5)
+    return frame(figure, drawn)
+
+
+def _line(axes: Axes, line: Line, points: Sequence[Mapping[str, Any]], exits: Sequence[str]) -> None:
+    places = [exits.index(point["exit"]) for point in points]
+    medians = [point["host_us"]["median"] for point in points]
+    bars = (
+        [max(point["host_us"]["median"] - point["host_us"]["p20"], 0.0) for point in points],
+        [max(point["host_us"]["p80"] - point["host_us"]["median"], 0.0) for point in points],
+    )
+    axes.errorbar(
+        places, medians, bars, color=line.colour, linestyle=line.dashes, marker=line.marker, markersize=5,
+        linewidth=1.6, elinewidth=1, label=line.label,
+    )  # fmt: skip

@@ -1,0 +1,67 @@
+"""What figures are drawn from: records of the kinds that a figure wants, all of one device and of one software."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..autotune.records import record as record_format
+from ..autotune.records.record import ENVIRONMENT_KEY, BadRecord, Record, read_records
+
+#: The records that come with the package.
+COMMITTED = Path(record_format.__file__).parent
+
+
+class NoRecords(BadRecord):
+    """What a figure is drawn from is not there."""
+
+
+def read_kinds(paths: Sequence[Path], kinds: Sequence[str]) -> list[Record]:
+    """Return the records of those kinds from files of JSON lines, in their order; failures are among them.
+
+    Raises:
+        NoRecords: no such file, or no measurement of one of the kinds in any of them.
+        BadRecord: a line that is no record of this schema; records of several devices or versions.
+    """
+    found: list[Record] = []
+    for path in paths:
+        if not path.exists():
+            raise NoRecords(f"{path}: no such file, wants records of kind {_list(kinds)}")
+        found += [one for one in read_records(path) if one.kind in kinds]
+    for kind in kinds:
+        if not any(one.kind == kind and one.error is None for one in found):
+            files = ", ".join(str(path) for path in paths) or "no file"
+            raise NoRecords(f"{files}: no measurement of kind {kind!r}")
+    _check_one_environment(paths, found)
+    return found
+
+
+def _check_one_environment(paths: Sequence[Path], records: Iterable[Record]) -> None:
+    """Numbers of two devices or versions in one figure would be compared by whoever looks at it."""
+    for place, name in enumerate(ENVIRONMENT_KEY):
+        values = {str(one.environment_key[place]) for one in records}
+        if len(values) > 1:
+            files = ", ".join(str(path) for path in paths)
+            raise BadRecord(f"{files}: got records of several {name} ({_list(sorted(values))}), wants those of one")
+
+
+def stamp(records: Sequence[Record], *more: str) -> str:
+    """Return what stands small below a figure: what was measured and how (``more``, a line each), hardware, versions.
+
+    Args:
+        records: those that the figure is drawn from, of one environment.
+        more: lines that go before.
+    """
+    environment = records[0].environment
+    commits = sorted({str(one.environment.get("commit") or "?")[:9] for one in records})
+    dates = sorted({one.utc[:10] for one in records})
+    line = (
+        f"{environment.get('gpu')}, driver {environment.get('driver')}, CUDA {environment.get('cuda')}, "
+        f"cuDNN {environment.get('cudnn')}, torch {environment.get('torch')}, Triton {environment.get('triton')}; "
+        f"auxhead {environment.get('auxhead')} ({_list(commits) if len(commits) < 4 else f'{len(commits)} commits'}), "
+        f"{dates[0] if len(dates) == 1 else f'{dates[0]} to {dates[-1]}'}"
+    )
+    return "\n".join((*more, line))
+
+
+def _list(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,177 @@
+"""The benchmark on a GPU: real graphs, real time, torch.compile, and a user's own network through the command."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from auxhead.autotune.bench.measure import run_cell
+from auxhead.autotune.bench.segments_floor import SegmentsFloor
+from auxhead.autotune.bench.selection import Plan, unsettled
+from auxhead.autotune.measuring.cells import Cell
+from auxhead.autotune.measuring.correctness import Comparison, eager_truth, logits_of_exits, measure_rounding, verdict
+from auxhead.autotune.measuring.environment import clocks, environment
+from auxhead.autotune.measuring.peers import Graph, NaiveHead, bare, forked, in_line, merged, truncated
+from auxhead.autotune.measuring.subject import Subject, build_subject
+from auxhead.autotune.measuring.timers import VariantFailed, time_captures
+from auxhead.autotune.records.record import read_records
+from auxhead.model import make_trunk
+from support.command_line import tune
+from support.example_models import needs_gpu
+
+pytestmark = needs_gpu
+
+FACTORY = """
+import torch
+from auxhead.model import EarlyExitNetwork
+from support.example_models import SmallNet, plain_heads
+
+def small():
+    torch.manual_seed(0)
+    example = torch.randn(4, 3, 16, 16, device="cuda")
+    return EarlyExitNetwork(SmallNet().cuda(), plain_heads(), 0.9, example_input=None).cuda().eval(), example
+"""
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def test_a_network_of_ones_own_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "factory_of_tests.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    options = ["--model", "factory_of_tests:small", "--rounds", "2", "--out", "records.jsonl"]
+    for glob in ("eager-*", "graph-*@as_is", "compile-*-reduce-overhead@as_is"):
+        options += ["--variant", glob]
+    result = tune("bench", *options)
+    assert result.exit_code == 0, result.output
+    records = read_records(tmp_path / "records.jsonl")
+    assert [(one.variant, one.error) for one in records if one.error] == []
+    never = {one.variant.split("@")[0] for one in records if one.exits == "never"}
+    compiled = {f"compile-{heads}-reduce-overhead" for heads in ("bare", "naive")}
+    graphs = {f"graph-{name}" for name in ("bare", "naive", "naive-forked", "fused")}
+    assert never == {"eager-bare", "eager-naive", "eager-naive-item", *compiled, *graphs}
+    assert {one.exits for one in records} == {"never", "block0", "block1", "block2", "own"}
+    for one in records:
+        assert one.host_us is not None and one.device_us is not None
+        for taken in (one.host_us, one.device_us):
+            assert 0 < taken["p20"] <= taken["median"] <= taken["p80"] and taken["captures"]
+        assert one.correctness is not None and one.correctness["samples"] >= 16
+        assert one.environment["gpu"] == torch.cuda.get_device_name() and one.paired[0]["role"] == "bare"
+    again = tune("bench", *options)
+    assert again.exit_code == 0 and read_records(tmp_path / "records.jsonl") == records
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("peer", [bare, in_line, forked, truncated])
+def test_graphs_answer_as_the_eager_network(dtype: str, peer: object, device: torch.device) -> None:
+    taps = ("layer1", "layer2", "layer3", "layer4")
+    subject = build_subject(Cell("resnet18", dtype, 8, 10, "stages", taps, (3, 64, 64)), device)
+    trunk = make_trunk(subject.network.backbone, taps, subject.example)
+    heads = [NaiveHead(head) for head in subject.heads]
+    function = {
+        bare: partial(bare, trunk, taps),
+        in_line: partial(in_line, trunk, taps, heads),
+        forked: partial(forked, trunk, taps, heads),
+        truncated: partial(truncated, trunk, taps, subject.heads, 1),
+    }[peer]
+    with torch.no_grad():
+        function(subject.example)
+    graph = Graph(function, subject.example)
+    rounding = measure_rounding(subject.network, subject.inputs)
+    right, stale = Comparison(), Comparison()
+    pattern = "layer2" if peer is truncated else "never"
+    with subject.exits(pattern):
+        for x in subject.inputs:
+            logits = logits_of_exits(trunk.module, taps, [head.logits for head in subject.heads], x)
+            truth = eager_truth(logits, subject.heads, rounding)
+            right.add(merged(graph(x)), truth)
+            stale.add(merged(graph(subject.example)), truth)
+    assert verdict(right.counts()) is None, right.counts()
+    assert verdict(stale.counts()) is not None  # an answer for another input is told from rounding
+
+
+def small_mixed_subject(device: torch.device) -> Subject:
+    taps = ("layer1", "layer2", "layer3")
+    return build_subject(Cell("resnet18", "float16", 8, 10, "inner-stages", taps, (3, 64, 64)), device)
+
+
+@pytest.mark.parametrize("kind", ["as_is", "cudnn"])
+def test_the_segments_of_the_floor_are_those_of_the_trunk(kind: str, device: torch.device) -> None:
+    subject = small_mixed_subject(device)
+    network, rounding = subject.network, measure_rounding(subject.network, subject.inputs)
+    trunk = make_trunk(network.backbone, network.taps, subject.example, kind)
+    with subject.exits("40/30/20/10"):
+        exits = [network(x).exit_index for x in subject.inputs]
+    left = torch.bincount(torch.cat(exits), minlength=4).tolist()
+    assert all(abs(found - wanted) <= 2 for found, wanted in zip(left, [32, 24, 16, 8], strict=True)), left  # rounding
+    floor = SegmentsFloor(trunk, network.taps, subject.inputs, exits, (1, 2, 4, 8))
+    comparison = Comparison()
+    classifier = None if trunk.classifier is None else trunk.classifier.logits
+    heads = [head.logits for head in subject.heads]
+    with subject.exits("never"):
+        for _ in range(2):
+            for x in subject.inputs:
+                logits = logits_of_exits(trunk.module, network.taps, heads, x, classifier)
+                comparison.add(floor.answer(floor(x)), eager_truth(logits, subject.heads, rounding))
+    assert verdict(comparison.counts()) is None, comparison.counts()
+
+
+def test_auto_and_the_floor_of_mixed_exits_are_measured(tmp_path: Path, device: torch.device) -> None:
+    subject = small_mixed_subject(device)
+    plan = Plan(
+        tmp_path / "records.jsonl",
+        environment(device),
+        rounds=4,
+        wanted=("auto@cudnn",),
+        exits=("never", "40*"),
+    )
+    ((_, units),) = unsettled([subject.cell], plan)
+    run_cell(subject, units, plan)
+    records = read_records(plan.out)
+    assert [(one.variant, one.error) for one in records if one.error] == []
+    measured = {(one.exits, one.variant): one for one in records}
+    bare, floor = "graph-bare@cudnn", "segments-floor@cudnn"
+    assert {name for exits, name in measured if exits == "never"} == {bare, "overlapped@cudnn", "auto@cudnn"}
+    assert {name for exits, name in measured if exits != "never"} == {bare, floor, "overlapped@cudnn", "auto@cudnn"}
+    auto = measured["40/30/20/10", "auto@cudnn"]
+    assert sum(auto.protocol["samples_by_exit"].values()) == 80
+    assert [pair["role"] for pair in auto.paired] == ["bare", "segments", "plain"]
+    assert all(note.startswith(f"capture {place}: Batch 8: ") for place, note in enumerate(auto.notes[:2], start=1))
+
+
+def test_time_captures(device: torch.device) -> None:
+    inputs = [torch.zeros(1, device=device), torch.ones(1, device=device)]
+    called: list[tuple[str, float]] = []
+
+    def sleeper(name: str, cycles: int):  # noqa: ANN202
+        def call(x: torch.Tensor) -> None:
+            called.append((name, x.data_ptr()))
+            torch.cuda._sleep(cycles)
+
+        return call
+
+    variants = {"short": [sleeper("a", 20_000), sleeper("b", 20_000)], "long": [sleeper("c", 2_000_000)]}
+    samples = time_captures(variants, inputs, rounds=5, warm_up=2, repeat=4, requests=3)
+    assert [len(values) for values in samples["short"].device] == [3, 2] and len(samples["long"].host[0]) == 15
+    assert len(called) == 2 * 7 * (1 + 3 + 1 + 4)
+    assert min(samples["long"].device[0]) > 10 * max(samples["short"].device[0])
+    assert min(samples["long"].host[0]) > min(samples["long"].device[0]) * 0.9
+
+    def failing(x: torch.Tensor) -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(VariantFailed, match="bad") as failure:
+        time_captures({"bad": [failing]}, inputs, rounds=1, warm_up=0, repeat=1)
+    assert isinstance(failure.value.__cause__, RuntimeError)
+
+
+def test_environment(device: torch.device) -> None:
+    found = environment(device)
+    assert found["gpu"] == torch.cuda.get_device_name(device) and found["driver"].count(".") >= 1
+    assert found["torch"] == torch.__version__
+    running = clocks(device)
+    assert running is None or running["sm_mhz"] > 100

@@ -1,0 +1,155 @@
+"""The command ``auxhead-tune`` without a GPU: what it measures, prints and refuses."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from auxhead.autotune.bench.selection import Plan, units_of
+from auxhead.autotune.measuring.cells import core_matrix
+from auxhead.autotune.records.record import read_records
+from auxhead.autotune.records.tables import COLUMNS, as_markdown, bench_tables
+from support.bench_fakes import faked_plan, run, small_subject
+from support.command_line import assert_one_line_error, assert_told_how_to_go_on, tune
+from support.pretended_gpu import ENVIRONMENT, compute_on_the_cpu
+
+
+@pytest.fixture
+def subject(without_interpreter):
+    return small_subject()
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    return faked_plan(tmp_path / "records.jsonl", monkeypatch)
+
+
+def test_tables(subject, plan):
+    records = run(subject, plan)
+    (table,) = bench_tables(records)
+    assert "tests:small float32, batch 4, 5 classes, 3 heads (own), 3x16x16; H200, torch 2.11" in table.title
+    exits = [row[0] for row in table.rows]
+    assert exits == sorted(exits, key=["never", "block0", "block1", "block2", "own"].index)
+    row = next(row for row in table.rows if row[:2] == ("block1", "overlapped@as_is"))
+    assert row == (
+        "block1",
+        "overlapped@as_is",
+        "34.0 (33.0-35.0)",
+        "16.0 (16.0-16.0)",
+        "1.000",
+        "1.000",
+        "+2.0",
+        "+1.0",
+        "0.938",
+    )
+    mixed = next(row for row in table.rows if row[:2] == ("own", "overlapped@as_is"))
+    assert mixed[-3:] == ("-8.0", "-4.0", "1.250")  # the floor's times are the letters of "segments-floor@as_is"
+    failed = next(row for row in table.rows if row[1] == "graph-naive-forked@as_is")
+    assert failed[2] == "failed" and len(failed) == len(COLUMNS) and "graph-naive-forked@as_is" in table.remarks[0]
+
+    printed = tune("table", plan.out, "--markdown")
+    assert printed.exit_code == 0 and printed.stdout.strip() == as_markdown(table).strip()
+    assert "| block1 | overlapped@as_is | 34.0 (33.0-35.0) |" in printed.stdout
+    drawn = tune("table", plan.out)
+    assert drawn.exit_code == 0 and "overlapped@as_is" in drawn.stdout and "1.000" in drawn.stdout
+
+
+def test_the_command(subject, plan, monkeypatch, tmp_path):
+    command = importlib.import_module("auxhead.autotune.__main__")
+    monkeypatch.chdir(tmp_path)
+    compute_on_the_cpu(monkeypatch, command)
+    monkeypatch.setattr(command, "load_subject", lambda model: subject)
+    arguments = (
+        "bench",
+        "--model",
+        "tests:small",
+        "--rounds",
+        5,
+        "--variant",
+        "eager-*",
+        "--variant",
+        "graph-fused@as_is",
+    )
+    first = tune(*arguments)
+    assert first.exit_code == 0, first.output
+    assert "1 of 5: tests:small float32" in first.stdout and "5 of 5, about 0 min left:" in first.stdout
+    assert "Records: autotune-records/bench-nvidia-h200-fake.jsonl" in first.stdout
+    records = read_records(tmp_path / "autotune-records" / "bench-nvidia-h200-fake.jsonl")
+    assert {one.variant for one in records if one.exits == "never"} == {
+        "eager-bare@as_is", "eager-naive@as_is", "eager-naive-item@as_is", "graph-bare@as_is", "graph-fused@as_is",
+    }  # fmt: skip
+    some = tune(*arguments, "--exits", "never", "--exits", "*2", "--out", "some.jsonl")
+    assert some.exit_code == 0 and {one.exits for one in read_records(tmp_path / "some.jsonl")} == {"never", "block2"}
+    second = tune(*arguments)
+    assert second.exit_code == 0 and " of 5" not in second.stdout and "Records: " in second.stdout
+
+    def no_memory(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried")
+
+    monkeypatch.setattr(command, "run_cell", no_memory)
+    failed = tune(*arguments, "--fresh")
+    assert (
+        failed.exit_code == 2
+        and "1 of 1 cells could not be measured" in failed.stderr
+        and "out of memory" in failed.stderr
+    )
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_cell", interrupted)
+    assert_told_how_to_go_on(tune(*arguments, "--fresh"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_device():
+    assert_one_line_error(tune("bench", "--quick"), "torch sees no CUDA device here, wants one")
+
+
+FACTORIES = """
+import torch
+from auxhead.model import EarlyExitNetwork
+from support.example_models import SmallNet, plain_heads
+
+def nothing(): pass
+def swapped(): return torch.zeros(1), None
+def on_cpu(): return EarlyExitNetwork(SmallNet(), plain_heads()).eval(), torch.zeros(2, 3, 16, 16)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "resnet19"], "--model: got resnet19, wants one of resnet18, resnet34, resnet50 or"),
+        (["--model", "no_such:thing"], "--model: no module 'no_such'"),
+        (["--model", "factories_of_tests:absent"], "which it does not have; wants a function"),
+        (["--model", "factories_of_tests:nothing"], "returned (NoneType), wants (EarlyExitNetwork, Tensor)"),
+        (["--model", "factories_of_tests:swapped"], "returned (Tensor, NoneType), wants"),
+        (["--model", "factories_of_tests:on_cpu"], "returned tensors on cpu; wants"),
+        (["--model", "a:b", "--model", "resnet18"], "--model: got 2 of them, wants a factory alone"),
+        (["--model", "a:b", "--batch", "8"], "--batch: is that of the network which a:b returns"),
+        (["--model", "a:b", "--quick"], "--quick: chooses cells of the core matrix"),
+        (["--variant", "poled@*"], "--variant: got poled@*, wants names or globs of: eager-bare@as_is"),
+        (["--exits", "layer5"], "--exits: got layer5, wants names or globs of: never, layer1.0"),
+    ],
+)  # fmt: skip
+def test_bad_options_are_one_line_and_status_2(pretended_gpu, tmp_path, monkeypatch, arguments, message):
+    (tmp_path / "factories_of_tests.py").write_text(FACTORIES)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    sys.modules.pop("factories_of_tests", None)
+    assert_one_line_error(tune("bench", *arguments), message)
+
+
+def test_table_errors(tmp_path):
+    assert_one_line_error(tune("table", tmp_path / "absent.jsonl"), "absent.jsonl: no such file")
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    assert_one_line_error(tune("table", tmp_path / "bad.jsonl"), "bad.jsonl, line 1: got schema None")
+
+
+def test_records_of_the_repository_can_be_read():
+    for path in (Path(__file__).parents[3] / "autotune" / "records").rglob("*.jsonl"):
+        records = read_records(path)
+        assert records and all(json.dumps(record.cell) for record in records)
+    assert units_of(core_matrix()[0], Plan(Path("x"), ENVIRONMENT), [])

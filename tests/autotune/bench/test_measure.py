@@ -1,0 +1,312 @@
+"""The benchmark without a GPU: what it builds, checks, records and skips; only clock and graphs are fakes."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+from auxhead.autotune.bench.measure import DeviceLost
+from auxhead.autotune.bench.selection import unsettled
+from auxhead.autotune.bench.variants import Capture, Factories
+from auxhead.autotune.measuring.cells import NEVER, SHARES
+from auxhead.autotune.measuring.correctness import Comparison, eager_truth, measure_rounding, verdict
+from auxhead.autotune.measuring.peers import Compiled, HeadSaid, NaiveHead, in_line, merged, with_item
+from auxhead.autotune.measuring.subject import Subject
+from auxhead.autotune.measuring.timers import VariantFailed
+from auxhead.autotune.records.record import read_records
+from auxhead.autotune.records.tables import bench_tables
+from auxhead.model import make_trunk
+from support.bench_fakes import (
+    AutoRunner,
+    EagerSegments,
+    Runner,
+    bench,
+    faked_plan,
+    make_runner,
+    run,
+    segments,
+    small_subject,
+    variants,
+)
+from support.example_models import SmallNet
+from support.pretended_gpu import ENVIRONMENT
+from support.simulated_cuda import simulated_cuda
+from support.written_records import written
+
+
+@pytest.fixture
+def subject(without_interpreter):
+    return small_subject()
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    return faked_plan(tmp_path / "records.jsonl", monkeypatch)
+
+
+@pytest.fixture
+def mixed_subject(subject):
+    """The same network in a cell in which samples of one batch leave at several exits: 40 of them."""
+    cell = dataclasses.replace(subject.cell, placement="inner-stages")
+    return Subject(cell, subject.network, tuple(torch.randn(4, 3, 16, 16) for _ in range(10)))
+
+
+def changed(plan, **changes):
+    return dataclasses.replace(plan, **changes)
+
+
+def test_a_cell_from_end_to_end(subject, plan):
+    before = [(head.rule.threshold, head.rule.enabled) for head in subject.heads]
+    records = run(subject, plan)
+    measured = {(one.exits, one.variant): one for one in records if one.error is None}
+    failed = {(one.exits, one.variant): one.error for one in records if one.error is not None}
+    never = {"eager-bare", "eager-naive", "eager-naive-item", "graph-bare", "graph-naive", "graph-fused", "overlapped"}
+    assert {name for exits, name in measured if exits == "never"} == {f"{name}@as_is" for name in (*never, "eager")}
+    early = {f"{name}@as_is" for name in ("graph-bare", "truncated", "eager-naive-item", "overlapped", "eager")}
+    for exits in ("block0", "block1", "block2"):
+        assert {name for pattern, name in measured if pattern == exits} == early
+    # what does not run here (a side stream on the CPU) is a record, and the rest went on
+    assert set(failed) == {("never", "graph-naive-forked@as_is")}
+    early = early - {"truncated@as_is"} | {"segments-floor@as_is"}
+    assert {name for pattern, name in measured if pattern == "own"} == early
+
+    one = measured["block1", "overlapped@as_is"]
+    assert one.cell == {
+        "model": "tests:small", "dtype": "float32", "batch": 4, "classes": 5, "placement": "own",
+        "taps": ["block0", "block1", "block2"], "input": [3, 16, 16],
+    }  # fmt: skip
+    assert one.protocol["captures"] == 5 and len(one.device_us["captures"]) == 5
+    assert one.host_us == {
+        "median": 34.0, "p20": 33.0, "p80": 35.0, "captures": [32.0, 33.0, 34.0, 35.0, 36.0], "p99": 36.0,
+    }  # fmt: skip
+    assert one.protocol["requests"] == 20 and "p99" not in one.device_us, "of single requests, not of means of several"
+    assert [(pair["role"], pair["device_ratio"]) for pair in one.paired] == [("bare", 1.0), ("truncated", 16 / 15)]
+    assert one.correctness["samples"] == 5 * 4 * 4 and one.correctness["differing"] == 0
+    assert one.environment["gpu"] == "H200" and one.environment["commit"] == "c"
+    assert len({record.run for record in records}) == 5  # one interleaved run for each exit pattern
+    assert [(head.rule.threshold, head.rule.enabled) for head in subject.heads] == before
+    assert Runner.open == 0
+
+
+def test_auto_is_made_anew_for_every_exit_pattern_by_the_rules_of_that_pattern(subject, plan):
+    own = tuple(head.rule.threshold for head in subject.heads)
+    records = run(subject, changed(plan, wanted=("auto@as_is",)))
+    patterns = [(1.0, 1.0, 1.0), (0.0, 1.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0), own]
+    assert AutoRunner.rules == [rules for rules in patterns for _ in range(2)]  # two captures each
+    assert Runner.open == 0 and not [one.error for one in records if one.error]
+    measured = {(one.exits, one.variant): one for one in records}
+    assert {name for exits, name in measured if exits == "own"} == {
+        "graph-bare@as_is", "segments-floor@as_is", "overlapped@as_is", "auto@as_is",
+    }  # fmt: skip
+    auto = measured["block1", "auto@as_is"]
+    assert auto.notes[:2] == [f"capture {i}: Batch 4: polled, {i + 4} us to the answer." for i in (1, 2)]
+    assert auto.protocol["captures"] == 2
+    plain = auto.paired[-1]
+    assert (plain["role"], plain["variant"], plain["device_ratio"]) == ("plain", "overlapped@as_is", 10 / 16)
+    assert not [pair for pair in measured["block1", "overlapped@as_is"].paired if pair["role"] == "plain"]
+    (table,) = bench_tables(records)
+    remark = "auto@as_is, exits block1: time over that of overlapped@as_is: 0.603 to the answer, 0.625 on the device"
+    assert remark in table.remarks
+
+
+def test_samples_of_one_batch_leave_at_several_exits(mixed_subject, plan):
+    records = run(mixed_subject, changed(plan, wanted=("polled-compact@as_is", "overlapped@as_is")))
+    assert not [one.error for one in records if one.error]
+    by_pattern = {pattern: {one.variant for one in records if one.exits == pattern} for pattern in (SHARES, "block1")}
+    assert by_pattern == {
+        SHARES: {"graph-bare@as_is", "segments-floor@as_is", "overlapped@as_is", "polled-compact@as_is"},
+        "block1": {"graph-bare@as_is", "overlapped@as_is", "truncated@as_is"},
+    }
+    assert {one.exits for one in records if one.variant == "polled-compact@as_is"} == {NEVER, SHARES}
+    for one in records:
+        exits = {NEVER: [0, 0, 0, 40], SHARES: [16, 12, 8, 4]}.get(one.exits)
+        exits = exits or [40 * (tap == one.exits) for tap in (*SmallNet.taps, "classifier")]
+        assert list(one.protocol["samples_by_exit"].items()) == list(
+            zip([*SmallNet.taps, "classifier"], exits, strict=True)
+        )
+        assert one.correctness["differing"] == 0
+    floor = next(one for one in records if one.variant == "segments-floor@as_is")
+    assert "no heads" in floor.notes[0] and floor.correctness["samples"] == 5 * 10 * 4
+    compact = next(one for one in records if one.exits == SHARES and one.variant == "polled-compact@as_is")
+    assert [pair["role"] for pair in compact.paired] == ["bare", "segments"]
+
+
+def test_the_floor_launches_each_segment_for_the_samples_that_are_open(mixed_subject, plan, monkeypatch):
+    network, inputs = mixed_subject.network, mixed_subject.inputs[:3]
+    trunk = make_trunk(network.backbone, network.taps, inputs[0])
+    exits = [torch.tensor(one) for one in ([0, 3, 1, 0], [0, 0, 0, 0], [3, 3, 3, 3])]
+    floor = segments.SegmentsFloor(trunk, network.taps, inputs, exits, (1, 3, 4))
+    launched = []
+    for x in inputs:
+        monkeypatch.setattr(EagerSegments, "launched", [])
+        assert floor(x) is x
+        launched.append(EagerSegments.launched)
+    # two samples are open in the second segment of the first, and no size 2 may be captured
+    assert launched == [[(0, 4), (1, 3), (2, 1), (3, 1)], [(0, 4)], [(0, 4), (1, 4), (2, 4), (3, 4)]]
+
+
+@pytest.mark.parametrize("kind", ["as_is", "cudnn"])
+def test_every_captured_size_of_the_floor_is_checked(kind, mixed_subject):
+    network, inputs = mixed_subject.network, mixed_subject.inputs[:2]
+    trunk = make_trunk(network.backbone, network.taps, inputs[0], kind)
+    exits = [torch.tensor([0, 3, 1, 0]), torch.tensor([3, 1, 1, 1])]
+    rounding = measure_rounding(network, inputs)
+    with mixed_subject.exits(NEVER), torch.no_grad():
+        truths = [eager_truth(network.logits(x), mixed_subject.heads, rounding) for x in inputs]
+    with simulated_cuda():
+        floor = segments.SegmentsFloor(trunk, network.taps, inputs, exits, (1, 2, 4))
+        comparison = Comparison()
+        for x, truth in zip(inputs, truths, strict=True):
+            comparison.add(floor.answer(floor(x)), truth)
+        assert verdict(comparison.counts()) is None
+        of_two = floor._captured[2]
+        floor._captured[2] = SimpleNamespace(answer=lambda _x: of_two.answer(inputs[1][2:]))
+        comparison.add(floor.answer(inputs[0]), truths[0])
+    assert verdict(comparison.counts()) is not None
+
+
+def test_resuming_measures_what_is_missing_with_its_baselines(subject, plan):
+    first = run(subject, plan)
+    assert run(subject, plan) == first  # nothing is left: not even what failed at this commit
+    # a process that was killed in the middle of the last pattern
+    plan.out.write_bytes(b"".join(plan.out.read_bytes().splitlines(keepends=True)[:-3]))
+    assert [unit.pattern for _, units in unsettled([subject.cell], plan) for unit in units] == ["own"]
+    again = run(subject, plan)
+    assert {(one.exits, one.variant) for one in again} == {(one.exits, one.variant) for one in first}
+    assert len({one.run for one in again if one.exits == "own"}) == 2  # measured together once more
+    # a failure is tried again at another commit, in the one pattern that it belongs to
+    later = changed(plan, environment={**ENVIRONMENT, "commit": "d"})
+    assert [unit.pattern for _, units in unsettled([subject.cell], later) for unit in units] == ["never"]
+    for other in (
+        changed(plan, environment={**ENVIRONMENT, "driver": "590"}), changed(plan, rounds=6), changed(plan, fresh=True)
+    ):  # fmt: skip
+        assert len(unsettled([subject.cell], other)[0][1]) == 5
+
+
+def test_what_failed_is_left_out_of_a_resumed_run(subject, plan):
+    records = run(subject, plan)
+    kept = [one for one in records if one.variant not in ("eager-bare@as_is",)]
+    plan.out.unlink()
+    written(plan.out, *kept)
+    ((_, (unit,)),) = unsettled([subject.cell], plan)
+    assert unit.pattern == "never" and "graph-naive-forked@as_is" not in [variant.name for variant in unit.variants]
+
+
+def test_a_wrong_variant_is_recorded_and_not_timed(subject, plan, monkeypatch):
+    monkeypatch.setattr(Runner, "shift", 1)
+    records = run(subject, changed(plan, wanted=("overlapped@as_is",)))
+    wrong = [one for one in records if one.variant == "overlapped@as_is"]
+    assert len(wrong) == 5 and all(one.host_us is None and one.device_us is None for one in wrong)
+    assert "80 of 80 samples" in wrong[0].error and wrong[0].correctness["differing"] == 80
+    right = {one.variant for one in records if one.error is None}
+    assert right == {"graph-bare@as_is", "truncated@as_is", "segments-floor@as_is"}
+    assert Runner.open == 0
+
+
+def test_one_wrong_capture_of_five_is_found(subject, plan, monkeypatch):
+    made = []
+
+    def stale(function, trunk, workshop):
+        made.append(function)
+        if len(made) == 3:  # goes on answering for the input it was captured with
+            return Capture(lambda x: function(workshop.subject.example), merged)
+        return Capture(function, merged)
+
+    monkeypatch.setattr(variants, "_in_graph", stale)
+    records = run(subject, changed(plan, wanted=("graph-bare@as_is",), exits=("never",)))
+    assert [one.variant for one in records] == ["graph-bare@as_is"] and records[0].error is not None
+
+
+def test_wrong_heads_are_found_though_no_sample_leaves_early(subject, plan, monkeypatch):
+    class Wrong(NaiveHead):
+        def forward(self, x):
+            said = super().forward(x)
+            return said._replace(label=(said.label + 1) % 5)
+
+    monkeypatch.setattr(variants, "NaiveHead", Wrong)
+    only = changed(plan, wanted=("graph-naive@as_is", "graph-fused@as_is"), exits=("never",))
+    errors = {one.variant: one.error for one in run(subject, only)}
+    assert errors["graph-fused@as_is"] is None and errors["graph-bare@as_is"] is None
+    assert errors["graph-naive@as_is"].startswith("answers differ from the eager network's: 120 of 200 samples")
+
+
+def test_what_raises_while_it_is_timed_fails_alone(subject, plan, monkeypatch):
+    timed = bench.time_captures
+
+    def failing(calls, inputs, **rest):
+        if rest["rounds"] == 5 and "eager-naive@as_is" in calls:
+            raise VariantFailed("eager-naive@as_is") from RuntimeError("late\nfailure")
+        return timed(calls, inputs, **rest)
+
+    monkeypatch.setattr(bench, "time_captures", failing)
+    records = run(subject, changed(plan, wanted=("eager-*",), exits=("never",)))
+    failed = [one for one in records if one.error]
+    assert [(one.variant, one.error) for one in failed] == [("eager-naive@as_is", "RuntimeError: late failure")]
+    assert len(records) == 4 and all(one.paired[0]["variant"] == "graph-bare@as_is" for one in records if not one.error)
+
+
+def test_a_trunk_that_does_not_apply_fails_and_is_tried_once_for_each_variant(subject, plan):
+    tried = []
+
+    def no_trunk(*_):
+        tried.append(1)
+        raise NotImplementedError("no trunk\nhere")
+
+    factories = Factories(make_runner, no_trunk)
+    records = run(subject, changed(plan, wanted=("graph-fused@cudnn",), factories=factories))
+    assert [(one.variant, one.error) for one in records] == [
+        (f"graph-{what}@cudnn", "NotImplementedError: no trunk here") for what in ("bare", "fused")
+    ]
+    assert len(tried) == 2
+
+
+def test_a_lost_device_ends_the_run_after_its_record(subject, plan, monkeypatch):
+    def lost():
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr(bench, "_free", lost)
+    monkeypatch.setattr(Runner, "__call__", lambda self, x: lost())
+    with pytest.raises(DeviceLost, match="overlapped@as_is: RuntimeError: CUDA error.*context is lost"):
+        run(subject, changed(plan, wanted=("overlapped@as_is",)))
+    (record,) = read_records(plan.out)
+    assert record.variant == "overlapped@as_is" and "illegal memory access" in record.error
+
+
+def test_compiled_heads_answer_as_hooked_ones(subject, monkeypatch):
+    compiler = torch.compile
+
+    def without_inductor(module, *, mode, dynamic):
+        assert mode == "reduce-overhead" and dynamic is False
+        return compiler(module, backend="aot_eager", fullgraph=True, dynamic=False)
+
+    monkeypatch.setattr(torch, "compile", without_inductor)
+    network, heads = subject.network, [NaiveHead(head) for head in subject.heads]
+    bare, compiled = (Compiled(network, some, "reduce-overhead") for some in ([], heads))
+    for x in subject.inputs:
+        assert not bare(x).heads
+        said = compiled(x)
+        with torch.no_grad():
+            wanted = in_line(make_trunk(network.backbone, network.taps, x), network.taps, heads, x)
+        assert len(said.heads) == 3 and torch.allclose(said.last, wanted.last, atol=1e-5, rtol=0.0)
+        assert torch.equal(merged(said).label, merged(wanted).label)
+        assert torch.allclose(bare(x).last, wanted.last, atol=1e-5, rtol=0.0)
+    for module in network.backbone.modules():
+        assert not module._forward_hooks  # those that are compiled in are a copy's
+
+
+def test_compiled_heads_must_not_get_lost(subject, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda module, **_: lambda x: ([], module.backbone(x)))
+    compiled = Compiled(subject.network, [NaiveHead(head) for head in subject.heads], "reduce-overhead")
+    with pytest.raises(RuntimeError, match="left out heads: 0 of 3"):
+        compiled(subject.example)
+
+
+def test_what_people_write_leaves_once_every_sample_was_sure_at_some_head():
+    def head(*exits):
+        return lambda y: HeadSaid(torch.tensor([3, 4]), torch.tensor([0.8, 0.9]), torch.tensor(exits))
+
+    backbone = SmallNet().eval()
+    heads = [head(True, False), head(False, True), head(False, False)]
+    x = torch.randn(2, 3, 16, 16)
+    said = with_item(make_trunk(backbone, SmallNet.taps, x), SmallNet.taps, heads, x)
+    assert said.last_exit == 1 and merged(said).exit_index.tolist() == [0, 1]

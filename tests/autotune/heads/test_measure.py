@@ -1,0 +1,397 @@
+"""The measurer of a GPU, on a machine without one: what it does around its kernels, which are interpreted."""
+
+import importlib
+import pickle
+from collections import Counter
+
+import pytest
+import torch
+from auxhead.autotune.bench.measure import DeviceLost
+from auxhead.autotune.heads.forks import NetworkPoint
+from auxhead.autotune.heads.measure import HeadTiming
+from auxhead.autotune.measuring.peers import HeadSaid, NaiveHead
+from auxhead.autotune.measuring.subject import subject_of
+from auxhead.autotune.measuring.targets import ALONE, NETWORK, Failure
+from auxhead.autotune.measuring.timers import VariantFailed, time_rounds
+from auxhead.autotune.records.comparison import Paired
+from auxhead.autotune.sweep.space import neighbours
+from auxhead.kernels import HeadOutput, runs_triton
+from auxhead.kernels.tuned_table import lookup
+from auxhead.model import EarlyExitNetwork, FusedAuxHead
+from support.example_models import SmallNet, plain_heads
+from support.simulated_cuda import _Event, simulated_chains
+
+alone_head = importlib.import_module("auxhead.autotune.heads.alone")
+copy_speed = importlib.import_module("auxhead.autotune.heads.copy_speed")
+first_launches = importlib.import_module("auxhead.autotune.heads.first_launches")
+head_timing = importlib.import_module("auxhead.autotune.heads.measure")
+heads_in_situ = importlib.import_module("auxhead.autotune.heads.in_situ")
+launch_twins = importlib.import_module("auxhead.autotune.heads.launch_descriptions")
+launch_config = importlib.import_module("auxhead.kernels.launch_config")
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    """Streams, events and graphs that are none; kernels are interpreted."""
+    if not runs_triton(torch.zeros(1)):
+        pytest.skip("needs the interpreter")
+
+    with simulated_chains(monkeypatch, 2):
+        monkeypatch.setattr(torch, "compile", lambda module, **_options: module)
+        monkeypatch.setattr(head_timing, "CHAIN", 2)
+        monkeypatch.setattr(first_launches, "_MOST_WORKERS", 1)  # the interpreter runs one kernel at a time
+        monkeypatch.setattr(alone_head, "_BUSY_SIZE", 8)
+        monkeypatch.setattr(alone_head, "_CHECKED_LAUNCHES", 2)
+        monkeypatch.setattr(head_timing, "BLOCK_US", 2.0)
+        yield
+
+
+def measurer(trunk="as_is", ahead=None):
+    torch.manual_seed(0)
+    heads, example = plain_heads(), torch.randn(1, 3, 8, 8)
+    del heads["block0"]  # what is interpreted takes its time
+    network = EarlyExitNetwork(SmallNet(), heads, example_input=example).eval()
+    return HeadTiming(subject_of("tests:small", network, example), trunk, ahead)
+
+
+@pytest.fixture
+def timing(simulated):
+    return measurer()
+
+
+def called_once(variants, device, *, rounds, repeat):
+    for captures in variants.values():
+        for call in captures:
+            call()
+    return {name: [[1.0] * rounds for _ in captures] for name, captures in variants.items()}
+
+
+def test_a_network_is_measured(timing, monkeypatch):
+    targets = timing.targets
+    assert [target.taps for target in targets] == [("block1",), ("block2",)]
+    assert [target.shape.channels for target in targets] == [12, 16] and targets[0].shape.layout == "contiguous"
+    assert targets[0].model == "tests:small"
+    target = targets[0]
+    other = neighbours(target.rule, target.shape)[0]
+    configs = [target.rule, other]
+    monkeypatch.setattr(head_timing, "time_rounds", called_once)
+    asked = []
+    chosen = launch_config.chosen.__wrapped__
+
+    def spy(*arguments):
+        asked.append((arguments[0].shape[1], chosen(*arguments)))
+        return asked[-1][1]
+
+    monkeypatch.setattr(launch_config.chosen, "__wrapped__", spy)
+    for place, time in ((ALONE, timing.alone), (NETWORK, timing.in_situ)):
+        assert timing.compile(target, place, configs) == {} and timing.check(target, place, configs) == {}
+        found = time(target, configs, 3, 2 if place == ALONE else 1)
+        assert list(found) == configs and all(isinstance(result, Paired) for result in found.values())
+        (rule, tried) = found.values()
+        assert rule.own == rule.baseline == tried.baseline and rule.run == tried.run != ""
+        assert [len(rounds) for rounds in tried.own] == ([3, 3] if place == ALONE else [3])
+    assert (12, other) in asked and (12, target.rule) in asked, "the network was captured with each"
+    by_channels = {one.shape.channels: one.rule for one in targets}
+    assert all(config == by_channels[channels] for channels, config in asked if channels != 12), "the others by rule"
+    assert lookup("cpu", target.shape, NETWORK) is None, "and nothing is left of it"
+    assert timing.of_network["forks"] and len(timing.of_network["trunk"]) == 16
+
+
+class Ahead:
+    """Launches here what other processes would compile."""
+
+    def __init__(self):
+        self.begun, self.finished = [], []
+
+    def begin(self, twins):
+        self.begun += twins
+
+    def finish(self, twins):
+        self.finished += twins
+
+
+@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
+def test_what_is_compiled_ahead_is_what_is_launched(simulated, monkeypatch, trunk):
+    """With the classifier a head, and with its logits given; in situ the other heads are launched as well, by rule."""
+    ahead, launched = Ahead(), []
+    made = measurer(trunk, ahead)
+
+    def launch(kind):
+        def record(*arguments, **options):
+            launched.append((kind, described((arguments[1:] if kind == ALONE else arguments, options))))
+
+        return record
+
+    monkeypatch.setattr(alone_head.AloneHead, "launch", lambda head, config: launch(ALONE)(head, head.x, config))
+    for module in (heads_in_situ, launch_twins):
+        monkeypatch.setattr(module, "launch_heads", launch(NETWORK))
+    target = made.targets[0]
+    other = neighbours(target.rule, target.shape)[0]
+    for place in (ALONE, NETWORK):
+        made.begin_to_compile(target, place, [other])
+        assert made.compile(target, place, [other]) == {}
+        twin, *others = dict.fromkeys(ahead.begun)
+        assert ahead.finished == [twin, *others] and hash(twin) == hash(pickle.loads(pickle.dumps(twin)))
+        assert len(others) == (0 if place == ALONE else len(made.heads))
+        assert {place for one in others for place in one.which} == set(range(len(others)))
+        twin.launch()
+        here, there = launched
+        assert here == there and here[0] == place
+        for of_one_place in (ahead.begun, ahead.finished, launched):
+            of_one_place.clear()
+
+
+def described(one):
+    """All but the data of tensors, and how heads of all shapes are launched now."""
+    if isinstance(one, torch.Tensor):
+        return (one.shape, one.stride(), one.dtype)
+    if isinstance(one, dict):
+        return described(list(one.items()))
+    if isinstance(one, (tuple, list)):
+        return [*map(described, one), dict(launch_config.overrides.get() or {})]
+    return one
+
+
+def test_variants_are_captured_in_turns(timing, monkeypatch):
+    """Lest where memory happens to lie, or a drift, is taken for a difference between them."""
+    target, captured = timing.targets[0], []
+    configs = [target.rule, *neighbours(target.rule, target.shape)[:3]]
+    chain = alone_head.AloneHead.chain
+    monkeypatch.setattr(alone_head.AloneHead, "chain", lambda self, one: captured.append(one) or chain(self, one))
+
+    def timed(variants, device, *, rounds, repeat):
+        return {name: [[1.0] * rounds] * len(captures) for name, captures in variants.items()}
+
+    monkeypatch.setattr(head_timing, "time_rounds", timed)
+    assert set(timing.alone(target, configs, 3, 4)) == set(configs)
+    turns = [tuple(captured[start : start + 4]) for start in range(0, 16, 4)]
+    assert all(set(turn) == set(configs) for turn in turns) and len(captured) == 16
+    assert len(set(turns)) > 1, "in another order"
+
+
+def test_whole_networks_are_measured(timing, monkeypatch):
+    """Nothing is replayed here, which takes its time: what is captured, asked for and left out."""
+
+    def timed(variants, device, *, rounds, repeat):
+        return {name: [[1.0] * rounds for _ in captures] for name, captures in variants.items()}
+
+    def wrong_if_serial(self, taps, runner):
+        made.append((runner.forks[1], runner.trunk_priority, tuple(taps)))
+        return None if runner.forks[1] else "off"
+
+    monkeypatch.setattr(head_timing, "time_rounds", timed)
+    monkeypatch.setattr(heads_in_situ.HeadsInSitu, "wrong", wrong_if_serial)
+    by_rule, made, asked = timing.by_rule, [], []
+    assert by_rule.forks and by_rule.trunk_first and list(by_rule.forks) == timing.of_network["forks"]
+    chosen = launch_config.chosen.__wrapped__
+    monkeypatch.setattr(launch_config.chosen, "__wrapped__", lambda *args: asked.append(chosen(*args)) or asked[-1])
+    target, _ = timing.targets
+    tuned = neighbours(target.rule, target.shape)[0]
+    serial, same = NetworkPoint(()), by_rule._replace(trunk_first=False)
+    found = timing.points([by_rule, serial, same], {target.shape: tuned}, 3, 1)
+    assert found[serial] == Failure("wrong answer", "off")
+    assert found[same].baseline == found[by_rule].own == [[1.0] * 3]
+    taps = ("block1", "block2")
+    assert sorted(made) == sorted([(by_rule.forks, -1, taps), ((), -1, taps), (by_rule.forks, 0, taps)])
+    assert tuned in asked and lookup("cpu", target.shape, NETWORK) is None
+
+    monkeypatch.setattr(heads_in_situ, "launch_heads", None)
+    found = timing.points([by_rule, serial], {}, 3, 1)
+    assert list(found) == [by_rule, serial] and len(made) == 3, "nothing is captured without a baseline"
+
+
+def test_wrong_answers_are_not_timed(timing, monkeypatch):
+    target = timing.targets[0]
+    launch = alone_head.AloneHead.launch
+
+    def off(self, config):
+        out = launch(self, config)
+        return out if config == target.rule else HeadOutput(out.probs + 0.01, out.label, out.confidence, out.exit)
+
+    monkeypatch.setattr(alone_head.AloneHead, "launch", off)
+    other = neighbours(target.rule, target.shape)[0]
+    failures = timing.check(target, ALONE, [target.rule, other])
+    assert list(failures) == [other] and failures[other].kind == "wrong answer"
+    assert "probabilities are off by 0.01" in failures[other].detail
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda out, _turn: out._replace(label=(out.label + 1) % 5), "a label is not that of the largest probability"),
+        (lambda out, turn: out._replace(confidence=out.confidence + 1e-7 * turn), "two launches on the same"),
+        (lambda out, _turn: out._replace(confidence=out.confidence * float("nan")), "probabilities are off by nan"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong(change, message, timing, monkeypatch):
+    head, turns = next(iter(timing.heads.values())), iter(range(100))
+    launch = alone_head.AloneHead.launch
+    monkeypatch.setattr(alone_head.AloneHead, "launch", lambda self, config: change(launch(self, config), next(turns)))
+    assert message in head.wrong(timing.targets[0].rule)
+
+
+def test_a_peer_may_be_less_exact(timing):
+    """torch.compile's kernels add one product after another."""
+    head, target = next(iter(timing.heads.values())), timing.targets[0]
+    with torch.no_grad():
+        ours = head.launch(target.rule)
+    ours = ours._replace(probs=None, confidence=ours.confidence + 1.5e-6)
+    assert "probabilities are off by 1.5e-06, 4.8e-07 being allowed" in head.wrong_answer(ours)
+    peer = HeadSaid(ours.label, ours.confidence, ours.exit)
+    assert head.wrong_answer(peer) is None
+    wrong = head.wrong_answer(peer._replace(confidence=peer.confidence + 1e-5))
+    assert "1.9e-06 being allowed" in wrong
+    half = FusedAuxHead(16, num_classes=5).half()
+    said = half(x := torch.randn(3, 16).half())
+    off = HeadSaid(said.label, said.confidence.half() + 0.02, said.exit)
+    assert "0.0039 being allowed" in alone_head.AloneHead(half, x).wrong_answer(off)
+
+
+def test_wrong_answers_in_situ_are_not_timed(timing, monkeypatch):
+    target = timing.targets[0]
+    runner = heads_in_situ.OverlappedRunner
+    call = runner.__call__
+    monkeypatch.setattr(
+        runner, "__call__", lambda self, x: (said := call(self, x))._replace(label=(said.label + 1) % 5)
+    )
+    failures = timing.in_situ(target, [target.rule], 1, 1)
+    assert failures[target.rule].kind == "wrong answer" and "answers differ" in failures[target.rule].detail
+
+
+def test_what_raises_is_a_failure_and_the_rest_is_timed(timing, monkeypatch):
+    target = timing.targets[0]
+    rule, bad, worse = target.rule, *neighbours(target.rule, target.shape)[:2]
+    launch = alone_head.AloneHead.launch
+
+    def raising(self, config):
+        if config == bad:
+            raise RuntimeError("out of resource:\n  shared memory")
+        return launch(self, config)
+
+    monkeypatch.setattr(alone_head.AloneHead, "launch", raising)
+    reason = Failure("RuntimeError", "out of resource: shared memory")
+    assert timing.compile(target, ALONE, [rule, bad, worse]) == {bad: reason}
+    assert timing.check(target, ALONE, [rule, bad, worse]) == {bad: reason}
+    chains = timing.alone(target, [rule, bad, worse], 1, 1)
+    assert chains[bad] == reason and isinstance(chains[worse], Paired)
+
+    def failing(variants, device, *, rounds, repeat):
+        if worse in variants:
+            raise VariantFailed(worse) from RuntimeError("launch failed")
+        return time_rounds(variants, device, rounds=rounds, repeat=repeat)
+
+    monkeypatch.setattr(head_timing, "time_rounds", failing)
+    found = timing.alone(target, [rule, worse], 1, 1)
+    assert found[worse] == Failure("RuntimeError", "launch failed") and isinstance(found[rule], Paired)
+
+
+def test_a_lost_device_ends_the_sweep_after_its_failure_is_told(timing, monkeypatch):
+    target = timing.targets[0]
+
+    def lost(*_):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(alone_head.AloneHead, "wrong", lost)
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        timing.check(target, ALONE, [target.rule, target.rule])
+    with pytest.raises(DeviceLost):
+        timing.alone(target, [target.rule], 1, 1)
+
+
+def test_a_launch_that_does_not_end_is_told_and_nothing_waits_for_it(timing, monkeypatch):
+    target = timing.targets[0]
+    rule, endless, other = target.rule, *neighbours(target.rule, target.shape)[:2]
+    ends, at_exit = iter([True, False, True]), []
+    monkeypatch.setattr(first_launches, "_ends", lambda stream: next(ends))
+    monkeypatch.setattr(first_launches.atexit, "register", at_exit.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("waits for the device"))
+    failed = timing.compile(target, ALONE, [rule, endless, other])
+    assert failed == {endless: Failure("does not end", "a launch was not done after 20 s")}
+    assert at_exit == [first_launches._leave]
+    with pytest.raises(DeviceLost, match="does not end: a launch was not done after 20 s"):
+        timing.check(target, ALONE, [rule, other])
+
+
+def test_every_capture_is_timed_in_every_round(simulated, monkeypatch):
+    called = []
+    monkeypatch.setattr(_Event, "elapsed_time", lambda self, end: 0.25)
+    variants = {"a": [lambda: called.append("a0"), lambda: called.append("a1")], "b": [lambda: called.append("b0")]}
+    found = time_rounds(variants, torch.device("cpu"), rounds=3, repeat=5)
+    assert found == {"a": [[50.0] * 3] * 2, "b": [[50.0] * 3]}
+    assert [called.count(name) for name in ("a0", "a1", "b0")] == [4 * 6] * 3
+    orders = [tuple(called[turn * 18 : turn * 18 + 18 : 6]) for turn in range(4)]
+    assert len(set(orders)) > 1, "another order each time"
+
+
+def test_a_head_is_measured_against_its_peers(timing, monkeypatch):
+    target, head = next(iter(timing.heads.items()))
+    checked, begun, compiled = [], [], []
+    wrong_answer = alone_head.AloneHead.wrong_answer
+
+    def spy(self, said):
+        checked.append(type(said))
+        return wrong_answer(self, said)
+
+    def compile(module, mode, dynamic):
+        compiled.append((mode, dynamic))
+        return module
+
+    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(alone_head.AloneHead, "wrong_answer", spy)
+    monkeypatch.setattr(head_timing, "time_rounds", timed_by_name)
+    found = timing.against_peers(target, 3, 2, begun.append)
+    assert sorted(begun) == sorted(found) and list(found) == ["fused", "eager", "compiled"]
+    assert compiled == [("max-autotune-no-cudagraphs", False)]
+    assert Counter(checked) == {HeadOutput: 2 + 2, HeadSaid: 2 + 2}, "beside other work, and every capture"
+    for variant, us in (("fused", 2.5), ("eager", 2.5), ("compiled", 4.0)):  # half of the letters: a chain is of two
+        assert found[variant].own == [[us] * 3] * 2 and found[variant].baseline == [[2.5] * 3] * 2
+    assert len({result.run for result in found.values()}) == 1
+    assert head.chosen == target.rule
+    # [1, 12, 4, 4], 5 classes: the map, the weight and the bias in float32; probabilities, label, confidence and exit
+    assert head.bytes_moved == 4 * (12 * 16 + 5 * 12 + 5) + 4 * 5 + 8 + 4 + 1
+
+
+def timed_by_name(variants, device, *, rounds, repeat):
+    """A replay takes as many microseconds as its name has letters."""
+    for captures in variants.values():
+        for call in captures:
+            call()
+    return {name: [[float(len(name))] * rounds for _ in captures] for name, captures in variants.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda said: said._replace(confidence=said.confidence - 0.01), "probabilities are off by 0.01"),
+        (lambda said: said._replace(label=(said.label + 1) % 5), "a label is not that of the largest probability"),
+    ],
+)
+def test_a_peer_that_answers_wrongly_is_not_timed(change, message, timing, monkeypatch):
+    eager = NaiveHead.forward
+    monkeypatch.setattr(NaiveHead, "forward", lambda self, x: change(eager(self, x)))
+    found = timing.against_peers(timing.targets[0], 2, 2, lambda _variant: None)
+    assert isinstance(found["fused"], Paired)
+    for variant in ("eager", "compiled"):
+        assert found[variant].kind == "wrong answer" and message in found[variant].detail
+
+
+def test_a_peer_that_fails_is_a_failure_and_the_rest_is_timed(timing, monkeypatch):
+    def failing(*_, **__):
+        raise RuntimeError("no kernel\n was found")
+
+    monkeypatch.setattr(torch, "compile", failing)
+    found = timing.against_peers(timing.targets[0], 2, 2, lambda _variant: None)
+    assert found["compiled"] == Failure("RuntimeError", "no kernel was found")
+    assert isinstance(found["fused"], Paired) and isinstance(found["eager"], Paired)
+
+    monkeypatch.setattr(alone_head.AloneHead, "launch", failing)
+    found = timing.against_peers(timing.targets[0], 2, 2, lambda _variant: None)
+    assert found["fused"] == Failure("RuntimeError", "no kernel was found")
+    assert found["eager"] == Failure("no baseline", "the fused head failed")
+
+
+def test_a_floor_is_that_of_copies(simulated, monkeypatch):
+    monkeypatch.setattr(copy_speed, "COPIED", 64)
+    speed = copy_speed.measure_copy_speed(torch.device("cpu"), 3)  # four copies take a simulated millisecond
+    assert speed.us == [[250.0] * 3] and speed.floor(32) == [[62.5] * 3]

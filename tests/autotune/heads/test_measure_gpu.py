@@ -1,0 +1,91 @@
+"""The measurer of a GPU on one: real captures, real times, and a quick sweep from end to end."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from auxhead.autotune.heads.forks import network_points
+from auxhead.autotune.heads.measure import HeadTiming
+from auxhead.autotune.measuring.cells import Cell, resnet_cell
+from auxhead.autotune.measuring.environment import environment
+from auxhead.autotune.measuring.subject import build_subject
+from auxhead.autotune.measuring.targets import ALONE
+from auxhead.autotune.records.comparison import Paired, compare
+from auxhead.autotune.records.record import read_records
+from auxhead.autotune.sweep.exclusion import excluded
+from auxhead.autotune.sweep.measure import Sweep
+from auxhead.autotune.sweep.network_sweep import sweep_network
+from auxhead.autotune.sweep.records import Book
+from auxhead.autotune.sweep.space import neighbours, spread_out
+from auxhead.autotune.sweep.strategies import STRATEGIES
+from auxhead.kernels.kernel_hash import kernel_hash
+from support.example_models import needs_gpu
+
+pytestmark = needs_gpu
+
+
+@pytest.fixture
+def subject():
+    taps = ("layer1.0", "layer1.1", "layer4.0")
+    return build_subject(Cell("resnet18", "float16", 16, 100, "own", taps, (3, 64, 64)), torch.device("cuda", 0))
+
+
+def test_quick_sweep(subject, tmp_path: Path):
+    measurer = HeadTiming(subject)
+    targets = measurer.targets
+    assert [target.taps for target in targets] == [("layer1.0", "layer1.1"), ("layer4.0",)]
+    assert targets[0].shape.layout == "channels_last" and targets[0].shape.dtype == "float16"
+    device = torch.device("cuda", 0)
+    protocol = {"kernel": kernel_hash(), **measurer.protocol}
+    book = Book(tmp_path / "records.jsonl", environment(device), protocol, measurer.of_network)
+    outcomes = Sweep(measurer, STRATEGIES["quick"], book).run(targets[:1])
+    (found,) = outcomes
+    assert found.alone is not None and found.network is not None and found.over_rule is not None
+    assert found.over_rule.low < 1.05 and 0.5 < found.over_rule.median_ratio
+    records = read_records(tmp_path / "records.jsonl")
+    assert sum(record.error is None for record in records) >= 10, [record.error for record in records]
+    assert not [record.error for record in records if record.error and "wrong answer" in record.error]
+    again = Sweep(measurer, STRATEGIES["quick"], Book(book.out, book.environment, protocol, measurer.of_network))
+    assert again.run(targets[:1]) == outcomes and len(read_records(tmp_path / "records.jsonl")) == len(records)
+
+
+@pytest.mark.parametrize("batch", [1, 32, 128])
+@pytest.mark.parametrize("model", ["resnet18", "resnet50"])
+def test_float32_by_rule_is_as_accurate_as_pytorch(model, batch):
+    """Pooled features are positive and logits large, so that sums of one feature after another are off by more."""
+    subject = build_subject(resnet_cell(model, "float32", batch, 1000, "stages"), torch.device("cuda", 0))
+    heads = HeadTiming(subject).heads
+    assert {target.taps: head.wrong(target.rule) for target, head in heads.items()} == {
+        target.taps: None for target in heads
+    }
+
+
+def test_forks_and_priority(subject, tmp_path: Path):
+    measurer = HeadTiming(subject)
+    book = Book(tmp_path / "records.jsonl", environment(torch.device("cuda", 0)), {"kernel": "k"}, measurer.of_network)
+    heads = {target: target.rule for target in measurer.targets}
+    failures: Counter[str] = Counter()
+    found = sweep_network(measurer, subject.cell, heads, book, failures)
+    assert not failures and found.winner in found.times
+    assert list(found.times) == network_points(subject.cell.taps, measurer.by_rule)
+    assert {point.trunk_first for point in found.times} == {True, False}
+    assert all(0.5 < found.over_rule(point).median_ratio < 2.0 for point in found.times)
+
+
+def test_candidates_and_their_neighbours_answer_rightly(subject):
+    measurer = HeadTiming(subject)
+    for target in measurer.targets:
+        candidates = spread_out(target.shape, 6)
+        configs = list(dict.fromkeys([target.rule, *candidates, *neighbours(target.rule, target.shape)]))
+        assert all(excluded(config, target.shape) is None for config in configs[1:])
+        assert measurer.compile(target, ALONE, configs) == {} and measurer.check(target, ALONE, configs) == {}
+
+
+def test_the_same_thing_twice_takes_as_long(subject):
+    """Times of two sets of captures of one configuration, alone; a third of the launches is another thing."""
+    measurer = HeadTiming(subject)
+    target = measurer.targets[0]
+    first, second = (measurer.alone(target, [target.rule], 10, 3)[target.rule] for _ in range(2))
+    assert isinstance(first, Paired) and isinstance(second, Paired)
+    assert 0.5 < compare(first.own, second.own).median_ratio < 2.0

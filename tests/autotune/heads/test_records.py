@@ -1,0 +1,147 @@
+"""Records of heads alone: what is kept of a measurement, when it is made again, and the table of it."""
+
+import dataclasses
+
+import pytest
+from auxhead.autotune.heads.copy_speed import COPIED, CopySpeed
+from auxhead.autotune.heads.tables import COLUMNS, head_tables, last_runs
+from auxhead.autotune.measuring.targets import Failure
+from auxhead.autotune.records.record import append_record, read_records
+from support.head_fakes import SPEED, US, a_head, book_at, head_of, head_record, timed
+
+VARIANTS = ["fused", "eager", "compiled", "bytes"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "heads.jsonl"
+
+
+def test_a_floor_is_what_a_copy_takes():
+    speed = CopySpeed([[100.0, 200.0]])  # of COPIED bytes read and as many written
+    assert speed.floor(2 * COPIED) == [[100.0, 200.0]] and speed.floor(COPIED // 4) == [[12.5, 25.0]]
+
+
+def test_a_line_a_variant(path):
+    head = head_of(taps=("layer1", "layer2"))
+    book_at(path).add(head, timed(), SPEED, {"sm_mhz": 1980.0})
+    records = {record.variant: record for record in read_records(path)}
+    assert list(records) == VARIANTS and len({record.run for record in records.values()}) == 1
+    for record in records.values():
+        assert record.kind == "heads" and record.error is None and record.environment["clocks"] == {"sm_mhz": 1980.0}
+        assert record.cell == {**head.target.shape._asdict(), "model": "resnet18", "tap": "layer1, layer2"}
+        assert record.protocol["config"] == dataclasses.asdict(head.config)
+    fused, eager = records["fused"], records["eager"]
+    assert fused.paired == [] and len(fused.device_us["samples"]) == 5
+    assert (fused.device_us["median"], fused.device_us["captures"]) == (4.0, [3.96, 3.98, 4.0, 4.02, 4.04])
+    (pair,) = eager.paired
+    assert pair["role"] == "fused" and pair["device_us"] == pytest.approx(4.0, rel=1e-3)
+    assert pair["device_ratio"] == pytest.approx(4.5) and 4.3 < pair["low"] < 4.5 < pair["high"] < 4.7
+    least = records["bytes"]
+    assert least.device_us["median"] == 0.5  # a thousandth of COPIED bytes, of which 2,000 thousandths take 1,000 us
+    assert least.protocol["bytes"] == COPIED // 1000 and least.protocol["captures"] == 1
+    assert least.protocol["bytes_per_second"] == pytest.approx(2 * COPIED * 1000)
+
+
+def test_what_is_there_is_not_measured_again(path):
+    head = head_of()
+    assert not book_at(path).has(head)
+    book = book_at(path)
+    book.add(head, timed(), SPEED, None)
+    assert book.has(head) and book_at(path).has(head)
+    assert book_at(path, {"commit": "another", "clocks": None}).has(head)
+    for changed in (head_of(classes=100), head_of(samples=1), head_of(taps=("layer2",)), head_of(model="resnet34")):
+        assert not book_at(path).has(changed)
+    assert not book_at(path).has(head._replace(config=dataclasses.replace(head.config, num_warps=2)))
+    assert not book_at(path, {"driver": "581"}).has(head) and not book_at(path, {"sm_count": 66}).has(head)
+    assert not book_at(path, protocol={"kernel": "another"}).has(head)
+
+
+@pytest.mark.parametrize("lines", [1, 2, 3])
+def test_a_head_whose_lines_are_not_all_there_is_measured_again(path, lines):
+    head = head_of()
+    book_at(path).add(head, timed(), SPEED, None)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:lines]))
+    again = book_at(path)
+    assert not again.has(head)
+    again.add(head, timed(), SPEED, None)
+    assert book_at(path).has(head)
+
+
+def test_variants_of_two_runs_are_no_measurement(path):
+    head = head_of()
+    book_at(path).add(head, timed(), SPEED, None)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.unlink()
+    book_at(path).add(head, timed(), SPEED, None)
+    path.write_bytes(b"".join([*lines[:2], *path.read_bytes().splitlines(keepends=True)[2:]]))
+    assert not book_at(path).has(head)
+
+
+def test_failures_are_records_and_tried_again_when_the_code_has_changed(path):
+    head = head_of()
+    results = {**timed(), "compiled": Failure("RuntimeError", "out of resource: shared memory")}
+    book_at(path).add(head, results, SPEED, None)
+    failed = read_records(path)[2]
+    assert (failed.variant, failed.error) == ("compiled", "RuntimeError: out of resource: shared memory")
+    assert failed.device_us is None and failed.paired == []
+    assert book_at(path).has(head)
+    assert not book_at(path, {"commit": "another"}).has(head)
+    book_at(path, {"commit": "c-dirty"}).add(head, results, SPEED, None)
+    assert not book_at(path, {"commit": "c-dirty"}).has(head)
+
+
+def test_the_table():
+    records = [*a_head(classes=1000, samples=1), *a_head(), *a_head(samples=1, tap="layer2, layer3", channels=128)]
+    (table,) = head_tables(records)
+    assert table.title.startswith("Heads of resnet18 alone, float16, channels_last, avg; H200, torch 2.11; ")
+    assert table.columns == COLUMNS and table.remarks == []
+    numbers = ("3.50 (3.25-4.00)", "0.76", "1,750.00", "5.00 (4.90-5.10)", "7.00", "2.00 (1.95-2.05)")
+    assert table.rows == [
+        ("10", "1", "layer2, layer3", "128x1x3136", *numbers),
+        ("10", "8", "layer1", "64x1x3136", *numbers),
+        ("1,000", "1", "layer1", "64x1x3136", *numbers),
+    ]
+
+
+def test_a_table_each():
+    others = ({"dtype": "float32"}, {"model": "a:b"}, {"layout": "strided"}, {"pool": "max"}, {"gpu": "H100"})
+    tables = head_tables([*a_head(), *(record for other in others for record in a_head(**other))])
+    assert len(tables) == 6 and all(len(table.rows) == 1 for table in tables)
+    (windows,) = head_tables(a_head(height=14, width=14, grid_h=2, grid_w=3))
+    assert windows.rows[0][3] == "64x14x14 in 2x3 windows"
+
+
+def test_a_row_is_one_run():
+    """Ratios are to the fused head of that row: the last one, unless only an earlier one was timed."""
+    earlier, later = a_head(), a_head("r2", fused=3.0)
+    lost = [head_record(variant, "r3", error="DeviceLost: gone") for variant in ("fused", "eager", "compiled")]
+    killed = a_head("r4", fused=2.5)[:1]
+    assert head_tables([*earlier, *later])[0].rows[0][4] == "3.00 (2.75-3.50)"
+    assert [[*run] for run in last_runs([*earlier, *later, *lost])] == [VARIANTS]
+    assert head_tables([*later, *lost]) == head_tables(later)
+    (table,) = head_tables([*earlier, *killed])
+    assert table.rows[0][4:] == ("2.50 (2.25-3.00)", *["-"] * 5)
+    (table,) = head_tables(lost)
+    assert table.rows[0][4:] == ("failed", "-", "failed", "-", "failed", "-") and len(table.remarks) == 3
+
+
+def test_failures_are_remarks():
+    fused, eager, _, least = a_head()
+    failed = head_record("compiled", error="RuntimeError: no kernel")
+    (table,) = head_tables([fused, eager, failed, least])
+    assert table.rows[0][-4:] == ("1,750.00", "5.00 (4.90-5.10)", "failed", "-")
+    assert table.remarks == ["layer1, batch 8, 10 classes: compiled: RuntimeError: no kernel"]
+
+
+def test_other_records_are_no_heads(path):
+    append_record(path, dataclasses.replace(a_head()[0], kind="bench"))
+    assert head_tables(read_records(path)) == [] and not book_at(path).has(head_of())
+
+
+def test_what_is_written_is_what_the_table_shows(path):
+    book_at(path).add(head_of(), timed(), SPEED, None)
+    (table,) = head_tables(read_records(path))
+    (row,) = table.rows
+    assert row[4] == "4.00 (3.98-4.02)" and row[6] == f"{US['eager']:.2f}" and row[7].startswith("4.50 (4.")
+    assert row[5] == "0.50" and row[8] == "8.00" and row[9].startswith("2.00 (1.9")

@@ -1,0 +1,164 @@
+"""What is read from a profiler's trace: every number of traces made by hand, and real ones."""
+
+import json
+
+import pytest
+import torch
+from auxhead.autotune.measuring.request_trace import (
+    ANNOTATION,
+    WARM_UP,
+    RequestProfile,
+    profile_requests,
+    read_trace,
+    steady_state_problems,
+    time_requests,
+)
+from auxhead.model import EagerRunner, EarlyExitNetwork
+from support.example_models import SmallNet, needs_gpu, plain_heads
+from support.example_traces import kernel, request, runtime, trace_of, two_unequal_requests
+
+
+def test_every_number_of_a_trace():
+    profile = read_trace(two_unequal_requests())
+    assert profile.requests == 2
+    assert {row.name: (row.by_request, row.total_us) for row in profile.api} == {
+        "cudaLaunchKernel": ((1, 2), 12.0),
+        "cuLaunchKernelEx": ((1, 1), 8.0),
+        "cudaGraphLaunch": ((1, 1), 24.0),
+        "cudaMemcpyAsync": ((1, 0), 3.0),
+        "cudaMalloc": ((0, 1), 30.0),
+        "cudaStreamSynchronize": ((0, 1), 30.0),
+    }
+    assert [row.total_us for row in profile.api] == sorted((row.total_us for row in profile.api), reverse=True)
+    by_name = {row.name: row for row in profile.api}
+    assert by_name["cudaLaunchKernel"].calls == 1.5 and by_name["cudaLaunchKernel"].host_us == 6.0
+    assert profile.launches_by_request == (3, 4) and profile.launches == 3.5 and profile.graph_launches == 1.0
+    assert (profile.kernels, profile.copies, profile.fills) == (2.5, 0.5, 0.5)
+    assert profile.kernel_us == (10 + 8 + 20 + 5 + 7) / 2
+    assert profile.busy_us == (14 + 20 + 7) / 2
+    assert profile.allocations == 1 and profile.synchronisations == 1
+
+
+def test_a_steady_state_is_told_from_another():
+    assert steady_state_problems(read_trace(two_unequal_requests())) == [
+        "cudaMalloc allocates or frees: got 1 calls in 1 of 2 requests (first in request 2), wants none.",
+        "cudaStreamSynchronize waits for the device: got 1 calls in 1 of 2 requests (first in request 2), wants none.",
+        "Launches vary: got 3 to 4 a request, wants the same in each.",
+    ]
+    steady = [
+        call
+        for begin in (0.0, 100.0, 200.0)
+        for call in (
+            request(begin, 50.0),
+            runtime("cudaGraphLaunch", begin + 1, 5.0),
+            runtime("cudaEventQuery", begin + 7, 1.0),
+            runtime("cudaEventRecord", begin + 9, 1.0),
+            runtime("cudaStreamWaitEvent", begin + 11, 1.0),
+            runtime("cudaMemcpyAsync", begin + 13, 1.0),
+            kernel(begin + 20, 5.0),
+            runtime("cudaDeviceSynchronize", begin + 60, 9.0),
+        )
+    ]
+    assert steady_state_problems(read_trace(trace_of(*steady))) == []
+
+
+@pytest.mark.parametrize("name", ["cudaMalloc", "cudaHostAlloc", "cudaFree", "cudaFreeHost", "cuMemAlloc_v2"])
+def test_each_allocation_is_a_problem(name):
+    (problem,) = steady_state_problems(read_trace(trace_of(request(0.0, 10.0), runtime(name, 1.0, 2.0))))
+    assert problem.startswith(f"{name.removesuffix('_v2')} allocates or frees: got 1 calls")
+
+
+@pytest.mark.parametrize("name", ["cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize"])
+def test_each_wait_is_a_problem(name):
+    (problem,) = steady_state_problems(read_trace(trace_of(request(0.0, 10.0), runtime(name, 1.0, 2.0))))
+    assert problem.startswith(f"{name} waits for the device: got 1 calls")
+
+
+def test_a_request_without_launches():
+    profile = read_trace(trace_of(request(0.0, 10.0)))
+    assert profile == RequestProfile(1, (), 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert profile.launches_by_request == (0,) and steady_state_problems(profile) == []
+
+
+def test_a_trace_without_requests_is_refused():
+    with pytest.raises(ValueError, match=f"got no event '{ANNOTATION}', wants one for each request"):
+        read_trace({"traceEvents": [kernel(0.0, 1.0)]})
+
+
+def test_requests_are_found_in_a_real_trace(tmp_path):
+    calls = []
+    linear = torch.nn.Linear(4, 4)
+    x = torch.randn(2, 4)
+    trace_file = tmp_path / "trace.json"
+    trace_file.write_text("an older one")
+    profile = profile_requests(lambda x: calls.append(linear(x)), x, 3, trace_file)
+    assert profile == RequestProfile(3, (), 0.0, 0.0, 0.0, 0.0, 0.0) and len(calls) == WARM_UP + 3
+    events = json.loads(trace_file.read_text())["traceEvents"]
+    assert sum(event.get("name") == ANNOTATION for event in events) == 3
+    assert sum(event.get("name") == "aten::linear" for event in events) == 3  # and none of the warm-up's
+    assert list(tmp_path.iterdir()) == [trace_file]
+
+
+def test_variants_take_turns():
+    order = []
+    calls = {name: lambda x, name=name: order.append(name) for name in ("a", "b")}
+    times = time_requests(calls, torch.zeros(1), 4)
+    assert order[2 * WARM_UP :] == ["a", "b", "b", "a"] * 2
+    for name in calls:
+        assert len(times[name].call_us) == len(times[name].answer_us) == 4
+        assert all(0 < call <= answer for call, answer in zip(times[name].call_us, times[name].answer_us, strict=True))
+
+
+def small_network():
+    network = EarlyExitNetwork(SmallNet(), plain_heads()).cuda().eval()
+    x = torch.randn(4, 3, 16, 16, device="cuda")
+    network.check_taps(x)
+    return network, x
+
+
+class TestOnAGpu:
+    pytestmark = needs_gpu
+
+    def test_the_eager_runner(self, tmp_path):
+        network, x = small_network()
+        profile = profile_requests(EagerRunner(network), x, 5, tmp_path / "trace.json")
+        heads, layers = 3, 3 * 3 + 1
+        assert min(profile.launches_by_request) >= heads + layers and profile.graph_launches == 0
+        assert profile.kernels >= heads + layers
+        assert 0 < profile.busy_us <= profile.kernel_us
+        assert steady_state_problems(profile) == []
+        waits = profile_requests(lambda x: EagerRunner(network)(x, stop=True), x, 5, tmp_path / "trace.json")
+        assert waits.synchronisations >= 5
+        assert any("waits for the device" in problem for problem in steady_state_problems(waits))
+
+    def test_a_captured_graph(self, tmp_path):
+        network, x = small_network()
+        runner = EagerRunner(network)
+        static = x.clone()
+        for _ in range(3):
+            runner(static)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(priority=-1)):
+            result = runner(static)
+
+        def replay(x):
+            static.copy_(x)
+            graph.replay()
+            return result
+
+        profile = profile_requests(replay, x, 5, tmp_path / "trace.json")
+        calls = {row.name: row.by_request for row in profile.api}
+        assert calls["cudaGraphLaunch"] == (1,) * 5 and profile.graph_launches == 1
+        assert "cudaMalloc" not in calls and profile.allocations == 0
+        assert profile.kernels > 10 and profile.launches <= 2
+        assert 0 < profile.busy_us <= profile.kernel_us
+        assert steady_state_problems(profile) == []
+
+    def test_memory_taken_in_a_request_shows(self, tmp_path):
+        def hungry(x):
+            torch.cuda.empty_cache()
+            return torch.empty(64 << 20, device="cuda")
+
+        profile = profile_requests(hungry, torch.zeros(1, device="cuda"), 3, tmp_path / "trace.json")
+        assert any(problem.startswith("cudaMalloc allocates") for problem in steady_state_problems(profile))

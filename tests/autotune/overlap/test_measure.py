@@ -1,0 +1,177 @@
+"""How overlap is measured on a GPU, on a machine without one: what is captured, checked, timed and profiled."""
+
+import importlib
+import itertools
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from auxhead.autotune.bench.variants import Capture
+from auxhead.autotune.measuring.cells import NEVER
+from auxhead.autotune.measuring.peers import merged
+from auxhead.autotune.measuring.subject import subject_of
+from auxhead.autotune.overlap.parts import BARE, BOTH, HEADS, Parts, WrongAnswer
+from auxhead.kernels import runs_triton
+from auxhead.kernels.residency import is_recording, new_turns
+from auxhead.model import EarlyExitNetwork
+from support.example_models import SmallNet, plain_heads
+from support.example_traces import replay, trace_of
+from support.simulated_cuda import simulated_chains
+
+alone_head = importlib.import_module("auxhead.autotune.heads.alone")
+measurement = importlib.import_module("auxhead.autotune.overlap.measure")
+network_launches = importlib.import_module("auxhead.autotune.heads.captured_launches")
+overlap_parts = importlib.import_module("auxhead.autotune.overlap.parts")
+variants = importlib.import_module("auxhead.autotune.bench.variants")
+
+
+@pytest.fixture
+def subject(monkeypatch):
+    """A small network; streams and graphs that are none, and kernels that are interpreted."""
+    if not runs_triton(torch.zeros(1)):
+        pytest.skip("needs the interpreter")
+
+    with simulated_chains(monkeypatch, 1):
+        monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, workshop: Capture(function, merged))
+        monkeypatch.setattr(overlap_parts, "TRUNK_KIND", "as_is")
+        torch.manual_seed(0)
+        heads, example = plain_heads(), torch.randn(1, 3, 8, 8)
+        del heads["block1"]  # what is interpreted takes its time
+        network = EarlyExitNetwork(SmallNet(), heads, example_input=example).eval()
+        yield subject_of("tests:small", network, example)
+
+
+def test_the_parts_are_captured_and_answer_rightly(subject, monkeypatch):
+    launched = []
+    exit_launch = network_launches.ExitLaunch
+
+    def spy(buffers, place, heads):
+        launched.append((place, len(heads)))
+        return exit_launch(buffers, place, heads)
+
+    monkeypatch.setattr(network_launches, "ExitLaunch", spy)
+    answers = []
+
+    def wrong(self, which, runner):
+        answers.append((which, runner(self.subject.example)))
+
+    monkeypatch.setattr(Parts, "wrong", wrong)  # itself another test's
+    with ExitStack() as opened, subject.exits(NEVER):
+        parts = Parts(subject, opened)
+        parts.forks = ("block0",)
+        calls = {name: capture() for name, capture in parts.capture.items()}
+        assert list(calls) == [BARE, HEADS, BOTH] and launched == [(0, 1), (1, 1)], "one without the classifier"
+        for call in calls.values():
+            call()
+    (of_bare, bare), (of_both, both) = answers
+    assert of_bare == () and of_both == ("block0", "block2")
+    assert bare.label.equal(both.label) and bare.exit_index.tolist() == both.exit_index.tolist() == [2]
+
+
+def test_launches_leave_the_trunk_in_all_captures_where_they_do_in_the_first(subject, monkeypatch):
+    made = []
+
+    class Runner:
+        def __init__(self, network, example, *, batch_sizes, trunk, forks=None):
+            made.append((batch_sizes, trunk.notes, forks))
+            self.forks = {1: ("block2",)}
+
+        def __call__(self, x):
+            raise AssertionError("not called here")
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.close()
+
+        def close(self):
+            made.append("closed")
+
+    monkeypatch.setattr(overlap_parts, "OverlappedRunner", Runner)
+    monkeypatch.setattr(Parts, "wrong", lambda self, which, runner: None)
+    with ExitStack() as opened:
+        parts = Parts(subject, opened)
+        parts.capture[BOTH]()
+        parts.capture[BOTH]()
+    how = ((1,), parts.trunk_notes)
+    assert made == [(*how, None), "closed", (*how, ("block2",)), (*how, ("block2",)), "closed", "closed"]
+
+
+@pytest.mark.parametrize("part", [BARE, HEADS, BOTH])
+def test_nothing_that_answers_wrongly_is_timed(subject, monkeypatch, part):
+    wrong = {
+        BARE: (Parts, lambda self, which, runner: None if which else "off"),
+        BOTH: (Parts, lambda self, which, runner: "off" if which else None),
+        HEADS: (alone_head.AloneHead, lambda self, said: "off"),
+    }
+    owner, says = wrong[part]
+    monkeypatch.setattr(Parts, "forks", ("block2",))
+    monkeypatch.setattr(owner, "wrong_answer" if part == HEADS else "wrong", says)
+    with ExitStack() as opened, pytest.raises(WrongAnswer, match=f"^{part}: off; not timed$"):
+        Parts(subject, opened).capture[part]()
+
+
+def test_a_measurement_from_end_to_end(subject, monkeypatch):
+    us = {BARE: 10.0, HEADS: 80.0, BOTH: 12.0}
+    profiling, asked, begun = [], [], []
+
+    @contextmanager
+    def profiler(activities):
+        profiling.append(True)
+        yield
+        profiling.pop()
+
+    def time_rounds(variants, device, *, rounds, repeat):
+        asked.append((list(variants), [len(calls) for calls in variants.values()], bool(profiling), repeat))
+        return {name: [[us[name]] * rounds for _ in captures] for name, captures in variants.items()}
+
+    def both():
+        """Two launches that record, if asked, where their programs run; in each replay on the next SM."""
+        turns = [new_turns(1, 1, 4, torch.device("cpu")) for _ in range(2)] if is_recording() else []
+        replays = itertools.count()
+
+        def call():
+            number = next(replays)
+            for one, start, end in zip(turns, (2.5, 10.0), (4.5, 11.0), strict=False):
+                one[0] = torch.tensor([number, 10**18 + int(1000 * start), 10**18 + int(1000 * end)])
+
+        return call
+
+    def record_trace(call, x, requests, trace_file):
+        assert trace_file.parent.is_dir()
+        for _ in range(requests):
+            call(x)
+        kernels = [("conv", 0.0, 7, 9.0), ("exit_kernel", 2.0, 8, 3.0), ("exit_kernel", 10.0, 7, 1.0)]
+        events = [event for number in range(requests) for event in replay(number, 100.0 * number, *kernels)]
+        return trace_of(*events[: len(events) - lost])
+
+    lost = 0
+    for name, value in (("time_rounds", time_rounds), ("record_trace", record_trace), ("torch_profile", profiler)):
+        monkeypatch.setattr(measurement, name, value)
+    monkeypatch.setattr(measurement, "CAPTURES", 1)
+    monkeypatch.setattr(measurement, "CHAIN", 20)
+    monkeypatch.setattr(measurement, "fastest_convolutions", lambda samples: nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(multi_processor_count=132))
+    captured = {name: lambda name=name: lambda: None for name in us}  # that they can be is another test's
+    captured[BOTH] = both
+    monkeypatch.setattr(Parts, "__init__", lambda self, subject, opened: setattr(self, "capture", captured))
+    monkeypatch.setattr(Parts, "forks", ("block0",))
+    monkeypatch.setattr(Parts, "trunk_notes", ("as it is",))
+    found = measurement.measure_overlap(subject, lambda what, share: begun.append((what, share)))
+    assert asked == [
+        ([BARE], [1], False, 2),
+        ([BARE, HEADS, BOTH], [1, 1, 1], False, 50),
+        ([BARE, BOTH], [1, 1], True, 50),
+    ]
+    assert found.times == {BARE: [[10.0] * 20], HEADS: [[4.0] * 20], BOTH: [[12.0] * 20]}, "of one launch of each head"
+    assert found.profiled == {BARE: [10.0] * 20, BOTH: [12.0] * 20} and found.repeat == 50
+    assert {name: len(replays) for name, replays in found.replays.items()} == {BARE: 20, BOTH: 20}
+    assert [one.programs for one in found.recorded] == [[(0, sm, 2.5, 4.5), (1, sm, 10.0, 11.0)] for sm in range(20)], (
+        "each replay's own"
+    )
+    assert found.forks == ("block0",) and [share for _, share in begun] == sorted(share for _, share in begun)
+    lost = 4  # a whole replay and its launch
+    with pytest.raises(RuntimeError, match="trunk: the profiler's trace holds 19 of 20 replays"):
+        measurement.measure_overlap(subject, lambda what, share: None)

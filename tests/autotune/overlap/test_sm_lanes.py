@@ -1,0 +1,50 @@
+"""Programs laid under the kernels of their replay: two clocks, one time."""
+
+import pytest
+from auxhead.autotune.measuring.replay_trace import Kernel
+from auxhead.autotune.overlap.sm_lanes import recorded_replay
+from support.overlap_fakes import residency
+
+#: What a device's clock shows, in nanoseconds since 1970: float64 has steps of 256 there.
+NOW = 1_795_000_000_123_456_789
+
+
+def kernel(role, start, us):
+    name = "conv" if role == "trunk" else "exit_kernel"
+    return Kernel(name, role, 7, start, us, (2, 1, 1), (128, 1, 1), 40)
+
+
+REPLAY = (kernel("trunk", 0.0, 9.0), kernel("side", 2.0, 6.0), kernel("trunk", 9.0, 9.0), kernel("join", 20.0, 3.0))
+
+
+def test_programs_are_centred_in_their_kernels():
+    found = recorded_replay(
+        REPLAY,
+        [residency((3, 3.0, 4.0), (0, 2.5, 7.5), begin=NOW), residency((1, 20.5, 22.5), begin=NOW)],
+        sm_count=4,
+    )
+    assert found.replay == REPLAY and found.clocks_differ_us == 0.0
+    assert [tuple(one) for one in found.programs] == [(0, 0, 2.5, 7.5), (0, 3, 3.0, 4.0), (1, 1, 20.5, 22.5)]
+
+
+def test_clocks_that_disagree():
+    """The middles are 5.0 and 21.5 to the profiler, and to the programs 0.25 earlier and 0.75 later."""
+    found = recorded_replay(
+        REPLAY, [residency((0, 2.25, 7.25), begin=NOW), residency((1, 21.0, 23.5), begin=NOW)], sm_count=4
+    )
+    assert found.clocks_differ_us == 1.0
+    assert [tuple(one) for one in found.programs] == [(0, 0, 2.0, 7.0), (1, 1, 20.75, 23.25)]
+
+
+def test_bad_input():
+    silent = residency((0, 2.0, 3.0), begin=NOW)
+    silent.turns[0] = -1
+    fine = residency((1, 20.0, 21.0), begin=NOW)
+    with pytest.raises(ValueError, match="^launches: got 1 that recorded, wants the 2 of the replay"):
+        recorded_replay(REPLAY, [fine], sm_count=4)
+    with pytest.raises(ValueError, match="^turns: 1 of 1 were not recorded"):
+        recorded_replay(REPLAY, [silent, fine], sm_count=4)
+    with pytest.raises(ValueError, match="^turns: got an SM of 1 that there is not"):
+        recorded_replay(REPLAY, [fine, fine], sm_count=1)
+    with pytest.raises(ValueError, match="wants the 0 of the replay"):
+        recorded_replay(REPLAY[:1], [], sm_count=4)

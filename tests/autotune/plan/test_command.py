@@ -1,0 +1,143 @@
+"""The command ``auxhead-tune plan`` without a GPU: what it prints, remembers and refuses."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from auxhead.autotune.measuring.cells import NEVER
+from auxhead.autotune.measuring.subject import Subject, subject_of
+from auxhead.model import make_runner
+from support.command_line import assert_one_line_error, tune
+from support.planner_fakes import FakeGpu, images, small_network
+from support.pretended_gpu import compute_on_the_cpu
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+command = importlib.import_module("auxhead.autotune.plan.command")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    compute_on_the_cpu(monkeypatch, command)
+    monkeypatch.setattr(command, "load_subject", lambda model: subject(model))
+    return FakeGpu(monkeypatch)
+
+
+def subject(model: str = "tests:small") -> Subject:
+    torch.manual_seed(0)
+    return subject_of(model, small_network(threshold=0.7), images(6))
+
+
+def plan(*arguments: object) -> Any:
+    return tune("plan", *arguments)
+
+
+def printed(*arguments: object) -> list[str]:
+    result = plan(*arguments)
+    assert result.exit_code == 0, result.output
+    return [" ".join(line.split()) for line in result.stdout.splitlines() if line.strip()]
+
+
+def test_the_table_the_choice_and_its_reason(gpu: FakeGpu) -> None:
+    gpu.us |= {"serial": 120.0, "polled": 60.0}
+    gpu.fails["gated"] = RuntimeError("no conditional nodes here")
+    found = printed("tests:small", "--batch", 2)
+    assert found[0] == ("tests:small float32, batch 2, 5 classes, 3 heads (own), input 3x8x8; trunk as_is; exits own")
+    assert found[3:9] == [
+        "serial 120.1 (120.0-120.2) 60.1 (60.0-60.1) 1.200 1.200",
+        "overlapped (1 fork) 100.1 (100.0-100.2) 50.0 (50.0-50.1) 1.000 1.000 plain graph",
+        "overlapped (2 forks) 100.1 (100.0-100.2) 50.0 (50.0-50.1) 1.000 1.000",
+        "polled 60.1 (60.0-60.1) 30.0 (30.0-30.1) 0.600 0.600 chosen",
+        "gated (lag 1) 100.1 (100.0-100.2) 50.0 (50.0-50.1) 1.000 1.000",
+        "gated left out: no conditional nodes here",
+    ]
+    shares = [share for share in found if share.startswith("Samples leave at: ")]
+    assert shares == [f"Samples leave at: {expected_shares()}."]
+    assert found[-2] == "Polled: 60.1 us to the answer: 40.0% less than the plain graph, overlapped (1 fork), 100.1."
+    assert found[-1] == "Measured now."
+
+
+def expected_shares() -> str:
+    of = subject()
+    exits = of.network(of.example).exit_index
+    return ", ".join(
+        f"{(exits == place).float().mean().item():.0%} {where}"
+        for place, where in enumerate((*of.network.taps, "classifier"))
+    )
+
+
+def test_it_is_remembered_for_the_command_and_for_make_runner(gpu: FakeGpu) -> None:
+    gpu.us["gated"] = 50.0
+    printed("tests:small", "--batch", 2, "--batch", 4)
+    assert gpu.measured == 2
+    again = printed("tests:small", "--batch", 4, "--batch", 2)
+    assert gpu.measured == 2 and sum(line.startswith("Remembered from 20") for line in again) == 2
+    assert again[-1].endswith("; --fresh measures again.")
+    of = subject()
+    runner = make_runner(of.network, of.example, exits="auto", batch_sizes=(2, 4))
+    assert gpu.measured == 2 and "Batch 4: gated, remembered from 20" in runner.describe()
+    runner.close()
+    gpu.us["gated"] = 500.0
+    fresh = printed("tests:small", "--batch", 2, "--batch", 4, "--fresh")
+    assert gpu.measured == 4 and fresh.count("Measured now.") == 2 and gpu.open == 0
+
+
+def test_exit_patterns_are_measured_by_their_own_rules(gpu: FakeGpu) -> None:
+    found = printed("tests:small", "--exits", "block*", "--exits", NEVER)
+    shares = [line for line in found if line.startswith("Samples leave at")]
+    assert shares == [
+        "Samples leave at: 0% block0, 0% block1, 0% block2, 100% classifier.",
+        "Samples leave at: 100% block0, 0% block1, 0% block2, 0% classifier.",
+        "Samples leave at: 0% block0, 100% block1, 0% block2, 0% classifier.",
+        "Samples leave at: 0% block0, 0% block1, 100% block2, 0% classifier.",
+    ]
+    assert found[0].endswith("; trunk as_is; exits never") and "batch 6" in found[0] and gpu.measured == 4
+
+
+def test_a_resnet_is_made_for_the_largest_batch(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = []
+
+    def build(cell: object, _device: object) -> Subject:
+        cells.append(cell)
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried")
+
+    monkeypatch.setattr(command, "build_subject", build)
+    options = ("--batch", 8, "--batch", 2, "--dtype", "bfloat16", "--classes", 10, "--placement", "blocks")
+    assert_one_line_error(plan("resnet18", *options), "8 heads (blocks), input 3x224x224: CUDA out of memory. Tried")
+    (cell,) = cells
+    assert (cell.model, cell.batch, cell.dtype, cell.classes) == ("resnet18", 8, "bfloat16", 10)
+
+
+def test_a_layer_that_cannot_be_captured_is_one_line(gpu: FakeGpu) -> None:
+    gpu.fails["overlapped (1 fork)"] = RuntimeError("backbone: layer 'block1' cannot be captured in a CUDA graph")
+    assert_one_line_error(plan("tests:small"), "input 3x8x8: backbone: layer 'block1' cannot be captured")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resnet19"], "MODEL: got resnet19, wants one of resnet18, resnet34, resnet50 or"),
+        (["resnet18", "--exits", "layer5"], "--exits: got layer5, wants names or globs of: never, layer1"),
+        (["tests:small", "--exits", "layer5"], "--exits: got layer5, wants names or globs of: never, block0"),
+        (["resnet18", "--trunk", "fast"], "--trunk: got fast, wants one of as_is, cudnn, inductor"),
+        (["tests:small", "--dtype", "float16"], "--dtype: is that of the network which tests:small returns"),
+        (["tests:small", "--classes", "10"], "--classes: is that of the network which tests:small returns"),
+    ],
+)
+def test_bad_options_are_one_line_and_status_2(gpu: FakeGpu, arguments: list[str], message: str) -> None:
+    assert_one_line_error(plan(*arguments), message)
+    assert gpu.measured == 0
+
+
+def test_a_factory_that_there_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    compute_on_the_cpu(monkeypatch, command)
+    assert_one_line_error(plan("no_such:thing"), "no module 'no_such'")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_device() -> None:
+    assert_one_line_error(plan("resnet18"), "plan: torch sees no CUDA device here, wants one")

@@ -1,0 +1,228 @@
+"""Records on disk: whole lines or none, whoever writes and whenever it is killed."""
+
+import copy
+import dataclasses
+import gzip
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from auxhead.autotune.records import checks as record_checks
+from auxhead.autotune.records.record import (
+    SCHEMA,
+    BadRecord,
+    Record,
+    append_record,
+    is_settled,
+    latest,
+    read_records,
+    records_path,
+)
+from auxhead.kernels.head_shape import HeadShape
+from auxhead.kernels.tuned_table import PLACES
+
+ENVIRONMENT = {"gpu": "H200", "driver": "580", "torch": "2.11", "triton": "3.6", "cudnn": 91900, "cuda": "13.0"}
+
+
+def record(variant="graph-bare@as_is", **changed):
+    made = Record(
+        kind="bench",
+        cell={"model": "resnet18", "batch": 1, "taps": ["layer1"]},
+        exits="never",
+        variant=variant,
+        run="r",
+        utc="2026-01-01T00:00:00+00:00",
+        environment={**ENVIRONMENT, "commit": "abc", "clocks": None},
+        protocol={"rounds": 50},
+        host_us={"median": 2.0, "p20": 1.0, "p80": 3.0, "captures": [2.0]},
+        device_us={"median": 1.0, "p20": 1.0, "p80": 1.0, "captures": [1.0]},
+    )
+    return dataclasses.replace(made, **changed)
+
+
+def test_round_trip(tmp_path):
+    path = tmp_path / "new" / "records.jsonl"
+    written = [record(), record("polled@cudnn", error="OutOfMemoryError: é\n2", host_us=None, device_us=None)]
+    for one in written:
+        append_record(path, one)
+    assert read_records(path) == written
+    assert path.read_bytes().count(b"\n") == 2
+
+
+@pytest.mark.parametrize("kept", [1, 60, -1], ids=["one byte", "60 bytes", "all but the newline"])
+def test_a_torn_last_line_is_ignored_and_then_removed(tmp_path, kept):
+    path = tmp_path / "records.jsonl"
+    append_record(path, record("a"))
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:kept])
+    assert [one.variant for one in read_records(path)] == ["a"]
+    append_record(path, record("b"))
+    assert [one.variant for one in read_records(path)] == ["a", "b"]
+    assert len(path.read_bytes()) == 2 * len(whole)
+
+
+def test_a_torn_line_longer_than_a_block_and_alone(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b"x" * 200_000)
+    assert read_records(path) == []
+    append_record(path, record())
+    assert read_records(path) == [record()]
+
+
+def test_two_processes_append_to_one_file(tmp_path):
+    path = tmp_path / "records.jsonl"
+    append_record(path, record("first"))
+    code = f"""
+import sys
+from pathlib import Path
+from auxhead.autotune.record import append_record, read_records
+path = Path({str(path)!r})
+one = read_records(path)[0]
+import dataclasses
+for turn in range(50):
+    append_record(path, dataclasses.replace(one, variant=f"{{sys.argv[1]}}-{{turn}}", notes=["x" * 5000]))
+"""
+    writers = [subprocess.Popen([sys.executable, "-c", code, name]) for name in "ab"]
+    assert [writer.wait(timeout=120) for writer in writers] == [0, 0]
+    variants = [one.variant for one in read_records(path)]
+    assert sorted(variants) == sorted(["first", *(f"{name}-{turn}" for name in "ab" for turn in range(50))])
+    assert [name for name in variants if name[0] == "a"] == [f"a-{turn}" for turn in range(50)]
+
+
+def test_compressed_records_are_read_and_not_added_to(tmp_path):
+    append_record(tmp_path / "records.jsonl", record())
+    path = tmp_path / "records.jsonl.gz"
+    path.write_bytes(gzip.compress((tmp_path / "records.jsonl").read_bytes()))
+    assert read_records(path) == [record()]
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(BadRecord, match=r"records.jsonl.gz: is compressed and cannot be read \("):
+        read_records(path)
+    with pytest.raises(BadRecord, match=r"only read, wants a file that lines are added to: records\.jsonl$"):
+        records_path(path, "bench", "H200")
+    assert records_path(tmp_path, "bench", "H200") == tmp_path
+    assert records_path(None, "bench", "NVIDIA H200 (80G)") == Path("autotune-records/bench-nvidia-h200-80g.jsonl")
+
+
+def test_what_is_no_record(tmp_path):
+    path = tmp_path / "records.jsonl"
+    with pytest.raises(BadRecord, match="no such file"):
+        read_records(path)
+    with pytest.raises(BadRecord, match="cannot be read"):
+        read_records(tmp_path)
+    good = json.dumps(dataclasses.asdict(record()))
+    for bad, message in (
+        ("nonsense", "line 2: is not JSON"),
+        ("[]", "line 2: got schema None, wants 'auxhead record 1'"),
+        (good.replace("record 1", "record 9"), "line 2: got schema 'auxhead record 9'"),
+        ('{"schema": "auxhead record 1"}', "line 2: .*missing"),
+        (json.dumps({**json.loads(good), "cell": None}), "line 2: cell: got None, wants an object"),
+        (json.dumps({**json.loads(good), "host_us": 3}), "line 2: host_us: got 3, wants an object or null"),
+        (json.dumps({**json.loads(good), "paired": {}}), "line 2: paired: got {}, wants a list"),
+        (json.dumps({**json.loads(good), "utc": 7}), "line 2: utc: got 7, wants a string"),
+        ("[" * 200_000, "line 2: is not JSON"),
+    ):
+        path.write_text(f"{good}\n{bad}\n{good}\n")
+        with pytest.raises(BadRecord, match=message):
+            read_records(path)
+
+
+def test_a_field_of_a_later_version_is_left_out(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps({**dataclasses.asdict(record()), "new": 1}) + "\n")
+    assert read_records(path) == [record()]
+
+
+def test_nothing_is_written_of_a_number_that_is_none(tmp_path):
+    path = tmp_path / "records.jsonl"
+    with pytest.raises(BadRecord, match="not a record"):
+        append_record(path, record(host_us={"median": float("nan")}))
+    assert not path.exists()
+
+
+def test_latest_prefers_a_measurement_to_a_later_failure():
+    old, new, failed = record(run="1"), record(run="2"), record(run="3", error="x")
+    other = record(environment={**ENVIRONMENT, "gpu": "H100"})
+    assert latest([old, other, new, failed]) == [new, other]
+    assert latest([failed, new]) == [new]
+    assert latest([record(run="0", error="x"), failed]) == [failed]
+
+
+def test_settled():
+    now = {**ENVIRONMENT, "commit": "def"}
+    assert is_settled(record(), now, 50)  # whatever the commit
+    assert not is_settled(record(), now, 51)
+    assert not is_settled(record(), {**now, "driver": "590"}, 50)
+    failed = record(error="x")
+    assert is_settled(failed, {**ENVIRONMENT, "commit": "abc"}, 50)
+    assert not is_settled(failed, now, 50)
+    for commit in (None, "abc-dirty"):
+        again = record(error="x", environment={**ENVIRONMENT, "commit": commit})
+        assert not is_settled(again, {**ENVIRONMENT, "commit": commit}, 50)
+
+
+def test_reading_and_tables_need_no_torch():
+    code = (
+        "import sys, auxhead.autotune.records.record, auxhead.autotune.records.tables;"
+        "import auxhead.autotune.measuring.cells;"
+        "assert 'torch' not in sys.modules and 'triton' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+SWEPT = {
+    "kind": "sweep",
+    "cell": {
+        "samples": 8, "channels": 64, "height": 1, "width": 49, "grid_h": 1, "grid_w": 1, "layout": "channels_last",
+        "pool": "avg", "classes": 10, "dtype": "float16", "model": "resnet18", "tap": "layer1",
+    },
+    "exits": "never", "variant": "a", "run": "r", "utc": "", "environment": {},
+    "protocol": {"place": "network", "kernel": "0", "captures": 2, "rounds": 1},
+    "device_us": {"samples": [[1.0], [2.0]]},
+    "paired": [{"role": "rule", "variant": "a", "samples": [[1.0], [2.0]]}],
+}  # fmt: skip
+RETUNED = {**SWEPT, "kind": "retune", "protocol": {"place": "alone", "kernel": "0", "tunings": 2}}
+RETUNED["paired"] = [{"tunings": 1}, {"tunings": 1, "median_ratio": 1.0, "low": 0.9, "high": 1.1}]
+DAMAGED = [
+    (SWEPT, ("cell", "samples"), 0, "cell.samples: got 0, wants a positive whole number"),
+    (SWEPT, ("cell", "width"), "49", "cell.width: got '49', wants a positive whole number"),
+    (SWEPT, ("cell", "layout"), None, "cell.layout: got None, wants text"),
+    (SWEPT, ("cell", "tap"), 1, "cell.tap: got 1, wants text"),
+    (SWEPT, ("protocol", "place"), None, "protocol.place: got None, wants one of alone, network"),
+    (SWEPT, ("protocol", "rounds"), 1.5, "protocol.rounds: got 1.5, wants a positive whole number"),
+    (SWEPT, ("protocol", "kernel"), 1, "protocol.kernel: got 1, wants text"),
+    (SWEPT, ("device_us", "samples"), [[1.0], [-1.0]], "device_us.samples: got [[1.0], [-1.0]], wants [captures]"),
+    (SWEPT, ("device_us", "samples"), [[1.0], []], "device_us.samples: got [[1.0], []], wants [captures]"),
+    (SWEPT, ("paired", 0, "role"), "a", "wants a pair of role 'rule'"),
+    (SWEPT, ("paired", 0), 1, "wants a pair of role 'rule'"),
+    (SWEPT, ("paired", 0, "samples"), {}, "paired: samples: got {}, wants [captures]"),
+    (SWEPT, ("paired", 0, "variant"), 1, "paired: variant: got 1, wants text"),
+    (RETUNED, ("protocol", "tunings"), 0, "protocol.tunings: got 0, wants a positive whole number"),
+    (RETUNED, ("paired", 1), None, "paired: got None, wants objects"),
+    (RETUNED, ("paired", 0, "tunings"), True, "paired: tunings: got True, wants a positive whole number"),
+    (RETUNED, ("paired", 1, "low"), None, "paired: low: got None, wants a positive number"),
+]
+
+
+@pytest.mark.parametrize(("values", "keys", "to", "message"), DAMAGED)
+def test_what_sweeps_and_retunings_must_hold_is_checked_where_it_is_read(values, keys, to, message, tmp_path):
+    path, damaged = tmp_path / "records.jsonl", copy.deepcopy({**values, "schema": SCHEMA})
+    whole = json.dumps(damaged)
+    inner = damaged
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = to
+    path.write_text(f"{whole}\n{json.dumps(damaged)}\n")
+    with pytest.raises(BadRecord, match=re.escape(f"{path}, line 2: ")) as caught:
+        read_records(path)
+    assert message in str(caught.value)
+    path.write_text(f"{whole}\n")
+    assert len(read_records(path)) == 1
+
+
+def test_all_that_tells_heads_apart_is_checked():
+    """Written out where it is checked, since what knows it imports torch."""
+    assert {*record_checks._SIZES, *record_checks._WORDS} == set(HeadShape._fields)
+    assert record_checks._PLACES == PLACES

@@ -1,0 +1,189 @@
+"""The command ``auxhead-tune sweep`` without a GPU: what it measures, shows and refuses."""
+
+import importlib
+import json
+import os
+import re
+from contextlib import nullcontext
+
+import pytest
+import torch
+from auxhead.autotune.bench.measure import DeviceLost
+from auxhead.autotune.measuring.progress import SweepProgress
+from auxhead.autotune.measuring.targets import ALONE, NETWORK
+from auxhead.autotune.records.record import read_records
+from auxhead.autotune.sweep.exclusion import excluded
+from auxhead.autotune.sweep.measure import Sweep
+from auxhead.autotune.sweep.recorded_measurer import ReplayMeasurer, recorded_targets
+from auxhead.autotune.sweep.recorded_outcomes import recorded_outcomes
+from auxhead.autotune.sweep.records import Book, shape_of
+from auxhead.autotune.sweep.space import text
+from auxhead.autotune.sweep.strategies import STRATEGIES
+from auxhead.kernels.kernel_hash import kernel_hash
+from auxhead.kernels.tuned_table import read_table
+from rich.console import Console
+from support.command_line import assert_one_line_error, assert_told_how_to_go_on, tune
+from support.network_fakes import SyntheticNetwork
+from support.sweep_fakes import Synthetic, small_target
+
+command = importlib.import_module("auxhead.autotune.sweep.command")
+
+
+def sweep(*arguments):
+    return tune("sweep", *arguments)
+
+
+class Measurer(Synthetic):
+    """Made-up times of a cell's two shapes of heads; remembers which cells were measured."""
+
+    cells = []
+    stopped_by = None
+    protocol = {"chain": 20}
+    of_network = {"trunk": "feedfacecafebeef", "forks": []}
+    by_rule = SyntheticNetwork.by_rule
+
+    def __init__(self, subject, ahead):
+        assert ahead == "other processes"
+        super().__init__(fails=lambda config: config.stages == 2 and ("check", "wrong answer", "off by 2"))
+        self.network = SyntheticNetwork({"forks-none-priority-high": 97.0})
+        self.cell = subject
+        Measurer.cells.append(subject)
+
+    @property
+    def targets(self):
+        cell = self.cell
+        sizes = ((64, 49, ("layer1", "layer2")), (32, 25, ("layer3",)))
+        made = [small_target(cell.batch, *size, cell.classes, taps) for *size, taps in sizes]
+        return [one._replace(shape=one.shape._replace(dtype=cell.dtype)) for one in made]
+
+    def points(self, points, heads, rounds, captures):
+        return self.network.points(points, heads, rounds, captures)
+
+    def in_situ(self, *arguments):
+        if Measurer.stopped_by is not None:
+            raise Measurer.stopped_by
+        return super().in_situ(*arguments)
+
+
+@pytest.fixture
+def pretended(pretended_gpu, monkeypatch):
+    monkeypatch.setattr(command, "HeadTiming", Measurer)
+    monkeypatch.setattr(command.CompileAhead, "beside", lambda device: nullcontext("other processes"))
+    monkeypatch.setattr(Measurer, "cells", [])
+    monkeypatch.setattr(Measurer, "stopped_by", None)
+    return pretended_gpu / "sweep-nvidia-h200-fake.jsonl"
+
+
+def test_a_sweep_is_shown_kept_and_not_repeated(pretended):
+    done = sweep("resnet18", "--batch", 8, "--batch", 1, "--classes", 10)
+    assert done.exit_code == 0, done.output
+    assert [(cell.batch, cell.dtype, cell.placement) for cell in Measurer.cells] == [
+        (8, "float16", "stages"), (1, "float16", "stages"),
+    ]  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert lines[0].lstrip().startswith("0% resnet18 float16, batch 8, 10 classes, 4 heads (stages)")
+    assert any("21 configurations alone, 4 rounds" in line for line in lines)
+    in_situ = next(line for line in lines if "4 configurations in situ" in line)
+    assert all(part in in_situ for part in (" left: ", "best so far n", "failed: ", " wrong answer"))
+    assert "layer1, layer2" in done.stdout and "Not timed: " in done.stdout and "priority" not in done.stdout
+    assert "win" in done.stdout or "tie" in done.stdout
+    assert "Records: autotune-records/sweep-nvidia-h200-fake.jsonl" in done.stdout
+    records = read_records(pretended)
+    assert {record.protocol["kernel"] for record in records} == {kernel_hash()}
+    assert {record.cell["samples"] for record in records} == {1, 8}
+    assert_winners_were_exchanged(records)
+    kept = pretended.read_bytes()
+    again = sweep("resnet18", "--batch", 8, "--batch", 1, "--classes", 10)
+    assert again.exit_code == 0 and pretended.read_bytes() == kept and "configurations" not in again.stdout
+    assert tables(again) == tables(done)
+
+
+def assert_winners_were_exchanged(records):
+    large, small = (sorted(found, key=lambda one: one.target.shape.channels) for _, found in recorded_outcomes(records))
+    measured = {(shape_of(one).samples, one.cell["channels"], one.protocol["place"], one.variant) for one in records}
+    exchanged = 0
+    for here, there in [*zip(large, small, strict=True), *zip(small, large, strict=True)]:
+        shape = here.target.shape
+        for place, config in ((ALONE, there.alone), (NETWORK, there.network)):
+            known = (shape.samples, shape.channels, place, text(config)) in measured
+            assert known == (excluded(config, shape) is None), f"{text(config)} at {shape}"
+            exchanged += known and config not in (here.rule, there.rule)
+    assert exchanged
+
+
+def tables(result):
+    """What is printed at the end."""
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
+    return [line for line in lines if not re.match(r" *\d+% ", line)]
+
+
+def test_replay_needs_no_gpu(pretended, monkeypatch):
+    done = sweep("resnet18", "--batch", 8, "--classes", 10)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    replayed = sweep("resnet18", "--batch", 8, "--replay", pretended)
+    assert replayed.exit_code == 0, replayed.output
+    assert f"resnet18 float16, batch 8, 10 classes, from {pretended}" in replayed.stdout.replace("\n", "")
+    rows = [line for line in tables(done) if "layer" in line]
+    assert len(rows) >= 2 and rows == [line for line in tables(replayed) if "layer" in line]
+    other = sweep("resnet18", "--batch", 4, "--replay", pretended)
+    assert_one_line_error(other, "holds nothing of resnet18 like this, wants records of such a sweep")
+    assert_one_line_error(sweep("resnet18", "--replay", pretended, "--out", "x"), "--out: got x with --replay")
+    assert_one_line_error(sweep("resnet18", "--replay", "absent.jsonl"), "absent.jsonl: no such file")
+    placed = sweep("resnet18", "--replay", pretended, "--placement", "blocks")
+    assert_one_line_error(placed, "--placement: records do not say it of a head, wants none with --replay")
+
+
+def test_a_lost_device_is_one_line_and_what_was_measured_is_there(pretended, monkeypatch):
+    monkeypatch.setattr(Measurer, "stopped_by", DeviceLost("the CUDA context is lost (RuntimeError: illegal access)"))
+    assert_one_line_error(sweep("resnet18"), "the CUDA context is lost (RuntimeError: illegal access)")
+    assert {record.protocol["place"] for record in read_records(pretended)} == {"alone"}
+    monkeypatch.setattr(Measurer, "stopped_by", None)
+    assert sweep("resnet18").exit_code == 0
+
+
+def test_an_interrupt_is_one_line_and_what_was_measured_is_there(pretended, monkeypatch):
+    monkeypatch.setattr(Measurer, "stopped_by", KeyboardInterrupt())
+    assert_told_how_to_go_on(sweep("resnet18"))
+    kept = pretended.read_bytes()
+    monkeypatch.setattr(Measurer, "stopped_by", None)
+    assert sweep("resnet18").exit_code == 0 and pretended.read_bytes().startswith(kept)
+
+
+def test_bad_options(pretended, monkeypatch):
+    assert_one_line_error(sweep("resnet19"), "MODEL: got resnet19, wants one of resnet18, resnet34, resnet50 or")
+    assert_one_line_error(sweep("a:b", "--batch", 8), "--batch: is that of the network which a:b returns")
+    assert_one_line_error(sweep("no_such:thing"), "no module 'no_such'")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert_one_line_error(sweep("resnet18"), "sweep: torch sees no CUDA device here, wants one")
+
+
+def test_a_bar_on_a_terminal(pretended):
+    shown = Console(force_terminal=True, width=200, file=open(os.devnull, "w"), record=True)  # noqa: SIM115
+    with SweepProgress(shown) as progress:
+        progress.show(command.Status(0.25, "layer1: 4 configurations [alone]", "n1, 0.9 of the rule's", {}))
+    printed = shown.export_text()
+    assert "25 %" in printed and "layer1: 4 configurations [alone]; best so far n1" in printed
+
+
+def test_records_say_what_the_configuration_is(pretended):
+    assert sweep("resnet18", "--effort", "quick").exit_code == 0
+    for line in pretended.read_text().splitlines():
+        record = json.loads(line)
+        assert record["protocol"]["config"]["num_warps"] >= 1 and record["environment"]["sm_count"] == 132
+
+
+def test_what_was_found_is_what_is_promoted(pretended, tmp_path):
+    done = sweep("resnet18", "--effort", "full", "--classes", 10)
+    assert done.exit_code == 0, done.output
+    (found,) = Measurer.cells
+    assert "forks-none-priority-high  " in done.stdout and "0.970 (0.970-0.970)" in done.stdout, "the whole network"
+    promoted = tune("promote", pretended, "--out", tmp_path / "table.json")
+    assert promoted.exit_code == 0, promoted.output
+    table = read_table(tmp_path / "table.json")
+    records = read_records(pretended)
+    (with_heads,) = {json.dumps(one.protocol["heads"]) for one in records if one.kind == "network"}
+    replayed = Sweep(ReplayMeasurer(records), STRATEGIES["full"], Book(None, {}, {}, {}))
+    for outcome in replayed.run(recorded_targets(records, "resnet18")):
+        for place, config in ((ALONE, outcome.alone), (NETWORK, outcome.network)):
+            assert table.find(outcome.target.shape, place).config == config, f"{place} of {found}"
+        assert all(json.loads(with_heads)[tap] == text(outcome.network) for tap in outcome.target.taps)

@@ -1,0 +1,302 @@
+"""The space of configurations: what is excluded and why, what lies beside what, and how it is written."""
+
+import dataclasses
+import random
+from collections import Counter
+from math import prod
+
+import pytest
+from auxhead.autotune.sweep.exclusion import ELEMENTS_PER_THREAD, FIELDS, GRID, RULES, SHARED_BYTES, Sizes, excluded
+from auxhead.autotune.sweep.space import (
+    changes,
+    grid,
+    neighbours,
+    parse,
+    simplicity,
+    spread_out,
+    text,
+)
+from auxhead.kernels import LaunchConfig
+from auxhead.kernels.head_shape import HeadShape
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def shape_of(
+    samples=1, channels=64, columns=3136, grid_h=1, grid_w=1, layout="channels_last", pool="avg", classes=1000
+):
+    height = 1 if grid_h == grid_w == 1 else columns
+    return HeadShape(samples, channels, height, columns, grid_h, grid_w, layout, pool, classes, "float16")
+
+
+#: The taps of ResNet-18.
+TAPS = ((64, 3136), (128, 784), (256, 196), (512, 49))
+
+powers = st.integers(0, 11).map(lambda bits: 1 << bits)
+configs = st.builds(
+    LaunchConfig,
+    **{**{field.name: powers for field in dataclasses.fields(LaunchConfig)}, "waits": st.booleans()},
+)
+shapes = st.builds(
+    HeadShape,
+    samples=st.integers(1, 300),
+    channels=st.integers(1, 2100),
+    height=st.integers(1, 9),
+    width=st.integers(1, 4000),
+    grid_h=st.integers(1, 3),
+    grid_w=st.integers(1, 3),
+    layout=st.sampled_from(["channels_last", "contiguous", "strided"]),
+    pool=st.sampled_from(["avg", "max"]),
+    classes=st.integers(1, 2000),
+    dtype=st.sampled_from(["float16", "bfloat16", "float32"]),
+)
+
+
+@pytest.mark.parametrize("classes", [10, 1000])
+@pytest.mark.parametrize("samples", [1, 8, 32, 128])
+@pytest.mark.parametrize("tap", TAPS)
+def test_what_is_launched_untuned_is_worth_trying(tap, samples, classes):
+    shape = shape_of(samples, *tap, classes=classes)
+    reason = excluded(shape.by_rule(), shape)
+    assert reason in (None, "reads ahead of more steps than there are"), "which costs nothing"
+    beside = neighbours(shape.by_rule(), shape)
+    assert len(beside) >= 8 and all(excluded(config, shape) is None for config in beside)
+
+
+def test_the_grid_counts_what_it_leaves_out():
+    shape, reasons = shape_of(32, 512, 49, pool="max"), Counter()
+    found = grid(shape, reasons)
+    assert found == grid(shape), "in the same order"
+    assert len(found) == len(set(found)) and len(found) + reasons.total() == prod(
+        len(values) for values in GRID.values()
+    )
+    assert reasons["a maximum does not add up"] and {config.window_parts for config in found} == {1}
+    assert reasons.keys() <= {rule.reason for rule in RULES}
+    assert {(config.block_n, config.tiled) for config in found} == {(1, False), (1, True), (16, True)}
+    assert {config.block_n for config in grid(shape_of(3))} == {1}
+
+
+@settings(max_examples=4)
+@given(shapes)
+def test_what_is_left_can_be_run(shape):
+    """What the rules promise, said once more in other words."""
+    sizes, found = Sizes(shape), grid(shape)
+    for config in random.Random(0).sample(found, min(len(found), 20)):
+        assert excluded(config, shape) is None
+        programs = config.programs(sizes.view, shape.classes)
+        assert config.block_n == 1 or shape.samples >= 4
+        assert config.window_parts == 1 or shape.pool == "avg"
+        assert programs.splits <= 512
+        features = config.block_c * config.block_p
+        tiles = [features * config.block_a, config.block_s * config.block_j]
+        tiles += [config.block_k * (config.block_f if config.tiled else features), config.block_n * config.block_k]
+        if config.tiled:
+            assert min(config.block_f, config.block_k) >= 16, "tl.dot multiplies blocks of 16 and more"
+            weight = 3 * config.block_k * config.block_f * sizes.element_size
+            assert weight + config.block_n * config.block_f * 4 <= SHARED_BYTES
+            assert config.block_s == 1 or config.block_s * config.block_f <= 2 * shape.channels * sizes.positions
+            tiles.append(config.block_f * max(config.block_n, config.window_parts))
+        assert max(tiles) <= ELEMENTS_PER_THREAD * 32 * config.num_warps
+        if config.num_warps > 1:
+            assert max(tiles) >= 32 * config.num_warps
+
+
+BASE = LaunchConfig(1, 16, 1, 64, 1, 256, 4, 1024, 1, stages=1, num_warps=4)
+TILED = {"block_n": 16, "block_f": 64, "block_s": 1, "block_k": 64}
+ODD = [
+    (TILED, {}, "groups mostly without samples"),
+    ({"block_n": 16}, {"samples": 16}, "groups of samples want tiles"),
+    ({**TILED, "block_n": 1, "block_k": 8}, {}, "fewer classes a tile than rows are padded to"),
+    ({**TILED, "block_n": 1, "block_k": 64}, {"samples": 128}, "more tiles than a GPU has room for"),
+    ({**TILED, "block_f": 16}, {"samples": 16, "channels": 1024}, "many steps along the features"),
+    ({**TILED, "waits": True}, {"samples": 16}, "nobody to wait for"),
+    ({"weight_buffers": 3}, {}, "buffers that nothing is read into"),
+    ({"block_c": 128}, {}, "more channels than there are"),
+    ({"block_p": 2}, {}, "more positions than there are"),
+    ({"window_parts": 2}, {"pool": "max"}, "a maximum does not add up"),
+    ({"window_parts": 64}, {}, "more parts than a window has steps"),
+    ({"block_a": 128, "block_c": 64, "num_warps": 1}, {"samples": 128}, "more registers than a thread has"),
+    ({"block_k": 2048}, {}, "more classes a step than there are"),
+    ({"block_k": 16}, {}, "a product of many steps"),
+    ({"num_warps": 16, "block_a": 4, "block_c": 4, "block_k": 64}, {"layout": "strided"}, "more threads than elements"),
+    ({"block_s": 8}, {}, "more partial sums a step than there are"),
+    ({**TILED, "block_s": 2}, {"samples": 16}, "more partial sums a step than there are"),
+    ({**TILED, "block_s": 8, "block_k": 16}, {"samples": 128, "channels": 512}, "more tiles than a GPU has room for"),
+    (
+        {"stages": 4, "block_a": 1024, "block_c": 4},
+        {"columns": 2000, "layout": "strided"},
+        "reads ahead of more steps than there are",
+    ),
+    ({"block_c": 64, "block_a": 1, "block_k": 256}, {"columns": 3136}, "few programs for what they read"),
+    ({"max_registers": 32}, {}, "registers that the tiles do not fit into"),
+    ({"max_registers": 192, "num_warps": 16}, {}, "more registers than a multiprocessor has for a thread"),
+    ({"max_programs": 4}, {}, "a cap above the number of programs"),
+    ({"max_programs": 1}, {"samples": 128}, "programs that take too many turns"),
+    ({"block_a": 4}, {"layout": "contiguous"}, "columns that are less than a sector"),
+    ({"block_c": 4}, {}, "channels that are less than a sector"),
+    ({"block_c": 1024}, {"channels": 1024}, "more features than a program should pool"),
+    ({"window_parts": 64, "block_a": 8}, {"channels": 512}, "more partial sums than a sample should have"),
+    ({"block_a": 2048}, {}, "more columns than a window has"),
+    ({**TILED, "block_k": 512}, {"samples": 16}, "more classes a tile than tl.dot should take"),
+    ({**TILED, "block_f": 128}, {"samples": 16}, "more features a step than there are"),
+    ({"block_j": 2048}, {}, "more classes of the softmax than there are"),
+    ({"block_j": 32}, {}, "a softmax of many steps"),
+    (
+        {"block_n": 16, "block_k": 256, "block_f": 256, "block_s": 1, "num_warps": 16, "block_a": 128},
+        {"samples": 16, "channels": 256},
+        "more shared memory than there is",
+    ),
+    (
+        {**TILED, "block_f": 512, "block_c": 64, "block_a": 16, "window_parts": 4, "num_warps": 16},
+        {"samples": 32, "channels": 2048, "columns": 196},
+        "more shared memory than there is",
+    ),
+    ({**TILED, "weight_buffers": 1}, {"samples": 16}, "buffers that nothing is read into"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "head", "reason"), ODD, ids=[row[2] for row in ODD])
+def test_reasons(changes, head, reason):
+    head = {"columns": 1024, **head}
+    found = excluded(dataclasses.replace(BASE, **changes), shape_of(**head))
+    assert found == reason
+
+
+def test_every_rule_is_among_them():
+    assert {row[2] for row in ODD} == {rule.reason for rule in RULES}
+    assert excluded(BASE, shape_of(columns=1024)) is None, "so each change above is what the reason speaks of"
+
+
+@settings(max_examples=30)
+@given(configs, shapes)
+def test_any_configuration_is_either_valid_or_excluded_for_a_reason(config, shape):
+    reason = excluded(config, shape)
+    assert reason is None or reason in {rule.reason for rule in RULES}
+
+
+@settings(max_examples=4)
+@given(shapes, st.integers(0, 2**32))
+def test_neighbours(shape, seed):
+    found = grid(shape)
+    if not found:
+        return
+    config = random.Random(seed).choice(found)
+    beside = neighbours(config, shape)
+    assert beside == neighbours(config, shape) and len(set(beside)) == len(beside) and config not in beside
+    for other in beside:
+        assert excluded(other, shape) is None
+        changed = {name for name in FIELDS if getattr(other, name) != getattr(config, name)}
+        assert (other.tiled, other.block_n) == (config.tiled, config.block_n)
+        assert len(changed - {"block_s", "stages"}) <= 2 and len(changed) <= 4
+
+
+def test_every_field_has_neighbours():
+    """From one configuration or another, all fields are varied but how many samples are multiplied together."""
+    changed = set()
+    for shape in (shape_of(8), shape_of(32), shape_of(32, 8, 28, 4, 4)):
+        for config in [shape.by_rule(), *spread_out(shape, 4)]:
+            for other in neighbours(config, shape):
+                changed |= {name for name in FIELDS if getattr(other, name) != getattr(config, name)}
+    assert {"block_n", *changed} == set(FIELDS) == {field.name for field in dataclasses.fields(LaunchConfig)}
+
+
+def test_candidates_are_spread_out():
+    shape = shape_of(32)
+    found = spread_out(shape, 12)
+    assert found == spread_out(shape, 12) and len(set(found)) == 12 and shape.by_rule() not in found
+    assert found[:5] == spread_out(shape, 5)
+    ways = [{(one.tiled, one.block_n) for one in spread_out(each, 20)} for each in (shape_of(1), shape, shape_of(8))]
+    assert ways == [{(False, 1), (True, 1)}, *2 * [{(False, 1), (True, 1), (True, 16)}]]
+    varied = ("block_c", "block_a", "block_k", "num_warps")
+    assert all(len({getattr(config, name) for config in found}) >= 2 for name in varied)
+    few = shape_of(1, 1, 1, classes=1)
+    assert len(spread_out(few, 500)) == len(set(grid(few)) - {few.by_rule()}) or len(spread_out(few, 500)) < 500
+
+
+@pytest.mark.parametrize("samples", [1, 2, 8, 16, 32, 128])
+@pytest.mark.parametrize(("channels", "columns"), [(64, 3136), (128, 784), (256, 196), (512, 49)])
+def test_candidates_begin_with_what_is_usual_of_the_other_ways(samples, channels, columns):
+    """However few there are: nothing else leads from one way to multiply to another."""
+    shape = HeadShape(samples, channels, 1, columns, 1, 1, "channels_last", "avg", 1000, "float16")
+    rule = shape.by_rule()
+    begun = {(one.tiled, one.block_n > 1) for one in (rule, *spread_out(shape, 2))}
+    allowed = {(one.tiled, one.block_n > 1) for one in grid(shape)}
+    assert begun | {(False, False)} == allowed  # split, a program of the rule's pools too much for a small one
+
+
+@pytest.mark.parametrize(("samples", "channels", "columns"), [(32, 128, 784), (128, 128, 784), (32, 64, 3136)])
+def test_candidates_of_a_tiled_rule_have_what_is_usual_of_its_own_way(samples, channels, columns):
+    """Of heads that leave 10 % of the time to others the rule's configuration was too many steps away (H200)."""
+    shape = HeadShape(samples, channels, 1, columns, 1, 1, "channels_last", "avg", 1000, "float16")
+    rule, begun = shape.by_rule(), spread_out(shape, 4)
+    own = [one for one in begun if one.block_n == rule.block_n]
+    assert rule.block_n == 16 and {(one.num_warps, one.stages > 1) for one in own} >= {(8, False), (4, True)}
+
+
+@pytest.mark.parametrize("samples", [1, 8, 32, 128])
+def test_candidates_of_few_classes_begin_with_fewer_warps(samples):
+    shape = HeadShape(samples, 64, 1, 3136, 1, 1, "channels_last", "avg", 10, "float16")
+    rule, first = shape.by_rule(), spread_out(shape, 1)[0]
+    assert (
+        not rule.tiled and dataclasses.replace(rule, block_a=rule.block_a // 2, num_warps=rule.num_warps // 2) == first
+    )
+
+
+@pytest.mark.parametrize(("samples", "block"), [(8, (16, 32)), (32, (64, 8)), (128, (256, 2))])
+def test_what_is_usual_of_small_windows_reads_few_elements_a_step(samples, block):
+    shape = HeadShape(samples, 512, 1, 49, 1, 1, "channels_last", "avg", 1000, "float16")
+    own = [one for one in spread_out(shape, 3) if one.block_n == 16]
+    assert own and all((one.block_c, one.block_a) == block for one in own)
+
+
+@pytest.mark.parametrize(("samples", "classes"), [(1024, 21841), (256, 100000), (512, 21841)])
+def test_candidates_of_more_classes_than_tiles_fit(samples, classes):
+    shape = HeadShape(samples, 512, 1, 49, 1, 1, "channels_last", "avg", classes, "float16")
+    assert all(excluded(one, shape) is None for one in spread_out(shape, 20))
+
+
+def test_no_neighbour_multiplies_in_another_way():
+    shape = HeadShape(8, 64, 1, 49, 1, 1, "channels_last", "avg", 10, "float16")
+    narrow = [one for one in grid(shape) if one.block_f == 16][::50]
+    assert narrow and all(other.tiled for one in narrow for other in neighbours(one, shape))
+
+
+@given(configs)
+def test_text_and_back(config):
+    assert parse(text(config)) == config
+    bare = dataclasses.replace(config, waits=False, max_registers=0, max_programs=0)
+    assert parse(text(bare)) == bare and "registers" not in text(bare) and "waits" not in text(bare)
+
+
+def test_text():
+    assert text(BASE) == "n1-c16-p1-a64-f1-k256-s4-j1024-parts1-stages1-warps4"
+    capped = dataclasses.replace(BASE, max_registers=64, max_programs=32)
+    assert text(capped) == "n1-c16-p1-a64-f1-k256-s4-j1024-parts1-stages1-warps4-registers64-programs32"
+
+
+@pytest.mark.parametrize(
+    "written", ["", "n1", text(BASE) + "-x1", text(BASE).replace("c16", "c16-c16"), "c16-" + text(BASE)]
+)
+def test_other_texts_are_refused(written):
+    with pytest.raises(ValueError, match="config: got .*, wants the like of 'n1-c32-"):
+        parse(written)
+
+
+def test_changes():
+    assert changes(BASE, BASE) == "as by rule"
+    other = dataclasses.replace(BASE, block_c=32, num_warps=8, max_programs=64)
+    assert changes(other, BASE) == "c32 warps8 programs64"
+    assert changes(BASE, other) == "c16 warps4 programs0"
+
+
+def test_the_order_of_simplicity_is_total():
+    found = spread_out(shape_of(32), 50)
+    ordered = sorted(found, key=simplicity)
+    assert len({simplicity(config) for config in found}) == 50
+    assert sorted(reversed(found), key=simplicity) == ordered
+    tiled = [config.tiled for config in ordered]
+    assert tiled == sorted(tiled)
+    assert simplicity(BASE) < simplicity(dataclasses.replace(BASE, max_registers=64))
+    assert simplicity(BASE) < simplicity(dataclasses.replace(BASE, max_programs=64))
+    assert simplicity(BASE) < simplicity(dataclasses.replace(BASE, window_parts=2, block_a=32))
+    assert simplicity(BASE) < simplicity(dataclasses.replace(BASE, num_warps=8))

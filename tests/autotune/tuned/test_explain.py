@@ -1,0 +1,172 @@
+"""``auxhead-tune explain``: why a head is launched as it is."""
+
+import dataclasses
+
+import pytest
+import torch
+from auxhead.autotune.tuned.explain import explain
+from auxhead.kernels.kernel_hash import kernel_hash
+from support.command_line import assert_one_line_error, tune
+from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, table
+
+
+def other(shape):
+    return dataclasses.replace(shape.by_rule(), num_warps=2)
+
+
+@pytest.fixture
+def tuned(tables):
+    """A table for two taps, 10 and 100 classes and batches of 1, 8 and 32, of which 8 serves up to 16."""
+    entries = [
+        entry(shape, place="network", config=other(shape), serves=(samples, 16 if samples == 8 else samples))
+        for tap in TAPS[:2]
+        for classes in (10, 100)
+        for samples in (1, 8, 32)
+        for shape in [head_shape(tap, samples, classes=classes)]
+    ]
+    (tables / FILE_NAME).write_text(table(*entries).as_text())
+    return tables
+
+
+def test_an_entry_of_its_own(tuned):
+    shape = head_shape(TAPS[1], 8, classes=100)
+    found = explain(DEVICE, shape, "network")
+    assert (found.missed, found.entry.shape, found.config) == ((), shape, other(shape))
+    assert "  used: its own entry, 10.0% less time than the rule's configuration" in found.lines()
+
+
+def test_a_neighbour(tuned):
+    asked = head_shape(samples=12)
+    found = explain(DEVICE, asked, "network")
+    assert found.missed == ("samples: 12 asked, table has 1, 8 (serves 8 to 16), 32",)
+    assert found.entry.shape.samples == 8 and found.config == other(head_shape(samples=8))
+    assert found.lines()[2] == (
+        "  used: the entry of batch 8, which serves batch 8 to 16: "
+        "at both it was measured to lose at most 1 % to the winner"
+    )
+
+
+MISSED = {
+    "batch": (head_shape(samples=24), "network", ["samples: 24 asked, table has 1, 8 (serves 8 to 16), 32"]),
+    "classes": (head_shape(classes=1000), "network", ["classes: 1000 asked, table has 10, 100"]),
+    "layout": (head_shape(layout="contiguous"), "network", ["layout: contiguous asked, table has channels_last"]),
+    "pool": (head_shape(pool="max"), "network", ["pool: max asked, table has avg"]),
+    "dtype": (head_shape(dtype=torch.float32), "network", ["dtype: float32 asked, table has float16"]),
+    "place": (head_shape(), "alone", ["place: alone asked, table has network"]),
+    "channels": (head_shape((65, 56, 56)), "network", ["channels: 65 asked, table has 64"]),
+    "tap": (
+        head_shape(TAPS[3]),
+        "network",
+        ["channels: 512 asked, table has 64, 128", "width: 49 asked, table has 784, 3136"],
+    ),
+    "two keys": (
+        head_shape(TAPS[1], classes=7, layout="contiguous"),
+        "network",
+        ["layout: contiguous asked, table has channels_last", "classes: 7 asked, table has 10, 100"],
+    ),
+}
+
+
+@pytest.mark.parametrize("shape, place, missed", MISSED.values(), ids=MISSED)
+def test_the_key_that_differs(shape, place, missed, tuned):
+    found = explain(DEVICE, shape, place)
+    assert list(found.missed) == missed
+    assert found.entry is None and found.config == shape.by_rule()
+    lines = found.lines()
+    assert "  used: the rule's configuration" in lines
+    assert all(f"{name}={value}" in lines[-1].split() for name, value in dataclasses.asdict(shape.by_rule()).items())
+
+
+def test_no_table(tables):
+    shape = head_shape()
+    found = explain("ACME Y", shape, "alone")
+    assert found.missed == ("device: no table for ACME Y, there is none at all",) and found.config == shape.by_rule()
+    for name in ("nvidia-h200", "acme-x"):
+        (tables / f"{name}.json").touch()
+    assert explain("ACME Z", shape, "alone").missed == (
+        "device: no table for ACME Z, there are tables for acme-x, nvidia-h200",
+    )
+
+
+def test_a_table_of_another_kernel_and_one_without_entries(tables):
+    shape = head_shape()
+    (tables / FILE_NAME).write_text(table(entry(shape, config=other(shape)), kernel="0" * 16).as_text())
+    found = explain(DEVICE, shape, "alone")
+    assert found.missed == (f"kernel: table tuned for another kernel, {'0' * 16}; the one here is {kernel_hash()}",)
+    assert found.config == shape.by_rule()
+    (tables / "acme-y.json").write_text(table(device="ACME Y").as_text())
+    assert explain("ACME Y", shape, "alone").missed == ("entries: the table has none",)
+
+
+# --- the command
+
+
+def explained(*arguments):
+    return tune("explain", *arguments)
+
+
+def test_the_command(tuned):
+    done = explained("64x56x56", "128x28x28", "--batch", 8, "--classes", 100, "--device", DEVICE)
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0] == f"batch 8, 64x1x3136, avg, 100 classes, float16, channels_last, network, on {DEVICE}"
+    assert lines[3].startswith("batch 8, 128x1x784, avg, 100 classes") and "num_warps=2" in lines[2]
+    assert [line.split(",")[0].strip() for line in lines[1::3]] == 2 * ["used: its own entry"]
+    by_file = explained("64x56x56", "--batch", 8, "--classes", 100, "--device", FILE_NAME.removesuffix(".json"))
+    assert by_file.output.splitlines() == lines[:3]
+
+
+@pytest.mark.parametrize(
+    "arguments, first",
+    [
+        (("64x7x5", "--layout", "contiguous"), "batch 1, 64x1x35, avg, 1000 classes, float16, contiguous, network"),
+        (("3x4x5", "--pool-size", "2x3", "--pool", "max"), "batch 1, 3x4x5 in 2x3 windows, max, 1000 classes"),
+        (
+            ("3x4x5", "--layout", "strided", "--dtype", "float32"),
+            "batch 1, 3x1x20, avg, 1000 classes, float32, strided",
+        ),
+        (("197x768", "--place", "alone"), "batch 1, 768x1x197, avg, 1000 classes, float16, channels_last, alone"),
+        (("197x768", "--pool", "first"), "batch 1, 768x1x1, avg"),
+        (("64x4x4", "--pool", "none", "--layout", "contiguous"), "batch 1, 1024x1x1, avg"),
+        (("512",), "batch 1, 512x1x1, avg"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_the_kernel_makes_of_an_input(arguments, first, tables):
+    done = explained(*arguments, "--device", "ACME Y")
+    assert done.exit_code == 0 and done.output.startswith(first), done.output
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("64x", "--device", "Y"), "SHAPE: got 64x, wants sizes such as 64x56x56"),
+        (("0x5x5", "--device", "Y"), "SHAPE: got 0x5x5, wants"),
+        (("1x2x3x4", "--device", "Y"), "x: got rank 5"),
+        (("512", "--dtype", "int8", "--device", "Y"), "--dtype: got int8, wants one of float16, bfloat16, float32"),
+        (("512", "--layout", "x", "--device", "Y"), "--layout: got x, wants one of channels_last"),
+        (("512", "--place", "x", "--device", "Y"), "--place: got x, wants one of alone, network"),
+        (("512", "--pool", "x", "--device", "Y"), "pool: got 'x', wants one of"),
+        (("3x4x5", "--pool", "first", "--device", "Y"), "pool: got 'first' for x of shape"),
+        (("3x4x5", "--pool-size", "2x2x2", "--device", "Y"), "pool_size: got (2, 2, 2), wants"),
+        (("512", "--device", "cpu"), "cpu.json: is not JSON"),
+        (("99999999999x99999999999x9", "--device", "Y"), "Storage size calculation overflowed"),
+        (("512", "--batch", "9" * 20, "--device", "Y"), "Overflow"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
+)
+def test_refuses(arguments, message, tables):
+    (tables / "cpu.json").write_text("{")
+    assert_one_line_error(explained(*arguments), message)
+
+
+def test_the_device_here(tuned, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    refused = explained("512")
+    assert refused.exit_code == 2
+    assert (
+        "--device: torch sees no CUDA device here, wants a name; there are tables for acme-x-1-80gb" in refused.output
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: DEVICE)
+    assert f"on {DEVICE}" in explained("512").output

@@ -1,0 +1,267 @@
+"""``torch.ops.auxhead.fused_head`` as PyTorch sees it: fake tensors, compile, export, gradients, and no Triton."""
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from auxhead.kernels import fused_head, fused_head_reference, runs_triton
+from support.head_cases import (
+    DTYPES,
+    assert_output_form,
+    assert_same_bits,
+    check_head,
+    exact_logits,
+    head_logits,
+    make_head,
+)
+from support.tolerance import assert_as_accurate_as_pytorch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+HEADS = {
+    "map": ((2, 6, 5, 4), {}),
+    "grid of maxima": ((3, 2, 5, 4), {"pool": "max", "pool_size": (2, 3)}),
+    "flattened": ((2, 2, 3, 3), {"pool": "none"}),
+    "tokens": ((2, 4, 9), {"pool": "avg"}),
+    "first token": ((2, 4, 9), {"pool": "first"}),
+    "vectors": ((5, 9), {}),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("head, return_probs", [("map", True), ("map", False), ("vectors", True)])
+def test_opcheck(head, return_probs, requires_grad, device):
+    shape, pooling = HEADS[head]
+    x, weight, bias = (tensor.requires_grad_(requires_grad) for tensor in make_head(shape, 5, device=device, **pooling))
+    one = torch.tensor(1.0, device=device)
+    for rule in ((None, None), (one, one / 2)):
+        arguments = (x, weight, bias, *rule, 1.5, 0.5, "avg", (1, 1), "max_prob", return_probs)
+        torch.library.opcheck(torch.ops.auxhead.fused_head.default, arguments)
+
+
+@pytest.mark.parametrize("return_probs", [True, False], ids=["probs", "no_probs"])
+@pytest.mark.parametrize("shape, pooling", HEADS.values(), ids=HEADS)
+def test_fake_tensors_have_the_form_of_real_ones(shape, pooling, return_probs, device):
+    head = make_head(shape, 7, device=device, **pooling)
+    real = fused_head(*head, **pooling, return_probs=return_probs)
+    with FakeTensorMode() as mode:
+        fake = fused_head(*(mode.from_tensor(tensor) for tensor in head), **pooling, return_probs=return_probs)
+    for one, other in zip(real, fake, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            form = [(t.shape, t.dtype, t.device, t.stride()) for t in (one, other)]
+            assert form[0] == form[1]
+
+
+def test_meta_tensors():
+    x, weight, bias = (tensor.to("meta") for tensor in make_head((3, 4, 5, 5), 7))
+    out = fused_head(x, weight, bias)
+    assert out.probs.shape == (3, 7) and out.label.shape == (3,) and out.probs.is_meta
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_fake_tensors_are_checked_too(name):
+    tensors = dict(zip(("x", "weight", "bias"), make_head((3, 4, 5, 5), 7), strict=True))
+    tensors[name] = torch.zeros(3, 3) if name == "weight" else torch.zeros(3)
+    with FakeTensorMode() as mode, pytest.raises(ValueError, match=f"^{name}: got"):
+        fused_head(**{key: mode.from_tensor(tensor) for key, tensor in tensors.items()})
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_compile_without_graph_breaks(dynamic, device):
+    def confident(x, weight, bias, threshold):
+        out = fused_head(torch.relu(x), weight, bias, pool_size=2, threshold=threshold)
+        return out.probs + 1, out.label, out.confidence, out.exit
+
+    compiled = torch.compile(confident, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for samples in (3, 5) if dynamic else (3,):
+        head = make_head((samples, 4, 5, 6), 7, pool_size=2, device=device)
+        limit = torch.tensor(0.4, device=device)
+        for one, other in zip(confident(*head, limit), compiled(*head, limit), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_compiled_training_step(device):
+    head = make_head((3, 4, 5, 5), 7, device=device)
+
+    def loss(x, weight, bias):
+        out = fused_head(x, weight, bias)
+        return -out.probs[:, 2].log().sum() - out.confidence.sum()
+
+    grads = []
+    for call in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+        leaves = [tensor.clone().requires_grad_() for tensor in head]
+        call(*leaves).backward()
+        grads.append([leaf.grad for leaf in leaves])
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+class Head(nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        self.linear = nn.Linear(4, 7, device=device)
+
+    def forward(self, x):
+        return tuple(fused_head(x, self.linear.weight, self.linear.bias, threshold=0.3))
+
+
+def test_export(device):
+    module, x = Head(device), torch.randn(3, 4, 5, 5, device=device)
+    program = torch.export.export(module, (x,))
+    assert any(node.target is torch.ops.auxhead.fused_head.default for node in program.graph.nodes)
+    for one, other in zip(module(x), program.module()(x), strict=True):
+        assert torch.equal(one, other)
+
+
+def gradients(function, tensors):
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
+    return torch.autograd.grad(function(*leaves), leaves)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("uses", ["probs", "confidence", "both"])
+@pytest.mark.parametrize("shape, pooling", HEADS.values(), ids=HEADS)
+def test_gradients(shape, pooling, uses, dtype, device):
+    classes, temperature = 7, 1.5
+    head = make_head(shape, classes, dtype=dtype, device=device, **pooling)
+    weights = torch.linspace(-1, 2, classes, device=device)
+
+    def loss_of(probs, confidence):
+        terms = {"probs": (probs * weights.to(probs.dtype)).sum(), "confidence": (confidence**2).sum()}
+        return terms["probs"] + terms["confidence"] if uses == "both" else terms[uses]
+
+    def fused(*leaves):
+        out = fused_head(*leaves, temperature=torch.tensor(temperature, device=device), **pooling)
+        return loss_of(out.probs, out.confidence)
+
+    def modules(logits_of):
+        def loss(*leaves):
+            probs = (logits_of(*leaves, **pooling) / temperature).softmax(-1)
+            return loss_of(probs, probs.amax(-1))
+
+        return loss
+
+    actual = gradients(fused, head)
+    exact = gradients(modules(exact_logits), [tensor.double() for tensor in head])
+    pytorch = gradients(modules(head_logits), head)
+    for name, one, two, three, tensor in zip(("x", "weight", "bias"), actual, exact, pytorch, head, strict=True):
+        assert one.dtype == tensor.dtype and one.shape == tensor.shape
+        # the gradient is rounded to the dtype of its tensor, and sums what cancels: a few times 1 / 7 here
+        assert_as_accurate_as_pytorch(one, two, three, magnitude=8, what=f"gradient of {name}")
+
+
+def test_gradients_of_what_asks_for_them(device):
+    x, weight, bias = make_head((3, 4, 5, 5), 7, device=device)
+    weight.requires_grad_()
+    fused_head(x, weight, bias).probs[:, 1].sum().backward()
+    assert weight.grad.abs().sum() > 0 and x.grad is None and bias.grad is None
+    assert fused_head(x, weight, None).confidence.requires_grad
+    out = fused_head(x, weight, bias)
+    assert not out.label.requires_grad and not out.exit.requires_grad
+    with torch.no_grad():
+        assert not fused_head(x, weight, bias).probs.requires_grad
+    weight.grad = None
+    fused_head(x, weight, bias, return_probs=False).confidence.sum().backward()
+    assert weight.grad.abs().sum() > 0
+
+
+def test_gradients_of_no_samples(device):
+    x = torch.zeros(0, 4, 5, 5, device=device, requires_grad=True)
+    weight = torch.ones(7, 4, device=device, requires_grad=True)
+    out = fused_head(x, weight)
+    (out.probs.sum() + out.confidence.sum()).backward()
+    assert x.grad.shape == x.shape and torch.equal(weight.grad, torch.zeros_like(weight))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("shape, pooling", HEADS.values(), ids=HEADS)
+def test_the_reference_runs_without_triton(shape, pooling, dtype, monkeypatch):
+    """The reference answers as the kernel does, in the same form."""
+    x, weight, bias = make_head(shape, 7, dtype=dtype, **pooling)
+    monkeypatch.setattr(importlib.import_module("auxhead.kernels.fused_head"), "kernel", None)
+    assert not runs_triton(x)
+    out = check_head(x, weight, bias, **pooling)
+    size = pooling.get("pool_size", (1, 1))
+    direct = fused_head_reference(
+        x, weight, bias, pool=pooling.get("pool", "avg"), pool_size=size, temperature=1.0, threshold=0.5
+    )
+    assert_same_bits(out, direct)
+    assert fused_head(x, weight, bias, return_probs=False, **pooling).probs is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_the_reference_lets_no_broken_sample_exit(value, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("auxhead.kernels.fused_head"), "kernel", None)
+    x, weight, bias = make_head((3, 4, 5, 5), 7)
+    x[1, 2, 3, 3] = value
+    out = fused_head(x, weight, bias, threshold=0.0)
+    assert_output_form(out, 3, 7, x.device)
+    assert out.exit.tolist() == [True, False, True] and out.confidence[1].isnan()
+
+
+@pytest.mark.parametrize("rule_shape", [(), (1,), (1, 1)], ids=["0-dim", "1", "1x1"])
+def test_the_reference_takes_rules_of_any_shape(rule_shape, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("auxhead.kernels.fused_head"), "kernel", None)
+    head = make_head((3, 4, 5, 5), 7)
+    temperature, threshold = torch.full(rule_shape, 1.5), torch.full(rule_shape, 0.25)
+    out = fused_head(*head, temperature=temperature, threshold=threshold)
+    assert_output_form(out, 3, 7, head[0].device)
+    assert_same_bits(out, fused_head(*head, temperature=1.5, threshold=0.25))
+
+
+def test_runs_triton_says_what_happens(device, monkeypatch):
+    module = importlib.import_module("auxhead.kernels.fused_head")
+    head = make_head((3, 4, 5, 5), 7, device=device)
+    ran = []
+    for owner, name in ((module, "fused_head_reference"), (module.kernel, "launch_fused_head")):
+        original = getattr(owner, name)
+
+        def spy(*args, _original=original, _name=name, **kwargs):
+            ran.append(_name)
+            return _original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, spy)
+    fused_head(*head)
+    assert ran == ["launch_fused_head" if runs_triton(head[0]) else "fused_head_reference"]
+    assert not runs_triton(head[0].to("meta"))
+
+
+WITHOUT_INTERPRETER = """
+import torch
+from auxhead.kernels import fused_head, runs_triton
+x = torch.arange(24.0).reshape(2, 3, 2, 2)
+assert not runs_triton(x)
+out = fused_head(x, torch.eye(3), threshold=0.9)
+assert out.label.tolist() == [2, 2] and out.exit.tolist() == [True, True], out
+assert not torch.is_grad_enabled() or not out.probs.requires_grad
+print("answered")
+"""
+
+
+def test_a_process_without_the_interpreter():
+    """On CPU tensors the reference runs, and nothing asks for a GPU."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_INTERPRETER], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and done.stdout == "answered\n", done.stderr
+
+
+def test_gradients_of_gradients(device):
+    """A penalty on the gradient of the input, and the Hessian."""
+    x, weight, bias = (t.double().float() for t in make_head((2, 4, 5, 5), 3, device=device))
+
+    def penalised(head):
+        leaves = [t.detach().clone().requires_grad_() for t in (x, weight, bias)]
+        probs = head(*leaves)
+        (slope,) = torch.autograd.grad(probs[:, 0].sum(), leaves[0], create_graph=True)
+        return torch.autograd.grad(probs[:, 1].sum() + 50 * slope.square().sum(), leaves)
+
+    found = penalised(lambda *head: fused_head(*head).probs)
+    wanted = penalised(lambda x, w, b: torch.softmax(x.mean((2, 3)) @ w.T + b, 1))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)

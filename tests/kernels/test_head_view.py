@@ -1,0 +1,81 @@
+"""``head_view``: x as the kernel reads it shares x's memory, whatever the layout, and holds the right features."""
+
+import pytest
+import torch
+from auxhead.kernels.head_view import HeadView, head_view
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernels.test_fused_head_layouts import MAP_LAYOUTS, TOKEN_LAYOUTS
+
+
+def viewed(x, pool, pool_size):
+    """The view of x, and the tensor [N, C, H, W] that the kernel sees through it."""
+    view = head_view(tuple(x.shape), x.stride(), pool, pool_size)
+    return view, x.as_strided(view.shape, view.strides, x.storage_offset())
+
+
+def features_of(view, x):
+    """Cut the windows out one by one: [N, C, positions], each position a list of its elements."""
+    height, width = x.shape[2:]
+    windows = []
+    for i in range(view.grid_h):
+        for j in range(view.grid_w):
+            rows = slice(i * height // view.grid_h, -(-(i + 1) * height // view.grid_h))
+            columns = slice(j * width // view.grid_w, -(-(j + 1) * width // view.grid_w))
+            windows.append(x[:, :, rows, columns].flatten(2))
+    return windows
+
+
+def check_view(x, view, seen, pool, pool_size):
+    assert len(view.shape) == len(view.strides) == 4 and view.shape[0] == x.shape[0]
+    assert view.positions == view.grid_h * view.grid_w
+    windows = features_of(view, seen)
+    assert view.window_h * view.window_w >= max(window.shape[2] for window in windows)
+    means = torch.stack([window.double().mean(2) for window in windows], 2).flatten(1)
+    if pool == "first":
+        wanted = x[:, 0].double()
+    elif pool == "none" or x.ndim == 2:
+        wanted = x.double().flatten(1)
+    elif x.ndim == 3:
+        wanted = x.double().mean(1)
+    else:
+        wanted = torch.nn.functional.adaptive_avg_pool2d(x.double(), pool_size).flatten(1)
+    torch.testing.assert_close(means, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("pool, size", [("avg", (1, 1)), ("avg", (3, 2)), ("max", (1, 1)), ("none", (1, 1))])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (2, 1, 5, 4), (2, 3, 1, 4), (2, 3, 5, 1), (1, 1, 1, 1)])
+@pytest.mark.parametrize("layout", MAP_LAYOUTS.values(), ids=MAP_LAYOUTS)
+def test_maps(layout, shape, pool, size):
+    x = layout(torch.randn, *shape)
+    check_view(x, *viewed(x, pool, size), pool, size)
+
+
+@pytest.mark.parametrize("pool", ["avg", "max", "first", "none"])
+@pytest.mark.parametrize("layout", TOKEN_LAYOUTS.values(), ids=TOKEN_LAYOUTS)
+def test_tokens(layout, pool):
+    x = layout(torch.randn, 3, 5, 6)
+    check_view(x, *viewed(x, pool, (1, 1)), pool, (1, 1))
+
+
+@pytest.mark.parametrize("pool", ["avg", "max", "first", "none"])
+def test_vectors(pool):
+    for x in (torch.randn(3, 5), torch.randn(5, 3).t(), torch.randn(1, 5).expand(3, 5), torch.randn(6, 15)[::2, ::3]):
+        view, seen = viewed(x, pool, (1, 1))
+        assert view.shape == (3, 5, 1, 1) and (view.grid_h, view.grid_w) == (1, 1)
+        check_view(x, view, seen, "none", (1, 1))
+
+
+def test_what_can_be_merged_is_merged():
+    x = torch.randn(2, 3, 56, 56)
+    assert viewed(x, "avg", (1, 1))[0].shape == (2, 3, 1, 3136)
+    assert viewed(x.to(memory_format=torch.channels_last), "avg", (1, 1))[0].shape == (2, 3, 1, 3136)
+    assert viewed(x, "none", (1, 1))[0].shape == (2, 3 * 3136, 1, 1)
+
+
+@settings(max_examples=200)
+@given(size=st.integers(1, 300), windows=st.integers(1, 50))
+def test_longest_window(size, windows):
+    view = HeadView((1, 1, size, 1), (0, 0, 0, 0), windows, 1)
+    bounds = [(i * size // windows, -(-(i + 1) * size // windows)) for i in range(windows)]
+    assert view.window_h == max(end - start for start, end in bounds)

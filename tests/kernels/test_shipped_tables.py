@@ -1,0 +1,106 @@
+"""The tuned tables that come with the package: of the kernel that is here, and what the committed records decide."""
+
+import re
+import statistics
+
+import pytest
+from auxhead.autotune.records.comparison import Difference
+from auxhead.autotune.records.record import read_records
+from auxhead.autotune.sweep.exclusion import excluded
+from auxhead.autotune.tuned.promote import promote
+from auxhead.kernels.kernel_hash import kernel_hash
+from auxhead.kernels.tuned_table import lookup, read_table, table_path
+from auxhead.plots.records import COMMITTED
+from support.command_line import tune
+
+README = (COMMITTED.parent.parent / "README.md").read_text()
+SHIPPED = {"NVIDIA H200": "h200/sweep.jsonl.gz"}
+
+
+@pytest.fixture(params=SHIPPED, scope="module")
+def table(request):
+    return read_table(table_path(request.param))
+
+
+def test_every_table_is_known_here():
+    assert {path.name for path in table_path("any").parent.iterdir()} == {table_path(name).name for name in SHIPPED}
+
+
+def test_it_is_of_the_kernel_here(table):
+    """Else every launch is chosen by rule: sweep again, and promote."""
+    assert table.kernel == kernel_hash()
+
+
+def test_its_entries_are_found_and_can_be_launched(table):
+    assert table.entries
+    for entry in table.entries:
+        assert lookup(table.device, entry.shape, entry.place) == entry.config
+        assert entry.config == entry.shape.by_rule() or excluded(entry.config, entry.shape) is None
+
+
+def test_it_is_what_the_committed_records_decide(table, tmp_path):
+    promoted = promote([COMMITTED / SHIPPED[table.device]], tmp_path / "table.json").table
+    decided = {(entry.shape, entry.place): entry for entry in promoted.entries}
+    assert len(decided) == len(table.entries)
+    for entry in table.entries:
+        again = decided[entry.shape, entry.place]
+        assert (again.config, again.serves) == (entry.config, entry.serves)
+        assert again.margin == pytest.approx(entry.margin, abs=1e-3)
+
+
+def test_the_winners_are_published():
+    """All of them, and in the README what they come to."""
+    published = (COMMITTED / "h200/winners.md").read_text()
+    printed = tune("table", COMMITTED / SHIPPED["NVIDIA H200"], "--markdown").output
+    assert [line.split("|")[:6] for line in printed.splitlines()] == [
+        line.split("|")[:6] for line in published.splitlines()
+    ], "all but times, whose last digits depend on the processor"
+    said = re.search(r"winner alone: of (\d+) heads (\d+) faster, (\d+) no difference .*, (\d+) slower\.", published)
+    heads, faster, same, slower = said.groups()
+    words = " ".join(README.split())
+    assert f"Of {heads} heads, the winner in situ makes the whole network surely faster" in words
+    rows = [line.split(" | ") for line in published.splitlines() if line.startswith("| layer")]
+    assert len(rows) == int(heads)
+    over_alone = [float(row[-1].split()[0]) for row in rows if row[-1][0].isdigit() and "no difference" not in row[-1]]
+    assert (sum(one < 1 for one in over_alone), sum(one > 1 for one in over_alone)) == (int(faster), int(slower))
+    slowest = f"slower in {slower}, by {100 * max(over_alone) - 100:.1f} %; in {same} nothing differs beyond noise:"
+    assert f"than the winner alone in {faster} and {slowest}" in words
+    said = re.search(
+        r"rule's configuration: of \d+ heads (\d+) faster, .*\((\d+) the same.*\), (\d+) slower", published
+    )
+    faster, kept, slower = said.groups()
+    assert f"which {kept} of them keep, {faster} make the network surely faster and {slower} slower." in words
+    alone = [float(row[5].split()[0]) if row[5][0].isdigit() else 1.0 for row in rows]
+    said = f"a tuned head takes {statistics.median(alone):.2f} of the rule's time (median; {min(alone):.2f} at best)"
+    assert said in words
+    compared, differing, share = re.search(
+        r"A/A: of ([\d,]+) configurations (\d+) \((.*)%\) look diff", published
+    ).groups()
+    assert int(compared.replace(",", "")) >= 1000 and float(share) <= 1.0
+    assert f"of {compared} configurations {differing} ({share} %) look different from themselves" in words
+
+
+def test_how_far_tunings_agree_is_that_of_the_record():
+    words = " ".join(README.split())
+    counted = {"alone": [0, 0, 0], "network": [0, 0, 0]}
+    others = []
+    for record in read_records(COMMITTED / "h200/retune.jsonl"):
+        tied = [pair["tunings"] for pair in record.paired[1:] if _tied(pair)]
+        if record.protocol["place"] == "alone":
+            others += [pair["median_ratio"] for pair in record.paired[1:] if not _tied(pair)]
+        of_place = counted[record.protocol["place"]]
+        for place, number in enumerate((record.protocol["tunings"], record.paired[0]["tunings"], sum(tied))):
+            of_place[place] += number
+    tunings, same, tied = counted["network"]
+    assert (same + tied) / tunings >= 0.95
+    said = f"Tuned ten times afresh, {tunings // 10} heads (1,000 classes, batches of 1 to 16) came in situ to the same"
+    assert f"{said} configuration in {same} of {tunings} tunings and to one tied with it in {tied}." in words
+    assert counted["alone"][0] == tunings
+    tunings, same, tied = counted["alone"]
+    assert f"it was the same in {same} of {tunings} tunings, tied in {tied}" in words
+    said = f"{100 - 100 * min(others):.0f} % less to {100 * max(others) - 100:.0f} % more than what most did"
+    assert f"what the other {tunings - same - tied} chose takes {said}." in words
+
+
+def _tied(pair):
+    return "median_ratio" in pair and Difference(*(pair[name] for name in Difference._fields)).is_tie

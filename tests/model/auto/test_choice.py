@@ -1,0 +1,95 @@
+"""Which of the measured runners is chosen, and which there are to choose from."""
+
+import random
+
+import pytest
+from auxhead.model.auto.candidates import Candidate, candidates
+from auxhead.model.auto.choice import choose, slower
+
+PLAIN = "overlapped (1 fork)"
+
+
+def passes(median: float, noise: float = 0.0, count: int = 12, seed: int = 0) -> list[float]:
+    noisy = random.Random(seed)
+    return [median * (1 + noisy.uniform(-noise, noise)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("us", "chosen"),
+    [
+        ({"serial": 100, PLAIN: 100, "polled": 100}, PLAIN),
+        ({"serial": 99.5, PLAIN: 100, "polled": 99.4}, PLAIN),
+        ({"serial": 97.5, PLAIN: 100, "polled": 97.4}, "serial"),
+        ({"serial": 104, PLAIN: 100, "polled": 99.5}, PLAIN),
+        ({"serial": 104, PLAIN: 100, "polled": 60}, "polled"),
+        ({"serial": 104, PLAIN: 100, "polled": 60.3, "gated": 60}, "polled"),
+        ({"serial": 104, PLAIN: 100, "polled": 63, "gated": 60}, "gated"),
+        ({"serial": 104, PLAIN: 100, "polled": 180, "gated": 170}, PLAIN),
+        ({PLAIN: 100}, PLAIN),
+        ({"serial": 100}, "serial"),
+    ],
+    ids=str,
+)
+def test_the_plain_graph_or_the_simplest_of_what_beats_it(us: dict[str, float], chosen: str) -> None:
+    assert (
+        choose({name: passes(float(time)) for name, time in us.items()}, PLAIN if PLAIN in us else "serial") == chosen
+    )
+
+
+def test_the_plain_graph_is_chosen_though_others_tie_with_a_noisy_winner() -> None:
+    """The fastest is faster in half of the passes only; serial, slower than the plain graph in all, ties with it."""
+    us = {"serial": [102.0] * 12, PLAIN: [100.0] * 12, "polled": [95.0] * 7 + [103.0] * 5}
+    assert slower(us["serial"], us[PLAIN]) and not slower(us["serial"], us["polled"])
+    assert choose(us, PLAIN) == PLAIN
+
+
+def test_a_gain_in_some_passes_is_noise_and_one_in_all_of_them_is_not() -> None:
+    plain = [100.0] * 12
+    assert slower(plain, [90.0] * 12) and slower(plain, [90.0] * 11 + [140.0])
+    assert not slower(plain, [90.0] * 9 + [140.0] * 3)
+    assert not slower(plain, [99.5] * 12), "in all of them, but too little to be lost"
+    assert not slower([100.0] * 7, [50.0] * 7), "so few passes prove nothing"
+    assert slower([100.0] * 8, [50.0] * 8)
+
+
+def test_drift_that_touches_both_is_no_difference_and_hides_none() -> None:
+    drift = [100.0 + 10 * place for place in range(12)]
+    assert not slower(drift, drift)
+    assert slower([us * 1.03 for us in drift], drift)
+
+
+@pytest.mark.parametrize("count", [8, 12, 40])
+def test_equal_runners_seldom_look_different(count: int) -> None:
+    noisy = random.Random(1)
+    found = sum(
+        slower([noisy.gauss(100, 4) for _ in range(count)], [noisy.gauss(100, 4) for _ in range(count)])
+        for _ in range(1000)
+    )
+    assert found <= 10
+
+
+def test_candidates_from_the_simplest_on() -> None:
+    taps = ("a", "b", "c", "d", "e")
+    found = candidates(taps, ("b", "d"), smaller=(1, 8))
+    assert [candidate.name for candidate in found] == [
+        "serial",
+        "overlapped (1 fork)",
+        "overlapped (2 forks)",
+        "overlapped (4 forks)",
+        "polled",
+        "gated",
+        "gated (lag 1)",
+        "polled (compact)",
+    ]
+    assert [candidate.forks for candidate in found[:4]] == [(), ("d",), ("b", "d"), ("a", "b", "c", "d")]
+    assert found[4:] == [
+        Candidate("polled"), Candidate("gated"), Candidate("gated", lag=1), Candidate("polled", compact=True),
+    ]  # fmt: skip
+
+
+def test_candidates_where_nothing_can_be_hidden_or_gathered() -> None:
+    names = [candidate.name for candidate in candidates(("a", "b"), (), smaller=())]
+    assert names == ["serial", "polled", "gated", "gated (lag 1)"]
+    assert [candidate.name for candidate in candidates(("a", "b"), ("a",), smaller=())][:2] == [
+        "serial", "overlapped (1 fork)",
+    ]  # fmt: skip

@@ -1,0 +1,154 @@
+"""Thresholds from a validation split."""
+
+import pytest
+import torch
+from auxhead.model.calibration.thresholds import calibrate, exit_places
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def early_exit_correct(confidence, correct, thresholds):
+    """What a plain loop says: [M] bool, whether each picture is answered right."""
+    right = []
+    for m in range(confidence.shape[1]):
+        leaves = [k for k, threshold in enumerate(thresholds) if confidence[k, m] > threshold]
+        right.append(bool(correct[leaves[0] if leaves else -1, m]))
+    return torch.tensor(right)
+
+
+@st.composite
+def splits(draw):
+    heads, pictures = draw(st.integers(1, 5)), draw(st.integers(1, 80))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
+    confidence = torch.rand(heads, pictures, generator=generator)
+    steps = draw(st.sampled_from([None, 1, 3, 10]))  # None: hardly any ties
+    if steps:
+        confidence = (confidence * steps).round() / steps
+    chance = torch.rand(heads + 1, 1, generator=generator).sqrt()
+    follows = draw(st.booleans())
+    correct = torch.rand(heads + 1, pictures, generator=generator) < (
+        torch.cat([confidence, chance[-1:].expand(1, pictures)]) if follows else chance
+    )
+    return confidence, correct
+
+
+@given(splits(), st.sampled_from([0.0, 0.005, 0.02, 0.1, 0.5, 1.0]))
+@settings(max_examples=150, deadline=None)
+def test_the_drop_is_never_more_than_allowed_on_the_validation_split(split, drop):
+    confidence, correct = split
+    found = calibrate(confidence, correct, drop)
+    right = early_exit_correct(confidence, correct, found.thresholds)
+    assert found.accuracy == pytest.approx(right.double().mean().item())
+    assert found.full_accuracy == pytest.approx(correct[-1].double().mean().item())
+    assert found.full_accuracy - found.accuracy <= drop + 1e-9
+    assert all(0.0 <= threshold <= 1.0 for threshold in found.thresholds)
+    assert sum(found.shares) == pytest.approx(1.0)
+
+
+def confident(*rates, pictures=400):
+    """Heads right at these rates, sure of exactly what they have right."""
+    correct = torch.arange(pictures) < torch.tensor([[round(rate * pictures)] for rate in rates])
+    place = torch.linspace(0.0, 0.1, pictures)
+    return torch.where(correct[:-1], 0.95 - place, 0.5 - place), correct
+
+
+def test_a_head_that_is_right_where_it_is_sure_lets_those_leave():
+    confidence, correct = confident(0.5, 1.0)
+    found = calibrate(confidence, correct, 0.0)
+    assert found.shares == pytest.approx((0.5, 0.5))
+    assert 0.5 < found.thresholds[0] < 0.9
+    assert found.accuracy == found.full_accuracy == 1.0
+
+
+def test_a_head_that_is_always_right_takes_everything():
+    confidence, correct = confident(1.0, 1.0, 1.0)
+    found = calibrate(confidence, correct)
+    assert found.shares == (1.0, 0.0, 0.0)
+    assert 0.8 < found.thresholds[0] < 0.85  # not lower than what was seen
+
+
+def test_a_head_that_is_always_wrong_never_exits():
+    found = calibrate(torch.rand(2, 300), torch.tensor([[False], [False], [True]]).expand(3, 300))
+    assert found.thresholds == (1.0, 1.0)
+    assert found.shares == (0.0, 0.0, 1.0)
+
+
+def test_equal_confidences_leave_together_or_not_at_all():
+    confidence = torch.full((1, 200), 0.9)
+    half_right = torch.stack([torch.arange(200) % 2 == 0, torch.ones(200, dtype=torch.bool)])
+    assert calibrate(confidence, half_right).thresholds == (1.0,)
+    all_right = torch.ones(2, 200, dtype=torch.bool)
+    found = calibrate(confidence, all_right)
+    assert found.shares == (1.0, 0.0) and found.thresholds[0] < 0.9
+
+
+def test_the_drop_on_other_pictures_is_about_what_was_asked_for():
+    drops = []
+    for seed in range(12):
+        generator = torch.Generator().manual_seed(seed)
+        ability = torch.tensor([[0.3], [0.8], [2.0], [4.0]])
+        confidence = torch.rand(4, 4400, generator=generator) ** (1 / ability)
+        correct = torch.rand(5, 4400, generator=generator) < torch.cat([confidence**0.2, torch.full((1, 4400), 0.99)])
+        found = calibrate(confidence[:, :400], correct[:, :400], 0.02)
+        right = early_exit_correct(confidence[:, 400:], correct[:, 400:], found.thresholds)
+        drops.append((correct[-1, 400:].double().mean() - right.double().mean()).item())
+        assert max(found.shares[:-1]) > 0.0
+    assert sum(drops) / len(drops) < 0.025
+
+
+def test_certain_and_nan_confidences():
+    confidence = torch.ones(1, 100)
+    confidence[0, :10] = torch.nan
+    found = calibrate(confidence, torch.ones(2, 100, dtype=torch.bool))
+    assert found.thresholds[0] < 1.0
+    assert found.shares == pytest.approx((0.9, 0.1))
+
+
+def test_neighbouring_floats_are_still_told_apart():
+    low = torch.tensor(0.7)
+    high = torch.nextafter(low, torch.tensor(1.0))
+    right = torch.arange(400) < 300
+    found = calibrate(torch.where(right, high, low)[None], torch.stack([right, torch.ones(400, dtype=torch.bool)]))
+    assert found.shares == pytest.approx((0.75, 0.25))
+    assert found.thresholds[0] == low.item()
+
+
+def test_a_larger_drop_lets_no_fewer_leave():
+    generator = torch.Generator().manual_seed(3)
+    confidence = torch.rand(3, 500, generator=generator)
+    correct = torch.rand(4, 500, generator=generator) < torch.cat([confidence**0.1, torch.full((1, 500), 0.99)])
+    places = [
+        exit_places(confidence, torch.tensor(calibrate(confidence, correct, drop).thresholds)).double().mean()
+        for drop in (0.0, 0.005, 0.02, 0.05, 0.2)
+    ]
+    assert places == sorted(places, reverse=True)
+    assert places[-1] < places[0]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "drop", "message"),
+    [
+        (((2, 5), (2, 5)), 0.1, r"correct: got \[2, 5\]"),
+        (((2, 0), (3, 0)), 0.1, "confidence: got no pictures"),
+        (((2, 5), (3, 5)), -0.1, r"max_accuracy_drop: got -0\.1"),
+    ],
+    ids=["shapes", "empty", "drop"],
+)
+def test_bad_input(shapes, drop, message):
+    with pytest.raises(ValueError, match=message):
+        calibrate(torch.zeros(shapes[0]), torch.zeros(shapes[1], dtype=torch.bool), drop)
+
+
+def test_logits_of_a_network_will_do_as_they_come(device):
+    """On its device, with gradients."""
+    confidence = torch.tensor([[0.9, 0.8, 0.3, 0.2]] * 2, device=device, requires_grad=True)
+    correct = torch.tensor([[True, True, False, False], [True] * 4, [True] * 4], device=device)
+    found = calibrate(confidence * 1.0, correct, 0.5)
+    assert found == calibrate(confidence.detach().cpu(), correct.cpu(), 0.5) and min(found.thresholds) < 1.0
+
+
+@pytest.mark.parametrize("name", ["confidence", "correct"])
+def test_what_is_no_tensor_is_refused(name):
+    given = {"confidence": torch.rand(1, 3), "correct": torch.ones(2, 3, dtype=torch.bool)}
+    with pytest.raises(TypeError, match=f"^{name}: got list, wants a tensor"):
+        calibrate(**{**given, name: [[0.5]]})

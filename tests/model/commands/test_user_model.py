@@ -1,0 +1,98 @@
+"""A model of the user's, found by name, and what is said when it is not."""
+
+import sys
+
+import pytest
+import torch
+from auxhead.model import EarlyExitNetwork
+from auxhead.model.bad_input import BadInput
+from auxhead.model.commands.user_model import load_factory
+
+SOURCE = """
+import torch
+from auxhead.model import EarlyExitNetwork
+from support.example_models import SmallNet, plain_heads
+
+NUMBER = 5
+
+def good():
+    return EarlyExitNetwork(SmallNet(), plain_heads()).eval(), torch.zeros(2, 3, 16, 16)
+
+def half():
+    return good()[0]
+
+def swapped():
+    return good()[::-1]
+
+def too_much():
+    return *good(), 1
+
+def empty():
+    return good()[0], torch.zeros(0, 3, 16, 16)
+
+def fails():
+    raise RuntimeError("not found: weights.pt")
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package in the current directory, which is nowhere in sys.path; returns its name."""
+    folder = tmp_path / "my_package"
+    folder.mkdir()
+    (folder / "my_model.py").write_text(SOURCE)
+    (folder / "lacks.py").write_text("import a_module_that_is_not_there\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    yield "my_package"
+    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
+        del sys.modules[name]
+
+
+def test_a_factory_in_the_current_directory(package):
+    made = load_factory(f"{package}.my_model:good")()
+    assert isinstance(made.network, EarlyExitNetwork) and made.example_input.shape == (2, 3, 16, 16)
+    network, x = load_factory(f"{package}.my_model:good")()
+    assert network is not made.network and isinstance(x, torch.Tensor)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("nowhere", "--model: got 'nowhere', wants package.module:factory"),
+        ("my_package/my_model.py:good", "wants package.module:factory"),
+        ("my_package.my_model:", "wants package.module:factory"),
+        (":good", "wants package.module:factory"),
+        ("nowhere:good", "--model: no module 'nowhere' in "),
+        ("my_package.nowhere:good", "--model: no module 'my_package.nowhere' in "),
+        ("nowhere.my_model:good", "--model: no module 'nowhere' in "),
+        ("my_package.my_model.deeper:good", "--model: no module 'my_package.my_model.deeper' in "),
+        ("my_package.my_model:nothing", "--model: got 'nothing' of my_package.my_model .*, which it does not have"),
+        ("my_package.my_model:NUMBER", "--model: got 'NUMBER' of my_package.my_model .*, which cannot be called"),
+    ],
+)
+def test_what_is_not_there_is_named(package, spec, message):
+    with pytest.raises(BadInput, match=message):
+        load_factory(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("half", r"returned \(EarlyExitNetwork\), wants \(EarlyExitNetwork, Tensor\)"),
+        ("swapped", r"returned \(Tensor, EarlyExitNetwork\), wants"),
+        ("too_much", r"returned \(EarlyExitNetwork, Tensor, int\), wants"),
+        ("empty", r"returned an input of shape \[0, 3, 16, 16\], wants a batch of samples"),
+    ],
+)
+def test_what_a_factory_returns_is_checked(package, name, message):
+    factory = load_factory(f"{package}.my_model:{name}")
+    with pytest.raises(BadInput, match=f"--model: {package}.my_model:{name} {message}"):
+        factory()
+
+
+def test_errors_of_the_users_own_code_come_through(package):
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
+        load_factory(f"{package}.lacks:good")
+    with pytest.raises(RuntimeError, match="not found: weights.pt"):
+        load_factory(f"{package}.my_model:fails")()

@@ -1,0 +1,194 @@
+"""The demo end to end, on small pictures, through the commands that users type."""
+
+import importlib
+import json
+
+import pytest
+import torch
+from auxhead.autotune.measuring.exit_latency import BACKBONE, EAGER, GRAPH, IN_LINE, SIDE_STREAM, STOP, exit_latency
+from auxhead.autotune.measuring.timers import time_interleaved
+from auxhead.model import EagerRunner
+from auxhead.model.calibration.evaluation import answers_of_all_exits, batches, early_exit_answers
+from auxhead.model.checkpoint import load_checkpoint
+from auxhead.model.demo.run import calibrate_network, run_demo
+from auxhead.model.images import normalise, open_image, to_pixels
+from auxhead.model.spread import spread
+from auxhead.model.training.data_sets import decode, load_folder
+from support.command_line import assert_one_line_error, auxhead
+from support.pictures import write_cifar10, write_image_folder
+from torchvision.datasets import CIFAR10
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+
+@pytest.fixture(scope="module")
+def done(without_interpreter, tmp_path_factory):
+    """A folder of pictures, what the demo wrote, and what it printed."""
+    folder = write_image_folder(tmp_path_factory.mktemp("data") / "my stripes", per_class=40)
+    out = tmp_path_factory.mktemp("out") / "deep" / "demo"
+    result = auxhead("demo", "--data", folder, "--out", out, "--image-size", 16, "--epochs", 3, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    return folder, out, result
+
+
+def test_the_demo_writes_what_it_says(done):
+    _, out, result = done
+    files = ["exits.json", "exits.png", "exits.svg", "model.json", "model.safetensors", "report.json"]
+    assert sorted(path.name for path in out.iterdir()) == files
+    assert "Latency was not measured" in result.output
+    assert "auxhead infer --checkpoint" in result.output
+
+
+def test_the_report_adds_up(done):
+    _, out, _ = done
+    report = json.loads((out / "report.json").read_text())
+    assert report["data"] == "my stripes" and report["images"] == {"train": 48, "validation": 16, "test": 16}
+    exits = report["exits"]
+    assert [line["name"] for line in exits][-2:] == ["layer4.1", "classifier"] and len(exits) == 9
+    assert sum(line["images"] for line in exits) == 16
+    assert sum(line["share"] for line in exits) == pytest.approx(1.0)
+    answered = sum(line["share"] * line["accuracy"] for line in exits if line["images"])
+    assert answered == pytest.approx(report["accuracy"])
+    assert exits[-1]["accuracy_on_all"] == report["full_accuracy"]
+    assert report["accuracy_drop_points"] == pytest.approx(100 * (report["full_accuracy"] - report["accuracy"]))
+    assert report["left_before_last_block"] == pytest.approx(sum(line["share"] for line in exits[:7]))
+    blocks = sum(min(place + 1, 8) * line["share"] for place, line in enumerate(exits))
+    assert report["mean_blocks"] == pytest.approx(blocks)
+    assert report["latency"] is None and set(report["seconds"]) == {"load", "train", "calibrate", "evaluate"}
+    assert report["environment"]["torch"] == torch.__version__.partition("+")[0] or report["environment"]["torch"]
+
+
+def test_infer_gives_the_answer_of_the_saved_network(done):
+    folder, out, _ = done
+    paths = [folder / "lying" / "3.png", folder / "standing" / "5.png", folder / "lying" / "0.png"]
+    result = auxhead("infer", "--checkpoint", out, *paths, "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    loaded = load_checkpoint(out)
+    pixels = torch.stack([to_pixels(open_image(path), 16) for path in paths])
+    wanted = loaded.network(normalise(pixels))
+    rows = [line for line in result.output.splitlines() if ".png" in line]
+    assert len(rows) == 3
+    for row, path, label, confidence, exit_index in zip(
+        rows, paths, wanted.label, wanted.confidence, wanted.exit_index, strict=True
+    ):
+        file, answer, sure, answered_by, likely = (cell.strip() for cell in row.strip("│┃ ").split("│"))
+        assert file == str(path) and answer == loaded.classes[label] and sure == f"{confidence.item():.1%}"
+        assert answered_by == f"{exit_index + 1}: {[*loaded.network.taps, 'classifier'][exit_index]}"
+        assert likely.startswith(answer) and likely.count("%") == 2
+
+
+def test_names_with_brackets_are_printed_as_they_are(done, tmp_path):
+    """They are no markup, which would be left out or fail."""
+    folder, out, _ = done
+    path = tmp_path / "[red]a[x] :cat: [/b].png"
+    path.parent.mkdir()
+    path.write_bytes((folder / "lying" / "3.png").read_bytes())
+    result = auxhead("infer", "--checkpoint", out, path, "--device", "cpu")
+    assert result.exit_code == 0 and str(path) in result.output, result.output
+
+
+def test_a_trained_network_leaves_early_and_keeps_its_promise():
+    """The same as on the digits, on pictures that are learnt in seconds."""
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as directory:
+        source = load_folder(write_image_folder(Path(directory) / "x", per_class=60))
+        told = []
+        run = run_demo(
+            source,
+            image_size=16,
+            device=torch.device("cpu"),
+            epochs=6,
+            watch=lambda name, total: lambda images, remark: told.append((name, total, images)),
+        )
+    report = run.report
+    assert report.validation["full_accuracy"] - report.validation["accuracy"] <= 0.005 + 1e-9
+    assert report.full_accuracy > 0.9
+    for name in ("reading images", "training"):
+        assert sum(images for n, _, images in told if n == name) == next(total for n, total, _ in told if n == name)
+    # what the tables say is what the network does
+    label, exit_index = early_exit_answers(run.network, run.splits.test.pixels)
+    answers = answers_of_all_exits(run.network, run.splits.test.pixels)
+    assert torch.equal(label, answers.label.gather(0, exit_index[None])[0])
+    calibration = calibrate_network(run.network, run.splits.validation, 1.0)
+    assert calibration.shares[0] > 0.0  # anything goes, so the first exit is open
+
+
+def test_cifar10_takes_the_same_path(tmp_path, monkeypatch):
+    write_cifar10(tmp_path / "root", per_batch=40)
+    monkeypatch.setattr(CIFAR10, "_check_integrity", lambda self: True)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    out = tmp_path / "out"
+    result = auxhead(
+        *("demo", "--dataset", "cifar10", "--root", tmp_path / "root", "--out", out),
+        *("--epochs", 1, "--image-size", 8, "--device", "cpu"),
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads((out / "report.json").read_text())["images"] == {"train": 180, "validation": 20, "test": 40}
+    assert len(list((out / "examples").iterdir())) == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "--data", "nowhere"], "--data: nowhere does not exist"),
+        (["demo", "--dataset", "cifar10", "--root", "nowhere"], "--root: nowhere does not hold CIFAR-10"),
+        (["demo", "--out", "file"], "--out: file is a file, wants a directory"),
+        (["infer", "--checkpoint", "nowhere", "x.png"], "--checkpoint: nowhere has no model.json"),
+    ],
+    ids=["data", "root", "out", "checkpoint"],
+)
+def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert_one_line_error(auxhead(*arguments), message)
+
+
+def test_infer_names_a_picture_that_cannot_be_read(done, tmp_path):
+    (tmp_path / "x.png").write_text("no picture")
+    for path, message in ((tmp_path / "x.png", "cannot be read as an image"), (tmp_path / "y.png", "no such file")):
+        result = auxhead("infer", "--checkpoint", done[1], path)
+        assert result.exit_code == 2 and path.name in result.stderr and message in result.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device():
+    result = auxhead("demo", "--device", "cuda")
+    assert result.exit_code == 2 and "--device: got cuda" in result.stderr
+    with pytest.raises(ValueError, match="inputs: on cpu, want a CUDA device"):
+        time_interleaved({"a": lambda x: x}, [torch.zeros(1)])
+
+
+def test_spread():
+    assert spread([5.0]) == (5.0, 5.0, 5.0)
+    assert spread(range(100, -1, -1)) == (50, 20, 80)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_nothing_is_timed_that_answers_wrongly(done, monkeypatch):
+    """Above all no graph: here one that goes on answering for the picture it was captured with."""
+    network = load_checkpoint(done[1]).network.cuda()
+    images = next(batches(decode(load_folder(done[0]), 16), torch.device("cuda")))
+    module = importlib.import_module("auxhead.autotune.measuring.exit_latency")
+    monkeypatch.setattr(module, "captured", lambda function, example: lambda x: function(example))
+    with pytest.raises(RuntimeError, match="CUDA graph does not answer as it should; not timed"):
+        exit_latency(network, images, (16,), rounds=5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_latency_on_a_gpu(done):
+    network = load_checkpoint(done[1]).network.cuda()
+    images = next(batches(decode(load_folder(done[0]), 16), torch.device("cuda")))
+    rows = exit_latency(network, images, (1, 16, 10_000), rounds=5)
+    variants = [(EAGER, name) for name in (BACKBONE, IN_LINE, SIDE_STREAM, STOP)]
+    variants += [(GRAPH, name) for name in (BACKBONE, IN_LINE, SIDE_STREAM)]
+    assert [(row["batch"], (row["mode"], row["variant"])) for row in rows] == [
+        (batch, variant) for batch in (1, 16) for variant in variants
+    ]
+    for row in rows:
+        for kind in ("device_us", "host_us"):
+            assert 0 < row[kind]["p20"] <= row[kind]["median"] <= row[kind]["p80"]
+    assert (EagerRunner(network)(images).label == network(images).label).all()

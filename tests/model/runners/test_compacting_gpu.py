@@ -1,0 +1,261 @@
+"""``compact=True`` on a GPU: the same answers as the eager runner, whatever batches the samples have gone through."""
+
+import gc
+from collections.abc import Sequence
+
+import pytest
+import torch
+from auxhead.model import CompactingRunner, EagerRunner, EarlyExitNetwork, make_runner, make_trunk
+from auxhead.model.runners.graph_runner import GraphRunner
+from support.example_models import Skipping, needs_gpu
+from support.graph_runner_cases import (
+    TOLERANCE,
+    CountingNet,
+    assert_same,
+    assert_takes_no_memory,
+    clear_batches,
+    clear_samples,
+    exits_at,
+    hold_up,
+    images,
+    near_a_decision,
+    network,
+    polls_of,
+    spoil,
+    with_heads,
+)
+from torch import Tensor, nn
+
+pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable")]
+
+SIZES = (1, 8, 32, 64)
+
+
+@pytest.fixture(autouse=True)
+def _every_move_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The networks are too small for it: times are made proportional to the batch."""
+    monkeypatch.setattr(GraphRunner, "_segment_times", lambda runner, x: [1000.0 * len(x)] * (len(runner._heads) + 1))
+
+
+def compacting(net: EarlyExitNetwork, sizes: Sequence[int] = SIZES, **options: object) -> CompactingRunner:
+    example = options.pop("example", None)
+    example = images(2, next(net.parameters()).dtype) if example is None else example
+    return make_runner(net, example, exits="polled", compact=True, batch_sizes=sizes, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
+def test_every_batch_size_answers_as_eager(trunk: str, dtype: torch.dtype) -> None:
+    """From 1 to 130, one after another without a wait, each of other samples."""
+    net, x, tolerance = network(dtype), images(130, dtype), TOLERANCE.get(dtype, 3e-2)
+    eager_trunk = make_trunk(net.backbone, net.taps, x[:2], trunk)
+    eager = EagerRunner(net, trunk=eager_trunk)
+    near = near_a_decision(net, eager_trunk, x, tolerance)
+    assert eager(x).exit_index.unique().numel() == 4
+    runner = compacting(net, trunk=trunk)
+    assert "Batch 64: 4 graphs, cut after block0, block1, block2. Gathered after block0 into batches of 1, 8, 32. " in (
+        runner.describe()
+    )
+    found = [runner(x.roll(n, 0)[:n]) for n in range(1, 131)]
+    for n, result in enumerate(found, start=1):
+        assert_same(result, eager(x.roll(n, 0)[:n]), tolerance, near.roll(n, 0)[:n])
+    runner.close()
+
+
+def test_every_move_from_every_size_at_every_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are chosen by their exits, so that each number of open ones is there where it is wanted."""
+    net = network()
+    runner, (x, places) = compacting(net), clear_samples(net, 4000)
+    rows = [torch.nonzero(places == place)[:, 0] for place in range(4)]
+    assert min(map(len, rows)) >= 64
+    wanted, seen = net(x), polls_of(runner, monkeypatch)
+    moved = set()
+    for leaves in (
+        (26, 19, 13, 6), (32, 24, 7, 1), (63, 0, 0, 1), (0, 56, 0, 8), (0, 0, 63, 1), (32, 0, 31, 1), (0, 32, 24, 8),
+        (0, 0, 32, 32), (0, 0, 56, 8), (24, 7, 0, 1), (0, 24, 7, 1), (0, 0, 24, 8), (0, 31, 0, 1), (0, 0, 31, 1),
+        (7, 0, 0, 1), (0, 7, 0, 1), (0, 0, 7, 1), (64, 0, 0, 0), (0, 0, 0, 64), (20, 20, 20, 0), (56, 0, 0, 8),
+        (31, 0, 0, 1),
+    ):  # fmt: skip
+        chosen = torch.cat([which[torch.randperm(len(which))[:n]] for which, n in zip(rows, leaves, strict=True)])
+        chosen = chosen[torch.randperm(len(chosen))]
+        for _ in range(3):
+            seen.clear()
+            result = runner(x[chosen])
+            assert_same(result, type(wanted)(*(field[chosen] for field in wanted)))
+        moved |= {(place, a[0], b[0]) for place, (a, b) in enumerate(zip(seen, seen[1:], strict=False)) if a[0] != b[0]}
+        assert [count for _, count in seen] == [sum(leaves[p + 1 :]) for p in range(len(seen))]
+    pairs = {(64, 32), (64, 8), (64, 1), (32, 8), (32, 1), (8, 1)}
+    # after the last head a move shows in no poll
+    assert {pair[1:] for pair in moved if pair[0] == 0} == pairs
+    assert {pair[1:] for pair in moved if pair[0] == 1} >= {(64, 32), (64, 8), (32, 8), (32, 1), (8, 1)}
+
+
+def test_different_requests_back_to_back() -> None:
+    """Nothing waits in between; earlier requests have moved elsewhere, and results stay what they were."""
+    net = network()
+    runner = compacting(net, trunk="cudnn")
+    trunk = make_trunk(net.backbone, net.taps, images(2), "cudnn")
+    eager = EagerRunner(net, trunk=trunk)
+    batches = clear_batches(net, [64, 5, 40, 1, 64, 32, 90, 8], trunk)
+    wanted = [eager(x) for x in batches]
+    torch.cuda.synchronize()
+    hold_up(torch.cuda.current_stream())
+    found = [runner(x) for _ in range(25) for x in batches]
+    for i, result in enumerate(found):
+        assert_same(result, wanted[i % len(batches)])
+
+
+def test_callers_on_several_streams() -> None:
+    net = network()
+    runner, batches = compacting(net), clear_batches(net, [64, 5, 33, 8])
+    wanted = [net(x) for x in batches]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream(), torch.cuda.Stream(priority=-1), torch.cuda.default_stream()]
+    found = []
+    for i in range(60):
+        with torch.cuda.stream(streams[i % 3]):
+            late = torch.full_like(batches[i % 4], float("nan"))
+            torch.cuda._sleep(200_000)
+            late.copy_(batches[i % 4])
+            result = runner(late)
+            late.fill_(float("nan"))
+            del late
+            spoil()
+            found.append(type(result)(*(field.clone() for field in result)))
+            del result
+    for i, result in enumerate(found):
+        assert_same(result, wanted[i % 4])
+
+
+def test_all_leave_at_one_exit_and_work_is_skipped() -> None:
+    net = network(backbone=CountingNet())
+    runner = compacting(net)
+    for place in (0, 3, 1, 2):
+        for samples in (64, 1, 17):
+            with exits_at(net, place):
+                net.backbone.runs.zero_()
+                assert runner(images(samples)).exit_index.eq(place).all()
+                torch.cuda.synchronize()
+            assert net.backbone.runs.tolist()[: place + 1] == [1] * (place + 1)
+            if samples > 1:  # the host has waited for the number
+                assert net.backbone.runs.tolist() == [int(segment <= place) for segment in range(4)]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_request_that_is_broken_off_spoils_no_other(error: type, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network()
+    runner, batches = compacting(net), clear_batches(net, [64, 40, 64, 8])
+    wanted, poll = [net(x) for x in batches], runner._poll
+    torch.cuda.synchronize()
+    for _ in range(4):
+        calls = iter(range(10))
+
+        def broken(*arguments: object, calls=calls) -> int:
+            if next(calls) == after:
+                raise error
+            return poll(*arguments)
+
+        monkeypatch.setattr(runner, "_poll", broken)
+        with pytest.raises(error):
+            runner(batches[0])
+        monkeypatch.setattr(runner, "_poll", poll)
+        for x, answer in zip(batches, wanted, strict=True):
+            assert_same(runner(x), answer)
+
+
+def test_a_network_that_uses_more_than_the_tap_is_not_compacted_there() -> None:
+    net = network(backbone=Skipping())
+    runner, batches = compacting(net), clear_batches(net, [64, 40, 64])
+    said = runner.describe()
+    assert "Gathered after block0 into batches of 1, 8, 32." in said
+    for tap in ("block1", "block2"):
+        assert f"Not compacted after {tap}: more than the tap's output is used after it." in said
+        assert f"Gathered after {tap}" not in said
+    for x in batches:
+        assert_same(runner(x), net(x))
+
+
+class Tokens(nn.Module):
+    """Taps that return [N, T, D] and [N, D]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block0 = nn.Sequential(nn.Linear(3, 11), nn.GELU())
+        self.block1 = nn.Sequential(nn.Linear(11, 13), nn.GELU())
+        self.fc = nn.Linear(13, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.block1(self.block0(x.flatten(2).transpose(1, 2)[:, :7]).mean(1)))
+
+
+def test_tokens_and_vectors_with_odd_rows() -> None:
+    net = with_heads(Tokens(), ("block0", "block1"), images(64, torch.float32), torch.float16)
+    runner, x = compacting(net), images(200)
+    assert "Gathered after block0 into batches of 1, 8, 32. Gathered after block1 into batches of 1, 8, 32." in (
+        runner.describe()
+    )
+    near = near_a_decision(net, make_trunk(net.backbone, net.taps, x[:2]), x, 4e-3)
+    for n in (64, 50, 9, 130):
+        assert_same(runner(x[:n]), net(x[:n]), near=near[:n])
+
+
+def test_heads_without_probabilities() -> None:
+    net = network(return_probs=False)
+    runner, x = compacting(net), images(64)
+    found, wanted = runner(x), net(x)
+    assert found.probs is None
+    differs = (found.label != wanted.label) | (found.exit_index != wanted.exit_index)
+    assert differs.float().mean() <= 0.1 and torch.allclose(
+        found.confidence[~differs], wanted.confidence[~differs], atol=4e-3
+    )
+
+
+def test_no_call_of_cuda_waits() -> None:
+    net = network()
+    runner, batches = compacting(net), clear_batches(net, [64, 40, 1, 12])
+    wanted = [net(x) for x in batches]
+    for x in batches:
+        runner(x)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = [runner(x) for _ in range(3) for x in batches]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for i, result in enumerate(found):
+        assert_same(result, wanted[i % 4])
+
+
+def test_a_steady_state_takes_no_memory_from_the_device() -> None:
+    net = network()
+    assert_takes_no_memory(compacting(net), [images(n) for n in (64, 40, 1, 12)])
+
+
+@pytest.mark.parametrize("ended", ["closed", "dropped"])
+def test_the_end_of_a_runner_frees_all_pools(ended: str) -> None:
+    net, x = network(), images(64)
+
+    def live() -> CompactingRunner | None:
+        runner = compacting(net, trunk="cudnn")
+        runner(x)
+        if ended == "closed":
+            runner.close()
+            return runner
+        return None
+
+    def held() -> tuple[int, int]:
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+    first = live()  # what libraries allocate once and keep is theirs
+    before = held()
+    second = live()
+    now = held()
+    assert now[0] <= before[0] and now[1] <= before[1]
+    for runner in (first, second):
+        if runner is not None:
+            with pytest.raises(RuntimeError, match="this runner is closed"):
+                runner(x)

@@ -1,0 +1,107 @@
+"""The demo's digits through every runner: the labels and exits of the eager runner, in batches of every size."""
+
+import copy
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from auxhead.autotune.bench.variants import RUNNERS
+from auxhead.autotune.measuring.correctness import (
+    Answer,
+    Comparison,
+    Rounding,
+    Truth,
+    eager_truth,
+    logits_of_exits,
+    measure_rounding,
+    verdict,
+)
+from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, Trunk, make_runner, make_trunk
+from auxhead.model.calibration.evaluation import batches
+from auxhead.model.demo.run import run_demo
+from auxhead.model.training.data_sets import load_digits
+from support.example_models import needs_gpu
+from torch import Tensor
+
+pytestmark = [*needs_gpu, pytest.mark.usefixtures("stops_at_every_tap")]
+
+LARGEST = 130
+#: Some fit, most are padded, the last are split.
+CAPTURED = (1, 8, 32, 128)
+#: Rounding of confidences and logits that is allowed for, however exact the eager network is on the batches that it is
+#: measured with: convolution algorithms differ by batch size and by trunk.
+LEAST_ROUNDING = 5e-5
+
+
+@pytest.fixture(autouse=True)
+def _without_tf32() -> Iterator[None]:
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
+        yield
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[EarlyExitNetwork, Tensor]:
+    """The demo's network, shortly trained, its thresholds calibrated, and the test split [359, 3, 16, 16] float32."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    done = run_demo(load_digits(), image_size=16, device=device, epochs=4)
+    x = torch.cat(list(batches(done.splits.test.pixels, device)))
+    return done.network, x.contiguous(memory_format=torch.channels_last)
+
+
+def in_pieces(samples: int) -> list[Tensor]:
+    """Places of consecutive samples in pieces of every length in turn, beginning anew after the last sample."""
+    lengths = range(1, LARGEST + 1)
+    return list((torch.arange(sum(lengths)) % samples).split(list(lengths)))
+
+
+def truth_of(network: EarlyExitNetwork, trunk: Trunk, x: Tensor) -> Truth:
+    """What the trunk says eagerly about all samples, and which of its decisions are within its own rounding."""
+    logits = logits_of_exits(
+        trunk.module,
+        network.taps,
+        [head.logits for head in network.fused_heads],
+        x.contiguous(memory_format=trunk.memory_format),
+        None if trunk.classifier is None else trunk.classifier.logits,
+    )
+    measured = measure_rounding(network, [x, *(x[:size] for size in CAPTURED)])
+    rounding = Rounding(*([max(error, LEAST_ROUNDING) for error in errors] for errors in measured))
+    return eager_truth(logits, network.fused_heads, rounding)
+
+
+def answer_of(result: ExitResult) -> Answer:
+    return Answer(result.label, result.confidence.double(), result.exit_index)
+
+
+def counted(runner: Callable[[Tensor], ExitResult], eager: EagerRunner, truth: Truth, x: Tensor) -> dict[str, int]:
+    """Compare a runner with the eager one, piece by piece; requests follow one another without a wait."""
+    pieces = [piece.to(x.device) for piece in in_pieces(len(x))]
+    found = [runner(x[piece]) for piece in pieces]
+    comparison = Comparison()
+    for piece, result in zip(pieces, found, strict=True):
+        of_piece = Truth(answer_of(eager(x[piece])), *(field[piece] for field in truth[1:]))
+        comparison.add(answer_of(result), of_piece)
+    return comparison.counts()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
+@pytest.mark.parametrize("way", RUNNERS)
+def test_the_test_split_in_batches_of_every_size(
+    way: str,
+    trunk: str,
+    dtype: torch.dtype,
+    digits: tuple[EarlyExitNetwork, Tensor],
+    record_property: Callable[[str, object], None],
+) -> None:
+    network, x = copy.deepcopy(digits[0]).to(dtype), digits[1].to(dtype)
+    made = make_trunk(network.backbone, network.taps, x[: CAPTURED[-1]], trunk)
+    truth, eager = truth_of(network, made, x), EagerRunner(network, trunk=made)
+    assert truth.answer.exit_index.unique().numel() > 2, "hardly any of the exits is tested"
+    with make_runner(network, x[: CAPTURED[-1]], batch_sizes=CAPTURED, trunk=trunk, **RUNNERS[way]) as runner:
+        counts = counted(runner, eager, truth, x)
+    for name, count in counts.items():
+        record_property(name, count)
+    print(f"{way}, trunk {trunk}, {dtype}: {counts}")  # pytest -rP shows it
+    assert counts["samples"] == sum(range(1, LARGEST + 1))
+    assert verdict(counts) is None, counts
+    assert counts["differing"] <= 0.03 * counts["samples"], "rounding excuses too much"

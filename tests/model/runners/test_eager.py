@@ -1,0 +1,156 @@
+"""The eager runner on the CPU: errors, detours and threads; test_eager_runner_gpu.py has its streams."""
+
+import copy
+import sys
+import threading
+
+import pytest
+import torch
+from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, make_runner
+from support.example_models import SmallNet, plain_heads
+from torch import Tensor
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def images(samples: int) -> Tensor:
+    return torch.randn(samples, 3, 8, 8)
+
+
+def network(rules: object, **options: object) -> EarlyExitNetwork:
+    return EarlyExitNetwork(SmallNet(), plain_heads(), rules, **options).eval()
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_in_line_and_beside_are_the_same_answer(stop: bool) -> None:
+    net, x = network({"block0": 0.5, "block1": 0.4, "block2": 0.6}), images(9)
+    runs = [EagerRunner(net)(x, stop=stop), EagerRunner(net, in_line=True)(x, stop=stop), net(x)]
+    for result in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], result, strict=True))
+
+
+def test_heads_see_what_the_owners_hooks_make_of_a_layer() -> None:
+    net, x = network(0.0), images(2)
+    net.backbone.block0.register_forward_hook(lambda module, inputs, output: output * 2)
+    with torch.no_grad():
+        wanted = net.heads[0](net.backbone.block0(x))
+    assert torch.equal(net(x).probs, wanted.probs)
+
+
+def test_a_network_within_a_network() -> None:
+    """Runs of two networks in one thread, one inside the other's forward, do not hear each other's taps."""
+    net, x = network(0.0), images(2)
+    inner = network(0.0)
+    wanted = net(x)
+    net.backbone.block1.register_forward_pre_hook(lambda *_: inner(x, stop=True) and None)
+    assert all(torch.equal(a, b) for a, b in zip(net(x), wanted, strict=True))
+    assert not any(part._forward_hooks for part in [*net.modules(), *inner.modules()])
+
+
+@pytest.mark.parametrize("when", ["in the backbone", "in a head"])
+def test_an_error_leaves_no_hooks_and_the_next_run_works(when: str) -> None:
+    net, x = network(1.0, example_input=images(1)), images(3)
+    wanted = net(x)
+    target = net.backbone.block2 if when == "in the backbone" else net.heads[1]
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    handle = target.register_forward_pre_hook(fail)
+    for stop in (False, True):
+        with pytest.raises(ZeroDivisionError):
+            net(x, stop=stop)
+    if when == "in the backbone":
+        with pytest.raises(ZeroDivisionError):
+            net.logits(x)
+    handle.remove()
+    assert not any(part._forward_hooks for part in net.modules())
+    assert all(torch.equal(a, b) for a, b in zip(net(x), wanted, strict=True))
+
+
+class Detour(SmallNet):
+    """Runs its blocks as it is told to, as data-dependent and layer-dropping networks do."""
+
+    route = SmallNet.taps
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in SmallNet.taps:
+            block = self.get_submodule(name)
+            for _ in range(self.route.count(name) - 1):
+                block(x)
+            x = block(x) if name in self.route else block[2](block[1](block[0](x)))
+        return self.fc(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    "route", [("block1", "block2"), ("block0", "block0", "block1", "block2")], ids=["skip", "twice"]
+)
+@pytest.mark.parametrize("method", ["forward", "logits"])
+def test_a_forward_that_takes_another_way_than_the_dry_run_is_no_silent_answer(route: tuple, method: str) -> None:
+    net = EarlyExitNetwork(Detour(), {tap: copy.deepcopy(h) for tap, h in plain_heads().items()}, 1.0)
+    net.eval().check_taps(images(1))
+    net.heads[2].rule.threshold = 0.0
+    net.backbone.route = route
+    with pytest.raises((ValueError, RuntimeError), match="block0"):
+        getattr(net, method)(images(2))
+
+
+@pytest.fixture(params=[False, True], ids=["checked", "first run"])
+def threaded(request: pytest.FixtureRequest) -> EarlyExitNetwork:
+    """A network whose forwards wait for each other, so that two of them overlap."""
+    meeting = threading.Barrier(2)
+
+    def meet(*_: object) -> None:
+        try:
+            meeting.wait(timeout=1)
+        except threading.BrokenBarrierError:  # one at a time: as good
+            meeting.reset()
+
+    net = network({"block0": 0.8, "block1": 0.8, "block2": 0.8})
+    if not request.param:
+        net.check_taps(images(1))
+    net.backbone.block0.register_forward_hook(meet)
+    return net
+
+
+def test_two_threads_run_one_network_at_once(threaded: EarlyExitNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Triton's interpreter, unlike the reference, holds the grid in a global
+    monkeypatch.setattr(sys.modules["auxhead.kernels.fused_head"], "runs_triton", lambda x: False)
+    threaded.backbone.fc.train()  # a flag that must survive
+    batches = [images(3), images(5)]
+    twin = copy.deepcopy(threaded)
+    twin.backbone.block0._forward_hooks.clear()
+    wanted = [twin(x) for x in batches]
+    found: dict[int, object] = {}
+
+    def run(i: int) -> None:
+        try:
+            found[i] = threaded(batches[i])
+        except Exception as error:
+            found[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(2):
+        assert isinstance(found[i], ExitResult), found[i]
+        assert all(torch.equal(a, b) for a, b in zip(found[i], wanted[i], strict=True))
+    assert threaded.backbone.fc.training and not threaded.backbone.block1.training
+
+
+def test_it_is_used_like_any_other_runner() -> None:
+    """With a trunk that holds copies of weights, too, which follow after ``refresh``."""
+    net, x = network({"block0": 0.5, "block1": 0.4, "block2": 0.6}), images(9)
+    with make_runner(net, x, exits="eager", trunk="cudnn") as runner:
+        assert "convolution" in runner.describe()
+        with torch.no_grad():
+            net.backbone.block1[0].weight.mul_(3.0)
+        runner.refresh()
+        result, wanted = runner(x), net(x)
+        assert torch.equal(result.exit_index, wanted.exit_index)
+        torch.testing.assert_close(result.probs, wanted.probs)

@@ -1,0 +1,315 @@
+"""The eager runner on a GPU: fork, join and the lifetimes of tensors, under conditions made to break them."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, FusedAuxHead
+from auxhead.model.runners import eager as eager_runner
+from auxhead.model.streams import stream_pair
+from support.example_models import needs_gpu
+from torch import Tensor
+
+pytestmark = needs_gpu
+TAPS = ("layer1.0", "layer2.1", "layer3.0", "layer4.0")
+DELAY = 2_000_000  # cycles, about 1 ms: longer than the whole forward takes
+
+
+@pytest.fixture(autouse=True)
+def _repeatable() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        yield
+
+
+def images(samples: int, side: int = 64) -> Tensor:
+    x = torch.randn(samples, 3, side, side, device="cuda", dtype=torch.float16)
+    return x.to(memory_format=torch.channels_last)
+
+
+def network(side: int = 64, classes: int = 10) -> EarlyExitNetwork:
+    """Every exit takes its share of random images."""
+    backbone = torchvision.models.resnet18(num_classes=classes).cuda().half().eval()
+    backbone = backbone.to(memory_format=torch.channels_last)
+    heads = {tap: FusedAuxHead(None, classes) for tap in TAPS}
+    net = EarlyExitNetwork(backbone, heads, example_input=images(1, side)).eval()
+    with torch.no_grad():
+        for head, logits in zip(net.heads, net.logits(images(32, side)), strict=False):
+            head.rule.threshold = torch.softmax(logits.float(), 1).amax(1).quantile(0.6).item()
+    torch.cuda.synchronize()
+    return net
+
+
+def device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def hold_up(stream: torch.cuda.Stream) -> None:
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(DELAY)
+
+
+def spoil(shapes: list[torch.Size]) -> None:
+    """Write NaN into whatever memory of these sizes the current stream may reuse."""
+    blocks = [torch.full(shape, float("nan"), device="cuda", dtype=torch.float16) for shape in shapes for _ in range(4)]
+    del blocks
+
+
+def tap_shapes(net: EarlyExitNetwork, x: Tensor) -> list[torch.Size]:
+    shapes: list[torch.Size] = []
+    handles = [
+        net.backbone.get_submodule(tap).register_forward_hook(lambda _m, _i, y: shapes.append(y.shape)) for tap in TAPS
+    ]
+    with torch.no_grad():
+        net.backbone(x)
+    for handle in handles:
+        handle.remove()
+    return shapes
+
+
+def in_line(net: EarlyExitNetwork, x: Tensor) -> ExitResult:
+    result = EagerRunner(net, in_line=True)(x)
+    torch.cuda.synchronize()
+    return result
+
+
+def assert_same(found: ExitResult, wanted: ExitResult) -> None:
+    torch.cuda.synchronize()
+    for name, a, b in zip(ExitResult._fields, found, wanted, strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_beside_equals_in_line_bit_for_bit_while_memory_is_reused() -> None:
+    """The side stream is held up until the trunk is done, and everything the trunk frees is spoilt at once."""
+    net, x = network(), images(8)
+    wanted = in_line(net, x)
+    assert wanted.exit_index.unique().numel() > 1
+    shapes = tap_shapes(net, x)
+    handles = [part.register_forward_hook(lambda *_: spoil(shapes)) for part in net.backbone.children()]
+    side = stream_pair(device()).side
+    for run in range(100):
+        if run % 3:
+            hold_up(side)
+        result = net(x)
+        spoil(shapes)
+        with torch.cuda.stream(stream_pair(device()).trunk):
+            spoil(shapes)
+        assert_same(result, wanted)
+    for handle in handles:
+        handle.remove()
+
+
+def test_results_survive_the_next_runs() -> None:
+    """Nothing that a result holds is memory that a later run writes."""
+    net, batches = network(), [images(8) for _ in range(20)]
+    wanted = [in_line(net, x) for x in batches]
+    found = []
+    for x in batches:
+        found.append(net(x))
+        spoil([result.shape for result in found[-1]] * 2)
+    for a, b in zip(found, wanted, strict=True):
+        assert_same(a, b)
+
+
+def test_features_outlive_a_run_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the end of the forward and the merge another thread's forward may take memory on the trunk's stream."""
+    net, x = network(), images(8)
+    wanted, shapes = in_line(net, x), tap_shapes(net, x)
+    merge = eager_runner.first_sure
+
+    def meanwhile(*arguments: object, **options: object) -> ExitResult:
+        with torch.cuda.stream(stream_pair(device()).trunk):
+            spoil(shapes)
+        return merge(*arguments, **options)
+
+    monkeypatch.setattr(eager_runner, "first_sure", meanwhile)
+    for _ in range(20):
+        hold_up(stream_pair(device()).side)
+        assert_same(net(x), wanted)
+
+
+def test_the_input_may_be_late_and_may_be_overwritten_at_once() -> None:
+    net, x = network(), images(8)
+    wanted = in_line(net, x)
+    late = torch.full_like(x, float("nan"))
+    for stream in (torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream(priority=-1)):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(10):
+                hold_up(stream)
+                late.copy_(x)
+                hold_up(stream_pair(device()).side)
+                result = net(late)
+                late.fill_(float("nan"))
+                used = ExitResult(*(field.clone() for field in result))  # on the caller's stream, at once
+                del result
+                stream.synchronize()
+                assert_same(used, wanted)
+
+
+@pytest.mark.parametrize("own_streams", [False, True], ids=["default stream", "own streams"])
+def test_two_threads_run_one_network(own_streams: bool) -> None:
+    net, batches = network(), [images(4), images(8)]
+    wanted = [in_line(net, x) for x in batches]
+    shapes = [tap_shapes(net, x) for x in batches]
+    meeting, wrong = threading.Barrier(2), []
+
+    def run(i: int) -> None:
+        stream = torch.cuda.Stream() if own_streams else torch.cuda.default_stream()
+        with torch.cuda.stream(stream):
+            for _ in range(50):
+                meeting.wait(timeout=30)
+                result = net(batches[i])
+                spoil(shapes[1 - i])
+                stream.synchronize()
+                if not all(torch.equal(a, b) for a, b in zip(result, wanted[i], strict=True)):
+                    wrong.append(i)
+
+    errors: list[BaseException] = []
+
+    def guarded(i: int) -> None:
+        try:
+            run(i)
+        except BaseException as error:
+            errors.append(error)
+            meeting.abort()
+
+    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and not wrong, (errors, wrong)
+
+
+def kernels_by_stream(run: Callable[[], object], folder: Path) -> list[tuple[str, int]]:
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=activities) as profile:
+        run()
+        torch.cuda.synchronize()
+    path = folder / "trace.json"
+    profile.export_chrome_trace(str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    return [(event["name"], event["args"]["stream"]) for event in events if event.get("cat") == "kernel"]
+
+
+def test_heads_run_on_a_stream_of_their_own(tmp_path: Path) -> None:
+    net, x = network(), images(8)
+    pair = stream_pair(device())
+    assert pair.trunk.priority < pair.side.priority == 0
+    for runner, apart in ((EagerRunner(net), True), (EagerRunner(net, in_line=True), False)):
+        runner(x)
+        kernels = kernels_by_stream(lambda runner=runner: runner(x), tmp_path)
+        heads = [stream for name, stream in kernels if name.startswith("fused_head_kernel")]
+        assert len(heads) == len(TAPS) and len(set(heads)) == 1
+        convolutions = {s for name, s in kernels if any(word in name for word in ("conv", "fprop", "gemm", "cudnn"))}
+        assert convolutions and (heads[0] not in convolutions) is apart
+        # the trunk's stream is not the caller's
+        assert len(convolutions) == 1
+
+
+def test_resnet18_as_people_run_it() -> None:
+    """fp16, channels_last, 224x224: against each head and the merge computed in float32 from the tapped features."""
+    net, x = network(224, 1000), images(5, 224)
+    features: list[Tensor] = []
+    handles = [net.backbone.get_submodule(t).register_forward_hook(lambda m, i, y: features.append(y)) for t in TAPS]
+    with torch.no_grad():
+        final = net.backbone(x).float()
+    for handle in handles:
+        handle.remove()
+    probs = [
+        torch.softmax(y.float().mean((2, 3)) @ head.linear.weight.float().T + head.linear.bias.float(), 1)
+        for y, head in zip(features, net.heads, strict=True)
+    ]
+    probs.append(torch.softmax(final, 1))
+    result = net(x)
+    for i in range(5):
+        for place, of_exit in enumerate(probs):
+            confidence = of_exit[i].max().item()
+            limit = net.heads[place].rule.threshold if place < len(TAPS) else -1.0
+            if abs(confidence - limit) < 1e-5:
+                break  # too close to call
+            if confidence > limit:
+                assert result.exit_index[i].item() == place
+                torch.testing.assert_close(result.probs[i], of_exit[i], atol=1e-4, rtol=1e-3)
+                assert of_exit[i, result.label[i]].item() > confidence - 1e-5
+                break
+
+
+def test_a_users_graph_replays_right() -> None:
+    net, batches = network(), [images(8) for _ in range(4)]
+    static = batches[0].clone()
+    warm = torch.cuda.Stream()
+    warm.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm):
+        for _ in range(3):
+            net(static)
+    torch.cuda.current_stream().wait_stream(warm)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = net(static)
+    for x in batches:
+        for threshold in (0.0, net.heads[1].rule.threshold, 1.0):
+            net.heads[1].rule.threshold = threshold  # no recapture
+            static.copy_(x)
+            graph.replay()
+            found = ExitResult(*(field.clone() for field in captured))
+            assert_same(found, in_line(net, x))
+    assert_same(net(batches[1]), in_line(net, batches[1]))  # eagerly again
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_stop_leaves_the_forward(place: int) -> None:
+    net, x = network(), images(4)
+    for i, head in enumerate(net.heads):
+        head.rule.threshold = 0.0 if i == place else 1.0
+    wanted = in_line(net, x)
+    runs: list[str] = []
+    for tap in (*TAPS, "fc"):
+        net.backbone.get_submodule(tap).register_forward_hook(lambda *_, tap=tap: runs.append(tap))
+    for _ in range(10):
+        runs.clear()
+        hold_up(stream_pair(device()).side)
+        result = net(x, stop=True)
+        assert runs == [*TAPS, "fc"][: place + 1]
+        assert result.exit_index.eq(place).all()
+        assert_same(result, wanted)
+
+
+def test_stop_is_the_same_answer_for_mixed_batches() -> None:
+    net = network()
+    for samples in (1, 2, 7):
+        x = images(samples)
+        assert_same(net(x, stop=True), in_line(net, x))
+
+
+def test_an_error_in_the_backbone_leaves_the_streams_usable() -> None:
+    net, x = network(), images(4)
+    wanted = in_line(net, x)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    handle = net.backbone.layer3.register_forward_pre_hook(fail)
+    for _ in range(5):
+        hold_up(stream_pair(device()).side)
+        with pytest.raises(ZeroDivisionError):
+            net(x)
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    handle.remove()
+    assert_same(net(x), wanted)
+
+
+@pytest.mark.parametrize("samples", [0, 1, 3])
+def test_any_batch_size(samples: int) -> None:
+    net = network()
+    x = images(4)[:samples]
+    found = net(x)
+    assert found.label.shape == (samples,)
+    assert_same(found, in_line(net, x))

@@ -1,0 +1,335 @@
+"""Requests to runners that replay CUDA graphs: one after another, of any kind, in any mode, from threads."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from auxhead.model import ExitResult, make_runner, make_trunk
+from auxhead.model.runners.graph_runner import GraphRunner
+from support.example_models import needs_gpu
+from support.graph_runner_cases import (
+    CountingNet,
+    assert_identical,
+    assert_same,
+    assert_takes_no_memory,
+    clear_batches,
+    clear_samples,
+    hold_up,
+    images,
+    made,
+    network,
+    spoil,
+)
+
+pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_tap")]
+
+
+# One request after another
+
+
+@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
+def test_back_to_back_requests_without_a_wait(way: str, trunk: str) -> None:
+    """Sizes and inputs alternate; earlier requests left early, and results stay what they were."""
+    net = network()
+    runner = made(net, way, trunk=trunk)
+    eager = make_runner(net, images(2), exits="eager", trunk=trunk)
+    batches = clear_batches(net, [1, 5, 8, 1, 3, 12, 1, 8], make_trunk(net.backbone, net.taps, images(2), trunk))
+    wanted = [eager(x) for x in batches]
+    assert any(result.exit_index.max() < 3 for result in wanted), "none leaves early"
+    torch.cuda.synchronize()
+    hold_up(torch.cuda.current_stream())
+    found = [runner(x) for _ in range(25) for x in batches]
+    for i, result in enumerate(found):
+        assert_same(result, wanted[i % len(batches)])
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first request elsewhere", "later"])
+def test_two_streams_of_callers_alternate(way: str, first: bool) -> None:
+    """Inputs come late on their own stream, are overwritten at once, and answers are used on that stream."""
+    net = network()
+    runner, batches = made(net, way), clear_batches(net, [8, 5, 1, 8])
+    wanted = [net(x) for x in batches]
+    if not first:
+        runner(batches[0])
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream(), torch.cuda.Stream(priority=-1), torch.cuda.default_stream()]
+    found = []
+    for i in range(60):
+        x, stream = batches[i % 4], streams[i % 3]
+        with torch.cuda.stream(stream):
+            late = torch.full_like(x, float("nan"))
+            torch.cuda._sleep(200_000)
+            late.copy_(x)
+            result = runner(late)
+            late.fill_(float("nan"))
+            del late
+            spoil()
+            found.append(ExitResult(*(field.clone() for field in result)))
+            del result
+    for i, result in enumerate(found):
+        assert_same(result, wanted[i % 4])
+
+
+@pytest.mark.parametrize("way", ["overlapped", "gated", "gated, lag 1"])
+def test_the_host_does_not_wait(way: str) -> None:
+    net = network()
+    runner, (x,) = made(net, way), clear_batches(net, [8])
+    wanted, stream = net(x), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        runner(x)
+        stream.synchronize()
+        torch.cuda._sleep(500_000_000)
+        result = runner(x)
+        assert not stream.query(), "the host has waited for the device"
+    stream.synchronize()
+    assert_same(result, wanted)
+
+
+def test_no_call_of_cuda_waits(way: str) -> None:
+    net = network()
+    runner, batches = made(net, way), clear_batches(net, [8, 5, 1, 12])
+    wanted = [net(x) for x in batches]
+    pinned = [x.cpu().pin_memory() for x in batches]
+    for x in (*batches, *pinned):
+        runner(x)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = [runner(x) for _ in range(3) for x in (*batches, *pinned)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for i, result in enumerate(found):
+        assert_same(result, wanted[i % 4])
+
+
+def test_a_steady_state_takes_no_memory_from_the_device(way: str) -> None:
+    net = network()
+    assert_takes_no_memory(made(net, way), [images(n) for n in (8, 5, 1, 8)])
+
+
+# What a request may be
+
+
+def test_inputs_from_anywhere_and_of_any_layout(way: str) -> None:
+    net = network()
+    runner, (x,) = made(net, way), clear_batches(net, [5])
+    wanted = runner(x)
+    assert wanted.exit_index.device == x.device
+    wide = torch.zeros(5, 3, 32, 64, device="cuda", dtype=x.dtype)
+    wide[..., ::2] = x
+    others = {
+        "pageable": x.cpu(),
+        "pinned": x.cpu().pin_memory(),
+        "pageable, channels_last": x.cpu().to(memory_format=torch.channels_last),
+        "strided": wide[..., ::2],
+        "strided on the CPU": wide.cpu()[..., ::2],
+        "channels_last": x.to(memory_format=torch.channels_last),
+        "with gradient": x.clone().requires_grad_(),
+        "part of a larger one": torch.cat([x, x])[5:],
+        "negated when it is read": torch._neg_view(-x),
+    }
+    for name, other in others.items():
+        assert torch.equal(other.cuda(), x), name
+        runner(images(8))  # another one in between
+        found = runner(other)
+        assert_identical(found, wanted)
+        assert not found.confidence.requires_grad and found.label.is_cuda, name
+    one = x[:1].expand(8, -1, -1, -1)
+    assert_identical(runner(one), runner(one.contiguous()))
+
+
+BAD_INPUTS = {
+    "no tensor": (lambda x: [1.0], TypeError, "x: got list, wants a torch.Tensor"),
+    "dtype": (lambda x: x.float(), TypeError, "x: got torch.float32, wants torch.float16"),
+    "shape": (lambda x: x[..., :31], ValueError, r"x: got shape \[5, 3, 32, 31\], wants \[N, 3, 32, 32\]"),
+    "a sample": (lambda x: x[0], ValueError, r"wants \[N, 3, 32, 32\]"),
+    "a number": (lambda x: x[0, 0, 0, 0], ValueError, r"wants \[N, 3, 32, 32\]"),
+    "empty": (lambda x: x[:0], ValueError, "N >= 1"),
+    "device": (lambda x: x.to("meta"), ValueError, "x: got device meta, wants cuda:"),
+}
+
+
+def test_errors_launch_nothing(way: str) -> None:
+    net = network(backbone=CountingNet())
+    runner, (x,) = made(net, way), clear_batches(net, [5])
+    wanted = runner(x)
+    torch.cuda.synchronize()
+    for spoilt, error, message in BAD_INPUTS.values():
+        bad = spoilt(x)
+        net.backbone.runs.zero_()
+        with pytest.raises(error, match=message):
+            runner(bad)
+        torch.cuda.synchronize()
+        assert net.backbone.runs.sum() == 0
+        assert_identical(runner(x), wanted)
+
+
+def test_arguments_that_do_not_fit(way: str) -> None:
+    net = network()
+    net.backbone.block1.train()
+    with pytest.raises(ValueError, match=r"network: in training mode, wants network.eval\(\)"):
+        made(net, way)
+    net.eval().cpu()
+    with pytest.raises(ValueError, match="network: block0.0.weight is on cpu, wants cuda"):
+        made(net, way)
+
+
+# Modes around a call
+
+
+def test_inference_mode_and_gradients_around_capture_and_call(way: str) -> None:
+    net = network()
+    (x,) = clear_batches(net, [5])
+    wanted = net(x)
+    with torch.inference_mode():
+        inside = made(net, way)
+        assert_same(inside(x), wanted)
+    with torch.enable_grad():
+        outside = made(net, way)
+        assert_same(inside(x), wanted)
+        assert_same(outside(x), wanted)
+    with torch.inference_mode():
+        net.heads[0].rule.threshold = 0.0
+        assert outside(x).exit_index.eq(0).all() and inside(x).exit_index.eq(0).all()
+
+
+def test_autocast_is_refused_at_capture_and_changes_no_call(way: str) -> None:
+    net = network(torch.float32)
+    runner, x = made(net, way), images(12, torch.float32)
+    wanted = runner(x)
+    with torch.autocast("cuda", torch.float16):
+        assert_identical(runner(x), wanted)
+        with pytest.raises(RuntimeError, match="cannot capture under autocast"):
+            made(net, way)
+    assert_identical(runner(x), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_default_dtype_and_device_do_not_matter(way: str, dtype: torch.dtype) -> None:
+    net = network()
+    (x,) = clear_batches(net, [5])
+    wanted, default = net(x), torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("cuda"):
+            found = made(net, way, example=x)(x)
+    finally:
+        torch.set_default_dtype(default)
+    assert found.confidence.dtype == found.probs.dtype == torch.float32
+    assert_same(found, wanted)
+
+
+def test_a_capture_of_the_caller_is_refused_and_goes_on(way: str) -> None:
+    net = network()
+    runner, (x,) = made(net, way), clear_batches(net, [5])
+    wanted, number = runner(x), torch.zeros(1, device="cuda")
+    example = images(2)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        with pytest.raises(RuntimeError, match="the current stream is being captured"):
+            runner(x)
+        with pytest.raises(RuntimeError, match="the current stream is being captured"):
+            made(net, way, example=example)
+        number += 1
+    graph.replay()
+    torch.cuda.synchronize()
+    assert number.item() == 1
+    assert_identical(runner(x), wanted)
+
+
+# Threads
+
+
+def test_a_second_thread_is_refused_and_the_lock_is_free_afterwards(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network()
+    runner, (x,) = made(net, way), clear_batches(net, [5])
+    wanted = runner(x)
+    inside, go_on, answer = threading.Event(), threading.Event(), type(runner)._answer
+    found: list[object] = []
+
+    def slowly(self: GraphRunner, *arguments: object) -> ExitResult:
+        inside.set()
+        assert go_on.wait(timeout=60)
+        return answer(self, *arguments)
+
+    def call() -> None:
+        try:
+            found.append(runner(x))
+        except BaseException as error:
+            found.append(error)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(runner), "_answer", slowly)
+        thread = threading.Thread(target=call)
+        thread.start()
+        assert inside.wait(timeout=60)
+        with pytest.raises(RuntimeError, match="in another thread's call"):
+            runner(x)
+        with pytest.raises(RuntimeError, match="in another thread's call"):
+            runner.refresh()
+        go_on.set()
+        thread.join()
+    assert isinstance(found[0], ExitResult), found
+    assert_identical(found[0], wanted)
+    with pytest.raises(ValueError, match="x: got shape"):
+        runner(x[:, :1])
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert_identical(found[1], wanted)
+
+
+def test_runners_in_two_threads_at_once(way: str) -> None:
+    """Captured on streams of their own: workspaces of cuBLAS, which a graph keeps, are not shared."""
+    nets = [network(), network()]
+    runners, batches = [made(net, way) for net in nets], clear_batches(nets[0], [8, 5])
+    wanted = [net(x) for net, x in zip(nets, batches, strict=True)]
+    torch.cuda.synchronize()
+    results: list[list[ExitResult]] = [[], []]
+    errors: list[BaseException] = []
+
+    def run(i: int) -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                results[i].extend(runners[i](batches[i]) for _ in range(200))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    for i in range(2):
+        assert len(results[i]) == 200
+        for result in results[i]:
+            assert_same(result, wanted[i])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_polled_request_that_is_broken_off_spoils_no_other(error: type, after: int) -> None:
+    """Heads of the request that was broken off still run, and say that no sample is open."""
+    net = network()
+    runner, (x, places) = made(net, "polled"), clear_samples(net, 300)
+    leaves, stays = x[places == after][:8], x[places == 3][:5]
+    assert len(leaves) >= 4 and len(stays) == 5
+    wanted, poll = net(stays), runner._poll
+    torch.cuda.synchronize()
+    for _ in range(6):
+        calls = iter(range(10))
+
+        def broken(*arguments: object, calls: Iterator[int] = calls) -> int:
+            if next(calls) == after:
+                raise error
+            return poll(*arguments)
+
+        runner._poll = broken
+        hold_up(runner._stream)
+        with pytest.raises(error):
+            runner(leaves)
+        runner._poll = poll
+        assert_same(runner(stays), wanted)

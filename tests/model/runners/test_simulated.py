@@ -1,0 +1,266 @@
+"""What graph runners answer, with streams and graphs simulated and kernels interpreted; see test_runners_gpu.py."""
+
+import copy
+import signal
+
+import pytest
+import torch
+import torch.nn.utils.parametrizations
+import torch.nn.utils.prune
+from auxhead.kernels import runs_triton
+from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, PolledRunner, make_runner
+from auxhead.model.auto.planner import PassTimes, measure_plan
+from auxhead.model.runners import graph_runner
+from support.example_models import SmallNet, plain_heads
+from support.simulated_cuda import _Stream as simulated_stream
+from support.simulated_cuda import simulated_cuda
+from torch import Tensor
+
+pytestmark = [
+    pytest.mark.skipif(not runs_triton(torch.empty(0)), reason="kernels are not interpreted here"),
+    pytest.mark.usefixtures("without_interpreter"),  # what the eager runner answers with
+]
+
+WAYS = {
+    "overlapped": {"exits": "overlapped"},
+    "polled": {"exits": "polled"},
+    "gated": {"exits": "gated"},
+    "gated a gate later": {"exits": "gated", "lag": 1},
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request):
+    return WAYS[request.param]
+
+
+def images(samples: int) -> Tensor:
+    return torch.randn(samples, 3, 8, 8) * torch.rand(samples, 1, 1, 1) * 4
+
+
+@pytest.fixture
+def network() -> EarlyExitNetwork:
+    """Thresholds at the medians, so that every exit answers for some."""
+    net, x = EarlyExitNetwork(SmallNet(), plain_heads(), 0.0).eval(), images(32)
+    with torch.no_grad():
+        for head, logits in zip(net.heads, net.logits(x), strict=False):
+            head.rule.threshold = torch.softmax(logits, 1).amax(1).median().item()
+    return net
+
+
+def assert_same(found: ExitResult, wanted: ExitResult) -> None:
+    assert torch.equal(found.exit_index, wanted.exit_index) and torch.equal(found.label, wanted.label)
+    torch.testing.assert_close(found.confidence, wanted.confidence)
+    torch.testing.assert_close(found.probs, wanted.probs)
+
+
+@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
+def test_exact_padded_and_split_batches_answer_as_eager(network, way, trunk):
+    eager = make_runner(network, images(2), exits="eager", trunk=trunk)
+    with simulated_cuda():
+        runner = make_runner(network, images(3), batch_sizes=(4, 2), trunk=trunk, **way)
+        batches = [images(samples) for samples in (4, 1, 3, 2, 7)]
+        results = [runner(x) for x in batches]  # kept: no result is a view of what the next request writes
+    exits = set()
+    for x, found in zip(batches, results, strict=True):
+        wanted = eager(x)
+        assert_same(found, wanted)
+        exits.update(wanted.exit_index.tolist())
+    assert len(exits) > 2
+
+
+def test_rules_and_parameters_are_followed(network, way):
+    x = images(3)
+    with simulated_cuda():
+        runner = make_runner(network, x, batch_sizes=(4,), trunk="cudnn", **way)
+        for place in (0, 2, 3):
+            network.set_rules({tap: 0.0 if i == place else 1.0 for i, tap in enumerate(network.taps)})
+            assert runner(x).exit_index.eq(place).all()
+        with torch.no_grad():
+            network.heads[1].linear.weight.mul_(-1.0)
+            network.backbone.block0[0].weight.mul_(0.5)
+        network.set_rules(0.5)
+        runner.refresh()
+        found = runner(x)
+    assert_same(found, make_runner(network, x, exits="eager", trunk="cudnn")(x))
+
+
+@pytest.mark.parametrize("name", ["rule", "linear"])
+def test_a_head_given_another_object_is_refused_until_it_has_its_own_again(network, way, name):
+    x = images(2)
+    with simulated_cuda():
+        runner = make_runner(network, x, batch_sizes=(2,), **way)
+        wanted = runner(x)
+        head = network.heads[1]
+        own = getattr(head, name)
+        setattr(head, name, copy.deepcopy(own))
+        with pytest.raises(RuntimeError, match=rf"heads\['block1'\]: its {name} was replaced by another object"):
+            runner(x)
+        setattr(head, name, own)
+        assert_same(runner(x), wanted)
+
+
+def other_memory(tensor: Tensor) -> None:
+    tensor.data = tensor.data.clone()
+
+
+CHANGES = {
+    "heads": (
+        lambda net: setattr(net, "heads", copy.deepcopy(net.heads)),
+        r"network: its heads were replaced by other objects",
+    ),
+    "a head": (lambda net: net.heads.__setitem__(1, copy.deepcopy(net.heads[1])), r"heads\['block1'\] was replaced by"),
+    "a temperature": (
+        lambda net: setattr(net.heads[1].rule, "temperature_tensor", torch.full((), 9.0)),
+        r"heads\['block1'\]: its temperature_tensor was replaced by",
+    ),
+    "memory of a temperature": (
+        lambda net: other_memory(net.heads[1].rule.temperature_tensor),
+        r"heads\['block1'\]: its temperature was given other memory",
+    ),
+    "memory of a threshold": (
+        lambda net: other_memory(net.heads[1].rule.threshold_tensor),
+        r"heads\['block1'\]: its threshold was given other memory",
+    ),
+    "memory of a bias": (
+        lambda net: other_memory(net.heads[1].linear.bias),
+        r"heads\['block1'\]: its bias was given other memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_graph_no_longer_reads_is_named(network, way, change):
+    """It would answer as it was captured, and nobody would know."""
+    x = images(2)
+    act, message = CHANGES[change]
+    with simulated_cuda():
+        runner = make_runner(network, x, batch_sizes=(2,), **way)
+        runner(x)
+        act(network)
+        with pytest.raises(RuntimeError, match=message):
+            runner(x)
+
+
+def test_a_head_whose_parameters_are_made_anew_is_refused_at_once(network, way):
+    """Whoever makes the runner is told, not the first request, and not that something has changed."""
+    torch.nn.utils.parametrizations.weight_norm(network.heads[1].linear)
+    network.eval()
+    with (
+        simulated_cuda(),
+        pytest.raises(ValueError, match=r"heads\['block1'\]: its linear layer is parametrized, .*eager"),
+    ):
+        make_runner(network, images(2), batch_sizes=(2,), **way)
+
+
+def test_a_head_that_was_pruned_is_refused(network, way):
+    """Pruning takes the parameter out of the layer."""
+    x = images(2)
+    with simulated_cuda():
+        runner = make_runner(network, x, batch_sizes=(2,), **way)
+        torch.nn.utils.prune.identity(network.heads[1].linear, "weight")
+        with pytest.raises(RuntimeError, match=r"heads\['block1'\]: its weight was replaced by another object"):
+            runner(x)
+
+
+def test_a_runner_says_what_it_captured(network, way):
+    with simulated_cuda():
+        runner = make_runner(network, images(1), batch_sizes=(1, 2), **way)
+        said = runner.describe()
+    assert "The backbone runs as it is." in said and said.count("Batch ") == 2
+    assert {"overlapped": "beside the trunk after block", "polled": "4 graphs, cut after block0, block1, block2."}.get(
+        way["exits"], "gated after block1, block2." if way.get("lag") else "gated after block0, block1, block2."
+    ) in said
+
+
+@pytest.mark.parametrize(
+    ("forks", "said"),
+    [
+        ((), "beside the trunk after no tap; with the classifier those of block0, block1, block2."),
+        (("block0",), "beside the trunk after block0; with the classifier those of block1, block2."),
+        (("block2", "block0"), "beside the trunk after block0, block2."),
+        (SmallNet.taps, "beside the trunk after block0, block1, block2."),
+    ],
+    ids=str,
+)
+def test_heads_leave_the_trunk_where_they_are_told_to(network, forks, said):
+    x = images(3)
+    with simulated_cuda():
+        runner = make_runner(network, x, batch_sizes=(3,), forks=forks)
+        assert said in runner.describe()
+        assert runner.forks == {3: tuple(tap for tap in SmallNet.taps if tap in forks)}
+        found = runner(x)
+    assert_same(found, make_runner(network, x, exits="eager")(x))
+
+
+def test_runners_may_share_a_trunk(network):
+    x = images(3)
+    with simulated_cuda():
+        first = make_runner(network, x, batch_sizes=(3,), trunk="cudnn")
+        second = PolledRunner(network, x, batch_sizes=(3,), trunk=first.trunk)
+        assert second.trunk is first.trunk and second.describe().startswith(first.describe().partition("\nBatch")[0])
+        first.close()
+        found = second(x)
+    assert_same(found, make_runner(network, x, exits="eager", trunk="cudnn")(x))
+
+
+def test_the_planner_can_make_every_candidate_and_each_answers_as_the_plain_graph(network, monkeypatch):
+    def measure(runners, _batches):
+        return {name: PassTimes([len(runners) - place] * 8, [1.0] * 8) for place, name in enumerate(runners)}
+
+    monkeypatch.setattr("auxhead.model.auto.planner.measure", measure)
+    x = images(2)
+    with simulated_cuda():
+        plan, runner = measure_plan(network, x, [x], smaller=(1,), trunk="as_is", shares=(1.0,))
+        found = runner(x)
+    assert list(plan.times) == [
+        "serial", "overlapped (1 fork)", "overlapped (2 forks)", "overlapped (3 forks)",
+        "polled", "gated", "gated (lag 1)", "polled (compact)",
+    ]  # fmt: skip
+    assert not plan.left_out and plan.chosen.name == "polled (compact)" and isinstance(runner, CompactingRunner)
+    assert_same(found, make_runner(network, x, exits="eager")(x))
+
+
+class _Interrupt(Exception):
+    pass
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer here")
+def test_an_interrupt_leaves_a_runner_that_answers(network):
+    """Wherever it comes: two of a hundred left the runner's lock held."""
+
+    def interrupt(*_):
+        raise _Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with simulated_cuda():
+            runner = make_runner(network, images(1))
+            ((_, captured),) = runner._captured.items()
+            captured.graphs = [type("Nothing", (), {"launch": lambda *_: None})()]
+            x = images(1)
+            for turn in range(600):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + turn % 30))
+                    while True:
+                        runner(x)
+                except _Interrupt:
+                    held = runner._busy.locked()
+                    if held:
+                        runner._busy.release()  # else close() would wait for good
+                    assert not held
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # after another error
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_request_on_another_stream_waits_for_the_one_before(network):
+    with simulated_cuda(), pytest.MonkeyPatch.context() as patch:  # undone before the simulation is
+        runner = make_runner(network, images(1))
+        waited = []
+        patch.setattr(simulated_stream, "wait_event", lambda _stream, event: waited.append(event))
+        runner(images(1))
+        assert not waited
+        patch.setattr(graph_runner, "current_handle", lambda _device: 3)
+        runner(images(1))
+        assert waited == [runner._done]

@@ -1,0 +1,351 @@
+"""``EarlyExitNetwork``: sample by sample the answer of the first exit that is sure."""
+
+import copy
+
+import pytest
+import torch
+from auxhead.model import EarlyExitNetwork, ExitResult, ExitRule, FusedAuxHead, fuse_aux_heads
+from support.example_models import SmallNet, answer_slowly, plain_head, plain_heads
+from torch import Tensor, nn
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def images(samples: int, device: torch.device | str = "cpu") -> Tensor:
+    return torch.randn(samples, 3, 8, 8, device=device) * torch.rand(samples, 1, 1, 1, device=device) * 3
+
+
+def network(rules: object = 0.6, device: torch.device | str = "cpu", **options: object) -> EarlyExitNetwork:
+    return EarlyExitNetwork(SmallNet(), plain_heads(), rules, **options).to(device).eval()
+
+
+def assert_answers_slowly(
+    net: EarlyExitNetwork, heads: dict[str, nn.Module], x: Tensor, result: ExitResult
+) -> set[int]:
+    """Compare with the loop over samples; returns which exits were taken."""
+    thresholds = [head.rule.threshold if head.rule.enabled else 1.0 for head in net.heads]
+    temperatures = [head.rule.temperature for head in net.heads]
+    answers = answer_slowly(net.backbone, heads, thresholds, x, temperatures)
+    assert result.label.shape == result.confidence.shape == result.exit_index.shape == (len(answers),)
+    assert (result.label.dtype, result.exit_index.dtype) == (torch.int64, torch.int64)
+    assert result.confidence.dtype == result.probs.dtype == torch.float32
+    sure = [i for i, answer in enumerate(answers) if answer[4] > 1e-4]
+    assert len(sure) >= 0.8 * len(answers)
+    for i in sure:
+        place, label, confidence, probs, _ = answers[i]
+        assert (result.exit_index[i].item(), result.label[i].item()) == (place, label)
+        assert result.confidence[i].item() == pytest.approx(confidence, abs=1e-4)
+        torch.testing.assert_close(result.probs[i].double(), probs, atol=1e-4, rtol=0)
+    return {answers[i][0] for i in sure}
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("stop", [False, True])
+def test_answers_as_a_loop_over_samples(samples: int, stop: bool, device: torch.device) -> None:
+    torch.manual_seed(samples)
+    heads = {tap: head.to(device) for tap, head in plain_heads().items()}
+    rules = {
+        tap: ExitRule(torch.rand(()).item(), temperature=0.5 + torch.rand(()).item(), enabled=place != samples % 4)
+        for place, tap in enumerate(SmallNet.taps)
+    }
+    net = EarlyExitNetwork(SmallNet(), heads, rules).to(device).eval()
+    x = images(samples, device)
+    assert_answers_slowly(net, heads, x, net(x, stop=stop))
+
+
+def test_every_exit_is_taken_by_some_sample() -> None:
+    heads = plain_heads()
+    net = EarlyExitNetwork(SmallNet(), heads).eval()
+    x = images(24)
+    for head, logits in zip(net.heads, net.logits(x), strict=False):  # a third of the samples at each
+        head.rule.threshold = torch.softmax(logits, 1).amax(1).quantile(0.66).item()
+    assert assert_answers_slowly(net, heads, x, net(x)) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_no_samples(stop: bool) -> None:
+    result = network(example_input=images(1))(images(0), stop=stop)
+    assert [tuple(field.shape) for field in result] == [(0,), (0,), (0, 5), (0,)]
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_thresholds_of_zero_and_one(stop: bool) -> None:
+    net, x = network(), images(4)
+    net.set_rules(0.0)
+    assert net(x, stop=stop).exit_index.eq(0).all()
+    net.set_rules(1.0)
+    result = net(x, stop=stop)
+    assert result.exit_index.eq(3).all()
+    torch.testing.assert_close(result.probs, torch.softmax(net.backbone(x), 1))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_stop_leaves_the_forward(place: int) -> None:
+    net = network({tap: 0.0 if i == place else 1.0 for i, tap in enumerate(SmallNet.taps)}, example_input=images(1))
+    runs: list[str] = []
+    for name, part in net.backbone.named_children():
+        part.register_forward_hook(lambda *_, name=name: runs.append(name))
+    x = images(3)
+    stopped = net(x, stop=True)
+    assert runs == ["block0", "block1", "block2", "fc"][: place + 1]
+    assert all(torch.equal(a, b) for a, b in zip(stopped, net(x), strict=True))
+    assert stopped.exit_index.eq(place).all()
+
+
+def test_stop_goes_on_while_one_sample_is_unsure() -> None:
+    net, x = network(0.6, example_input=images(1)), images(5)
+    for threshold in (0.3, 0.7, 0.99):
+        net.heads[0].rule.threshold = threshold
+        for a, b in zip(net(x, stop=True), net(x), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_rules_by_number_rule_or_tap() -> None:
+    rule = ExitRule(0.5, temperature=2.0)
+    net = network(rule)
+    assert [head.rule.threshold for head in net.heads] == [0.5] * 3
+    net.heads[0].rule.threshold = 0.25
+    assert rule.threshold == net.heads[1].rule.threshold == 0.5 and net.heads[2].rule.temperature == 2.0
+    net.set_rules({"block1": 0.1, "block2": ExitRule(0.2, enabled=False)})
+    assert [head.rule.threshold for head in net.heads] == [0.25, 0.1, 0.2] and not net.heads[2].rule.enabled
+    own = EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(8, 5, rule=0.4)})
+    assert own.heads[0].rule.threshold == 0.4
+
+
+@pytest.mark.parametrize(
+    ("rules", "match"),
+    [
+        ({"block9": 0.5}, r"^rules: 'block9'.*block0"),
+        ({"block0": 0.3, "block9": 0.5}, r"^rules: 'block9'"),
+        (1.5, "^threshold: got 1.5"),
+        ({"block0": -1.0}, "^threshold: got"),
+        ("sure", "^rule: got str"),
+        ({"block0": None}, "^rule: got NoneType"),
+    ],
+    ids=str,
+)
+def test_bad_rules_are_named_and_change_nothing(rules: object, match: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=match):
+        network(rules)
+    net = network(0.6)
+    with pytest.raises((ValueError, TypeError), match=match):
+        net.set_rules(rules)
+    assert [head.rule.threshold for head in net.heads] == [0.6] * 3
+
+
+def test_a_changed_rule_takes_effect_at_once() -> None:
+    net, x = network(1.0), images(4)
+    assert net(x).exit_index.eq(3).all()
+    net.heads[1].rule.threshold = 0.0
+    assert net(x).exit_index.eq(1).all()
+    net.heads[1].rule.enabled = False
+    assert net(x).exit_index.eq(3).all()
+
+
+@pytest.mark.parametrize(
+    ("heads", "error", "match"),
+    [
+        ({}, ValueError, "^heads: got none"),
+        ({"block0": nn.Linear(8, 5)}, TypeError, r"^heads\['block0'\]: .*Linear"),
+        ({"block0": nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(8, 5))}, TypeError, r"^heads\['block0'\]: .*ReLU"),
+        ({"block0": lambda x: x}, TypeError, r"^heads\['block0'\]: got function"),
+        ({"block0": plain_head(9)}, ValueError, r"^heads\['block0'\]: .*takes 9 features.*has 8"),
+        ({"block0": plain_head(8, 4)}, ValueError, r"^heads\['block0'\]: has 4 classes, wants 5"),
+        ({"block0": FusedAuxHead(8, 5, pool="first")}, ValueError, r"^heads\['block0'\]: pool: got 'first'"),
+        ({"block0": plain_head(8).half()}, (ValueError, TypeError), r"^heads\['block0'\]: .*float16.*float32"),
+        ({"block0": FusedAuxHead(8, 5, device="meta")}, (ValueError, TypeError), r"^heads\['block0'\]: .*meta"),
+        ({"blok0": plain_head(8)}, ValueError, "no layer 'blok0'; close to it: block0"),
+        ([plain_head(8)], (ValueError, TypeError), "^heads: "),
+    ],
+    ids=["none", "linear", "unfusable", "function", "width", "classes", "pool", "dtype", "device", "unknown", "list"],
+)
+def test_heads_that_cannot_work_are_refused(heads: dict, error: type, match: str) -> None:
+    with pytest.raises(error, match=match):
+        EarlyExitNetwork(SmallNet(), heads, example_input=images(2))
+
+
+def test_lazy_heads_take_their_width_from_the_dry_run() -> None:
+    heads = {tap: FusedAuxHead(None, 5, pool="max", pool_size=2) for tap in SmallNet.taps}
+    net = EarlyExitNetwork(SmallNet().to(torch.bfloat16), heads, example_input=images(2).bfloat16())
+    assert [head.linear.in_features for head in net.heads] == [32, 48, 64]
+    assert all(p.dtype == torch.bfloat16 for p in net.parameters())
+    assert net(images(2).bfloat16()).probs.dtype == torch.float32
+    fresh = EarlyExitNetwork(SmallNet(), {tap: FusedAuxHead(None, 5, pool="max", pool_size=2) for tap in SmallNet.taps})
+    fresh.load_state_dict({name: value.float() for name, value in net.state_dict().items()})
+    fresh.eval()(images(2))
+    assert all(torch.equal(a.float(), b) for a, b in zip(net.parameters(), fresh.parameters(), strict=True))
+
+
+def test_lazy_heads_first_run_under_inference_mode_can_be_trained_later() -> None:
+    net = EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(None, 5)})
+    with torch.inference_mode():
+        net(images(2))
+    sum(logits.sum() for logits in net.logits(images(2))).backward()
+    assert all(p.grad is not None for p in net.parameters())
+
+
+def test_lazy_heads_first_run_under_autocast_stay_float32() -> None:
+    net = EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(None, 5)}).eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        net(images(2))
+    assert net.heads[0].linear.weight.dtype == torch.float32
+    net(images(2))
+
+
+def test_runs_under_autocast() -> None:
+    net, x = network(1.0), images(3)
+    with torch.autocast("cpu", torch.bfloat16):
+        result = net(x)
+        assert [y.dtype for y in net.logits(x)] == [torch.bfloat16] * 4
+    torch.testing.assert_close(result.probs, net(x).probs, atol=0.05, rtol=0)
+
+
+def test_logits_of_every_exit_train_backbone_and_heads() -> None:
+    net = network().train()
+    x, target = images(8), torch.arange(8) % 5
+    assert [tuple(y.shape) for y in net.logits(x)] == [(8, 5)] * 4
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+    losses = []
+    for _ in range(12):
+        loss = sum(nn.functional.cross_entropy(y, target) for y in net.logits(x))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    assert all(p.grad is not None and p.grad.any() for p in net.parameters())
+    assert net.training and net.backbone.block0[1].training
+
+
+def test_logits_agree_with_the_answer() -> None:
+    net, x = network(0.0), images(4)
+    probs = torch.softmax(net.logits(x)[0], 1)
+    torch.testing.assert_close(net(x).probs, probs)
+    assert not net(x).probs.requires_grad
+
+
+def test_probs_are_left_out_where_a_head_leaves_them_out() -> None:
+    heads = {
+        tap: FusedAuxHead(w, 5, return_probs=tap != "block1") for tap, w in zip(SmallNet.taps, (8, 12, 16), strict=True)
+    }
+    net = EarlyExitNetwork(SmallNet(), heads, 0.0).eval()
+    result = net(images(3))
+    assert result.probs is None and result.confidence.shape == (3,)
+    assert net(images(3), stop=True).probs is None  # however far the forward went
+
+
+def test_a_sample_with_nan_disturbs_no_other_and_never_exits_early() -> None:
+    net, x = network(0.0), images(4)
+    clean = net(x)
+    x[2, 0, 0, 0] = float("nan")
+    for stop in (False, True):
+        result = net(x, stop=stop)
+        assert result.exit_index.tolist() == [0, 0, 3, 0] and result.confidence[2].isnan()
+        assert 0 <= result.label[2] < 5
+        torch.testing.assert_close(result.probs[[0, 1, 3]], clean.probs[[0, 1, 3]])
+
+
+def test_copies_and_state_dicts() -> None:
+    net, x = network({"block0": ExitRule(0.7, temperature=1.5), "block1": 0.8, "block2": 0.9}), images(9)
+    wanted = net(x)
+    copied = copy.deepcopy(net)
+    assert all(torch.equal(a, b) for a, b in zip(copied(x), wanted, strict=True))
+    copied.heads[0].rule.threshold = 0.0
+    assert net.heads[0].rule.threshold == 0.7
+    heads = {tap: FusedAuxHead(w, 5) for tap, w in zip(SmallNet.taps, SmallNet.widths, strict=True)}
+    other = EarlyExitNetwork(SmallNet(), heads, [head.rule for head in net.heads][1]).eval()
+    other.load_state_dict(net.state_dict())
+    for mine, theirs in zip(other.heads, net.heads, strict=True):
+        mine.rule.threshold, mine.rule.temperature = theirs.rule.threshold, theirs.rule.temperature
+    assert all(torch.equal(a, b) for a, b in zip(other(x), wanted, strict=True))
+
+
+def test_the_backbone_stays_its_owners() -> None:
+    backbone = SmallNet().eval()
+    x = images(3)
+    before = backbone(x)
+    net = EarlyExitNetwork(backbone, plain_heads(), 0.5)
+    net.eval()(x, stop=True)
+    net(x)
+    assert net.backbone is backbone and torch.equal(backbone(x), before)
+    assert not any(part._forward_hooks for part in backbone.modules())
+
+
+def test_a_backbone_whose_classifier_was_fused_is_refused_by_name() -> None:
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 3), plain_head(8))
+    fuse_aux_heads(backbone)
+    with pytest.raises(ValueError, match="^backbone: returned a HeadOutput"):
+        EarlyExitNetwork(backbone, {"0": FusedAuxHead(8, 5)}, example_input=images(1))
+
+
+class Frozen(SmallNet):
+    """Its own forward is without gradients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return super().forward(x)
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_heads_train_behind_layers_that_run_without_gradients(reentrant: bool | None) -> None:
+    """Of a frozen backbone, and of one whose layers are checkpointed."""
+    backbone = Frozen() if reentrant is None else SmallNet()
+    net = EarlyExitNetwork(backbone, plain_heads(), 0.6, example_input=images(2))
+    plain = copy.deepcopy(net)
+    if reentrant is None:
+        plain.backbone.forward = lambda x: SmallNet.forward(plain.backbone, x)
+    else:
+        layer = net.backbone.get_submodule(net.taps[-1])
+        forward = layer.forward
+        layer.forward = lambda x: torch.utils.checkpoint.checkpoint(forward, x, use_reentrant=reentrant)
+    x = images(3)
+    for one in (net, plain):
+        sum(logits.square().sum() for logits in one.logits(x) if logits.requires_grad).backward()
+    for head, wanted in zip(net.fused_heads, plain.fused_heads, strict=True):
+        torch.testing.assert_close(head.linear.weight.grad, wanted.linear.weight.grad)
+
+
+def test_heads_see_the_autocast_of_the_layer_that_they_tap() -> None:
+    class Casting(SmallNet):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return super().forward(x)
+
+    net = EarlyExitNetwork(Casting(), plain_heads())
+    net._checked = True
+    assert {logits.dtype for logits in net.logits(images(2))} == {torch.bfloat16}
+
+
+def test_a_rule_for_several_heads_is_copied_for_each() -> None:
+    rule = ExitRule(0.7, temperature=1.5)
+    taps = list(plain_heads())
+    heads = {tap: FusedAuxHead(None, 5, rule=rule) for tap in taps}
+    net = EarlyExitNetwork(SmallNet(), heads, example_input=images(2))
+    net.set_rules({taps[0]: 0.2})
+    assert [head.rule.threshold for head in net.fused_heads] == [0.2] + [0.7] * (len(taps) - 1)
+    assert rule.threshold == 0.7 and {head.rule.temperature for head in net.fused_heads} == {1.5, 1.0}
+
+
+def test_one_head_for_two_taps_is_refused() -> None:
+    head = FusedAuxHead(None, 5)
+    first, second, *_ = plain_heads()
+    with pytest.raises(ValueError, match=f"{second}'.: is that of '{first}', wants one with a rule of its own"):
+        EarlyExitNetwork(SmallNet(), {first: head, second: head})
+
+
+def test_a_refused_network_leaves_heads_as_they_were() -> None:
+    first, second, *_ = plain_heads()
+    lazy, wrong = FusedAuxHead(None, 5), FusedAuxHead(99, 5)
+    with pytest.raises(ValueError, match="takes 99 features"):
+        EarlyExitNetwork(SmallNet(), {first: lazy, second: wrong}, rules=0.25, example_input=images(2))
+    assert isinstance(lazy.linear, nn.LazyLinear) and lazy.rule.threshold == wrong.rule.threshold == 1.0
+
+
+def test_a_network_made_in_inference_mode_may_be_given_other_rules() -> None:
+    with torch.inference_mode():
+        net = network()
+    net.set_rules(0.3)
+    assert all(head.rule.threshold_tensor.item() == pytest.approx(0.3) for head in net.fused_heads)

@@ -1,0 +1,248 @@
+"""``fuse_aux_heads``: which heads of a model are replaced, and which are left alone and why."""
+
+import copy
+
+import pytest
+import torch
+import torchvision
+from auxhead.model import ExitRule, FusedAuxHead, fuse_aux_heads
+from support.example_models import assert_as_exact, in_double, plain_head, softmax_of
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, spectral_norm
+
+avg, flat, linear = nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear
+X = (3, 6, 4, 5)
+
+
+class Branchy(nn.Module):
+    """Heads at every depth, as users keep them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU())
+        self.exits = nn.ModuleList([plain_head(6), nn.Sequential(flat(), nn.Dropout(0.1), linear(6 * 16, 5))])
+        self.by_name = nn.ModuleDict({"deep": nn.ModuleDict({"aux": plain_head(6)})})
+        self.classifier = plain_head(6)
+
+    def forward(self, x: Tensor) -> list:
+        x = self.stem(x)
+        heads = [*self.exits, self.by_name["deep"]["aux"], self.classifier]
+        return [head(x) for head in heads]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def test_replaces_heads_at_every_depth(device: torch.device) -> None:
+    model = Branchy().to(device).eval()
+    original = copy.deepcopy(model)
+    report = fuse_aux_heads(model, rule=0.5)
+    assert list(report.replaced) == ["exits.0", "exits.1", "by_name.deep.aux", "classifier"]
+    assert not report.left_alone
+    for name, head in report.replaced.items():
+        assert isinstance(head, FusedAuxHead) and model.get_submodule(name) is head
+    x = torch.randn(3, 3, 4, 4, device=device)
+    for out, wanted, exact in zip(model(x), original(x), in_double(original)(x.double()), strict=True):
+        assert_as_exact(out.probs, torch.softmax(wanted, 1), torch.softmax(exact, 1))
+    model.load_state_dict(original.state_dict())
+    original.load_state_dict(model.state_dict())
+
+
+def test_parameters_stay_the_optimizers() -> None:
+    model = Branchy()
+    before = [id(p) for p in model.parameters()]
+    fuse_aux_heads(model)
+    assert [id(p) for p in model.parameters()] == before
+
+
+def test_every_head_gets_a_rule_of_its_own() -> None:
+    rule = ExitRule(0.5, temperature=2.0)
+    heads = list(fuse_aux_heads(Branchy(), rule=rule, return_probs=False).replaced.values())
+    heads[0].rule.threshold = 0.25
+    assert rule.threshold == heads[1].rule.threshold == 0.5 and heads[2].rule.temperature == 2.0
+    assert heads[0](torch.randn(X)).probs is None
+
+
+def test_modes_are_kept() -> None:
+    model = Branchy().train()
+    model.exits[0].eval()
+    report = fuse_aux_heads(model)
+    assert not report.replaced["exits.0"].training and report.replaced["exits.1"].training
+
+
+def test_a_shared_head_stays_one_head() -> None:
+    model = nn.Module()
+    model.a = plain_head(6)
+    model.b = nn.ModuleList([model.a])
+    report = fuse_aux_heads(model)
+    assert list(report.replaced) == ["a", "b.0"] and model.a is model.b[0]
+    assert len(list(model.parameters())) == 2
+
+
+def test_a_head_within_a_shared_module_is_reported_by_each_of_its_names() -> None:
+    model = nn.Module()
+    model.a = nn.ModuleDict({"head": plain_head(6)})
+    model.b = model.a
+    assert list(fuse_aux_heads(model).replaced) == ["a.head", "b.head"]
+
+
+def test_fusing_twice_changes_nothing() -> None:
+    model = Branchy()
+    first = fuse_aux_heads(model).replaced
+    again = fuse_aux_heads(model)
+    assert not again.replaced and not again.left_alone and model.classifier is first["classifier"]
+
+
+def with_hook(module: nn.Module, kind: str) -> nn.Module:
+    getattr(module, kind)(lambda *arguments: None)
+    return module
+
+
+def hooked_inside(kind: str) -> nn.Module:
+    return nn.Sequential(avg(1), with_hook(flat(), kind), linear(6, 5))
+
+
+class MyLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+class MySequential(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+LEFT_ALONE = {
+    "relu in the head": (lambda: nn.Sequential(avg(1), flat(), nn.ReLU(), linear(6, 5)), "ReLU"),
+    "relu at the end": (lambda: nn.Sequential(avg(1), flat(), linear(6, 5), nn.ReLU()), "ReLU"),
+    "batch norm": (lambda: nn.Sequential(avg(1), flat(), nn.BatchNorm1d(6), linear(6, 5)), "BatchNorm1d"),
+    "two linears": (lambda: nn.Sequential(avg(1), flat(), linear(6, 7), linear(7, 5)), "Linear"),
+    "convolution": (lambda: nn.Sequential(nn.Conv2d(6, 6, 1), avg(1), flat(), linear(6, 5)), "Conv2d"),
+    "dropout after linear": (lambda: nn.Sequential(avg(1), flat(), linear(6, 5), nn.Dropout()), "Dropout"),
+    "dropout before pool": (lambda: nn.Sequential(nn.Dropout(), avg(1), flat(), linear(6, 5)), "AvgPool"),
+    "dropout2d": (lambda: nn.Sequential(nn.Dropout2d(), avg(1), flat(), linear(6, 5)), "Dropout2d"),
+    "alpha dropout": (lambda: nn.Sequential(avg(1), flat(), nn.AlphaDropout(), linear(6, 5)), "AlphaDropout"),
+    "log softmax": (lambda: nn.Sequential(avg(1), flat(), linear(6, 5), nn.LogSoftmax(1)), "LogSoftmax"),
+    "softmax over samples": (lambda: nn.Sequential(avg(1), flat(), linear(6, 5), nn.Softmax(0)), "dimension 0"),
+    "softmax first": (lambda: nn.Sequential(avg(1), flat(), nn.Softmax(1), linear(6, 5)), "Softmax"),
+    "two softmaxes": (lambda: nn.Sequential(flat(), linear(120, 5), nn.Softmax(1), nn.Softmax(1)), "Softmax"),
+    "pool of pool": (lambda: nn.Sequential(avg(2), avg(1), flat(), linear(6, 5)), "AvgPool"),
+    "flatten from 2": (lambda: nn.Sequential(avg(1), flat(2), linear(1, 5)), "2 to -1"),
+    "flatten all": (lambda: nn.Sequential(avg(1), flat(0), linear(18, 5)), "0 to -1"),
+    "no flatten": (lambda: nn.Sequential(avg((1, 6)), linear(6, 5)), "without a Flatten"),
+    "pool as tall as the map": (lambda: nn.Sequential(avg((None, 1)), flat(), linear(24, 5)), "from the input"),
+    "indices": (lambda: nn.Sequential(nn.AdaptiveMaxPool2d(1, return_indices=True), flat(), linear(6, 5)), "indices"),
+    "fixed pool": (lambda: nn.Sequential(nn.AvgPool2d(4), flat(), linear(6, 5)), "AvgPool2d"),
+    "hook": (lambda: with_hook(plain_head(6), "register_forward_hook"), "hook"),
+    "pre-hook": (lambda: hooked_inside("register_forward_pre_hook"), "hook"),
+    "inner hook": (lambda: hooked_inside("register_forward_hook"), "hook"),
+    "backward hook": (lambda: hooked_inside("register_full_backward_hook"), "hook"),
+    "hooked nested": (lambda: nn.Sequential(with_hook(plain_head(6), "register_forward_hook"), linear(5, 5)), "hook"),
+    "old spectral norm": (lambda: nn.Sequential(avg(1), flat(), spectral_norm(linear(6, 5))), "hook"),
+    "weight norm": (lambda: nn.Sequential(avg(1), flat(), parametrizations.weight_norm(linear(6, 5))), "arametri"),
+    "linear of another kind": (lambda: nn.Sequential(avg(1), flat(), MyLinear(6, 5)), "MyLinear"),
+    "lazy linear": (lambda: nn.Sequential(avg(1), flat(), nn.LazyLinear(5)), "LazyLinear"),
+    "sequential of another kind": (lambda: MySequential(avg(1), flat(), linear(6, 5)), "MySequential"),
+}
+
+
+@pytest.mark.parametrize("kind", LEFT_ALONE)
+def test_leaves_alone_what_it_could_not_stand_in_for(kind: str) -> None:
+    make, why = LEFT_ALONE[kind]
+    model = nn.ModuleDict({"head": make()})
+    before = model["head"]
+    report = fuse_aux_heads(model)
+    assert not report.replaced and model["head"] is before
+    assert next(iter(report.left_alone)) == "head"
+    assert why in report.left_alone["head"]
+    with pytest.raises(ValueError, match="^module: "):
+        FusedAuxHead.from_module(before)
+
+
+def test_an_overridden_forward_is_left_alone() -> None:
+    head = plain_head(6)
+    head[2].forward = lambda x: x * 0  # as accelerate and peft do
+    model = nn.ModuleDict({"head": head})
+    assert not fuse_aux_heads(model).replaced
+
+
+def test_double_precision_is_left_alone_for_a_head_cannot_read_it() -> None:
+    model = nn.ModuleDict({"head": plain_head(6).double()})
+    report = fuse_aux_heads(model)
+    assert not report.replaced and "float64" in report.left_alone["head"]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_part_of_a_longer_chain_is_left_alone(deep: bool) -> None:
+    """What comes next in an nn.Sequential takes a tensor, not a HeadOutput."""
+    part = nn.Sequential(flat(), linear(120, 8))
+    part = nn.Sequential(nn.ReLU(), part) if deep else part
+    model = nn.ModuleDict({"mlp": nn.Sequential(part, nn.ReLU(), linear(8, 5))})
+    x = torch.randn(X)
+    before = model["mlp"](x)
+    assert not fuse_aux_heads(model).replaced
+    assert torch.equal(model["mlp"](x), before)
+
+
+def test_the_last_part_of_a_chain_is_replaced() -> None:
+    model = nn.ModuleDict({"net": nn.Sequential(nn.Sequential(nn.Conv2d(6, 6, 1), nn.ReLU()), plain_head(6))})
+    report = fuse_aux_heads(model)
+    assert list(report.replaced) == ["net.1"]
+    assert model["net"](torch.randn(X)).probs.shape == (3, 5)
+
+
+def test_a_model_that_is_itself_a_head_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match="FusedAuxHead.from_module"):
+        fuse_aux_heads(plain_head(6))
+
+
+@pytest.mark.parametrize("model", [nn.Linear(3, 3), nn.ReLU(), nn.Sequential(), nn.ModuleList(), FusedAuxHead(3, 3)])
+def test_models_without_heads(model: nn.Module) -> None:
+    report = fuse_aux_heads(model)
+    assert not report.replaced and not report.left_alone
+
+
+def test_children_that_are_none() -> None:
+    model = Branchy()
+    model.register_module("absent", None)
+    model.exits[0].register_module("3", None)
+    assert len(fuse_aux_heads(model).replaced) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "replaced", "left_alone"),
+    [
+        ("alexnet", [], ["classifier"]),
+        ("densenet121", [], []),
+        ("googlenet", [], []),
+        ("mobilenet_v2", ["classifier"], []),
+        ("mobilenet_v3_small", [], ["classifier"]),
+        ("squeezenet1_1", [], []),
+        ("vgg11", [], ["classifier"]),
+        ("vit_b_16", ["heads"], None),
+    ],
+)
+def test_torchvision_models_are_reported_right_and_still_run(name: str, replaced: list, left_alone: list) -> None:
+    options = {"init_weights": False, "aux_logits": True} if name == "googlenet" else {}
+    with torch.device("meta"):  # the structure is all that counts here
+        model = getattr(torchvision.models, name)(**options)
+    report = fuse_aux_heads(model)
+    assert list(report.replaced) == replaced
+    assert left_alone is None or list(report.left_alone) == left_alone
+    if name in ("googlenet", "mobilenet_v2", "mobilenet_v3_small"):
+        model = getattr(torchvision.models, name)(**options).eval()
+        x = torch.randn(2, 3, 32, 32)
+        wanted = softmax_of(model, x)
+        fuse_aux_heads(model)
+        out = model(x)
+        torch.testing.assert_close(out.probs if replaced else softmax_of(model, x), wanted)
+
+
+def test_a_classifier_with_a_forward_of_its_own_is_left_alone() -> None:
+    model = nn.ModuleDict({"head": plain_head(6), "nested": nn.Sequential(nn.Sequential(flat()), linear(6, 5))})
+    model["head"].forward = lambda x: x * 2
+    model["nested"][0].forward = lambda x: x * 0
+    report = fuse_aux_heads(model)
+    assert not report.replaced and all("has a forward of its own" in why for why in report.left_alone.values())

@@ -1,0 +1,227 @@
+"""The demo's picture sources, their splits and what they refuse."""
+
+import struct
+import sys
+
+import numpy as np
+import pytest
+import torch
+from auxhead.model.bad_input import BadInput
+from auxhead.model.images import normalise, open_image, random_shift, to_pixels, to_rgb
+from auxhead.model.training.data_sets import (
+    LabelledImages,
+    decode,
+    load_cifar10,
+    load_digits,
+    load_folder,
+    load_source,
+    make_splits,
+    split_places,
+)
+from PIL import Image
+from support.pictures import write_cifar10, write_image_folder
+from torchvision.datasets import CIFAR10
+from torchvision.transforms import functional as T
+
+
+def labelled(labels, classes=("a", "b"), test_from=None):
+    images = [lambda value=i: Image.new("RGB", (4, 4), (value % 256,) * 3) for i in range(len(labels))]
+    return LabelledImages("made", images, torch.tensor(labels), classes, test_from=test_from)
+
+
+def test_digits_are_the_real_ones_on_the_full_scale():
+    source = load_digits()
+    assert len(source.open) == len(source.labels) == 1797
+    assert source.classes == tuple("0123456789")
+    pixels = decode(source, 8)
+    assert pixels.shape == (1797, 3, 8, 8) and pixels.dtype == torch.uint8
+    assert pixels.min() == 0 and pixels.max() == 255
+    assert torch.equal(pixels[:, 0], pixels[:, 2])
+
+
+def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(BadInput, match=r"pip install 'auxhead\[demo\]'"):
+        load_digits()
+
+
+def test_splits_are_disjoint_stratified_and_seeded():
+    source = load_digits()
+    splits = split_places(source, seed=0)
+    assert sorted(torch.cat(splits).tolist()) == list(range(1797))
+    for part, share in zip(splits, (0.6, 0.2, 0.2), strict=True):
+        counts = torch.bincount(source.labels[part], minlength=10)
+        assert (counts / torch.bincount(source.labels) - share).abs().max() < 0.01
+    for again, part in zip(split_places(source, seed=0), splits, strict=True):
+        assert torch.equal(again, part)
+    assert not torch.equal(split_places(source, seed=1)[0], splits[0])
+
+
+def test_three_images_a_class_are_just_enough():
+    splits = split_places(labelled([0, 0, 0, 1, 1, 1]), seed=0)
+    assert [len(part) for part in splits] == [2, 2, 2]
+
+
+def test_a_class_with_too_few_images_is_named():
+    with pytest.raises(BadInput, match=r"--data: class 'b' has 2 images, wants at least 3"):
+        split_places(labelled([0, 0, 0, 1, 1]), seed=0)
+
+
+def test_a_given_test_split_stays_the_test_split():
+    labels = [i % 2 for i in range(60)]
+    train, validation, test = split_places(labelled(labels, test_from=40), seed=0)
+    assert test.tolist() == list(range(40, 60))
+    assert len(train) == 36 and len(validation) == 4
+    assert sorted([*train.tolist(), *validation.tolist()]) == list(range(40))
+
+
+def test_each_split_holds_the_pictures_of_its_places():
+    source = labelled([i % 2 for i in range(50)])
+    splits = make_splits(source, decode(source, 8), split_places(source, 0))
+    for split in splits:
+        assert torch.equal(split.pixels[:, 0, 0, 0].long(), split.places)
+        assert torch.equal(split.labels, split.places % 2)
+
+
+def test_folder(tmp_path):
+    source = load_folder(write_image_folder(tmp_path / "stripes", per_class=5))
+    assert source.name == "stripes" and source.classes == ("lying", "standing")
+    assert source.labels.tolist() == [0] * 5 + [1] * 5
+    assert decode(source, 12).shape == (10, 3, 12, 12)
+
+
+def test_folder_that_is_missing_a_file_or_without_classes(tmp_path):
+    with pytest.raises(BadInput, match="--data: .*nowhere does not exist"):
+        load_folder(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BadInput, match="--data: .*file is not a directory"):
+        load_folder(tmp_path / "file")
+    (tmp_path / "flat").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "flat" / "x.png")
+    with pytest.raises(BadInput, match="has no folders, wants at least two"):
+        load_folder(tmp_path / "flat")
+    (tmp_path / "flat" / "only").mkdir()
+    with pytest.raises(BadInput, match="has only the folder 'only'"):
+        load_folder(tmp_path / "flat")
+
+
+def test_folders_of_splits_are_not_taken_for_classes(tmp_path):
+    for split in ("train", "Test"):
+        write_image_folder(tmp_path / split, per_class=1)
+    with pytest.raises(BadInput, match="look like splits"):
+        load_folder(tmp_path)
+
+
+def test_an_empty_class_folder_is_named(tmp_path):
+    write_image_folder(tmp_path, per_class=4)
+    (tmp_path / "void").mkdir()
+    with pytest.raises(BadInput, match="class 'void' has 0 images"):
+        split_places(load_folder(tmp_path), 0)
+
+
+@pytest.mark.parametrize("content", [b"", b"no picture", "half"], ids=["empty", "text", "truncated"])
+def test_a_broken_picture_is_named(tmp_path, content):
+    write_image_folder(tmp_path, per_class=4)
+    path = tmp_path / "lying" / "2.png"
+    path.write_bytes(path.read_bytes()[:300] if content == "half" else content)
+    with pytest.raises(BadInput, match=r"2\.png: cannot be read as an image"):
+        decode(load_folder(tmp_path), 16)
+
+
+def test_a_picture_whose_orientation_cannot_be_read_is_named(tmp_path, monkeypatch):
+    """Pillow raises what it comes across in a damaged file."""
+
+    def damaged(image):
+        raise struct.error("required argument is not an integer")
+
+    write_image_folder(tmp_path, per_class=4)
+    monkeypatch.setattr("auxhead.model.images.ImageOps.exif_transpose", damaged)
+    with pytest.raises(BadInput, match=r"\.png: cannot be read as an image \(required argument"):
+        decode(load_folder(tmp_path), 16)
+
+
+def test_more_pictures_than_memory_are_refused_before_reading():
+    with pytest.raises(BadInput, match=r"--image-size: 20000 images of 512x512 take 15 GiB"):
+        decode(labelled([0, 1] * 10_000), 512)
+
+
+def test_cifar10_by_torchvisions_loader(tmp_path, monkeypatch):
+    write_cifar10(tmp_path, per_batch=20)
+    monkeypatch.setattr(CIFAR10, "_check_integrity", lambda self: True)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    source = load_source(None, "cifar10", tmp_path)
+    assert source.name == "CIFAR-10" and source.classes[3] == "kind3"
+    assert len(source.labels) == 120 and source.test_from == 100
+    direct = CIFAR10(str(tmp_path), train=False)
+    assert torch.equal(decode(source, 32)[100:], torch.from_numpy(direct.data).permute(0, 3, 1, 2))
+    train, validation, test = split_places(source, 0)
+    assert (len(train), len(validation), len(test)) == (90, 10, 20)
+
+
+def test_cifar10_that_is_not_there_or_damaged(tmp_path):
+    with pytest.raises(BadInput, match="--root: .*does not hold CIFAR-10.*nothing is downloaded"):
+        load_cifar10(tmp_path / "nowhere")
+    write_cifar10(tmp_path)  # right names, wrong checksums
+    with pytest.raises(BadInput, match="--root: .*does not hold CIFAR-10"):
+        load_cifar10(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("x", "digits", None), "--data: cannot be given together"),
+        ((None, "cifar10", None), "--root: missing"),
+        ((None, None, "x"), "--dataset: got --root without --dataset"),
+        ((None, "digits", "x"), "--root: the digits need none"),
+        ((None, "mnist", None), "--dataset: got 'mnist'"),
+    ],
+    ids=["two-sources", "no-root", "root-alone", "digits-root", "unknown"],
+)
+def test_options_that_contradict(options, message):
+    with pytest.raises(BadInput, match=message):
+        load_source(*options)
+
+
+def test_pictures_of_every_mode_become_rgb():
+    grey = np.array([[0, 128], [255, 64]], dtype=np.uint8)
+    as_rgb = np.asarray(to_rgb(Image.fromarray(grey)))
+    assert (as_rgb == grey[..., None]).all()
+    sixteen = Image.fromarray(grey.astype(np.uint16) * 257)
+    assert (np.asarray(to_rgb(sixteen)) == as_rgb).all()
+    assert (np.asarray(to_rgb(Image.fromarray(grey).convert("P"))) == as_rgb).all()
+    clear = Image.new("RGBA", (2, 2), (10, 20, 30, 0))
+    assert (np.asarray(to_rgb(clear)) == 255).all()
+
+
+def test_a_photo_is_turned_upright(tmp_path):
+    image = Image.new("RGB", (6, 3), "white")
+    exif = image.getexif()
+    exif[0x0112] = 6
+    image.save(tmp_path / "photo.jpg", exif=exif)
+    assert open_image(tmp_path / "photo.jpg").size == (3, 6)
+    assert to_pixels(open_image(tmp_path / "photo.jpg"), 5).shape == (3, 5, 5)
+
+
+def test_normalise_is_torchvisions():
+    pixels = torch.randint(0, 256, (3, 3, 5, 7), dtype=torch.uint8)
+    mean, std = (0.1, 0.5, 0.9), (0.2, 0.3, 0.4)
+    torch.testing.assert_close(normalise(pixels, mean, std), T.normalize(pixels / 255.0, mean, std))
+
+
+def test_random_shift_crops_each_picture_from_a_black_border():
+    pixels = torch.randint(1, 256, (64, 3, 6, 5), dtype=torch.uint8)
+    shifted = random_shift(pixels, 2, torch.Generator().manual_seed(0))
+    assert shifted.shape == pixels.shape and shifted.dtype == torch.uint8
+    padded = torch.nn.functional.pad(pixels, (2, 2, 2, 2))
+    found = set()
+    for place in range(64):
+        fits = [
+            (dy, dx)
+            for dy in range(5)
+            for dx in range(5)
+            if torch.equal(shifted[place], padded[place, :, dy : dy + 6, dx : dx + 5])
+        ]
+        assert len(fits) == 1
+        found.add(fits[0])
+    assert len(found) > 15  # of 25
+    assert random_shift(pixels, 0, torch.Generator()) is pixels

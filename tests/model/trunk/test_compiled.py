@@ -1,0 +1,153 @@
+"""Trunks compiled by inductor, and any trunk in a CUDA graph."""
+
+import copy
+
+import pytest
+import torch
+from auxhead.model.taps import listening
+from auxhead.model.trunk.trunk import make_trunk
+from support.example_models import SmallNet
+from support.trunk_cases import (
+    LAST,
+    assert_same,
+    assert_untouched,
+    branching_inside,
+    called,
+    conv,
+    convolutions,
+    fingerprint,
+    made,
+    needs_compiler,
+    outputs,
+    torchvision_model,
+    trunk_outputs,
+    with_odd_norms,
+)
+from torch import nn
+
+# Compiled
+
+
+@pytest.fixture
+def uncompiled_on_the_cpu(request, monkeypatch):
+    """The parts of a trunk run as Dynamo traced them: C++ takes ten seconds a part, and one part is enough of it."""
+    if "device" not in request.fixturenames or request.getfixturevalue("device").type == "cpu":
+        compiles = torch.compile
+        monkeypatch.setattr(torch, "compile", lambda f, *, options, **rest: compiles(f, backend="eager", **rest))
+
+
+@needs_compiler
+def test_compiled_for_good(monkeypatch) -> None:
+    # Inductor compiles for most of its time to see which vector instructions there are: make it scalar code
+    monkeypatch.setattr("torch._inductor.cpu_vec_isa.valid_vec_isa_list", lambda: [], raising=False)
+    monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False, raising=False)
+    backbone = with_odd_norms(nn.Sequential(conv(3, 4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)))
+    trunk = made(backbone, [], x := torch.randn(2, 3, 4, 4), "inductor")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert_same(trunk, backbone, [], x)
+
+
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_compiled_between_the_taps(device) -> None:
+    backbone = with_odd_norms(SmallNet()).to(device)
+    taps = ("block0.2", "block1")
+    x = torch.randn(2, 3, 12, 12, device=device)
+    before = fingerprint(backbone)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        trunk = made(backbone, taps, x, "inductor")
+        assert_untouched(backbone, before)
+        for _ in range(2):  # hooks come and go between the runs
+            with torch._dynamo.config.patch(error_on_recompile=True):
+                assert_same(trunk, backbone, taps, x)
+        with torch.no_grad():
+            backbone.fc.weight.mul_(2.0)
+        trunk.refresh()
+        assert_same(trunk, backbone, taps, x)
+    assert trunk.classifier is None and trunk.notes == ("Compiled between the taps: 3 parts.",)
+    assert called(trunk.module)[nn.Identity] == 2
+    parts = [m for name, m in trunk.module.named_children() if name.startswith("segment_")]
+    assert len(parts) == 3 and all("forward" in vars(part) for part in parts)
+
+
+@pytest.mark.usefixtures("uncompiled_on_the_cpu")
+def test_compiled_round_a_branch() -> None:
+    backbone = branching_inside()
+    taps = ["0", "1.layers.0"]
+    x = torch.randn(2, 3, 8, 8)
+    trunk = made(backbone, taps, x, "inductor")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for sign in (1, -1):
+            assert_same(trunk, backbone, taps, sign * x)
+    assert any("Branching" in note for note in trunk.notes)
+
+
+def test_a_compiler_that_fails_leaves_the_backbone_as_it_is(monkeypatch) -> None:
+    def fails(*_args, **_options):
+        raise RuntimeError("no compiler\nat all")
+
+    monkeypatch.setattr(torch, "compile", fails)
+    backbone = SmallNet().eval()
+    trunk = make_trunk(backbone, SmallNet.taps, torch.randn(2, 3, 12, 12), "inductor")
+    assert trunk.module is backbone and trunk.notes == ("Not inductor: it failed with RuntimeError: no compiler",)
+
+
+# On a GPU
+
+
+def replayed(f):
+    """A graph of f(), and what it writes to."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = f()
+    return graph, y
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, LAST], ids=["nchw", "channels_last"])
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "mobilenet_v3_small", "googlenet"])
+@torch.no_grad()
+def test_dtypes_layouts_and_replays(name, memory_format, dtype) -> None:
+    taps = ["layer1", "layer4.1"] if "resnet" in name else []
+    backbone = torchvision_model(name).to("cuda", dtype).to(memory_format=memory_format)
+    x = torch.randn(4, 3, 64, 64, device="cuda", dtype=dtype).contiguous(memory_format=memory_format)
+    trunk = made(backbone, taps, x)
+    exact = outputs(copy.deepcopy(backbone).double(), taps, x.double())
+
+    def error(found):
+        pairs = zip(found, exact, strict=True)
+        return max(((y.double() - truth).abs().max() / truth.abs().max()).item() for y, truth in pairs)
+
+    allowed = 3 * error(outputs(backbone, taps, x)) + 16 * torch.finfo(dtype).eps
+    assert error(trunk_outputs(trunk, taps, x)) <= allowed
+    if dtype == torch.float16:
+        with_relu = [conv for conv in convolutions(trunk) if conv.relu and conv.groups == 1]
+        assert with_relu and all(conv.fused for conv in with_relu), trunk.notes
+
+    static = x.contiguous(memory_format=trunk.memory_format)
+    graph, y = replayed(lambda: trunk.module(static))
+    for _ in range(3):
+        graph.replay()
+        assert torch.equal(y, trunk.module(static))
+        with_odd_norms(backbone)  # and the graph sees what they are now
+        trunk.refresh()
+        static.normal_()
+
+
+@needs_compiler
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@torch.no_grad()
+def test_a_compiled_trunk_can_be_captured() -> None:
+    backbone = with_odd_norms(SmallNet()).to("cuda", torch.float16).to(memory_format=LAST)
+    static = torch.randn(4, 3, 32, 32, device="cuda", dtype=torch.float16).contiguous(memory_format=LAST)
+    trunk = made(backbone, SmallNet.taps, static, "inductor")
+    seen = []
+    with listening(trunk.module, SmallNet.taps, lambda place, _y: seen.append(place)):
+        graph, y = replayed(lambda: trunk.module(static))
+    assert seen == [0, 1, 2]
+    for _ in range(2):
+        graph.replay()
+        assert torch.equal(y, trunk.module(static))
+        static.normal_()

@@ -1,0 +1,346 @@
+"""What of a backbone a trunk folds, fuses and replaces, and what it leaves alone."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from auxhead.kernels import max_pool2d
+from auxhead.model.trunk.fused_convolution import FusedConvolution
+from support.trunk_cases import (
+    Net,
+    assert_same,
+    called,
+    conv,
+    convolutions,
+    made,
+    torchvision_model,
+    trunk_outputs,
+    with_odd_norms,
+)
+from torch import nn
+
+
+def in_place_sum(net, x):
+    y = net.first(x)
+    y += x
+    return F.relu(y)
+
+
+def other_in_place_sum(net, x):
+    z = net.second(x) * 1.5
+    z.add_(net.first(x))
+    return F.relu(z)
+
+
+def in_place_sum_in_a_summand_used_again(net, x):
+    z = x * 1.5
+    return F.relu(z.add_(net.first(x))) + z
+
+
+def sum_behind_a_change_of_x(net, x):
+    x = x * 1.0
+    y = net.first(x)
+    z = net.relu_in_place(x)
+    return F.relu(y + z)
+
+
+def two_users(net, x):
+    y = net.first(x)
+    return F.relu(y) + y
+
+
+def sum_with_two_users(net, x):
+    y = net.first(x) + x
+    return F.relu(y) + y
+
+
+def norm_with_two_users(net, x):
+    y = net.a(x)
+    return F.relu(net.norm_a(y)) + y
+
+
+def same_twice(net, x):
+    y = net.first(x)
+    return F.relu(y + y)
+
+
+def one_convolution_twice(net, x):
+    return F.relu(net.first(x)) + F.relu(net.norm_b(net.a(x)))
+
+
+def with_alpha(net, x):
+    return F.relu(torch.add(net.first(x), x, alpha=2))
+
+
+def broadcast(net, x):
+    return F.relu(net.first(x) + x.mean((2, 3), keepdim=True))
+
+
+def wider(net, x):
+    return F.relu(net.first(x)[:, :1].expand(-1, 4, -1, -1) + net.second(x))
+
+
+#: How two convolutions are joined; then how many convolutions get a ReLU, and how many of those a sum.
+JOINS = [
+    (lambda net, x: F.relu(net.first(x)), 1, 0),
+    (lambda net, x: torch.relu(net.first(x)), 1, 0),
+    (lambda net, x: net.first(x).relu(), 1, 0),
+    (lambda net, x: net.first(x).relu_(), 1, 0),
+    (lambda net, x: F.relu(net.first(x), inplace=True), 1, 0),
+    (lambda net, x: net.relu_in_place(net.first(x)), 1, 0),
+    (lambda net, x: net.relu(net.a(x)), 1, 0),
+    (lambda net, x: net.relu(net.first(x) + x), 1, 1),
+    (lambda net, x: net.relu(x + net.first(x)), 1, 1),
+    (lambda net, x: torch.add(x, net.first(x)).relu(), 1, 1),
+    (lambda net, x: net.first(x).add(x).relu(), 1, 1),
+    (lambda net, x: net.first(x).add_(x).relu_(), 1, 1),
+    (lambda net, x: net.relu(net.first(x) + net.second(x)), 1, 1),
+    (lambda net, x: net.relu(net.second(x) + net.first(x)), 1, 1),
+    (lambda net, x: net.relu(net.second(F.relu(net.first(x))) + x), 2, 1),
+    (lambda net, x: F.hardswish(net.first(x)) + F.relu6(net.second(x)), 0, 0),
+    (lambda net, x: net.relu(net.first(x) + 1.0), 0, 0),
+    (lambda net, x: net.relu(net.first(x) * x), 0, 0),
+    (lambda net, x: net.relu(net.norm_a(net.relu(x))), 0, 0),
+    (in_place_sum, 1, 1),
+    (other_in_place_sum, 0, 0),
+    (in_place_sum_in_a_summand_used_again, 0, 0),
+    (sum_behind_a_change_of_x, 0, 0),
+    (two_users, 0, 0),
+    (sum_with_two_users, 0, 0),
+    (norm_with_two_users, 0, 0),
+    (same_twice, 0, 0),
+    (one_convolution_twice, 2, 0),
+    (with_alpha, 0, 0),
+    (broadcast, 1, 1),
+    (wider, 1, 1),
+]
+
+
+@pytest.mark.parametrize("join, relus, sums", JOINS, ids=lambda v: v.__name__ if callable(v) else str(v))
+def test_what_is_fused_and_what_is_not(device, join, relus, sums) -> None:
+    backbone = with_odd_norms(Net(join)).to(device)
+    x = torch.randn(2, 4, 6, 6, device=device)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        trunk = made(backbone, [], x)
+        assert_same(trunk, backbone, [], x)
+    assert sum(conv.relu for conv in convolutions(trunk)) == relus
+    nodes = [node for node in trunk.module.graph.nodes if node.op == "call_module" and len(node.args) == 2]
+    assert len(nodes) == sums
+    assert trunk.classifier is not None and trunk.classifier.pool == "avg"
+
+
+def test_nothing_is_fused_across_a_tap() -> None:
+    backbone = with_odd_norms(Net(lambda net, x: net.relu(net.norm_a(net.a(x)) + x)))
+    x = torch.randn(2, 4, 6, 6)
+    for taps, folds, relus in (([], 1, 1), (["a"], 0, 0), (["norm_a"], 1, 0), (["relu"], 1, 1), (["a", "relu"], 0, 0)):
+        trunk = made(backbone, taps, x)
+        assert_same(trunk, backbone, taps, x)
+        assert sum(conv.folds_norm for conv in convolutions(trunk)) == folds, taps
+        assert sum(conv.relu for conv in convolutions(trunk)) == relus, taps
+
+
+@pytest.mark.parametrize(
+    "options",
+    [dict(padding="same"), dict(padding=1, groups=2), dict(padding=2, dilation=2), dict(padding=1, stride=2),
+     dict(padding=1, groups=4), dict(padding=1, bias=False)],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("affine", [True, False], ids=["affine", "bare"])
+def test_convolutions_of_any_kind(device, options, affine) -> None:
+    norm = nn.BatchNorm2d(4, affine=affine, eps=0.1)
+    backbone = nn.Sequential(nn.Conv2d(4, 4, 3, **options), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                             nn.Linear(4, 3))  # fmt: skip
+    backbone = with_odd_norms(backbone).to(device)
+    x = torch.randn(2, 4, 8, 8, device=device)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        trunk = made(backbone, ["2"], x)
+        assert_same(trunk, backbone, ["2"], x)
+    assert convolutions(trunk)[0].relu and convolutions(trunk)[0].folds_norm
+
+
+def test_other_paddings_stay_convolutions() -> None:
+    backbone = with_odd_norms(nn.Sequential(conv(padding_mode="reflect"), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+                                            nn.Linear(64, 3)))  # fmt: skip
+    trunk = made(backbone, [], torch.randn(2, 4, 4, 4))
+    assert_same(trunk, backbone, [], torch.randn(2, 4, 4, 4))
+    assert called(trunk.module) == {nn.Conv2d: 1, nn.BatchNorm2d: 1, nn.ReLU: 1}
+    assert trunk.classifier.pool == "none"
+
+
+TAILS = {
+    "modules": (lambda net, y: net.fc(net.flat(net.drop(net.pool(y)))), "avg"),
+    "torch.flatten": (lambda net, y: net.fc(torch.flatten(F.adaptive_avg_pool2d(y, 1), 1)), "avg"),
+    "flatten(1)": (lambda net, y: net.fc(F.adaptive_avg_pool2d(y, (1, 1)).flatten(1)), "avg"),
+    "view(size())": (lambda net, y: net.fc((p := net.pool(y)).view(p.size()[0], -1)), "avg"),
+    "view(size)": (lambda net, y: net.fc((p := net.pool(y)).view(p.size(0), -1)), "avg"),
+    "reshape(shape)": (lambda net, y: net.fc((p := net.pool(y)).reshape(p.shape[0], -1)), "avg"),
+    "mean": (lambda net, y: net.fc(y.mean((2, 3))), "avg"),
+    "torch.mean": (lambda net, y: net.fc(torch.mean(y, dim=[-1, -2])), "avg"),
+    "mean, keepdim": (lambda net, y: net.fc(y.mean((2, 3), keepdim=True).flatten(1)), "avg"),
+    "max": (lambda net, y: net.fc(F.adaptive_max_pool2d(y, 1).flatten(1)), "max"),
+    "vector": (lambda net, y: net.fc(y.amax((2, 3))), "none"),
+    "dropout": (lambda net, y: net.fc(F.dropout(y.amax((2, 3)), training=net.training)), "none"),
+    "softmax": (lambda net, y: net.fc(y.mean((2, 3))).softmax(1), None),
+    "used twice": (lambda net, y: net.fc(p := y.mean((2, 3))) + p[:, :3], None),
+}
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_classifiers(tail) -> None:
+    forward, pool = TAILS[tail]
+
+    class Tailed(Net):
+        def forward(self, x):
+            return forward(self, F.relu(self.first(x)))
+
+    layers = dict(pool=nn.AdaptiveAvgPool2d(1), drop=nn.Dropout(), flat=nn.Flatten())
+    backbone = with_odd_norms(Tailed(None, **layers))
+    x = torch.randn(3, 4, 5, 5)
+    trunk = made(backbone, [], x)
+    assert_same(trunk, backbone, [], x)
+    assert (trunk.classifier.pool if trunk.classifier else None) == pool
+    if pool is None:
+        assert any("classifier stays" in note for note in trunk.notes)
+    else:
+        assert not set(called(trunk.module)) & {nn.Linear, nn.Flatten, nn.AdaptiveAvgPool2d, "mean", "view", "size"}
+
+
+def test_a_grid_before_the_classifier() -> None:
+    backbone = with_odd_norms(nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d((2, 3)),
+                                            nn.Flatten(), nn.Linear(24, 3)))  # fmt: skip
+    x = torch.randn(2, 4, 7, 7)
+    trunk = made(backbone, ["2"], x)
+    assert_same(trunk, backbone, ["2"], x)
+    assert trunk.classifier.pool_size == (2, 3)
+    tapped = made(backbone, ["3"], x)  # the pool is a tap, and stays
+    assert_same(tapped, backbone, ["3"], x)
+    assert tapped.classifier.pool == "none"
+
+
+def test_max_pools_that_stay() -> None:
+    pools = [nn.MaxPool2d(2), nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(2, stride=1, dilation=2)]
+    backbone = nn.Sequential(conv(), *pools, nn.Flatten(), nn.LazyLinear(3))
+    x = torch.randn(2, 4, 17, 17)
+    backbone(x)
+    trunk = made(backbone.eval(), [], x)
+    assert_same(trunk, backbone, [], x)
+    assert called(trunk.module) == {FusedConvolution: 1, max_pool2d: 1, nn.MaxPool2d: 2}
+
+
+class Functional(Net):
+    def forward(self, x):
+        y = F.max_pool2d(F.relu(self.first(x)), 3, stride=2, padding=1)
+        return self.fc(F.max_pool2d(torch.max_pool2d(y, 2), 1).mean((2, 3)))
+
+
+def test_max_pools_as_functions() -> None:
+    backbone = with_odd_norms(Functional(None))
+    x = torch.randn(2, 4, 16, 16)
+    trunk = made(backbone, [], x)
+    assert_same(trunk, backbone, [], x)
+    assert called(trunk.module) == {FusedConvolution: 1, max_pool2d: 3}
+
+
+def test_refresh_folds_again_in_place(device) -> None:
+    backbone = torchvision_model("resnet18").to(device)
+    x = torch.randn(2, 3, 32, 32, device=device)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        trunk = made(backbone, ["layer1"], x)
+        pointers = [(conv.weight.data_ptr(), conv.bias.data_ptr()) for conv in convolutions(trunk)]
+        with torch.no_grad():
+            for parameter in backbone.parameters():
+                parameter.mul_(1 + 0.2 * torch.rand_like(parameter))
+        with_odd_norms(backbone)
+        stale = trunk_outputs(trunk, ["layer1"], x)
+        with torch.inference_mode():
+            trunk.refresh()
+        assert [(conv.weight.data_ptr(), conv.bias.data_ptr()) for conv in convolutions(trunk)] == pointers
+        assert_same(trunk, backbone, ["layer1"], x)
+        assert not any(map(torch.equal, stale, trunk_outputs(trunk, ["layer1"], x)))
+
+
+def test_what_needs_no_folding_is_shared() -> None:
+    backbone = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    x = torch.randn(2, 3, 5, 5)
+    trunk = made(backbone.eval(), [], x)
+    assert convolutions(trunk)[0].weight is backbone[0].weight
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.add_(1.0)
+    assert_same(trunk, backbone, [], x)
+
+
+# cuDNN's fused convolutions, played by plain ones
+
+
+def convolve_relu(x, weight, bias, stride, padding, dilation, groups):
+    return F.relu(F.conv2d(x, weight, bias, stride, padding, dilation, groups))
+
+
+def convolve_add_relu(x, weight, z, alpha, bias, stride, padding, dilation, groups):
+    assert z.shape[1] == weight.shape[0]
+    return F.relu(F.conv2d(x, weight, bias, stride, padding, dilation, groups) + alpha * z)
+
+
+def refuses(*_arguments):
+    raise RuntimeError("CUDNN_STATUS_NOT_SUPPORTED\nand more")
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    """Let convolutions on the CPU believe in cuDNN, whose operators the test gives."""
+
+    def play(relu, add_relu):
+        monkeypatch.setattr("auxhead.model.trunk.fused_convolution.has_cudnn", lambda x: True)
+        monkeypatch.setattr(torch, "cudnn_convolution_relu", relu)
+        monkeypatch.setattr(torch, "cudnn_convolution_add_relu", add_relu)
+
+    return play
+
+
+def test_cudnn_s_operators_get_the_right_arguments(cudnn) -> None:
+    cudnn(convolve_relu, convolve_add_relu)
+    backbone = torchvision_model("resnet18")
+    x = torch.randn(2, 3, 32, 32)
+    trunk = made(backbone, ["layer2.0"], x)
+    assert [conv.fused for conv in convolutions(trunk)] == [conv.relu for conv in convolutions(trunk)]
+    assert trunk.notes[1:] == ("Convolutions that run with their ReLU as one launch of cuDNN: 17.",)
+    assert_same(trunk, backbone, ["layer2.0"], x)
+
+
+@pytest.mark.parametrize(
+    "add_relu, why",
+    [(refuses, "cuDNN: CUDNN_STATUS_NOT_SUPPORTED"),
+     (lambda *a: convolve_add_relu(*a) + 1e3, "cuDNN's fused convolution is off by 1e+03"),
+     (lambda *a: convolve_add_relu(*a) * float("nan"), "cuDNN's fused convolution is off by nan")],
+    ids=["refuses", "is wrong", "gives NaN"],
+)  # fmt: skip
+def test_what_cudnn_does_not_do_right_runs_plain(cudnn, add_relu, why) -> None:
+    cudnn(convolve_relu, add_relu)
+    backbone = torchvision_model("resnet18")
+    x = torch.randn(2, 3, 32, 32)
+    trunk = made(backbone, [], x)
+    assert sum(conv.fused for conv in convolutions(trunk)) == 9
+    assert trunk.notes[2] == f"Convolutions whose ReLU runs by itself: 8, since {why}."
+    assert_same(trunk, backbone, [], x)
+
+
+def test_convolutions_that_cudnn_is_not_asked_for(cudnn) -> None:
+    cudnn(convolve_relu, convolve_add_relu)
+    for join, why in ((broadcast, "the summand [2, 4, 1, 1] of"), (lambda net, x: F.relu(net.wide(x)), "depthwise"),
+                      (lambda net, x: F.relu(net.same(x)), "padding='same'")):  # fmt: skip
+        layers = dict(wide=nn.Conv2d(4, 4, 3, groups=4), same=nn.Conv2d(4, 4, 3, padding="same"))
+        backbone = with_odd_norms(Net(join, **layers))
+        x = torch.randn(2, 4, 6, 6)
+        trunk = made(backbone, [], x)
+        assert not any(conv.fused for conv in convolutions(trunk)) and why in trunk.notes[1]
+        assert_same(trunk, backbone, [], x)
+
+
+def test_cudnn_s_operators_take_these_arguments() -> None:
+    """As far as that shows without a GPU: they are refused for their device, not for what they are."""
+    trunk = made(torchvision_model("resnet18"), [], x := torch.randn(1, 3, 32, 32))
+    for name, inputs in (("conv1_fused", 1), ("layer1_0_conv2_fused", 2)):
+        conv = trunk.module.get_submodule(name)
+        conv.fused = True
+        with pytest.raises(NotImplementedError, match="cudnn_convolution_.*CPU"):
+            conv(*[x if inputs == 1 else torch.randn(1, 64, 8, 8)] * inputs)

@@ -1,0 +1,153 @@
+"""Every figure from the records that come with the package: drawn again as committed, its numbers those of records."""
+
+import gzip
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from auxhead.autotune.records.record import read_records
+from auxhead.plots.figures import latency
+from auxhead.plots.figures.registry import FIGURES
+from auxhead.plots.records import COMMITTED
+from support.command_line import plot
+
+GALLERY = Path(__file__).parents[3] / "plots" / "gallery"
+TRACE = GALLERY / "timeline.trace.json.gz"
+BENCH = [one for one in read_records(COMMITTED / "h200/bench.jsonl") if one.kind == "bench"]
+SWEEP = [one for one in read_records(COMMITTED / "h200/sweep.jsonl.gz") if (one.kind, one.error) == ("sweep", None)]
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory):
+    out = tmp_path_factory.mktemp("figures")
+    result = plot("all", "--out", out)
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def drawn(name):
+    return json.loads((GALLERY / f"{name}.json").read_text())
+
+
+def same(one, other):
+    """Equal but for the last digits, which depend on the processor."""
+    if isinstance(one, float):
+        return one == pytest.approx(other, rel=1e-6, abs=1e-6)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def test_the_gallery_is_drawn_from_the_committed_records(rendered):
+    beside = {"README.md", TRACE.name}
+    assert {path.name for path in rendered.iterdir()} == {path.name for path in GALLERY.iterdir()} - beside
+    for path in sorted(rendered.glob("*.json")):
+        assert same(json.loads(path.read_text()), drawn(path.stem)), path.name
+        assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+        assert json.loads(path.read_text())["title"].split()[0] in path.with_suffix(".svg").read_text()
+
+
+def test_the_trace_is_that_of_the_committed_records(tmp_path):
+    done = plot("perfetto", COMMITTED / "h200/overlap.jsonl", "--out", tmp_path / TRACE.name)
+    assert done.exit_code == 0, done.output
+    again, trace = (json.loads(gzip.decompress(path.read_bytes())) for path in (tmp_path / TRACE.name, TRACE))
+    assert same(again, trace) and f"({TRACE.name})" in (GALLERY / "README.md").read_text()
+
+
+def test_the_gallery_lists_every_figure_there_is():
+    readme = (GALLERY / "README.md").read_text()
+    listed = re.findall(r"^\| \[([a-z-]+)\]\(\1\.png\).*`auxhead-plot \1`", readme, flags=re.MULTILINE)
+    assert listed == [kind.name for kind in FIGURES if (GALLERY / f"{kind.name}.png").exists()]
+    assert re.findall(r"!\[\]\(([a-z-]+)\.png\)", readme) == listed
+
+
+def benched(variant, batch, exits="never"):
+    return [one for one in BENCH if (one.variant, one.cell["batch"], one.exits) == (variant, batch, exits)]
+
+
+def test_latencies_are_those_of_records():
+    points = [
+        (int(classes), variant, point)
+        for classes, lines in drawn("latency")["classes"].items()
+        for variant, its in lines.items()
+        for point in its
+    ]
+    assert len(points) > 40
+    for classes, variant, point in points:
+        (found,) = [
+            one
+            for one in benched(variant, point["batch"])
+            if one.cell["classes"] == classes
+            and all(point[us].items() <= getattr(one, us).items() for us in ("host_us", "device_us"))
+        ]
+        if "bare" in point:
+            assert any(point["bare"].items() <= pair.items() for pair in found.paired if pair["role"] == "bare")
+    ratios = [
+        point["bare"]["device_ratio"] for classes, name, point in points if (classes, name) == (10, "overlapped@cudnn")
+    ]
+    assert f"add {100 * min(ratios) - 100:.0f} to {100 * max(ratios) - 100:.0f} %" in drawn("latency")["title"]
+
+
+def test_bands_of_latency_end_at_the_99th_percentile():
+    with_tails = [
+        replace(one, host_us={**one.host_us, "p99": 3 * one.host_us["median"]}) for one in BENCH if one.error is None
+    ]
+    figure, shown = latency.draw(with_tails)
+    assert "from the median to the 99th percentile of requests; what is added" in shown["stamp"]
+    (points,) = {place: its for place, its in shown["classes"]["10"].items() if place == "graph-bare@cudnn"}.values()
+    ends = [point["host_us"]["p99"] for point in points]
+    assert ends == [3 * point["host_us"]["median"] for point in points]
+    edges = [band.get_paths()[0].vertices for band in figure.axes[0].collections]
+    assert any({round(y) for _, y in band} >= {round(y) for y in ends} for band in edges)
+    without = [
+        replace(one, host_us={"median": 1.0, "p20": 1.0, "p80": 1.0}) if one.cell["batch"] == 8 else one
+        for one in with_tails
+    ]
+    batches = [point["batch"] for point in latency.draw(without)[1]["classes"]["10"]["graph-bare@cudnn"]]
+    assert batches == [1, 32, 128], "a latency without its tail is not drawn"
+
+
+def test_times_to_the_answer_are_those_of_records():
+    batches = drawn("time-to-answer")["batches"]
+    assert list(batches) == ["1", "8", "32", "128"]
+    for batch, lines in batches.items():
+        for variant, points in lines.items():
+            for point in points:
+                found = benched(variant, int(batch), point["exit"])
+                assert any(point["host_us"].items() <= one.host_us.items() for one in found), (batch, variant)
+        assert [point["exit"] for point in lines["truncated@cudnn"]] == ["layer1", "layer2", "layer3", "layer4"]
+
+
+@pytest.mark.parametrize("name", ["ranks", "landscape"])
+def test_times_of_configurations_are_those_of_records(name):
+    medians = {(one.variant, one.protocol["place"], one.device_us["median"]) for one in SWEEP}
+    heads = drawn(name)["heads"]
+    for one in (one for head in heads for one in head["configs"]):
+        assert (one["config"], "alone", one["alone_us"]) in medians
+        assert (one["config"], "network", one.get("network_us")) in medians or name == "landscape"
+    assert len({head["head"] for head in heads}) == len(heads)
+    if name == "landscape":
+        assert len(heads) == 8, "of two batch sizes of a network with four heads"
+    else:
+        in_network = [one.cell for one in SWEEP if one.protocol["place"] == "network"]
+        assert len(heads) == len({tuple(map(str, cell.values())) for cell in in_network})
+
+
+def test_ranks_are_those_of_the_ratios_that_records_have():
+    fields = ("model", "dtype", "tap", "classes")
+    ratios = {  # of those that were measured again, the last
+        (one.variant, one.cell["samples"], *(one.cell[name] for name in fields)): one.paired[0]["device_ratio"]
+        for one in SWEEP
+        if one.protocol["place"] == "network"
+    }
+    for head in drawn("ranks")["heads"]:
+        where = (head["batch"], *(head[name] for name in fields))
+        by_network = sorted(head["configs"], key=lambda one: ratios[(one["config"], *where)])
+        assert [one["rank_network"] for one in by_network] == list(range(1, len(by_network) + 1))
+        assert [one["rank_alone"] for one in head["configs"]] == list(range(1, len(by_network) + 1))
+    configs = sum(len(head["configs"]) for head in drawn("ranks")["heads"])
+    assert sum(map(sum, drawn("ranks")["rank_counts"])) == configs <= len(ratios)

@@ -1,0 +1,175 @@
+"""The figure of a timeline and the trace of it: what is drawn is what the records say."""
+
+import gzip
+import json
+from dataclasses import replace
+
+import pytest
+from auxhead.autotune.overlap.records import failed_record
+from auxhead.autotune.records.record import BadRecord
+from auxhead.plots import perfetto
+from auxhead.plots.figures import timeline
+from auxhead.plots.files import save_figure
+from auxhead.plots.records import NoRecords
+from support.command_line import plot
+from support.overlap_fakes import CELL, CONV, records
+from support.pretended_gpu import ENVIRONMENT
+from support.written_records import written
+
+#: Launch, SM, begin and end: an SM with two programs at a time, and a launch each after.
+PROGRAMS = [[0, 0, 10.0, 15.0], [0, 0, 10.5, 14.0], [0, 131, 10.5, 21.0], [1, 0, 35.0, 47.0], [2, 7, 50.5, 54.0]]
+
+
+def with_programs(**changes):
+    made = records(**changes)
+    made[1].measured["programs"] = PROGRAMS
+    made[1].measured["clocks_differ_us"] = 0.42
+    return made
+
+
+def test_what_is_drawn():
+    figure, drawn = timeline.draw(records(slower=1.0))
+    assert drawn["title"].splitlines() == [
+        "5 of 8 heads beside the trunk: 96 % of their time lies under its kernels;",
+        "all heads together add 4.0 % to the network's time (99 %: 3.1 to 4.9 %)",
+    ]
+    assert figure.get_suptitle() == drawn["title"]
+    assert drawn["trunk"] == [[0.0, 8.0], [9.0, 29.0], [30.0, 47.0]] and drawn["joining"] == [[51.0, 55.0]]
+    first, second = drawn["heads"]
+    assert (first["label"], first["taps"]) == ("heads 1-2", ["layer1.0", "layer1.1"])
+    assert (second["label"], second["taps"]) == ("heads 3-5", ["layer2.0", "layer2.1", "layer3.0"])
+    assert first["under_the_trunk"] == [[10.0, 22.0]]
+    assert (second["begin"], second["end"], second["under_the_trunk"]) == (35.0, 48.0, [[35.0, 47.0]])
+    assert drawn["join_stall_us"] == 8.0 and drawn["span_us"] == 55.0 and drawn["inflation"] == 1.25
+    assert drawn["coverage_percent"] == 96.0 and drawn["all_replays"]["coverage_percent"]["p20"] == 92.0
+    axes, below = figure.axes
+    assert "us since the replay began" in below.get_xlabel() and "1.25 times" in below.get_xlabel()
+    assert [text.get_text() for text in axes.texts] == ["heads 1-2", "heads 3-5", "join stall 8.0 us"]
+    assert (
+        "programs (+0.0 % in length): 96 % under the trunk; without recording 96 % (92-100 %" in drawn["stamp"]
+        and "H200" in drawn["stamp"]
+    )
+
+
+def test_programs_are_drawn_where_they_were_recorded():
+    figure, drawn = timeline.draw(with_programs())
+    above, below = figure.axes
+    assert drawn["programs"] == PROGRAMS and drawn["sm_count"] == 132
+    boxes = [path.get_extents().extents.tolist() for path in below.collections[0].get_paths()]
+    assert boxes == [[begin, sm - 0.5, end, sm + 0.5] for _, sm, begin, end in PROGRAMS]
+    colours = [tuple(colour[:3]) for colour in below.collections[0].get_facecolors()]
+    assert len(set(colours[:4])) == 1 and colours[4] != colours[0], "the joining launch has its own"
+    assert below.texts[0].get_text() == ("5 programs of the heads, on 3 of 132 SMs; those of the trunk are not drawn")
+    assert "Programs' times are good to 0.4 us" in drawn["stamp"] and drawn["clocks_differ_us"] == 0.42
+    assert below.get_ylabel() == "SM id\n(measured in the kernel)" and below.get_xlabel() and not above.get_xlabel()
+
+
+def test_findings_that_are_none():
+    _, drawn = timeline.draw(records(last_heads=200.0, both=100.5))
+    assert drawn["title"].splitlines() == [
+        "5 of 8 heads beside the trunk: only 11 % of their time lies under its kernels;",
+        "all heads together add 0.5 % to the network's time (99 %: -0.4 to 1.4 %)",
+    ]
+    made = records(forks=())
+    for record in made:
+        record.measured["coverage"] = None
+    made[1].measured["programs"] = [[0, 5, 51.0, 54.0]]
+    made[1].measured["kernels"] = [one for one in made[1].measured["kernels"] if one["role"] != "side"]
+    figure, drawn = timeline.draw(made)
+    assert drawn["title"].startswith("Nothing runs beside the trunk, all 8 heads with the classifier at its end;")
+    assert drawn["heads"] == [] and drawn["all_replays"] is None and figure.axes
+    _, faster = timeline.draw(records(both=90.0))
+    assert "all heads together add -10.0 % to the network's time (99 %: " in faster["title"]
+
+
+def test_the_last_network_is_drawn_and_only_with_its_summary():
+    other = records(slower=2.0)
+    failed = failed_record(CELL, "no memory", ENVIRONMENT)
+    _, drawn = timeline.draw([*records(), *other, failed])
+    assert drawn["span_us"] == other[1].measured["span_us"]
+    with pytest.raises(NoRecords, match="no timeline with the summary of its run"):
+        timeline.draw([records()[0], records()[1]])
+
+
+def test_files_repeat(tmp_path):
+    made = with_programs()
+    for folder in ("a", "b"):
+        save_figure(*timeline.draw(made), tmp_path / folder / "timeline")
+    for name in ("timeline.json", "timeline.png", "timeline.svg"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_the_trace(tmp_path):
+    path = written(tmp_path / "records.jsonl", *with_programs())
+    done = plot("perfetto", path, "--out", tmp_path / "trace.json")
+    assert done.exit_code == 0 and done.stdout == f"Saved {tmp_path / 'trace.json'}\n"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["records.jsonl", "trace.json"]
+    assert plot("perfetto", path, "--out", tmp_path / "trace.json.gz").exit_code == 0
+    assert gzip.decompress((tmp_path / "trace.json.gz").read_bytes()) == (tmp_path / "trace.json").read_bytes()
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    events = trace["traceEvents"]
+    for event in events:
+        assert {"ph", "name", "pid", "tid", "ts", "args"} <= event.keys() and event["ph"] in ("M", "X")
+        assert isinstance(event["pid"], int) and isinstance(event["tid"], int) and isinstance(event["name"], str)
+        if event["ph"] == "X":
+            assert event["dur"] >= 0 and event["ts"] >= 0 and event["cat"]
+    names = {
+        (event["name"], event["tid"]): event["args"]["name"] for event in events if event["name"].endswith("_name")
+    }
+    assert names["process_name", 0] == (
+        "resnet18, float16, 3x224x224, 8 heads (after blocks), batch 8, 10 classes; one replay under torch.profiler"
+    )
+    lanes = {tid: name for (kind, tid), name in names.items() if kind == "thread_name"}
+    assert list(lanes.values()) == [
+        "trunk (high priority)",
+        "heads (low priority)",
+        "SM 0: programs of heads",
+        "SM 0: programs of heads",
+        "SM 7: programs of heads",
+        "SM 131: programs of heads",
+    ]
+    shown = [
+        (lanes[event["tid"]].partition(" (")[0], event["name"], event["ts"], event["dur"])
+        for event in events
+        if event["ph"] == "X"
+    ]
+    assert shown == [
+        ("trunk", "max_pool_kernel", 0.0, 8.0),
+        ("trunk", CONV, 9.0, 20.0),
+        ("heads", "heads of layer1.0, layer1.1", 10.0, 12.0),
+        ("trunk", CONV, 30.0, 16.0),
+        ("heads", "heads of layer2.0, layer2.1, layer3.0", 35.0, 13.0),
+        ("trunk", "joining launch: late heads, classifier, answer", 50.0, 4.0),
+        ("SM 0: programs of heads", "heads of layer1.0, layer1.1", 10.0, 5.0),
+        ("SM 0: programs of heads", "heads of layer2.0, layer2.1, layer3.0", 35.0, 12.0),
+        ("SM 0: programs of heads", "heads of layer1.0, layer1.1", 10.5, 3.5),
+        ("SM 7: programs of heads", "joining launch: late heads, classifier, answer", 50.5, 3.5),
+        ("SM 131: programs of heads", "heads of layer1.0, layer1.1", 10.5, 10.5),
+    ]
+    assert trace["otherData"]["gpu"] == "H200"
+
+
+def test_each_network_is_a_process_of_its_own():
+    first = records()
+    second = [replace(one, cell={**one.cell, "batch": 32}, run="other") for one in records()]
+    events = perfetto.chrome_trace([*first, *second])["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert [name.partition("batch ")[2][:2] for name in names] == ["8,", "32"]
+    assert {event["pid"] for event in events} == {1, 2}
+
+
+def test_bad_input(tmp_path):
+    missing = plot("perfetto", tmp_path / "no.jsonl")
+    assert missing.exit_code == 2 and missing.stderr.startswith(f"Error: {tmp_path / 'no.jsonl'}: no such file, wants")
+    assert missing.stderr.endswith("`auxhead-tune overlap MODEL` makes it\n")
+    summary, _ = records()
+    only = plot("timeline", "--records", written(tmp_path / "summary.jsonl", summary), "--out", tmp_path / "x")
+    assert (
+        only.exit_code == 2 and "no measurement of kind 'timeline'; `auxhead-tune overlap MODEL` makes" in only.stderr
+    )
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    assert "got schema None, wants" in plot("perfetto", tmp_path / "bad.jsonl").stderr
+    elsewhere = [replace(one, environment={**ENVIRONMENT, "gpu": "B200"}) for one in records()]
+    mixed = written(tmp_path / "mixed.jsonl", *records(), *elsewhere)
+    assert "got records of several gpu (B200, H200), wants those of one" in plot("perfetto", mixed).stderr
+    assert issubclass(NoRecords, BadRecord) and not list(tmp_path.glob("trace*"))

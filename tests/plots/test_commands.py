@@ -1,0 +1,131 @@
+"""Figures from records."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+from auxhead.autotune.records.record import BadRecord
+from auxhead.plots.figures import exits
+from auxhead.plots.files import save_figure
+from auxhead.plots.records import COMMITTED
+from auxhead.plots.style import frame, new_figure
+from support.command_line import assert_one_line_error, plot
+
+BENCH = COMMITTED / "h200/bench.jsonl"
+REPORT = {
+    "format": "auxhead demo report 1",
+    "data": "digits",
+    "image_size": 16,
+    "seed": 0,
+    "images": {"train": 60, "validation": 20, "test": 20},
+    "exits": [
+        {"name": "layer1.0", "threshold": 1.0, "images": 0, "share": 0.0, "accuracy": None, "accuracy_on_all": 0.3},
+        {"name": "layer1.1", "threshold": 0.5, "images": 15, "share": 0.75, "accuracy": 1.0, "accuracy_on_all": 0.9},
+        {"name": "classifier", "threshold": None, "images": 5, "share": 0.25, "accuracy": 0.8, "accuracy_on_all": 0.95},
+    ],
+    "accuracy": 0.95,
+    "full_accuracy": 0.95,
+    "left_before_last_block": 0.75,
+    "environment": {"device": "a CPU", "python": "3", "torch": "2", "torchvision": "0", "auxhead": "0"},
+}
+
+
+@pytest.fixture
+def report():
+    return copy.deepcopy(REPORT)
+
+
+def test_the_figure_shows_the_numbers_of_the_report(report):
+    figure, drawn = exits.draw(report)
+    above, below = figure.axes
+    assert [bar.get_height() for bar in above.patches] == [0.0, 75.0, 25.0]
+    assert [text.get_text() for text in above.texts] == ["no exit", "75.0 %\n(15)", "25.0 %\n(5)"]
+    answering = next(line for line in below.lines if line.get_label() == "images that leave here")
+    assert list(answering.get_xdata()) == [1, 2] and list(answering.get_ydata()) == [100.0, 80.0]
+    assert drawn["accuracy_percent"] == [None, 100.0, 80.0]
+    assert "75.0 %" in drawn["title"] and "95.0 %" in drawn["title"]
+    assert figure.get_suptitle() == drawn["title"]
+    assert "train 60" in drawn["stamp"] and "a CPU" in drawn["stamp"]
+
+
+def test_what_stands_below_a_figure_fits():
+    figure = new_figure(2.0)
+    figure.subplots()
+    frame(figure, {"title": "A finding", "stamp": f"Short.\n{'wherever it was measured, ' * 20}\nLast."})
+    figure.canvas.draw()
+    (stamp,) = [text for text in figure.texts if text.get_text().startswith("Short.")]
+    assert stamp.get_window_extent().x1 <= figure.bbox.x1 and stamp.get_text().endswith("\nLast.")
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 1.0])
+def test_every_exit_alike_still_draws(report, accuracy, tmp_path):
+    for line in report["exits"]:
+        line.update(accuracy=accuracy, accuracy_on_all=accuracy)
+    save_figure(*exits.draw(report), tmp_path / "x")
+
+
+def test_files_are_the_same_each_time_and_nothing_else_is_left(report, tmp_path):
+    for folder in ("a", "b"):
+        save_figure(*exits.draw(report), tmp_path / folder / "exits")
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["exits.json", "exits.png", "exits.svg"]
+    for name in ("exits.json", "exits.png", "exits.svg"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@pytest.mark.parametrize("missing", sorted(set(REPORT) - {"format"}))
+def test_a_report_that_lacks_a_field(report, missing):
+    del report[missing]
+    with pytest.raises(BadRecord, match=missing):
+        exits.draw(report)
+
+
+def test_the_command_draws(report, tmp_path):
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    result = plot("exits", "--records", tmp_path / "report.json", "--out", tmp_path / "figure.png")
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in tmp_path.glob("figure*")} == {"figure.png", "figure.svg", "figure.json"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "no such file"), ("{", "is not JSON"), ("[1]", "JSON list"), ('{"format": "x"}', "format: got 'x'")],
+    ids=["missing", "not-json", "list", "schema"],
+)
+def test_the_command_refuses_in_one_line(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "report.json").write_text(content)
+    result = plot("exits", "--records", tmp_path / "report.json", "--out", tmp_path / "figure")
+    assert result.exit_code == 2
+    assert message in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_plots_need_neither_torch_nor_pyplot():
+    code = "import sys, auxhead.plots.__main__; assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_files_that_were_named_are_not_passed_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bench.txt").write_text("")
+    (tmp_path / "empty.jsonl").write_text("")
+    assert_one_line_error(plot("all", "--records", "absent.jsonl"), "--records: absent.jsonl: no such file")
+    named = plot("latency", "--records", "bench.txt")
+    assert_one_line_error(named, "bench.txt: wants a name that ends in .jsonl; `auxhead-tune bench` makes it")
+    nothing = plot("all", "--records", "empty.jsonl")
+    assert nothing.exit_code == 2 and "Left out: exits. empty.jsonl: wants a name that ends in .json" in nothing.stdout
+    assert "Left out: latency. empty.jsonl: no measurement" in nothing.stdout
+    assert nothing.stderr == "Error: --records: got none that a figure is drawn from\n"
+
+
+@pytest.mark.parametrize("command", ["auxhead.plots", "auxhead.autotune"])
+def test_output_that_nobody_reads_on_is_no_error(command, tmp_path):
+    arguments = {
+        "auxhead.plots": ["all", "--out", str(tmp_path)],
+        "auxhead.autotune": ["table", str(BENCH), "--markdown"],
+    }[command]
+    running = [sys.executable, "-m", command, *arguments]
+    with subprocess.Popen(running, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""

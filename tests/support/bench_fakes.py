@@ -1,0 +1,115 @@
+"""The benchmark without a GPU: a small network, and fakes of the clock, of graphs and of runners."""
+
+import importlib
+
+import torch
+from auxhead.autotune.bench.measure import run_cell
+from auxhead.autotune.bench.selection import Plan, unsettled
+from auxhead.autotune.bench.variants import Capture, Factories
+from auxhead.autotune.measuring.peers import bare, merged
+from auxhead.autotune.measuring.subject import subject_of
+from auxhead.autotune.measuring.timers import Samples
+from auxhead.autotune.records.record import read_records
+from auxhead.model import EagerRunner, EarlyExitNetwork
+from support.example_models import SmallNet, plain_heads
+from support.pretended_gpu import ENVIRONMENT
+
+bench = importlib.import_module("auxhead.autotune.bench.measure")
+
+segments = importlib.import_module("auxhead.autotune.bench.segments_floor")
+
+variants = importlib.import_module("auxhead.autotune.bench.variants")
+
+#: What runs on the CPU.
+WANTED = ("eager*", "graph-*@as_is", "overlapped@as_is")
+
+
+def small_subject():
+    """A small network in a cell of its own, on the CPU."""
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), example_input=torch.randn(2, 3, 16, 16)).eval()
+    return subject_of("tests:small", network, torch.randn(4, 3, 16, 16))
+
+
+class Runner(EagerRunner):
+    """The eager runner under another one's name; counts how many are open."""
+
+    open = 0
+    shift = 0
+
+    def __init__(self, network):
+        super().__init__(network)
+        Runner.open += 1
+
+    def __call__(self, x):
+        result = super().__call__(x)
+        return result._replace(label=(result.label + Runner.shift) % 5)
+
+    def close(self):
+        Runner.open -= 1
+
+
+class AutoRunner(Runner):
+    """Remembers the rules that were in force when each was made."""
+
+    rules = []
+
+    def __init__(self, network):
+        super().__init__(network)
+        AutoRunner.rules.append(tuple(head.rule.threshold for head in network.heads))
+
+    def describe(self):
+        return f"Batch 4: polled, {len(AutoRunner.rules)} us to the answer.\nThe backbone runs as it is."
+
+
+def make_runner(network, example_input, *, exits, batch_sizes, trunk, lag=0, compact=False, fresh=False):
+    assert batch_sizes == ((1, 2, 3, 4) if compact else (4,)) and trunk == "as_is"
+    assert len(example_input) == (16 if exits == "auto" else 4) and fresh == (exits == "auto")  # by all inputs, always
+    return (AutoRunner if exits == "auto" else Runner)(network)
+
+
+class EagerSegments:
+    """The segments of a trunk for one batch size, which say when they are launched and run when they have to answer."""
+
+    launched = []
+
+    def __init__(self, trunk, taps, example):
+        self.answer = lambda x: merged(bare(trunk, taps, x))
+        size = len(example)
+        self.graphs = [Launched(size, place) for place in range(len(taps) + 1)]
+
+
+class Launched:
+    def __init__(self, size, place):
+        self.launch = lambda _stream: EagerSegments.launched.append((place, size))
+
+
+def faked_plan(out, monkeypatch):
+    """Plan records in ``out``.
+
+    Graphs are called eagerly, and a variant takes as many microseconds as its name has letters.
+    """
+
+    def time_captures(calls, inputs, *, rounds, warm_up, repeat, requests=1):
+        return {
+            name: Samples(
+                device=[[float(len(name))] * rounds for _ in captures],
+                host=[[2.0 * len(name) + place] * rounds * requests for place, _ in enumerate(captures)],
+            )
+            for name, captures in calls.items()
+        }
+
+    monkeypatch.setattr(bench, "time_captures", time_captures)
+    monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, workshop: Capture(function, merged))
+    monkeypatch.setattr(segments, "SegmentGraphs", EagerSegments)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(Runner, "open", 0)
+    monkeypatch.setattr(Runner, "shift", 0)
+    monkeypatch.setattr(AutoRunner, "rules", [])
+    return Plan(out, ENVIRONMENT, 5, WANTED, factories=Factories(make_runner, None))
+
+
+def run(subject, plan):
+    for _, units in unsettled([subject.cell], plan):
+        run_cell(subject, units, plan)
+    return read_records(plan.out) if plan.out.exists() else []

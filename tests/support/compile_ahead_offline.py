@@ -1,0 +1,58 @@
+"""Compiles launches ahead in another process, then launches them here, and prints what that finds as JSON.
+
+A process of its own, since the tests' has Triton's interpreter in the kernels' place.
+"""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from auxhead.autotune.heads.alone import AloneHead
+from auxhead.autotune.heads.captured_launches import launch_heads
+from auxhead.autotune.heads.compile_ahead import CompileAhead
+from auxhead.autotune.heads.launch_descriptions import AloneTwin, HeadTwin, NetworkTwin, TensorTwin
+from auxhead.kernels.compile_only import compile_only
+from auxhead.kernels.tuned_table import overriding
+from auxhead.model import FusedAuxHead
+
+
+def kept() -> int:
+    """Count what is in Triton's cache."""
+    return len(list(Path(os.environ["TRITON_CACHE_DIR"]).glob("*/*.cubin")))
+
+
+def main() -> None:
+    """Compile ahead two ways to launch a head alone and one beside another, then launch these and others."""
+    x = torch.zeros(16, 64, 7, 7, dtype=torch.float16).to(memory_format=torch.channels_last)
+    head = AloneHead(FusedAuxHead(64, 10, dtype=torch.float16), x)
+    rule = head.shape.by_rule()
+    configs = [rule, replace(rule, num_warps=2)]
+    alone = [AloneTwin(HeadTwin.of(head), config) for config in configs]
+    logits = torch.zeros(16, 10, dtype=torch.float16)
+    beside = {(head.shape, "network"): configs[1]}
+    last = frozenset({1, 2})
+    network = NetworkTwin(2 * (HeadTwin.of(head),), TensorTwin.of(logits), (0,), last, tuple(beside.items()))
+    counts = [kept()]
+    with CompileAhead(90) as ahead:
+        ahead.begin(alone[:1])
+        ahead.begin([*alone, network])
+        ahead.finish([*alone, network])
+        counts.append(kept())
+    compile_only(90)
+    exit_heads = [head.head.as_exit_head() for _ in range(2)]
+    with overriding(beside):
+        # first, as in a sweep's process, though the heads alone were compiled first
+        launch_heads([*exit_heads, None], [x, x, logits], (0,), last, with_probs=True)
+        for config in configs:
+            head.launch(config)
+        counts.append(kept())
+        launch_heads([*exit_heads, None], [x, x, logits], (0,), {0}, with_probs=True)
+        counts.append(kept())
+    head.launch(replace(rule, num_warps=1))
+    print(json.dumps([*counts, kept()]))
+
+
+if __name__ == "__main__":  # the other process imports this module, too
+    main()

@@ -1,0 +1,64 @@
+"""Heads alone without a GPU: a measurer whose times are made up, and records of it."""
+
+from auxhead.autotune.heads.copy_speed import COPIED, CopySpeed
+from auxhead.autotune.heads.peers import LAUNCHES
+from auxhead.autotune.heads.records import Head, HeadBook
+from auxhead.autotune.records.comparison import Paired
+from auxhead.autotune.records.record import Record
+from support.pretended_gpu import ENVIRONMENT
+from support.sweep_fakes import PROTOCOL, small_target
+
+#: Of copies of ``COPIED`` bytes.
+SPEED = CopySpeed([[1000.0] * 3])
+HOW = {**PROTOCOL, "rounds": 20, "captures": 5}
+US = {"fused": 4.0, "eager": 18.0, "compiled": 8.0}
+
+
+def times_of(us):
+    """Five captures whose medians are 99 to 101 % of ``us``, in three rounds alike."""
+    return [[us * (1 + part / 200)] * 3 for part in (-2, -1, 0, 1, 2)]
+
+
+def timed(us=US):
+    """What a measurer returns."""
+    return {variant: Paired(times_of(us[variant]), times_of(us["fused"]), "run") for variant in LAUNCHES}
+
+
+def head_of(moved=COPIED // 1000, **target):
+    one = small_target(**target)
+    return Head(one, one.rule, moved)
+
+
+def book_at(out, environment=None, protocol=None):
+    return HeadBook(out, {**ENVIRONMENT, **(environment or {})}, {**HOW, **(protocol or {})})
+
+
+def head_record(variant, run="r1", us=None, pair=None, error=None, gpu="H200", **cell):
+    """A record as it would stand in a file, its numbers written by hand."""
+    shape = {
+        "samples": 8, "channels": 64, "height": 1, "width": 3136, "grid_h": 1, "grid_w": 1, "layout": "channels_last",
+        "pool": "avg", "classes": 10, "dtype": "float16", "model": "resnet18", "tap": "layer1",
+    }  # fmt: skip
+    return Record(
+        kind="heads",
+        cell={**shape, **cell},
+        exits="never",
+        variant=variant,
+        run=run,
+        utc="",
+        environment={"gpu": gpu, "torch": "2.11"},
+        protocol={},
+        device_us=None if us is None else {"median": us, "p20": us - 0.25, "p80": us + 0.5, "captures": [us]},
+        paired=[] if pair is None else [dict(zip(("device_ratio", "low", "high"), pair, strict=True))],
+        error=error,
+    )
+
+
+def a_head(run="r1", fused=3.5, **cell):
+    """The records of one head."""
+    return [
+        head_record("fused", run, fused, **cell),
+        head_record("eager", run, 1750.0, (5.004, 4.9, 5.096), **cell),
+        head_record("compiled", run, 7.0, (2.0, 1.95, 2.051), **cell),
+        head_record("bytes", run, 0.756, **cell),
+    ]

@@ -1,0 +1,62 @@
+"""A GPU that is none: commands find one, and a test says what they measure on it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+NAME = "NVIDIA H200 (fake)"
+#: What records say of it.
+ENVIRONMENT = {
+    "gpu": "H200",
+    "driver": "580",
+    "torch": "2.11",
+    "triton": "3.6",
+    "cudnn": 1,
+    "cuda": "13",
+    "sm_count": 132,
+    "commit": "c",
+    "clocks": None,
+}
+_CUDA = {
+    "is_available": lambda: True,
+    "current_device": lambda: 0,
+    "get_device_name": lambda _device: NAME,
+    "empty_cache": lambda: None,
+}
+_MEASURED = {
+    "environment": lambda _device: ENVIRONMENT,
+    "clocks": lambda _device: {"sm_mhz": 1980.0},
+    "build_subject": lambda cell, _device: cell,
+}
+#: Which of them the commands use that measure.
+_USED = {
+    "heads.command": ("environment", "clocks", "build_subject"),
+    "measuring.run_networks": ("environment", "clocks", "build_subject"),
+    "retune.command": ("environment", "build_subject"),
+    "sweep.command": ("environment", "build_subject"),
+}
+
+
+@pytest.fixture
+def pretended_gpu(monkeypatch, tmp_path):
+    """Commands find it, take a cell for its network, and put records into the folder that is returned."""
+    monkeypatch.chdir(tmp_path)
+    for name, answer in _CUDA.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    for module, names in _USED.items():
+        for name in names:
+            monkeypatch.setattr(f"auxhead.autotune.{module}.{name}", _MEASURED[name])
+    return tmp_path / "autotune-records"
+
+
+def torch_of_the_cpu():
+    """``torch`` for a command that is to find the GPU, and to compute on the CPU all the same."""
+    replaced = {"cuda": SimpleNamespace(**_CUDA), "device": lambda *_: torch.device("cpu")}
+    return SimpleNamespace(**{**vars(torch), **replaced})
+
+
+def compute_on_the_cpu(monkeypatch, command):
+    """Let the module of a command find the GPU, and compute on the CPU all the same."""
+    monkeypatch.setattr(command, "torch", torch_of_the_cpu(), raising=False)
+    monkeypatch.setattr(command, "this_device", lambda *_: torch.device("cpu"))

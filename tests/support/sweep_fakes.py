@@ -1,0 +1,94 @@
+"""Sweeps without a GPU: a measurer whose times are made up, with a known truth and noise as measurements have."""
+
+import hashlib
+import math
+
+import numpy as np
+from auxhead.autotune.measuring.targets import ALONE, NETWORK, Failure, Target
+from auxhead.autotune.records.comparison import Paired
+from auxhead.autotune.sweep.records import Book
+from auxhead.autotune.sweep.space import text
+from auxhead.kernels.head_shape import HeadShape
+from support.pretended_gpu import ENVIRONMENT
+
+PROTOCOL = {"kernel": "0123456789abcdef"}
+OF_NETWORK = {"trunk": "feedfacecafebeef", "forks": ["layer1"]}
+
+
+def small_target(samples=8, channels=64, columns=49, classes=10, taps=("layer1",), model="resnet18"):
+    shape = HeadShape(samples, channels, 1, columns, 1, 1, "channels_last", "avg", classes, "float16")
+    return Target(shape, model, taps)
+
+
+def book_at(out, **changes):
+    parts = ((ENVIRONMENT, "environment"), (PROTOCOL, "protocol"), (OF_NETWORK, "network"))
+    return Book(out, *({**usual, **changes.get(name, {})} for usual, name in parts))
+
+
+def true_us(target, place, config):
+    """Microseconds that fall and rise smoothly along every field, to a best point that depends on shape and place."""
+    digest = hashlib.sha256(f"{target.shape} {place}".encode()).digest()
+    us = 3.0
+    for byte, (name, weight) in zip(digest, WEIGHTS.items(), strict=False):
+        wanted = 2 + byte % 6
+        us += weight * abs(getattr(config, name).bit_length() - wanted)
+    return us if place == ALONE else 200.0 + 4.0 * us
+
+
+WEIGHTS = {"block_c": 0.5, "block_a": 0.4, "window_parts": 0.3, "block_k": 0.2, "num_warps": 0.4, "stages": 0.1}
+
+
+class Synthetic:
+    """Measures what ``true_us`` says, with an offset of each capture, drift of all and outliers; counts what it did.
+
+    What it began to compile it keeps with the number of runs that were timed before.
+    """
+
+    def __init__(self, seed=0, noise=1.0, fails=lambda config: None):
+        self._generator = np.random.default_rng(seed)
+        self._noise = noise
+        self._fails = fails
+        self.begun, self.compiled, self.checked, self.timed = [], [], [], []
+        self._runs = 0
+
+    def begin_to_compile(self, target, place, configs):
+        self.begun += [(target, place, text(config), self._runs) for config in configs]
+
+    def compile(self, target, place, configs):
+        self.compiled += [(place, text(config)) for config in configs]
+        return self._failures("compile", configs)
+
+    def check(self, target, place, configs):
+        assert set(self.compiled) >= {(place, text(config)) for config in configs}, "compiled ahead"
+        self.checked += [(place, text(config)) for config in configs]
+        return self._failures("check", configs)
+
+    def _failures(self, step, configs):
+        found = {config: self._fails(config) for config in configs}
+        return {config: Failure(*failed[1:]) for config, failed in found.items() if failed and failed[0] == step}
+
+    def alone(self, target, configs, rounds, captures):
+        return self._time(target, ALONE, configs, rounds, captures)
+
+    def in_situ(self, target, configs, rounds, captures):
+        return self._time(target, NETWORK, configs, rounds, captures)
+
+    def _time(self, target, place, configs, rounds, captures):
+        assert configs[0] == target.rule, "the baseline"
+        assert set(self.checked) >= {(place, text(config)) for config in configs}, "checked before"
+        self._runs += 1
+        self.timed += [(place, text(config), rounds) for config in configs]
+        draw, noise = self._generator, self._noise
+        drift = 0.003 * noise * draw.standard_normal(rounds).cumsum()
+        times = {}
+        for config in configs:
+            shape = (captures, rounds)
+            log = math.log(true_us(target, place, config)) + 0.01 * noise * draw.standard_normal((captures, 1)) + drift
+            log = log + 0.004 * noise * draw.standard_normal(shape)
+            times[config] = np.exp(log + (draw.random(shape) < 0.05 * noise) * draw.exponential(0.2, shape)).tolist()
+        baseline = times[target.rule]
+        failures = self._failures("time", configs)
+        return {
+            config: failures.get(config) or Paired(own, baseline, f"run {self._runs} of {id(self)}")
+            for config, own in times.items()
+        }

@@ -1,0 +1,94 @@
+"""The tolerance rule lets a correct result pass and catches small planted errors."""
+
+import pytest
+import torch
+from auxhead.kernels import fused_head
+from support.head_cases import DTYPES, check_head, exact_logits, head_logits, make_head
+from support.tolerance import FLOAT32_ULP, assert_as_accurate_as_pytorch
+
+EXACT = torch.tensor([0.75, 0.125, 0.125], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("ulps, passes", [(0, True), (2, True), (6, False), (100, False)])
+def test_floor_where_pytorch_is_exact_by_luck(ulps, passes):
+    actual = EXACT.float()
+    actual[0] += ulps * FLOAT32_ULP * 0.75
+    if passes:
+        assert_as_accurate_as_pytorch(actual, EXACT, EXACT.float())
+    else:
+        with pytest.raises(AssertionError, match="error"):
+            assert_as_accurate_as_pytorch(actual, EXACT, EXACT.float())
+
+
+@pytest.mark.parametrize("factor, passes", [(1.9, True), (2.1, False)])
+def test_twice_the_error_of_pytorch(factor, passes):
+    pytorch = EXACT + torch.tensor([1e-3, 0, 0], dtype=torch.float64)
+    actual = EXACT + torch.tensor([0, 0, -1e-3 * factor], dtype=torch.float64)
+    if passes:
+        assert_as_accurate_as_pytorch(actual, EXACT, pytorch)
+    else:
+        with pytest.raises(AssertionError, match="twice PyTorch's"):
+            assert_as_accurate_as_pytorch(actual, EXACT, pytorch)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_are_not_finite_have_to_match(value):
+    broken = EXACT.clone()
+    broken[1] = value
+    with pytest.raises(AssertionError, match="not finite"):
+        assert_as_accurate_as_pytorch(broken, EXACT, EXACT)
+    with pytest.raises(AssertionError, match="not finite"):
+        assert_as_accurate_as_pytorch(EXACT, broken, EXACT)
+    assert_as_accurate_as_pytorch(broken, broken, broken)
+    other = broken.clone()
+    other[1] = float("nan") if value == value else float("inf")
+    with pytest.raises(AssertionError, match="NaN or Inf"):
+        assert_as_accurate_as_pytorch(other, broken, broken)
+
+
+def test_shapes_have_to_match():
+    with pytest.raises(AssertionError):
+        assert_as_accurate_as_pytorch(EXACT.float()[None], EXACT, EXACT)
+
+
+@pytest.mark.parametrize(
+    "dtype, planted",
+    # bfloat16 probabilities are good to 0.4 percent, and so are the logits that they are exponentials of
+    [(torch.float32, 1e-5), (torch.float16, 0.01), (torch.bfloat16, 0.1)],
+    ids=DTYPES,
+)
+@pytest.mark.parametrize("classes", [10, 1000])
+def test_one_class_a_little_off_is_caught(dtype, planted, classes):
+    x, weight, bias = make_head((4, 64), classes, dtype=dtype)
+    exact = exact_logits(x, weight, bias).softmax(-1)
+    pytorch = head_logits(x, weight, bias).softmax(-1)
+    actual = exact.float()
+    assert_as_accurate_as_pytorch(actual, exact, pytorch)
+    actual[2, exact[2].argmax()] *= 1 + planted
+    with pytest.raises(AssertionError, match="error"):
+        assert_as_accurate_as_pytorch(actual, exact, pytorch)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("what", ["lost feature", "lost row", "lost bias", "shifted weight"])
+def test_a_head_that_loses_something_is_caught(dtype, what):
+    x, weight, bias = make_head((3, 64, 5, 7), 10, dtype=dtype)
+    wrong_x, wrong_weight, wrong_bias = x.clone(), weight.clone(), bias.clone()
+    if what == "lost feature":
+        wrong_weight[:, -1] = 0
+    elif what == "lost row":
+        wrong_x[:, :, -1] = 0
+    elif what == "lost bias":
+        wrong_bias[-1] += 0.25
+    else:
+        wrong_weight = weight.roll(1, dims=1)
+    out = fused_head(wrong_x, wrong_weight, wrong_bias, threshold=0.5)
+    with pytest.raises(AssertionError, match="error"):
+        check_head(x, weight, bias, out=out)
+    check_head(wrong_x, wrong_weight, wrong_bias)
+
+
+def test_poison_shows(poisoned_empty):
+    assert torch.empty(3).isnan().all() and torch.zeros(3).new_empty(2, dtype=torch.float16).isnan().all()
+    assert torch.empty(3, dtype=torch.int64).min() == torch.iinfo(torch.int64).max
+    assert torch.zeros(1).new_empty(2, dtype=torch.bool).all()

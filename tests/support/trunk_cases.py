@@ -1,0 +1,166 @@
+"""Backbones for the tests of trunks, and comparisons of a trunk with its backbone."""
+
+import copy
+import shutil
+from collections import Counter
+
+import pytest
+import torch
+import torchvision
+from auxhead.model.fused_aux_head import FusedAuxHead
+from auxhead.model.taps import listening
+from auxhead.model.trunk.fused_convolution import FusedConvolution
+from auxhead.model.trunk.trunk import make_trunk
+from torch import Tensor, nn
+
+LAST = torch.channels_last
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None and not torch.cuda.is_available(), reason="needs a C++ compiler"
+)
+
+
+def with_odd_norms(model: nn.Module) -> nn.Module:
+    """In eval mode, with batch norms that do something."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None:
+            module.running_mean.normal_(0, 0.3)
+            module.running_var.uniform_(0.5, 2.0)
+        if isinstance(module, nn.BatchNorm2d) and module.affine:
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.3)
+    return model.eval()
+
+
+@torch.no_grad()
+def outputs(module: nn.Module, taps, x: Tensor, classifier: FusedAuxHead | None = None) -> list[Tensor]:
+    """What the taps return, in the order in which their hooks fire, and the logits."""
+    seen = []
+    with listening(module, taps, lambda place, y: seen.append((place, y.clone()))):
+        y = module(x)
+    assert [place for place, _ in seen] == list(range(len(taps)))
+    return [y for _, y in seen] + [y if classifier is None else classifier.logits(y)]
+
+
+def trunk_outputs(trunk, taps, x) -> list[Tensor]:
+    return outputs(trunk.module, taps, x.contiguous(memory_format=trunk.memory_format), trunk.classifier)
+
+
+def assert_same(trunk, backbone, taps, x) -> None:
+    roundings = 512 if x.is_cuda else 64  # cuDNN may choose algorithms that round more often
+    exact = outputs(copy.deepcopy(backbone).double(), taps, x.double())
+    for mine, truth in zip(trunk_outputs(trunk, taps, x), exact, strict=True):
+        assert mine.shape == truth.shape and mine.dtype == x.dtype
+        error = (mine.double() - truth).abs().max() / truth.abs().max()
+        assert error <= roundings * torch.finfo(x.dtype).eps
+
+
+def made(backbone, taps, x, kind="cudnn"):
+    """A trunk that really was made."""
+    trunk = make_trunk(backbone, taps, x, kind)
+    assert trunk.module is not backbone, trunk.notes
+    return trunk
+
+
+def convolutions(trunk) -> list[FusedConvolution]:
+    return [module for module in trunk.module.modules() if isinstance(module, FusedConvolution)]
+
+
+def called(module: torch.fx.GraphModule) -> Counter:
+    """What a graph calls: types of layers, functions, names of methods."""
+    count: Counter = Counter()
+    for node in module.graph.nodes:
+        if node.op == "call_module":
+            count[type(module.get_submodule(node.target))] += 1
+        elif node.op in ("call_function", "call_method"):
+            count[node.target] += 1
+    return count
+
+
+def fingerprint(module: nn.Module):
+    tensors = {
+        name: (id(t), t.clone(), t.data_ptr(), t.stride()) for name, t in module.state_dict(keep_vars=True).items()
+    }
+    layers = {name: (id(m), type(m), m.training, set(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks))
+              for name, m in module.named_modules(remove_duplicate=False)}  # fmt: skip
+    return tensors, layers
+
+
+def assert_untouched(module: nn.Module, before) -> None:
+    tensors, layers = fingerprint(module)
+    assert layers == before[1]
+    assert tensors.keys() == before[0].keys()
+    for name, (identity, value, pointer, stride) in tensors.items():
+        then = before[0][name]
+        assert (identity, pointer, stride) == (then[0], then[2], then[3]) and torch.equal(value, then[1]), name
+
+
+RESNET18_BLOCKS = [f"layer{i}.{j}" for i in (1, 2, 3, 4) for j in (0, 1)]
+
+MODELS = {
+    "resnet18, every block": ("resnet18", RESNET18_BLOCKS),
+    "resnet18, stages and blocks": ("resnet18", ["layer1.0", "layer1.1", "layer1", "layer2", "layer4"]),
+    "resnet18, leaves": ("resnet18", ["conv1", "layer1.0.bn1", "layer2.0.downsample", "avgpool", "fc"]),
+    "resnet18, no taps": ("resnet18", []),
+    "resnet50": ("resnet50", ["layer1.0", "layer3"]),
+    "mobilenet": ("mobilenet_v3_small", ["features.0", "features.3", "features.8"]),
+    "googlenet": ("googlenet", ["inception3a", "inception4c.branch2", "inception5b"]),
+    "densenet": ("densenet121", ["features.denseblock1", "features.transition1"]),
+    "vgg": ("vgg11_bn", ["0.0", "0.1", "0.3", "0.13"]),
+}
+
+
+def torchvision_model(name: str) -> nn.Module:
+    options = {"init_weights": False} if name == "googlenet" else {}
+    if name == "vgg11_bn":  # without its two large Linears
+        features = torchvision.models.vgg.make_layers(torchvision.models.vgg.cfgs["A"], batch_norm=True)
+        head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 7)]
+        return with_odd_norms(nn.Sequential(features, *head))
+    return with_odd_norms(getattr(torchvision.models, name)(weights=None, num_classes=7, **options))
+
+
+def conv(channels=4, width=4, **options) -> nn.Conv2d:
+    return nn.Conv2d(channels, width, 3, padding=1, **options)
+
+
+class Net(nn.Module):
+    """Two convolutions with batch norms, joined by ``join``, on 4 channels; then pool and linear."""
+
+    def __init__(self, join, **layers: nn.Module) -> None:
+        super().__init__()
+        self.a, self.norm_a, self.b, self.norm_b = conv(), nn.BatchNorm2d(4), conv(bias=False), nn.BatchNorm2d(4)
+        self.relu = nn.ReLU()
+        self.relu_in_place = nn.ReLU(inplace=True)
+        self.fc = nn.Linear(4, 3)
+        self.join = join
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def first(self, x: Tensor) -> Tensor:
+        return self.norm_a(self.a(x))
+
+    def second(self, x: Tensor) -> Tensor:
+        return self.norm_b(self.b(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.join(self, x).mean((2, 3)))
+
+
+class Branching(nn.Module):
+    """Traceable but for an ``if`` on the data."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(conv(channels, 4), nn.BatchNorm2d(4), nn.ReLU())
+        self.layers = nn.ModuleList([nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(2)])
+
+    def forward(self, x):
+        y = self.body(x)
+        for layer in self.layers:
+            y = layer(y)
+        return y * 2 if y.mean() > 0 else y
+
+
+def branching_inside() -> nn.Module:
+    blocks = [nn.Sequential(conv(3, 4), nn.BatchNorm2d(4), nn.ReLU()), Branching(4)]
+    return with_odd_norms(nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)))

@@ -1,0 +1,10 @@
+"""Files of records, as the commands leave them."""
+
+from auxhead.autotune.records.record import append_record
+
+
+def written(path, *records):
+    """Returns the path."""
+    for one in records:
+        append_record(path, one)
+    return path
