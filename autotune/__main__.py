@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from ..model.bad_input import BadInput
 from ..model.commands.errors import one_line_errors
-from .bench.measure import DeviceLost, run_cell
+from .bench.measure import run_cell
 from .bench.selection import ROUNDS, Plan, check_patterns, unsettled
 from .bench.variants import RUNNERS, TRUNKS, catalogue
 from .footprint.command import footprint
@@ -24,6 +24,7 @@ from .heads.command import heads
 from .heads.tables import head_tables
 from .measuring.cells import STAGES, Cell, Dtype, Placement, chosen_cells
 from .measuring.environment import environment, this_device
+from .measuring.failures import DeviceLost
 from .measuring.interrupts import resumable
 from .measuring.subject import Subject, build_subject, is_factory, load_subject
 from .overlap.command import overlap

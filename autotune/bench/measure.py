@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from ...model.spread import p99, spread
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.cells import NEVER
 from ..measuring.correctness import Comparison, Rounding, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
 from ..measuring.environment import clocks
+from ..measuring.failures import DeviceLost
 from ..measuring.subject import Subject
 from ..measuring.timers import VariantFailed, time_captures
 from ..records.record import Record, append_record, utc_now
+from ..records.spread import p99, spread
 from ..records.summaries import summary
 from .selection import Plan, Unit
 from .variants import AS_IS, Capture, Variant, Workshop, bare_name, segments_name, truncated_name
@@ -25,10 +26,6 @@ BLOCK_US = 2000.0
 REPEATS = (3, 20)
 #: Requests of each round for the host time: a 99th percentile needs many.
 REQUESTS = 20
-
-
-class DeviceLost(RuntimeError):
-    """The CUDA context takes no more work, so that nothing else can be measured by this process."""
 
 
 def run_cell(subject: Subject, units: Sequence[Unit], plan: Plan, done: Callable[[], None] = lambda: None) -> None:

@@ -18,10 +18,10 @@ from ..heads.first_launches import NEVER_ENDS, first_launches
 from ..heads.forks import NetworkPoint
 from ..heads.measure import BLOCK_US
 from ..measuring.cells import NEVER
+from ..measuring.failures import Failure
 from ..measuring.occupancy import Estimate, Resident, Theoretical, estimates, max_warps, resident, theoretical
 from ..measuring.request_trace import WARM_UP, record_trace
 from ..measuring.subject import Subject
-from ..measuring.targets import Failure
 from ..measuring.timers import time_rounds
 from ..overlap.parts import BARE, BOTH, HEADS, Parts, WrongAnswer
 from ..records.comparison import Timings, typical

@@ -4,13 +4,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...model.spread import spread
 from ..measuring.cells import Cell
 from ..measuring.occupancy import TIERS, Active, Resident
 from ..overlap.parts import BARE, BOTH, HEADS
 from ..overlap.summary import hiding_efficiency
 from ..records.comparison import compare
 from ..records.record import Record
+from ..records.spread import spread
 from ..records.summaries import as_json, network_record, summary
 from ..sweep.space import text
 from .footprints import BY_RULE, Footprint
@@ -55,13 +55,17 @@ def footprint_records(
             rest: dict[str, Any] = {"error": str(measured.failed[footprint])}
         else:
             rest = _found(footprint, measured, counted)
-        found.append(network_record(KIND, cell, footprint.name, environment, run=run, protocol=protocol, **rest))
+        found.append(
+            network_record(KIND, cell.as_json(), footprint.name, environment, run=run, protocol=protocol, **rest)
+        )
     return found
 
 
 def failed_record(cell: Cell, error: str, environment: Mapping[str, Any]) -> Record:
     """Return the record of a network that could not be measured."""
-    return network_record(KIND, cell, BY_RULE, environment, run=secrets.token_hex(6), protocol={}, error=error)
+    return network_record(
+        KIND, cell.as_json(), BY_RULE, environment, run=secrets.token_hex(6), protocol={}, error=error
+    )
 
 
 def _found(footprint: Footprint, measured: FootprintsMeasured, counted: Counted) -> dict[str, Any]:

@@ -12,19 +12,17 @@ import typer
 from ...kernels.kernel_hash import kernel_hash
 from ...model.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
-from ..bench.measure import DeviceLost
 from ..measuring.cells import Cell
 from ..measuring.environment import clocks, environment, this_device
+from ..measuring.failures import DeviceLost, Failure
 from ..measuring.interrupts import resumable
 from ..measuring.options import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
-from ..measuring.progress import SweepProgress
+from ..measuring.progress import Status, SweepProgress
 from ..measuring.subject import Subject, build_subject
-from ..measuring.targets import ALONE, Failure
-from ..measuring.timers import CAPTURES
+from ..measuring.targets import ALONE
+from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.record import BadRecord, read_records, records_path
 from ..records.tables import print_tables, wide_console
-from ..sweep.measure import Status
-from ..sweep.search import FINAL_ROUNDS
 from .copy_speed import CopySpeed, measure_copy_speed
 from .measure import HeadTiming
 from .peers import LAUNCHES

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from ..measuring.targets import Failure
+from ..measuring.failures import Failure
 from ..measuring.timers import Key
 
 #: What is compiled at the same time, at most: each takes a core.

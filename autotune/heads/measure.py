@@ -11,10 +11,10 @@ import torch
 from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
 from ...model.runners.overlapped import OverlappedRunner
-from ..bench.measure import DeviceLost
 from ..measuring.cells import NEVER
+from ..measuring.failures import DeviceLost, Failure
 from ..measuring.subject import Subject
-from ..measuring.targets import ALONE, NETWORK, Failure, Target
+from ..measuring.targets import ALONE, NETWORK, Target
 from ..measuring.timers import Key, VariantFailed, time_rounds
 from ..records.comparison import Paired
 from .alone import CHAIN, AloneHead, Chain

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...kernels.launch_config import LaunchConfig
-from ..measuring.targets import Failure, Target
+from ..measuring.failures import Failure
+from ..measuring.targets import Target
+from ..measuring.timers import FINAL_ROUNDS
 from ..records.comparison import Paired, Timings, compare, typical
 from ..records.record import Record, append_record, is_settled, read_records, utc_now
-from ..sweep.records import with_samples
-from ..sweep.search import FINAL_ROUNDS
+from ..records.summaries import with_samples
 from .copy_speed import COPIED, CopySpeed
 from .peers import FUSED, LAUNCHES
 

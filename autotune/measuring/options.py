@@ -10,7 +10,6 @@ import typer
 from ...model.bad_input import BadInput
 from .cells import STAGES, Cell, Dtype, Placement, resnet_cell
 from .subject import Subject, is_factory, load_subject
-from .targets import Target
 
 Model = Annotated[
     str,
@@ -79,13 +78,3 @@ class NetworkChoice:
             for classes in self.classes or [1000]
             for placement in self.placements or ["stages"]
         ]
-
-    def fits(self, target: Target) -> bool:
-        """Whether a recorded target is of what was asked for; where heads were is not recorded."""
-        shape = target.shape
-        asked: tuple[tuple[object, Sequence[object]], ...] = (
-            (shape.samples, self.batches),
-            (shape.dtype, self.dtypes),
-            (shape.classes, self.classes),
-        )
-        return all(not values or value in values for value, values in asked)

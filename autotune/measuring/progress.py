@@ -2,12 +2,23 @@
 
 import time
 from collections import Counter
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
-from ..sweep.measure import Status
+
+class Status(NamedTuple):
+    """How far a sweep is."""
+
+    done: float
+    """Share of all targets, from 0 to 1."""
+    doing: str
+    best: str
+    """Of the target under way; empty if nothing was measured yet."""
+    failures: Counter[str]
+    """Of all targets, by kind."""
 
 
 class SweepProgress:

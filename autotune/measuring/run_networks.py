@@ -12,11 +12,10 @@ from ...model.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
 from ..records.record import BadRecord, Record, append_record, records_path
 from ..records.tables import RecordTable, print_tables, wide_console
-from ..sweep.measure import Status
 from .cells import Cell
 from .environment import clocks, environment, this_device
 from .options import NetworkChoice
-from .progress import SweepProgress
+from .progress import Status, SweepProgress
 from .subject import Subject, build_subject
 from .timers import VariantFailed
 

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
 from ..records.comparison import Paired
+from .failures import Failure
 
 #: Launched by the operator, nothing beside it.
 ALONE = "alone"
@@ -28,22 +29,6 @@ class Target(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.model} {self.shape.dtype}, batch {self.shape.samples}, {', '.join(self.taps)}"
-
-
-class Failure(NamedTuple):
-    """Why a configuration was not timed."""
-
-    kind: str
-    """In a few words that others may have in common."""
-    detail: str
-
-    @classmethod
-    def of(cls, error: BaseException) -> "Failure":
-        """Return what an error says, in one line."""
-        return cls(type(error).__name__, " ".join(str(error).split())[:300])
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.detail}"
 
 
 class Measurer(Protocol):

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ...model.spread import Spread, spread
+from ..records.spread import Spread, spread
 
 #: Fresh graphs of whatever is timed in one.
 CAPTURES = 5
+#: Rounds of each capture of what decides between variants.
+FINAL_ROUNDS = 20
 
 
 Key = TypeVar("Key", bound=Hashable)

@@ -18,9 +18,8 @@ from ..measuring.cells import NEVER
 from ..measuring.replay_trace import Replay, read_replays
 from ..measuring.request_trace import activities, record_trace
 from ..measuring.subject import Subject
-from ..measuring.timers import CAPTURES, time_rounds
+from ..measuring.timers import CAPTURES, FINAL_ROUNDS, time_rounds
 from ..records.comparison import Timings
-from ..sweep.search import FINAL_ROUNDS
 from .parts import BARE, BOTH, HEADS, Parts
 from .sm_lanes import RecordedReplay, recorded_replay
 

@@ -5,14 +5,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...model.spread import spread
 from ..measuring.cells import Cell
 from ..measuring.replay_trace import Replay
-from ..measuring.timers import CAPTURES
+from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.comparison import compare
 from ..records.record import Record
+from ..records.spread import spread
 from ..records.summaries import as_json, network_record, summary
-from ..sweep.search import FINAL_ROUNDS
 from .measure import REPLAYS, OverlapMeasured
 from .parts import BARE, BOTH, HEADS, TRUNK_KIND
 from .summary import KernelStretch, hiding_efficiency, kernel_stretches, median_replay, overlap_of, spreads
@@ -78,15 +77,17 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
     common = {"run": secrets.token_hex(6), "protocol": how, "notes": notes}
     timed = as_json({"device_us": summary(measured.times[BOTH]), "paired": paired, "measured": details})
     return [
-        network_record(KIND, cell, VARIANT, environment, **timed, **common),
-        network_record(TIMELINE, cell, VARIANT, environment, measured=as_json(timeline), **common),
+        network_record(KIND, cell.as_json(), VARIANT, environment, **timed, **common),
+        network_record(TIMELINE, cell.as_json(), VARIANT, environment, measured=as_json(timeline), **common),
     ]
 
 
 def failed_record(cell: Cell, error: str, environment: Mapping[str, Any]) -> Record:
     """Return the record of a network that could not be measured."""
     how = {"trunk_kind": TRUNK_KIND}
-    return network_record(KIND, cell, VARIANT, environment, run=secrets.token_hex(6), protocol=how, error=error)
+    return network_record(
+        KIND, cell.as_json(), VARIANT, environment, run=secrets.token_hex(6), protocol=how, error=error
+    )
 
 
 def _inflation(measured: OverlapMeasured, part: str) -> float:

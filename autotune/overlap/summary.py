@@ -5,10 +5,10 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ...model.spread import Spread, spread
 from ..measuring.replay_trace import JOIN, SIDE, TRUNK, Replay
 from ..records.comparison import Timings
 from ..records.intervals import Interval, common, length, merged
+from ..records.spread import Spread, spread
 
 
 class Overlap(NamedTuple):

@@ -4,10 +4,10 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from ...model.spread import spread
 from ..measuring.cells import OWN, Cell
 from ..measuring.request_trace import WARM_UP, RequestProfile
 from ..records.record import Record, utc_now
+from ..records.spread import spread
 from .measure import AFTER, BEFORE, BeforeAndAfter
 
 #: The kind of these records.

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...model.spread import spread
-from ..measuring.cells import Cell
+from .comparison import Timings
 from .record import Record, utc_now
+from .spread import spread
 
 #: Of microseconds and of shares; the smallest shares are of the order of 1e-4.
 _DIGITS = 6
@@ -15,6 +15,11 @@ def summary(by_capture: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Summarise timed calls: over all of them, and the median of each capture that has any."""
     overall = spread([value for values in by_capture for value in values])
     return {**overall._asdict(), "captures": [spread(values).median for values in by_capture if values]}
+
+
+def with_samples(timings: Timings) -> dict[str, Any]:
+    """Summarise timed rounds as other records do, and keep them all."""
+    return {**summary(timings), "samples": timings}
 
 
 def as_json(value: Any) -> Any:
@@ -28,17 +33,19 @@ def as_json(value: Any) -> Any:
     return [as_json(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
-def network_record(kind: str, cell: Cell, variant: str, environment: Mapping[str, Any], **rest: Any) -> Record:
+def network_record(
+    kind: str, cell: Mapping[str, Any], variant: str, environment: Mapping[str, Any], **rest: Any
+) -> Record:
     """Return a record, of now, of a network in which no sample leaves early.
 
     Args:
         kind: of the record.
-        cell: the network.
+        cell: the network, as records hold it.
         variant: of it, what is measured.
         environment: see :class:`~auxhead.autotune.records.record.Record`.
         **rest: its other fields.
     """
     return Record(
-        kind=kind, cell=cell.as_json(), exits="never", variant=variant, utc=utc_now(), environment=dict(environment),
+        kind=kind, cell=dict(cell), exits="never", variant=variant, utc=utc_now(), environment=dict(environment),
         **rest,
     )  # fmt: skip

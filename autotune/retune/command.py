@@ -11,17 +11,16 @@ import typer
 from ...kernels.kernel_hash import kernel_hash
 from ...model.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
-from ..bench.measure import DeviceLost
 from ..heads.compile_ahead import CompileAhead
 from ..heads.measure import HeadTiming
 from ..measuring.environment import environment, this_device
+from ..measuring.failures import DeviceLost
 from ..measuring.interrupts import resumable
 from ..measuring.options import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
-from ..measuring.progress import SweepProgress
+from ..measuring.progress import Status, SweepProgress
 from ..measuring.subject import build_subject
 from ..records.record import BadRecord, Record, append_record, read_records, records_path
 from ..records.tables import print_tables, wide_console
-from ..sweep.measure import Status
 from ..sweep.records import Book
 from ..sweep.search import alone_only
 from ..sweep.strategies import STRATEGIES

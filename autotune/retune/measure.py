@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 
 from ...kernels.launch_config import LaunchConfig
+from ..measuring.progress import Status
 from ..measuring.targets import Measurer, Target
+from ..measuring.timers import FINAL_ROUNDS
 from ..records.comparison import Difference, compare_runs
-from ..sweep.measure import Status, Sweep
+from ..sweep.measure import Sweep
 from ..sweep.records import Book
-from ..sweep.search import FINAL_ROUNDS, Answers, Ask, Search
+from ..sweep.search import Answers, Ask, Search
 from .agreement import Agreement
 
 

@@ -15,18 +15,19 @@ from rich.console import Console
 from ...kernels.kernel_hash import kernel_hash
 from ...model.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
-from ..bench.measure import DeviceLost
 from ..heads.compile_ahead import CompileAhead
 from ..heads.measure import HeadTiming
 from ..measuring.cells import Cell
 from ..measuring.environment import environment, this_device
+from ..measuring.failures import DeviceLost
 from ..measuring.interrupts import resumable
 from ..measuring.options import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
-from ..measuring.progress import SweepProgress, failures_in_words
+from ..measuring.progress import Status, SweepProgress, failures_in_words
 from ..measuring.subject import build_subject
+from ..measuring.targets import Target
 from ..records.record import BadRecord, read_records, records_path
 from ..records.tables import print_tables, wide_console
-from .measure import Status, Sweep
+from .measure import Sweep
 from .neighbouring_batches import exchange_winners
 from .network_sweep import NetworkOutcome, sweep_network
 from .network_tables import network_table
@@ -140,7 +141,7 @@ def _sweep_family(
 
 def _replay(console: Console, chosen: NetworkChoice, effort: Effort, path: Path) -> None:
     records = read_records(path)
-    targets = [target for target in recorded_targets(records, chosen.model) if chosen.fits(target)]
+    targets = [target for target in recorded_targets(records, chosen.model) if _fits(chosen, target)]
     if not targets:
         raise BadInput(f"--replay: {path} holds nothing of {chosen.model} like this, wants records of such a sweep")
     failures: Counter[str] = Counter()
@@ -156,6 +157,17 @@ def _replay(console: Console, chosen: NetworkChoice, effort: Effort, path: Path)
         title = f"{chosen.model} {shape.dtype}, batch {shape.samples}, {shape.classes} classes, from {path}"
         by_network.setdefault(title, []).append(outcome)
     _report(console, list(by_network.items()), [], failures)
+
+
+def _fits(chosen: NetworkChoice, target: Target) -> bool:
+    """Whether a recorded target is of what was asked for; where heads were is not recorded."""
+    shape = target.shape
+    asked: tuple[tuple[object, Sequence[object]], ...] = (
+        (shape.samples, chosen.batches),
+        (shape.dtype, chosen.dtypes),
+        (shape.classes, chosen.classes),
+    )
+    return all(not values or value in values for value, values in asked)
 
 
 def _families(cells: Sequence[Cell]) -> list[list[Cell]]:

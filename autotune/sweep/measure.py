@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ...kernels.launch_config import LaunchConfig
-from ..measuring.targets import ALONE, NETWORK, Failure, Measurer, Target
+from ..measuring.failures import Failure
+from ..measuring.progress import Status
+from ..measuring.targets import ALONE, NETWORK, Measurer, Target
 from ..records.comparison import Paired, compare_runs, over_baseline
 from .exclusion import excluded
 from .outcome import Outcome, outcome
@@ -17,18 +18,6 @@ from .space import text
 #: Configurations beside the rule's that are measured in the same rounds, alone and in the network, where each is
 #: captured with all its activations.
 TOGETHER = {ALONE: 32, NETWORK: 8}
-
-
-class Status(NamedTuple):
-    """How far a sweep is."""
-
-    done: float
-    """Share of all targets, from 0 to 1."""
-    doing: str
-    best: str
-    """Of the target under way; empty if nothing was measured yet."""
-    failures: Counter[str]
-    """Of all targets, by kind."""
 
 
 @dataclass

@@ -8,11 +8,11 @@ from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
 from ..heads.forks import NetworkPoint, network_points
 from ..measuring.cells import Cell
-from ..measuring.targets import Failure, Target
-from ..measuring.timers import CAPTURES
+from ..measuring.failures import Failure
+from ..measuring.targets import Target
+from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.comparison import Difference, Paired, compare_runs, winner
 from .records import Book
-from .search import FINAL_ROUNDS
 from .space import text
 
 

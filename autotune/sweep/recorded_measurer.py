@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...kernels.launch_config import LaunchConfig
-from ..measuring.targets import ALONE, NETWORK, Failure, Target
+from ..measuring.failures import Failure
+from ..measuring.targets import ALONE, NETWORK, Target
 from ..records.comparison import Paired
 from ..records.decisions import of_last_kernel
 from ..records.record import Record

@@ -11,13 +11,14 @@ from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
 from ..heads.forks import NetworkPoint
 from ..measuring.cells import Cell
-from ..measuring.targets import NETWORK, Failure, Target
-from ..measuring.timers import CAPTURES
+from ..measuring.failures import Failure
+from ..measuring.targets import NETWORK, Target
+from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.comparison import Paired, Timings, over_baseline, typical
 from ..records.record import BadRecord, Record, append_record, read_records, utc_now
-from ..records.summaries import summary
+from ..records.summaries import with_samples
 from .decisive import decisive, measurement
-from .search import FINAL_ROUNDS, Answers, Ask
+from .search import Answers, Ask
 from .space import text
 
 #: The kind of a sweep's records of heads, and of whole networks.
@@ -166,8 +167,3 @@ def _key(record: Record) -> str:
 
 def _rounded(timings: Timings) -> list[list[float]]:
     return [[round(us, 3) for us in rounds] for rounds in timings]
-
-
-def with_samples(timings: Timings) -> dict[str, Any]:
-    """Summarise timed rounds as other records do, and keep them all."""
-    return {**summary(timings), "samples": timings}

@@ -14,8 +14,6 @@ from ..measuring.timers import CAPTURES
 from ..records.comparison import Paired, over_baseline, winner
 from .space import simplicity
 
-#: Rounds of what is decided by.
-FINAL_ROUNDS = 20
 #: Captures of what is measured again: what is 2 % faster is then told from what is not.
 AGAIN_CAPTURES = 12
 

@@ -7,8 +7,8 @@ from auxhead.autotune.footprint.records import footprint_records
 from auxhead.autotune.footprint.trunk_probe import Room
 from auxhead.autotune.heads.forks import NetworkPoint
 from auxhead.autotune.measuring.cells import resnet_cell
+from auxhead.autotune.measuring.failures import Failure
 from auxhead.autotune.measuring.occupancy import Active, Estimate, Resident, Theoretical
-from auxhead.autotune.measuring.targets import Failure
 from auxhead.kernels.head_shape import HeadShape
 from support.pretended_gpu import ENVIRONMENT
 

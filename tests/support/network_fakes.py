@@ -1,7 +1,7 @@
 """Sweeps of whole networks without a GPU: a measurer whose times are made up."""
 
 from auxhead.autotune.heads.forks import NetworkPoint
-from auxhead.autotune.measuring.targets import Failure
+from auxhead.autotune.measuring.failures import Failure
 from auxhead.autotune.records.comparison import Paired
 
 

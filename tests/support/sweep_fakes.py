@@ -4,7 +4,8 @@ import hashlib
 import math
 
 import numpy as np
-from auxhead.autotune.measuring.targets import ALONE, NETWORK, Failure, Target
+from auxhead.autotune.measuring.failures import Failure
+from auxhead.autotune.measuring.targets import ALONE, NETWORK, Target
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.sweep.records import Book
 from auxhead.autotune.sweep.space import text

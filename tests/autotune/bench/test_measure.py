@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from auxhead.autotune.bench.measure import DeviceLost
 from auxhead.autotune.bench.selection import unsettled
 from auxhead.autotune.bench.variants import Capture, Factories
 from auxhead.autotune.measuring.cells import NEVER, SHARES
 from auxhead.autotune.measuring.correctness import Comparison, eager_truth, measure_rounding, verdict
+from auxhead.autotune.measuring.failures import DeviceLost
 from auxhead.autotune.measuring.peers import Compiled, HeadSaid, NaiveHead, in_line, merged, with_item
 from auxhead.autotune.measuring.subject import Subject
 from auxhead.autotune.measuring.timers import VariantFailed

@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 import torch
-from auxhead.autotune.bench.measure import DeviceLost
 from auxhead.autotune.heads.forks import NetworkPoint
 from auxhead.autotune.heads.measure import HeadTiming
+from auxhead.autotune.measuring.failures import DeviceLost, Failure
 from auxhead.autotune.measuring.peers import HeadSaid, NaiveHead
 from auxhead.autotune.measuring.subject import subject_of
-from auxhead.autotune.measuring.targets import ALONE, NETWORK, Failure
+from auxhead.autotune.measuring.targets import ALONE, NETWORK
 from auxhead.autotune.measuring.timers import VariantFailed, time_rounds
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.sweep.space import neighbours

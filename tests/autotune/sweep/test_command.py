@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from auxhead.autotune.bench.measure import DeviceLost
+from auxhead.autotune.measuring.failures import DeviceLost
 from auxhead.autotune.measuring.progress import SweepProgress
 from auxhead.autotune.measuring.targets import ALONE, NETWORK
 from auxhead.autotune.records.record import read_records

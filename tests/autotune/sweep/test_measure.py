@@ -11,13 +11,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from auxhead.autotune.measuring.targets import ALONE, NETWORK, Failure
+from auxhead.autotune.measuring.failures import Failure
+from auxhead.autotune.measuring.targets import ALONE, NETWORK
+from auxhead.autotune.measuring.timers import FINAL_ROUNDS
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.records.record import BadRecord, append_record, read_records
 from auxhead.autotune.sweep.measure import Sweep
 from auxhead.autotune.sweep.recorded_measurer import UNAVAILABLE, ReplayMeasurer, recorded_targets
 from auxhead.autotune.sweep.records import shape_of
-from auxhead.autotune.sweep.search import FINAL_ROUNDS, Ask, alone_only
+from auxhead.autotune.sweep.search import Ask, alone_only
 from auxhead.autotune.sweep.space import neighbours, spread_out, text
 from auxhead.autotune.sweep.strategies import STRATEGIES
 from auxhead.kernels.head_shape import HeadShape

@@ -7,12 +7,12 @@ import pytest
 import torch
 from auxhead.autotune.measuring.exit_latency import BACKBONE, EAGER, GRAPH, IN_LINE, SIDE_STREAM, STOP, exit_latency
 from auxhead.autotune.measuring.timers import time_interleaved
+from auxhead.autotune.records.spread import spread
 from auxhead.model import EagerRunner
 from auxhead.model.calibration.evaluation import answers_of_all_exits, batches, early_exit_answers
 from auxhead.model.checkpoint import load_checkpoint
 from auxhead.model.demo.run import calibrate_network, run_demo
 from auxhead.model.images import normalise, open_image, to_pixels
-from auxhead.model.spread import spread
 from auxhead.model.training.data_sets import decode, load_folder
 from support.command_line import assert_one_line_error, auxhead
 from support.pictures import write_cifar10, write_image_folder
