@@ -136,7 +136,7 @@ def test_an_interrupt_ends_all_and_is_told_once(jobs, tmp_path):
 INTERRUPTED = """
 import os
 import time
-from auxhead.autotune.compile_ahead import CompileAhead
+from auxhead.autotune.heads.compile_ahead import CompileAhead
 
 os.sched_getaffinity = lambda _process: range(8)
 if __name__ == "__main__":
@@ -159,7 +159,7 @@ def descendants(pid):
 
 ENDLESS = """
 import time
-from auxhead.autotune.compile_ahead import CompileAhead
+from auxhead.autotune.heads.compile_ahead import CompileAhead
 
 if __name__ == "__main__":
     with CompileAhead(90) as ahead:
@@ -180,7 +180,7 @@ def test_processes_that_end_at_once_stop_nobody(tmp_path):
 
 BROKEN = """
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from auxhead.autotune.compile_ahead import CompileAhead
+from auxhead.autotune.heads.compile_ahead import CompileAhead
 
 def submit(*_):
     raise BrokenExecutor("a process in the pool was terminated")

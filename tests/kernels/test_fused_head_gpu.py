@@ -1,13 +1,13 @@
 """On a GPU: one kernel a call, the sizes that are too slow elsewhere, offsets beyond int32, rules on the device."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
 from auxhead.kernels import fused_head
 from auxhead.kernels.head_view import head_view
 from auxhead.kernels.launch_config import LaunchConfig
+from support.gpu_work import work_on_the_gpu
 from support.head_cases import (
     DTYPES,
     assert_output_form,
@@ -18,7 +18,6 @@ from support.head_cases import (
     make_linear,
     readable,
 )
-from torch.profiler import ProfilerActivity, profile
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -34,21 +33,6 @@ LAYOUTS = {
     "channels_last": lambda x: x.contiguous(memory_format=torch.channels_last),
     "slice": lambda x: x.repeat_interleave(2, 2).repeat_interleave(2, 3)[:, :, ::2, ::2],
 }
-
-
-def work_on_the_gpu(call, directory):
-    """Names of everything the GPU does for ``call``: kernels, copies and fills."""
-    for _ in range(3):  # compile, load, fill the caching allocator
-        call()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
-        kept = call()
-        torch.cuda.synchronize()
-    del kept
-    path = directory / "trace.json"
-    trace.export_chrome_trace(str(path))
-    events = json.loads(path.read_text())["traceEvents"]
-    return [event["name"] for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
 
 
 def rules(kind):

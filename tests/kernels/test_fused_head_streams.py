@@ -7,7 +7,7 @@ import pytest
 import torch
 from auxhead.kernels import HeadOutput, fused_head
 from auxhead.kernels.arrival_counters import arrival_counters
-from kernels.test_fused_head_gpu import work_on_the_gpu
+from support.gpu_work import work_on_the_gpu
 from support.head_cases import assert_same_bits, check_head, make_head, make_input, readable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -5,7 +5,7 @@ import torch
 from auxhead.kernels.head_view import HeadView, head_view
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels.test_fused_head_layouts import MAP_LAYOUTS, TOKEN_LAYOUTS
+from support.layouts import MAP_LAYOUTS, TOKEN_LAYOUTS
 
 
 def viewed(x, pool, pool_size):

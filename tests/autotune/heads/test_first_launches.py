@@ -20,7 +20,7 @@ def test_a_process_with_an_endless_launch_ends_at_once():
     """What was printed is not lost; what would take CUDA down does not run."""
     script = """
         import atexit
-        from auxhead.autotune.first_launches import _leave
+        from auxhead.autotune.heads.first_launches import _leave
         atexit.register(print, "never")
         atexit.register(_leave)
         print("told")

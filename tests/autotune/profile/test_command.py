@@ -237,7 +237,7 @@ def users_model(tmp_path, monkeypatch):
     (tmp_path / "a_users_model.py").write_text(
         "import torch\n"
         "from auxhead.model import EarlyExitNetwork\n"
-        "from example_models import SmallNet, plain_heads\n"
+        "from support.example_models import SmallNet, plain_heads\n"
         "def factory():\n"
         "    return EarlyExitNetwork(SmallNet(), plain_heads(), rules=0.999), torch.randn(2, 3, 16, 16)\n"
     )

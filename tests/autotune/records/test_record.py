@@ -78,7 +78,7 @@ def test_two_processes_append_to_one_file(tmp_path):
     code = f"""
 import sys
 from pathlib import Path
-from auxhead.autotune.record import append_record, read_records
+from auxhead.autotune.records.record import append_record, read_records
 path = Path({str(path)!r})
 one = read_records(path)[0]
 import dataclasses

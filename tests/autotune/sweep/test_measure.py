@@ -210,8 +210,8 @@ def test_without_a_baseline_nothing_is_timed(step, tmp_path):
 KILLED = """
     import os, signal, sys
     from pathlib import Path
-    from auxhead.autotune.strategies import STRATEGIES
-    from auxhead.autotune.sweep import Sweep
+    from auxhead.autotune.sweep.measure import Sweep
+    from auxhead.autotune.sweep.strategies import STRATEGIES
     from support.sweep_fakes import Synthetic, book_at, small_target
 
     class Killed(Synthetic):
