@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,27 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("kernels", "model", "autotune", "plots")
-MAY_IMPORT = {"kernels": set(), "model": {"kernels"}, "autotune": {"kernels", "model"}, "plots": {"autotune"}}
+#: Which packages each may import, beside itself; of autotune the figures read the records alone.
+MAY_IMPORT = {"kernels": set(), "model": {"kernels"}, "autotune": {"kernels", "model"}, "plots": {"autotune.records"}}
+#: Within a package a room imports rooms of lower levels only; those of one level know nothing of each other.
+LEVELS = {
+    "model": (
+        {""},  # the flat files
+        {"trunk"},
+        {"runners"},
+        {"auto"},
+        {"make_runner"},
+        {"training", "calibration", "commands"},
+        {"demo"},
+    ),
+    "autotune": (
+        {"records"},
+        {"measuring"},
+        {"heads", "bench", "profile"},
+        {"sweep", "overlap", "pareto", "plan"},
+        {"tuned", "footprint"},
+    ),
+}
 STANDARD = set(sys.stdlib_module_names)
 #: Packages of others; model's are those of its command and of its demo.
 OTHERS = {"kernels": {"torch", "triton", "cuda"}, "plots": {"matplotlib", "numpy", "rich", "typer"}}
@@ -19,6 +40,19 @@ OTHERS = {"kernels": {"torch", "triton", "cuda"}, "plots": {"matplotlib", "numpy
 
 def sources(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
+
+
+def all_sources() -> list[Path]:
+    return [path for package in PACKAGES for path in sources(package)]
+
+
+def entry_points() -> list[Path]:
+    return [path for path in all_sources() if path.name == "__main__.py"]
+
+
+def importing() -> list[Path]:
+    """The files that the import table is about: all but entry points, which wire, and model's list of public names."""
+    return [path for path in all_sources() if path.name != "__main__.py" and path != ROOT / "model" / "__init__.py"]
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -39,19 +73,96 @@ def imported(path: Path) -> Iterator[str]:
                 yield str(node.args[0].value)
 
 
-def siblings(path: Path) -> set[str]:
-    """Which of the four packages a file imports."""
-    parts = (name.split(".") for name in imported(path))
-    return {part[1] for part in parts if part[0] == "auxhead" and len(part) > 1}
+def file_of(name: str) -> Path | None:
+    """The source file behind a dotted name of ours: a module, a package, or a symbol of one of them."""
+    parts = name.split(".")
+    if parts[0] != "auxhead":
+        return None
+    for end in (len(parts), len(parts) - 1):
+        base = ROOT.joinpath(*parts[1:end])
+        if end > 1 and base.with_suffix(".py").is_file():
+            return base.with_suffix(".py")
+        if end > 1 and (base / "__init__.py").is_file():
+            return base / "__init__.py"
+    raise AssertionError(f"{name}: no such module")
+
+
+def imported_files(path: Path) -> set[Path]:
+    return {file for name in imported(path) if (file := file_of(name)) is not None and file != path}
+
+
+def room_of(path: Path) -> tuple[str, str]:
+    """The package of a file, and its folder there: "" for a flat file, but for make_runner, a room of its own."""
+    package, *inside = path.relative_to(ROOT).with_suffix("").parts
+    if inside == ["make_runner"]:
+        return package, "make_runner"
+    return package, inside[0] if len(inside) > 1 else ""
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_packages_import_only_what_the_design_allows(package: str) -> None:
-    for path in sources(package):
-        if path.name == "__main__.py":  # an entry point puts the parts together
+    for path in importing():
+        if room_of(path)[0] != package:
             continue
-        wrong = siblings(path) - MAY_IMPORT[package] - {package}
-        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+        for file in imported_files(path):
+            other, room = room_of(file)
+            allowed = other == package or {other, f"{other}.{room}"} & MAY_IMPORT[package]
+            assert allowed, f"{path.relative_to(ROOT)} imports {file.relative_to(ROOT)}"
+
+
+@pytest.mark.parametrize("package", LEVELS)
+def test_rooms_import_rooms_of_lower_levels_only(package: str) -> None:
+    level = {room: height for height, rooms in enumerate(LEVELS[package]) for room in rooms}
+    for path in importing():
+        if room_of(path)[0] != package:
+            continue
+        here = room_of(path)[1]
+        for file in imported_files(path):
+            other, there = room_of(file)
+            if other == package and there != here:
+                assert level[there] < level[here], f"{path.relative_to(ROOT)} imports {file.relative_to(ROOT)}"
+
+
+def test_no_two_files_import_each_other_directly_or_by_others() -> None:
+    graph = {path: imported_files(path) for path in all_sources()}
+    done: set[Path] = set()
+
+    def visit(path: Path, way: tuple[Path, ...]) -> None:
+        assert path not in way, "a circle: " + " -> ".join(str(one.relative_to(ROOT)) for one in (*way, path))
+        if path not in done:
+            for file in graph[path]:
+                visit(file, (*way, path))
+            done.add(path)
+
+    for path in graph:
+        visit(path, ())
+
+
+def test_no_import_is_for_type_checkers_alone() -> None:
+    for path in all_sources():
+        assert "TYPE_CHECKING" not in path.read_text(), f"{path.relative_to(ROOT)}: is there a circle behind it?"
+
+
+def test_entry_points_register_and_wire_alone() -> None:
+    """What they import from beyond the table is handed on as an argument, never called; there is nothing to decide."""
+    for path in entry_points():
+        source = path.read_text()
+        assert len(source.splitlines()) <= 60, f"{path.relative_to(ROOT)} has more than 60 lines"
+        tree = ast.parse(source)
+        kinds = (ast.If, ast.While, ast.Try, ast.With, ast.ClassDef)
+        decides = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+        assert len(decides) == 1, f"{path.relative_to(ROOT)} does more than register, wire and run"
+        package = room_of(path)[0]
+        beyond = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level > 1:
+                beyond |= {
+                    alias.asname or alias.name
+                    for alias in node.names
+                    if (node.module or alias.name).split(".")[0] not in MAY_IMPORT[package]
+                }
+        called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and hasattr(node.func, "id")}
+        assert not beyond & called, f"{path.relative_to(ROOT)} calls {sorted(beyond & called)}"
 
 
 @pytest.mark.parametrize("package", OTHERS)
@@ -63,7 +174,7 @@ def test_packages_of_others(package: str) -> None:
 
 
 def test_nobody_imports_an_entry_point() -> None:
-    for path in (path for package in PACKAGES for path in sources(package)):
+    for path in all_sources():
         assert not [name for name in imported(path) if "__main__" in name.split(".")], path
 
 
@@ -75,7 +186,7 @@ def test_nothing_imports_the_folders_by_their_bare_names() -> None:
 
 
 def test_the_packages_import_each_other_relatively() -> None:
-    for path in (path for package in PACKAGES for path in sources(package)):
+    for path in all_sources():
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -87,6 +198,26 @@ def test_auxhead_is_a_namespace_of_four_typed_packages() -> None:
     for package in PACKAGES:
         assert (ROOT / package / "__init__.py").is_file(), package
         assert (ROOT / package / "py.typed").is_file(), package
+
+
+def test_pyproject_lists_every_folder_with_sources() -> None:
+    """What is missing there is missing in the wheel, and only there."""
+    listed = re.search(r"^packages = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
+    mapped = re.findall(r'^"(auxhead\.[\w.]+)" = "([\w/]+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert listed is not None
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in all_sources()}
+    assert set(re.findall(r'"auxhead\.([\w.]+)"', listed[1])) == {folder.replace("/", ".") for folder in folders}
+    assert dict(mapped) == {f"auxhead.{folder.replace('/', '.')}": folder for folder in folders}
+
+
+def test_every_folder_says_what_it_is_for() -> None:
+    """Every folder with sources has a package docstring; its first line, and that of each module, names the thing."""
+    for path in all_sources():
+        said = ast.get_docstring(ast.parse(path.read_text())) or ""
+        first = said.partition("\n")[0]
+        assert first, f"{path.relative_to(ROOT)} has no docstring"
+        asks = first.split()[0] in {"What", "Whether", "Which", "How", "Where", "Why"}
+        assert not asks, f"{path.relative_to(ROOT)}: {first!r} asks instead of naming the thing"
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
