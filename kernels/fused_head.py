@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .choose_config import choose_config
 from .criteria import check_temperature, check_threshold
 from .fused_head_reference import fused_head_reference
 from .head_arguments import check_head_arguments, check_pool, check_rule_tensors
 from .head_output import HeadOutput
 from .head_view import head_view
-from .launch_config import LaunchConfig
 
 try:
     from . import fused_head_kernel as kernel
@@ -130,7 +130,7 @@ def _fused_head(
         )
     else:
         view = head_view(x.shape, x.stride(), pool, window_grid)
-        config = LaunchConfig.choose(
+        config = choose_config(
             view, weight.shape[0], pool_max=pool == "max", dtype=x.dtype, device=x.device, place="alone"
         )
         output = kernel.launch_fused_head(

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import torch
 
 from .head_view import HeadView
-from .launch_config import LaunchConfig
 
 #: Of the memory of x: channels side by side, rows of the map side by side, or neither.
 LAYOUTS = ("channels_last", "contiguous", "strided")
@@ -34,7 +33,7 @@ class HeadShape(NamedTuple):
 
     @classmethod
     def of(cls, view: HeadView, classes: int, *, pool_max: bool, dtype: torch.dtype) -> "HeadShape":
-        """Describe a head by the arguments of ``LaunchConfig.choose``."""
+        """Describe a head by the arguments of ``choose_config``."""
         samples, channels, height, width = view.shape
         pool, name = "max" if pool_max else "avg", str(dtype).removeprefix("torch.")
         return cls(samples, channels, height, width, view.grid_h, view.grid_w, _layout(view), pool, classes, name)
@@ -54,11 +53,6 @@ class HeadShape(NamedTuple):
             gap = 1 if self.layout == "contiguous" else 2
             strides = (channels * height * width * gap, height * width * gap, width * gap, gap)
         return HeadView(shape, strides, self.grid_h, self.grid_w)
-
-    def by_rule(self) -> LaunchConfig:
-        """Return what ``LaunchConfig.by_rule`` says of such a head."""
-        size = getattr(torch, self.dtype).itemsize
-        return LaunchConfig.by_rule(self.view, self.classes, pool_max=self.pool == "max", element_size=size)
 
 
 def _layout(view: HeadView) -> str:

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
 from .kernel_hash import kernel_hash
-from .launch_config import LaunchConfig, next_power_of_2, overrides
+from .launch_config import LaunchConfig, next_power_of_2
 
 #: Of every table; readers refuse others.
 SCHEMA = "auxhead tuned 1"
@@ -116,25 +114,9 @@ def lookup(device_name: str, shape: HeadShape, place: str) -> LaunchConfig | Non
     Raises:
         BadTable: the device has a table that cannot be read.
     """
-    forced = (overrides.get() or {}).get((shape, place))
-    if forced is not None:
-        return forced
     table = table_of(device_name)
     entry = None if table is None else table.find(shape, place)
     return None if entry is None else entry.config
-
-
-@contextmanager
-def overriding(configs: Mapping[tuple[HeadShape, str], LaunchConfig]) -> Iterator[None]:
-    """Let heads of some shapes and places be launched as given, in this thread, until the block ends.
-
-    What was chosen before stays chosen: a runner keeps what it was captured with.
-    """
-    token = overrides.set({**(overrides.get() or {}), **configs})
-    try:
-        yield
-    finally:
-        overrides.reset(token)
 
 
 def table_path(device_name: str) -> Path:

@@ -9,6 +9,7 @@ from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.tuned.promote import promote
 from auxhead.kernels.kernel_hash import kernel_hash
+from auxhead.kernels.launch_rule import config_by_rule
 from auxhead.kernels.tuned_table import lookup, read_table, table_path
 from auxhead.plots.records import COMMITTED
 from support.command_line import tune
@@ -35,7 +36,7 @@ def test_its_entries_are_found_and_can_be_launched(table):
     assert table.entries
     for entry in table.entries:
         assert lookup(table.device, entry.shape, entry.place) == entry.config
-        assert entry.config == entry.shape.by_rule() or excluded(entry.config, entry.shape) is None
+        assert entry.config == config_by_rule(entry.shape) or excluded(entry.config, entry.shape) is None
 
 
 def test_it_is_what_the_committed_records_decide(table, tmp_path):
