@@ -1,4 +1,4 @@
-"""What of a head a launch configuration is tuned for."""
+"""HeadShape: the key of a tuned launch configuration, with a head's sizes, layout, pool, classes and dtype."""
 
 from typing import NamedTuple
 
@@ -6,16 +6,16 @@ import torch
 
 from .head_view import HeadView
 
-#: Of the memory of x: channels side by side, rows of the map side by side, or neither.
+#: Memory layouts of x: channels lie side by side, or elements of a row do, or neither.
 LAYOUTS = ("channels_last", "contiguous", "strided")
-#: Of x and weight.
+#: Dtypes of x and weight.
 DTYPES = ("float16", "bfloat16", "float32")
-#: What windows are reduced to.
+#: Reductions of a window.
 POOLS = ("avg", "max")
 
 
 class HeadShape(NamedTuple):
-    """What of a head a configuration is tuned for; sizes are those of its ``HeadView``."""
+    """A head as tables and the launch rule know it; sizes are those of its ``HeadView``."""
 
     samples: int
     channels: int
@@ -45,7 +45,7 @@ class HeadShape(NamedTuple):
 
     @property
     def view(self) -> HeadView:
-        """A view of this shape, of memory without gaps if the layout has none."""
+        """A view of this shape: in memory without gaps, or with every second element if ``layout`` is "strided"."""
         samples, channels, height, width = shape = self[:4]
         if self.layout == "channels_last":
             strides = (channels * height * width, 1, width * channels, channels)
@@ -56,7 +56,7 @@ class HeadShape(NamedTuple):
 
 
 def _layout(view: HeadView) -> str:
-    """Name what lies side by side; strides of dimensions of one element say nothing and are not asked."""
+    """Name the layout of a view; strides of dimensions of one element mean nothing and are not looked at."""
     (_, channels, height, width), (_, stride_c, stride_h, stride_w) = view.shape, view.strides
     if channels > 1 and stride_c == 1:
         return "channels_last"

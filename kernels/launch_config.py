@@ -1,4 +1,4 @@
-"""Every launch choice of the fused head, in one frozen dataclass from one pure function."""
+"""LaunchConfig: all launch choices of a fused head in one frozen dataclass, and the program counts that follow."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from .head_view import HeadView
 
 
 class Programs(NamedTuple):
-    """What a configuration makes of one head."""
+    """Program counts of one head under a configuration, and sizes of what programs leave for each other."""
 
     splits: int
     """Programs that pool one sample."""
     pools: int
-    """Programs that pool; if split, they do the rest, too."""
+    """Programs that pool, over all samples; if split, they do the rest, too."""
     tiles: int
     """Programs that multiply; 0 if split."""
     decisions: int
@@ -23,7 +23,7 @@ class Programs(NamedTuple):
     features: int
     """Pooled features that programs leave for those that multiply; 0 if split."""
     zeroed: int
-    """Of what programs leave for each other, numbers of 32 bits that are 0 before and after a launch."""
+    """Elements of int32 memory that a launch needs to be 0, and sets back to 0."""
 
     @property
     def total(self) -> int:
@@ -33,7 +33,7 @@ class Programs(NamedTuple):
 
 #: Rows of partial logits are padded to a multiple of this, so that the compiler may read and write several at a time.
 ROW_UNIT = 16
-#: Programs that multiply at most, with whom those that pool share the GPU; above, none share the features of a tile.
+#: Programs that multiply, at most, if they share the features of a tile: they share the GPU with those that pool.
 MOST_TILES = 1024
 #: ``weight_buffers`` where a tile takes several steps: with four, heads of ResNet-18 and -50 took as long (H200). By
 #: rule not of float32, whose multiply-adds from shared memory take all registers that a thread may have.
@@ -41,9 +41,9 @@ WEIGHT_BUFFERS = 3
 
 
 def most_registers(num_warps: int) -> int:
-    """Return how many registers a thread of a program may use at most: 65,536 a multiprocessor, 255 a thread.
+    """Return the most registers a thread of a program can have: 65,536 a multiprocessor, 255 a thread.
 
-    The compiler is always told, also that there is no cap: left alone it aims at many programs a multiprocessor, and
+    The compiler is told this where there is no cap, too: left alone it aims at many programs a multiprocessor, and
     saves registers by letting each load wait for the one before.
     """
     return min(255, 65_536 // (32 * num_warps))
@@ -51,7 +51,7 @@ def most_registers(num_warps: int) -> int:
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """How the work of one fused head is cut into programs; see ``head_stages`` for the two ways.
+    """Launch choices of one fused head: how its work is cut into programs; see ``head_stages`` for the two ways.
 
     A program pools ``block_c * block_p`` features of a sample, or a part of their windows. Split (``block_f`` is 1), it
     multiplies them with their columns of the weight, all classes; tiled, other programs multiply the features of
@@ -61,9 +61,9 @@ class LaunchConfig:
     block_n: int
     """Tiled: samples multiplied together, 1, or 16 or more (on tensor cores); split: 1."""
     block_c: int
-    """Channels a pooling program."""
+    """Channels of a pooling program."""
     block_p: int
-    """Pooled positions of a channel a pooling program."""
+    """Pooled positions of each channel of a pooling program."""
     block_a: int
     """Elements of a window's row read in one step."""
     block_f: int
@@ -80,33 +80,34 @@ class LaunchConfig:
     stages: int
     """Steps of a window whose elements are read at the same time."""
     num_warps: int
+    """Warps of a program, at most 32."""
     waits: bool = False
-    """Split: whether the last program of a sample waits for the others' numbers, instead of the one that arrives last
-    finding itself the last by a counter. Sooner done, but it takes up room while it waits."""
+    """Split: the last program of a sample waits for the others' numbers; False: a counter tells the one that arrives
+    last. Waiting is done sooner, but takes up room."""
     max_registers: int = 0
-    """Registers a thread at most; 0 for no cap."""
+    """Registers of a thread, at most; 0 for no cap."""
     max_programs: int = 0
-    """Programs of the launch at most, so that it spreads over at most that many SMs; 0 for as many as there is work."""
+    """Programs of the launch, at most, so that it uses at most that many SMs; 0 for as many as there is work."""
     weight_buffers: int = 0
     """Tiled, groups of samples: Triton's ``num_stages`` of the product, whose weight is read so many steps less one
     ahead, into shared memory, while features are waited for; 0: one step ahead, into registers."""
 
     choose: ClassVar[Callable[..., "LaunchConfig"]]
-    """``choose_config``, which sets it, since ``exit_launch``, whose code is hashed, asks by this name."""
+    """Set by the module ``choose_config`` to its function: ``exit_launch``, whose code is hashed, asks by this name."""
 
     @property
     def register_limit(self) -> int:
-        """Registers a thread that the compiler may use."""
+        """Registers of a thread that the compiler may use."""
         return self.max_registers or most_registers(self.num_warps)
 
     @property
     def tiled(self) -> bool:
-        """Whether other programs multiply than those that pool."""
+        """Other programs multiply than those that pool."""
         return self.block_f > 1
 
     @property
     def hands_over(self) -> bool:
-        """Whether programs wait for numbers of others to appear in zeroed memory."""
+        """Programs wait for others' numbers to appear in zeroed memory."""
         return self.tiled or self.waits
 
     def splits(self, view: HeadView) -> int:
@@ -114,11 +115,11 @@ class LaunchConfig:
         return -(-view.shape[1] // self.block_c) * -(-view.positions // self.block_p) * self.window_parts
 
     def multiplies_alone(self, view: HeadView, classes: int) -> bool:
-        """Whether one program has all features of a sample and all classes in one step, and meets no others."""
+        """Return whether one program has all features of a sample and all classes in one step, and needs no others."""
         return not self.tiled and self.block_k == self.block_j >= classes and self.splits(view) == 1
 
     def programs(self, view: HeadView, classes: int) -> Programs:
-        """Count programs, and what they leave for each other, for an input and its classes."""
+        """Count programs, and what they leave for each other, for an input and K ``classes``."""
         samples, channels = view.shape[:2]
         row = -(-classes // ROW_UNIT) * ROW_UNIT
         splits = self.splits(view)

@@ -28,12 +28,12 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
 
 
 def waits_by_rule(samples: int, classes: int) -> bool:
-    """Whether the last of a sample's programs, if several, waits for the others: not for very many numbers."""
+    """Return whether the last of a sample's programs waits for the others, if several: not for very many numbers."""
     return samples < 64 and classes <= FEW_CLASSES
 
 
 def _tiling_pays(samples: int, classes: int) -> bool:
-    """Whether to multiply 16 samples at a time: they read the weight once instead of 16 times, but programs wait.
+    """Return whether to multiply 16 samples at a time: the weight is read once instead of 16 times, but programs wait.
 
     Beside the trunk the traffic counts, not the wait: with 8 heads of 1,000 classes ResNet-18 takes 6.8 % longer than
     without for 32 samples instead of 11.0 %, but 10.8 % instead of 7.5 % for 8 (H200).
@@ -42,7 +42,7 @@ def _tiling_pays(samples: int, classes: int) -> bool:
 
 
 def _spreads_weight(samples: int, classes: int, window_w: int) -> bool:
-    """Whether programs that multiply share the rows of the weight, each for one sample.
+    """Return whether programs that multiply share the rows of the weight, each for one sample.
 
     So a head is soonest done, but more programs wait. It pays for the heads of the last maps, which have no
     convolutions left to hide behind: ResNet-18 with 8 heads of 1,000 classes takes 164 us instead of 169 at batch 1,
@@ -52,7 +52,7 @@ def _spreads_weight(samples: int, classes: int, window_w: int) -> bool:
 
 
 def _spread(shape: HeadShape) -> LaunchConfig:
-    """Programs that multiply have some rows of the weight each, and all features of one sample."""
+    """Configure programs that multiply some rows of the weight each with all features of one sample."""
     block_f = min(max(next_power_of_2(shape.channels), 16), 512)
     return LaunchConfig(
         block_n=1,
@@ -70,7 +70,7 @@ def _spread(shape: HeadShape) -> LaunchConfig:
 
 
 def _tiled(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
-    """Programs that multiply have groups of 16 samples."""
+    """Configure programs that multiply groups of 16 samples."""
     samples, classes, element_size = shape.samples, shape.classes, _element_size(shape)
     features = shape.channels * shape.view.positions
     block_k = min(max(next_power_of_2(classes), 16), 64)
@@ -97,7 +97,7 @@ def _tiled(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
 
 
 def _split(shape: HeadShape, pooling: LaunchConfig) -> LaunchConfig:
-    """Programs multiply what they have pooled."""
+    """Configure programs that multiply what they have pooled."""
     view, classes, block_j = shape.view, shape.classes, pooling.block_j
     block_features = pooling.block_c * pooling.block_p
     has_all = shape.channels <= pooling.block_c and view.positions <= pooling.block_p and pooling.window_parts == 1
@@ -159,7 +159,7 @@ def _pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
 
 
 class _Pool(NamedTuple):
-    """How programs pool: fields of a LaunchConfig, and how many programs are enough."""
+    """Choices of the programs that pool: fields of a LaunchConfig, and how many programs are enough."""
 
     block_c: int
     block_a: int
