@@ -1,4 +1,4 @@
-"""What every test shares: where kernels run, fixed seeds, memory that shows when nobody wrote it."""
+"""Fixtures of all tests: devices, fixed seeds, empty tuned tables, memory that shows when nothing wrote it."""
 
 import importlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""Values of ``fused_head``: every rank, pool, size, dtype and number of classes, on both ways to multiply."""
+"""fused_head.py, values: every rank, pool, size, dtype and number of classes, on both ways to multiply."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What head kernels record about their programs: all of them, where there is a device to be on, and nothing else."""
+"""residency.py: every program of a recorded launch is recorded, and answers stay the same."""
 
 import threading
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The tuned tables that come with the package: of the kernel that is here, and what the committed records decide."""
+"""tuned/: the shipped tables are of this kernel, and equal to the committed records' winners."""
 
 import re
 import statistics
@@ -24,7 +24,8 @@ def table(request):
 
 
 def test_every_table_is_known_here():
-    assert {path.name for path in table_path("any").parent.iterdir()} == {table_path(name).name for name in SHIPPED}
+    found = table_path("any").parent.glob("*.json")
+    assert {path.name for path in found} == {table_path(name).name for name in SHIPPED}
 
 
 def test_it_is_of_the_kernel_here(table):

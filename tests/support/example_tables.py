@@ -1,4 +1,4 @@
-"""Tuned tables of a device that does not exist."""
+"""Tuned tables, their entries and head shapes, of a device that does not exist."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What the GPU does for a call, from a trace of torch.profiler."""
+"""Lists the kernels, copies and fills that a call makes the GPU do, from a trace of torch.profiler."""
 
 import json
 

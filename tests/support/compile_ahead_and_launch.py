@@ -1,4 +1,4 @@
-"""Compiles launches ahead in another process, then launches them here, and prints what that finds as JSON.
+"""Script: compiles launches ahead in other processes, then launches, prints the sizes of Triton's cache as JSON.
 
 A process of its own, since the tests' has Triton's interpreter in the kernels' place.
 """

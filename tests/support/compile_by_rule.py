@@ -1,4 +1,4 @@
-"""Compiles launches as the rule chooses them for a compute capability, and prints the shared memory of each as JSON.
+"""Script: compiles the rule's launches for a compute capability, prints the shared memory of each as JSON.
 
 A process of its own, since the tests' has Triton's interpreter in the kernels' place.
 """

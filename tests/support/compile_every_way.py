@@ -1,4 +1,4 @@
-"""Compiles the launches of heads for compute capability 9.0 on any machine, and prints what came of it as JSON.
+"""Script: compiles every way to launch a head for compute capability 9.0, prints facts of the machine code as JSON.
 
 A process of its own, since the tests' has Triton's interpreter in the kernels' place.
 """
