@@ -102,12 +102,12 @@ class LaunchConfig:
 
     @property
     def tiled(self) -> bool:
-        """Other programs multiply than those that pool."""
+        """True if other programs multiply than those that pool."""
         return self.block_f > 1
 
     @property
     def hands_over(self) -> bool:
-        """Programs wait for others' numbers to appear in zeroed memory."""
+        """True if programs wait for others' numbers to appear in zeroed memory."""
         return self.tiled or self.waits
 
     def splits(self, view: HeadView) -> int:

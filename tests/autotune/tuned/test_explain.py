@@ -1,4 +1,4 @@
-"""``auxhead-tune explain``: why a head is launched as it is."""
+"""auxhead-tune explain: the launch configuration of a head, and why."""
 
 import dataclasses
 

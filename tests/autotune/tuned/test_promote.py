@@ -1,4 +1,4 @@
-"""``auxhead-tune promote``: from the records of sweeps to the table of a device."""
+"""auxhead-tune promote: from the records of sweeps to the table of a device."""
 
 import dataclasses
 import json
