@@ -1,4 +1,4 @@
-"""Lists the kernels, copies and fills that a call makes the GPU do, from a trace of torch.profiler."""
+"""What the GPU does for a call, from a trace of torch.profiler."""
 
 import json
 
