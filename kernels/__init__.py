@@ -1,4 +1,25 @@
-"""The Triton kernels of auxhead, their plain PyTorch references and their launch configurations."""
+"""Triton kernels of auxhead, plain PyTorch references beside them, and the choice of launch configurations.
+
+In: a head's input ([N, C, H, W], [N, T, D] or [N, D]), weight, bias, temperature and threshold. Out: a ``HeadOutput``,
+or from ``ExitLaunch`` one answer per sample, merged over the exits of a network.
+
+    fused_head           one head, one launch: the operator, its gradients; head_arguments and criteria check
+                         arguments; fused_head_kernel is the kernel, fused_head_reference the same in plain PyTorch
+    exit_launch          the heads of a captured network, answers merged on the device; exit_kernel is the kernel
+    head_stages          shared by both kernels: pool, product, softmax, decision; numbers pass between programs by
+                         hand_over, in memory of workspace and arrival_counters
+    compaction           open samples move into a smaller batch; compact_kernel is the kernel
+    max_pool             max-pooling of channels_last maps; max_pool_kernel is the kernel
+    choose_config        the launch choice: an override, else tuned_table (tuned/, a JSON file a device), else
+                         launch_rule; launch_config is what is chosen, head_shape the key, head_view the input's layout
+    kernel_hash          of the code that tuned tables were measured with
+    residency            records where and when programs run; residency_kernel is the part inside the kernels
+    compile_only         compiles for a GPU that is not here
+
+To add a criterion: its name and range in criteria.py, its definition in ``fused_head_reference.decide``, the same in
+``head_stages.decide``, handed down from fused_head.py and exit_launch.py, and cases in
+tests/kernels/test_fused_head_decision.py. It changes kernel_hash, so that tables want a new sweep.
+"""
 
 from .compaction import Answer, collect, destination, gather_open, moves_rows, new_destinations
 from .criteria import CRITERIA, check_criterion, check_temperature, check_threshold

@@ -1,4 +1,4 @@
-"""Samples that are still open, gathered into a smaller batch; and the answers of the others, put where they belong.
+"""Triton kernels of compaction: gather open rows into a smaller batch, copy the other rows' answers to the request.
 
 A request enters by the batch that it was captured for. Each time few enough of its samples stay open, their rows move
 into a smaller captured batch, in their order, and the network goes on with that one:
@@ -15,13 +15,13 @@ import triton.language as tl
 
 
 @triton.jit
-def pass_on(
+def copy_answer(
     row, sample,
     label, exit_index, confidence, probs,
     to_label, to_exit_index, to_confidence, to_probs,
     K, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Copy the answer of a row to that of a sample of the request, unless it is none of them."""
+    """Copy the answer of a row to a sample of the request, unless the row holds none (-1)."""
     if sample >= 0:
         tl.store(to_label + sample, tl.load(label + row))
         tl.store(to_exit_index + sample, tl.load(exit_index + row))
@@ -43,9 +43,9 @@ def gather_kernel(
     N, WORDS, K,
     ENTRY: tl.constexpr, ALIGNED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Move the open rows, and pass on the answers of the others; a program has a block of a row.
+    """Move the open rows and copy the answers of the others; a program has a block of a row.
 
-    Rows begin at multiples of ALIGNED bytes, here and there.
+    Rows begin at multiples of ALIGNED bytes, in both batches.
     """
     blocks = tl.cdiv(WORDS, BLOCK_W)
     pid = tl.program_id(0)
@@ -69,14 +69,14 @@ def gather_kernel(
             mask_w = off_w < WORDS
             words = tl.load(features + row * WORDS + off_w, mask=mask_w)
             pointer = small_features.to(tl.pointer_type(features.dtype.element_ty)) + rank * WORDS
-            # said of the load by its arguments: without it 8 bytes at a time are stored, by way of shared memory
+            # as the compiler knows of the load: without it 8 bytes at a time are stored, by way of shared memory
             pointer = tl.multiple_of(pointer + off_w, ALIGNED)
             tl.store(pointer, words, mask=mask_w)
             if block == 0:
                 tl.store(small_origin + rank, sample)
                 tl.store(small_exit_index + rank, tl.full((), -1, tl.int64))
         elif block == 0:
-            pass_on(
+            copy_answer(
                 row, sample, label, exit_index, confidence, probs,
                 to_label, to_exit_index, to_confidence, to_probs, K, BLOCK_K,
             )  # fmt: skip
@@ -97,9 +97,9 @@ def collect_kernel(
     K,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Pass on the answers of the batch in which a request has ended; a program has a row."""
+    """Copy the answers of the batch in which a request ended; a program has a row."""
     row = tl.program_id(0).to(tl.int64)
-    pass_on(
+    copy_answer(
         row, tl.load(origin + row), label, exit_index, confidence, probs,
         to_label, to_exit_index, to_confidence, to_probs, K, BLOCK_K,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Compaction: the open samples of a captured batch go on in a smaller one, by launches that a graph can hold."""
+"""Compaction: moves the open samples of a captured batch into a smaller one, by launches that a graph can hold."""
 
 import math
 
@@ -12,14 +12,14 @@ from .launch_config import next_power_of_2
 Answer = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-#: Words of a program: 8 reads of 16 bytes for each of its 128 threads.
+#: Words that a program copies: 8 reads of 16 bytes for each of its 128 threads.
 _BLOCK_WORDS = 2048
-#: Of a table of destinations: the addresses of features, origins, exits and request counter, and the batch size.
+#: Columns of a table of destinations: addresses of features, origins, exits and request counter, and the batch size.
 _ENTRY = 5
 
 
 def moves_rows(features: Tensor, small: Tensor | None = None) -> bool:
-    """Whether the samples of ``features`` are dense blocks of memory, one behind the other, and those of ``small`` too.
+    """Return whether samples can be moved: each is a dense block of memory, one behind the other, in ``small`` too.
 
     Args:
         features: [N, ...], in any order of its dimensions but the first.
@@ -36,9 +36,9 @@ def moves_rows(features: Tensor, small: Tensor | None = None) -> bool:
 
 
 def _row(features: Tensor) -> tuple[list[tuple[int, int]], int]:
-    """Return how a sample lies in memory, and what its address is a multiple of: a power of 2, at most 16 bytes.
+    """Return the layout of a sample, (size, stride) of every dimension with several elements, and its alignment.
 
-    The first is the (size, stride) of every dimension that has several elements.
+    The alignment is the power of 2, at most 16 bytes, that every sample's address is a multiple of.
     """
     layout = [
         (size, stride) for size, stride in zip(features.shape[1:], features.stride()[1:], strict=True) if size != 1
@@ -48,7 +48,7 @@ def _row(features: Tensor) -> tuple[list[tuple[int, int]], int]:
 
 
 def new_destinations(buffers: ExitBuffers) -> Tensor:
-    """Make a table for ``gather_open``, [N + 1, 5] int64: whatever the number of open rows, they go nowhere."""
+    """Make an empty table for ``gather_open``, [N + 1, 5] int64 zeros: rows go nowhere, however many are open."""
     return torch.zeros(buffers.label.shape[1] + 1, _ENTRY, dtype=torch.int64, device=buffers.label.device)
 
 
@@ -57,7 +57,7 @@ def destination(features: Tensor, origin: Tensor, buffers: ExitBuffers) -> list[
 
     Args:
         features: what the tap returns in the smaller batch, [M, ...]; see :func:`moves_rows`.
-        origin: [M] int64.
+        origin: [M] int64, of the smaller batch; see :func:`gather_open`.
         buffers: of the smaller batch.
     """
     exit_index = buffers.answer(buffers.packed_answer)[1]
@@ -68,11 +68,11 @@ def destination(features: Tensor, origin: Tensor, buffers: ExitBuffers) -> list[
 def gather_open(
     features: Tensor, buffers: ExitBuffers, origin: Tensor | None, destinations: Tensor, answer: Answer
 ) -> None:
-    """Move the rows that are open into a smaller batch, where the table has one for their number; one launch.
+    """Move the open rows into a smaller batch, if the table has one for their number; one launch.
 
-    Open is a row whose exit in the batch's answer is negative. The answers of all others are passed on to the
-    request's. In the smaller batch the rows behind those that came belong to no sample, and the number of its requests
-    is counted up. Where the table has no batch nothing happens.
+    A row is open if its exit in the batch's answer is negative. The answers of all others are copied to the request's.
+    In the smaller batch the rows behind those that came belong to no sample, and its request counter is counted up. If
+    the table has no batch for the number of open rows, nothing happens.
 
     Args:
         features: what a tap returns, [N, ...]; see :func:`moves_rows`.
@@ -100,7 +100,7 @@ def gather_open(
 
 
 def collect(buffers: ExitBuffers, origin: Tensor, answer: Answer) -> None:
-    """Pass on the answers of the batch in which a request has ended to the request's; one launch.
+    """Copy the answers of the batch in which a request ended to the request's; one launch.
 
     Args:
         buffers: of the batch, none of whose rows is open.

@@ -1,4 +1,4 @@
-"""Launches that are compiled and not run: for a GPU that is not here, or beside one that is busy."""
+"""Compiles launches without running them: for a GPU that is not here, or while it is busy."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 
-class _Driver:
-    """As much of a GPU's driver as compiling asks for."""
+class _CompileOnlyDriver:
+    """The part of Triton's GPU driver that compiling asks for."""
 
     def __init__(self, capability: int) -> None:
         self._capability = capability
@@ -24,11 +24,10 @@ class _Driver:
 
 
 def settle_cache_keys() -> None:
-    """Let kernels be found in Triton's cache on disk by all processes that call this before they launch any.
+    """Make the head kernels' keys in Triton's disk cache in a fixed order, so that processes find each other's kernels.
 
-    In Triton 3.6 the key of a kernel depends on whether the functions that it calls have keys already, and the kernels
-    share functions (github.com/triton-lang/triton/pull/10494). So keys are made in one order, whatever is launched
-    first.
+    To be called before the first launch. In Triton 3.6 the key of a kernel depends on whether the functions that it
+    calls have keys already, and the kernels share functions (github.com/triton-lang/triton/pull/10494).
     """
     from . import exit_kernel, fused_head_kernel
 
@@ -44,17 +43,17 @@ def compile_only(capability: int) -> list[Any]:
     for processes that do nothing else. Triton's interpreter must be off.
 
     Args:
-        capability: of the GPU, 90 for 9.0.
+        capability: compute capability of the GPU, 90 for 9.0.
 
     Returns:
-        A list that gets the compiled kernel of each launch.
+        A list to which each launch appends its compiled kernel.
     """
     run, compiled = JITFunction.run, []
 
-    def compile_it(self: Any, *args: Any, **options: Any) -> Any:
+    def compile_launch(self: Any, *args: Any, **options: Any) -> Any:
         compiled.append(run(self, *args, **{**options, "warmup": True}))
         return compiled[-1]
 
-    driver.set_active(_Driver(capability))
-    JITFunction.run = compile_it
+    driver.set_active(_CompileOnlyDriver(capability))
+    JITFunction.run = compile_launch
     return compiled

@@ -1,4 +1,4 @@
-"""Exit criteria: what "sure" means, and which thresholds make sense for it."""
+"""Exit criteria by name with the range of their thresholds, and checks of criterion, temperature and threshold."""
 
 import torch
 
@@ -16,7 +16,7 @@ def check_criterion(criterion: str) -> None:
 
 
 def check_temperature(temperature: float) -> None:
-    """Raise ``ValueError`` unless ``temperature`` is finite and greater than 0."""
+    """Raise ``TypeError`` for no number, ``ValueError`` unless it is a finite float32 greater than 0."""
     if not isinstance(temperature, (int, float)):
         raise TypeError(f"temperature: got {temperature!r}, wants a number")
     if not _SMALLEST <= temperature <= _LARGEST:
@@ -24,7 +24,7 @@ def check_temperature(temperature: float) -> None:
 
 
 def check_threshold(criterion: str, threshold: float) -> None:
-    """Raise ``ValueError`` unless ``threshold`` lies in the range of ``criterion``."""
+    """Raise ``TypeError`` for no number, ``ValueError`` unless it lies in the range of ``criterion``."""
     low, high = CRITERIA[criterion]
     if not isinstance(threshold, (int, float)):
         raise TypeError(f"threshold: got {threshold!r}, wants a number")

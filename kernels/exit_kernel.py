@@ -1,8 +1,8 @@
-"""Heads that answer for a network: one launch serves one or several exits and merges what they say.
+"""Triton kernel of a network's exits: one launch runs successive heads and merges their answers per sample.
 
-Exits are places in a row: the heads, and last the network's own classifier. A launch covers successive places. Each of
-its heads writes what it says about every sample; whichever program is the last one of a sample then gives it the
-answer of the first place that is sure, unless an earlier launch has answered already. The very last program knows
+A place is an exit index: the heads from 0, and last the network's own classifier. A launch covers successive places.
+Each of its heads writes its output for every sample; the last program of a sample to finish then gives the sample the
+answer of the first place that is sure, unless an earlier launch has answered already. The last program of all knows
 how many samples stay open, and can tell the host (a number in pinned memory) or the graph (a conditional node).
 """
 
@@ -89,7 +89,7 @@ def place_program(
     CONFIGS: tl.constexpr, HEAD: tl.constexpr, PLACE: tl.constexpr,
     INTERPRETED: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    """Do the work of a program if it belongs to this place; returns whether it decided about a sample, and which."""
+    """Do the work of program ``pid`` if it is of this place; returns whether it decided about a sample, and which."""
     pid_n = 0
     decided = False
     label += PLACE * N
@@ -161,7 +161,7 @@ def exit_program(
     if merges:
         # read before waiting for the other heads
         if PLACE == 0:
-            is_open = off_n < tl.load(valid)  # what pads the batch is never open
+            is_open = off_n < tl.load(valid)  # padding of the batch is never open
         else:
             is_open = tl.load(answer_exit + off_n, mask=mask_n, other=0) < 0
         tl.debug_barrier()
@@ -200,24 +200,24 @@ def exit_program(
 
 @triton.jit
 def exit_kernel(
-    heads,  # of each place: tensors and sizes for head_program, and its first program of each stage; or logits [N, K]
-    probs, label, confidence, exits,  # what each place says: [PLACES, N, K] or None, [PLACES, N]
+    heads,  # a tuple a place: tensors and sizes for head_program, first program of each stage; or of logits [N, K]
+    probs, label, confidence, exits,  # outputs of the places: [PLACES, N, K] or None, [PLACES, N]
     answer_probs, answer_label, answer_confidence, answer_exit,  # the network's answer: [N, K] or None, [N]
-    valid,  # [1] int32: the samples of the batch that do not pad it
+    valid,  # [1] int32: the first samples of the batch, which are no padding
     joined,  # [N] int32, 0 before and after
     tally,  # [1] int64, 0 before and after
     tickets,  # [1] int32, 0 before and after
     open_samples,  # [1] int64 in pinned memory, or None
     requests,  # [1] int64: requests so far
     condition,  # [1] int64: handle of a conditional node, or None
-    total,  # programs that there is work for: if BOUNDED, there are fewer, which go on until all is done
+    total,  # pieces of work, one a program; if BOUNDED there are fewer programs, which go on until all is done
     residency,  # [total, 3] int64: see ``residency``, or None
     N, K: tl.constexpr,
     CONFIGS: tl.constexpr,
     PLACE: tl.constexpr, LAST: tl.constexpr, BOUNDED: tl.constexpr,
     INTERPRETED: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    """See the module's docstring; ExitLaunch has sized everything."""
+    """Run the heads of a launch and merge; see the module's docstring and ExitLaunch, which sizes all."""
     if residency is not None:
         start = clock(INTERPRETED)
     if BOUNDED:

@@ -1,4 +1,4 @@
-"""What a captured network answers with: its buffers, and the launches that fill them."""
+"""ExitLaunch: launches the heads of a captured network; ExitBuffers: their outputs and merged answer, kept in place."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from .workspace import Workspace
 
 
 class ExitHead(NamedTuple):
-    """A head as its kernel reads it; the tensors are read anew in every launch, so that they may change in place."""
+    """A head's parameters and rule; tensors are read anew in every launch, so that they may change in place."""
 
     weight: Tensor
     """[K, features]."""
@@ -25,14 +25,16 @@ class ExitHead(NamedTuple):
     threshold: Tensor
     """[1] float32."""
     pool: str
+    """As of :func:`auxhead.kernels.fused_head`."""
     pool_size: tuple[int, int]
+    """(p_h, p_w)."""
 
 
 @dataclass(frozen=True)
 class ExitBuffers:
-    """What every exit says about a batch, and the answer merged from it, at fixed addresses.
+    """Outputs of every exit for a batch, and the answer merged from them, at fixed addresses.
 
-    Exits have places: the heads from 0, and last the classifier. N is the captured batch size, K the classes.
+    A place is an exit index: the heads from 0, last the classifier. N is the captured batch size, K the classes.
     """
 
     label: Tensor
@@ -40,21 +42,21 @@ class ExitBuffers:
     confidence: Tensor
     """[places, N] float32."""
     exits: Tensor
-    """[places, N] bool: whether the exit is sure."""
+    """[places, N] bool: True where the exit is sure."""
     probs: Tensor | None
     """[places, N, K] float32, or None if they are not wanted."""
     packed_answer: Tensor
     """The answer as bytes, to be copied in one go; see ``answer``."""
     valid: Tensor
-    """[1] int32: the first samples of the batch, which do not pad it."""
+    """[1] int32: how many samples of the batch, the first ones, are no padding."""
     requests: Tensor
-    """[1] int64: requests so far, counted by a launch of place 0 that tells the host how many samples stay open."""
+    """[1] int64: requests so far, counted by a launch at place 0 if it has ``open_samples``."""
 
     @classmethod
     def allocate(
         cls, places: int, samples: int, classes: int, *, with_probs: bool, device: torch.device
     ) -> "ExitBuffers":
-        """Make buffers for a network with ``places`` exits, classifier included."""
+        """Allocate buffers, zeroed, for a network with ``places`` exits, classifier included."""
         return cls(
             label=torch.zeros(places, samples, dtype=torch.int64, device=device),
             confidence=torch.zeros(places, samples, dtype=torch.float32, device=device),
@@ -82,7 +84,7 @@ class ExitBuffers:
 
 
 class ExitLaunch:
-    """One launch for successive places of a network."""
+    """One launch for successive exits of a network."""
 
     def __init__(
         self,
@@ -97,11 +99,14 @@ class ExitLaunch:
 
         Args:
             buffers: of the network.
-            place: of the first head.
-            heads: None is a classifier whose logits are given instead of features; it is the network's last place.
+            place: exit index of the first head.
+            heads: None is a classifier whose logits are given instead of features; it is the network's last exit.
             open_samples: [1] int64 in pinned memory, to which the launch writes how many samples stay open, plus the
                 number of the request times 2 ** 32, so that what an earlier request left is told from it.
-            condition: [1] int64, handle of a conditional node, whose value becomes whether samples stay open.
+            condition: [1] int64, handle of a conditional node, whose value becomes 1 while samples stay open, else 0.
+
+        Raises:
+            ValueError: None is not the network's last place.
         """
         places, samples = buffers.label.shape
         self._buffers = buffers
@@ -128,7 +133,7 @@ class ExitLaunch:
         The first launch allocates workspace and compiles; it must not be captured. Later ones do neither.
 
         Args:
-            inputs: of each head what its tap returned, as ``fused_head`` reads it; for None logits [N, K].
+            inputs: of each head its tap's output, as ``fused_head`` reads it; for None logits [N, K].
         """
         from . import exit_kernel, head_stages
 
@@ -210,7 +215,7 @@ class ExitLaunch:
 
 
 class _Space(NamedTuple):
-    """How one head is launched, and with what memory."""
+    """Launch configuration and workspace of one head for one layout of its input."""
 
     view: HeadView
     config: LaunchConfig

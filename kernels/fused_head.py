@@ -1,4 +1,4 @@
-"""``fused_head``: checks its arguments, then one launch; registered as ``torch.ops.auxhead.fused_head``."""
+"""fused_head: one head in one launch, with gradients; registered as ``torch.ops.auxhead.fused_head``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .choose_config import choose_config
 from .criteria import check_temperature, check_threshold
 from .fused_head_reference import fused_head_reference
 from .head_arguments import check_head_arguments, check_pool, check_rule_tensors
 from .head_output import HeadOutput
 from .head_view import head_view
-from .launch_config import LaunchConfig
 
 try:
     from . import fused_head_kernel as kernel
@@ -20,7 +20,7 @@ except ImportError:  # no Triton for this platform
 
 
 def runs_triton(x: Tensor) -> bool:
-    """Whether ``fused_head(x, ...)`` launches the Triton kernel; elsewhere the PyTorch reference runs."""
+    """Return whether ``fused_head(x, ...)`` launches the Triton kernel; elsewhere the PyTorch reference runs."""
     return kernel is not None and (x.is_cuda or (kernel.INTERPRETED and x.device.type == "cpu"))
 
 
@@ -74,8 +74,8 @@ def fused_head(
         # here, not in the op: a tensor on "meta" would send the whole call to the fake implementation
         if isinstance(value, Tensor) and value.device != x.device:
             raise ValueError(f"{name}: got device {value.device}, wants {x.device}, the device of x")
-    temperature_tensor, temperature_value = _number("temperature", temperature)
-    threshold_tensor, threshold_value = _number("threshold", threshold)
+    temperature_tensor, temperature_value = _split_number("temperature", temperature)
+    threshold_tensor, threshold_value = _split_number("threshold", threshold)
     probs, label, confidence, exits = torch.ops.auxhead.fused_head(
         x, weight, bias, temperature_tensor, threshold_tensor, temperature_value, threshold_value,
         pool, check_pool(pool, pool_size), criterion, return_probs,
@@ -83,7 +83,8 @@ def fused_head(
     return HeadOutput(probs if return_probs else None, label, confidence, exits)
 
 
-def _number(name: str, value: Tensor | float) -> tuple[Tensor | None, float]:
+def _split_number(name: str, value: Tensor | float) -> tuple[Tensor | None, float]:
+    """Split a number into the operator's two arguments: a tensor or None, and a float that counts if it is None."""
     if isinstance(value, Tensor):
         return value, 1.0
     if not isinstance(value, (int, float)):
@@ -130,7 +131,7 @@ def _fused_head(
         )
     else:
         view = head_view(x.shape, x.stride(), pool, window_grid)
-        config = LaunchConfig.choose(
+        config = choose_config(
             view, weight.shape[0], pool_max=pool == "max", dtype=x.dtype, device=x.device, place="alone"
         )
         output = kernel.launch_fused_head(
@@ -183,15 +184,15 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 def _backward(
     ctx: Any, grad_probs: Tensor | None, _label: None, grad_confidence: Tensor | None, _exits: None
 ) -> tuple[Tensor | None, ...]:
-    """Recompute the head in PyTorch and differentiate that; what comes of it, too, where it is differentiated again."""
-    again = torch.is_grad_enabled()
+    """Recompute the head in PyTorch and differentiate that, twice differentiable if a second derivative is wanted."""
+    twice = torch.is_grad_enabled()
     inputs: list[Any]
     *inputs, temperature_tensor = ctx.saved_tensors
     temperature, pool, pool_size, return_probs = ctx.options
     needed = ctx.needs_input_grad[:3]
     with torch.enable_grad():
         leaves: list[Any] = [
-            t if t is None or again else t.detach().requires_grad_(need) for t, need in zip(inputs, needed, strict=True)
+            t if t is None or twice else t.detach().requires_grad_(need) for t, need in zip(inputs, needed, strict=True)
         ]
         output = fused_head_reference(
             *leaves,
@@ -200,15 +201,15 @@ def _backward(
             temperature=temperature if temperature_tensor is None else temperature_tensor,
             threshold=1.0,
         )
-        # what the loss is to first order, so that one call differentiates through both outputs
+        # terms of the loss to first order, so that one call differentiates through both outputs
         terms = [] if grad_confidence is None else [(output.confidence * grad_confidence).sum()]
         if return_probs and grad_probs is not None and output.probs is not None:
             terms.append((output.probs * grad_probs).sum())
     wanted = [leaf for leaf, need in zip(leaves, needed, strict=True) if need]
-    found: Sequence[Tensor] = ()
+    gradients: Sequence[Tensor] = ()
     if terms:
-        found = torch.autograd.grad(terms, wanted, [torch.ones_like(term) for term in terms], create_graph=again)
-    grads = iter(found)
+        gradients = torch.autograd.grad(terms, wanted, [torch.ones_like(term) for term in terms], create_graph=twice)
+    grads = iter(gradients)
     return (*(next(grads, None) if need else None for need in needed), *[None] * 8)
 
 

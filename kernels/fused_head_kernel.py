@@ -1,4 +1,4 @@
-"""The fused head as one Triton launch: the operator's kernel and its launcher."""
+"""Triton kernel of one fused head in one launch, and its launcher, which the operator calls."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -34,10 +34,10 @@ def fused_head_kernel(
     ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr, ALONE: tl.constexpr,
     WAITS: tl.constexpr, WEIGHT_BUFFERS: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """One head; see head_program for most arguments.
+    """Run one head; see head_program for most arguments.
 
-    There is work for ``total`` programs: if BOUNDED, fewer that go on until all is done. ``residency``: see there, or
-    None.
+    ``total``: pieces of work, one a program; if BOUNDED there are fewer programs, which go on until all is done.
+    ``residency``: ``Residency.turns`` or None.
     """
     if residency is not None:
         start = clock(INTERPRETED)
@@ -84,9 +84,9 @@ def launch_fused_head(
     return_probs: bool,
     config: LaunchConfig,
 ) -> HeadOutput:
-    """Run the kernel once on arguments that were checked; N is at least 1.
+    """Run the kernel once on arguments that ``fused_head`` has checked; N is at least 1.
 
-    Temperature and threshold are floats or one-element tensors on the device of x, which ``view`` views; the other
+    ``view`` is that of x; temperature and threshold are floats or one-element tensors on its device. The other
     arguments are those of :func:`auxhead.kernels.fused_head`.
     """
     samples, channels, height, width = view.shape
@@ -119,7 +119,7 @@ def launch_fused_head(
             config.multiplies_alone(view, classes), config.hands_over,
             config.weight_buffers, bounded,
         )  # fmt: skip
-        # All that Triton would look at to choose a compiled kernel, which is half of what its launch costs the host.
+        # Everything by which Triton chooses a compiled kernel; its own look-up is half of a launch's time on the host.
         pointers = tuple(t is None or t.data_ptr() % 16 for t in (x, weight, bias))
         rules = tuple(t.data_ptr() % 16 if isinstance(t, Tensor) else None for t in (temperature, threshold))
         strides = (weight.stride(), bias is None or bias.stride(0))

@@ -1,4 +1,4 @@
-"""The fused head in plain PyTorch: the definition the kernel is tested against, and what runs without Triton."""
+"""The fused head in plain PyTorch: the definition that the kernel is tested against; it runs where Triton does not."""
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,9 @@ def pooled_features(x: Tensor, pool: str, pool_size: tuple[int, int]) -> Tensor:
 
 
 def probabilities(logits: Tensor, temperature: Tensor | float) -> Tensor:
-    """softmax(logits / temperature) over the last dimension, in float32 or better.
+    """Return softmax(logits / temperature) over the last dimension, in float32 or better.
 
-    What is divided is the distance from the largest logit, as in the kernel: a quotient of two logits may overflow.
+    Divided is the distance from the largest logit, as in the kernel: a logit divided by the temperature may overflow.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     below = logits - logits.amax(dim=-1, keepdim=True).detach()
@@ -55,7 +55,10 @@ def fused_head_reference(
     temperature: Tensor | float,
     threshold: Tensor | float,
 ) -> HeadOutput:
-    """Pool -> flatten -> linear -> softmax -> confidence check, computed in float32 (float64 for float64 input)."""
+    """Pool -> flatten -> linear -> softmax -> confidence check, computed in float32 (float64 for float64 input).
+
+    Arguments are those of :func:`auxhead.kernels.fused_head`, which checks them; none is checked here.
+    """
     dtype = torch.promote_types(x.dtype, torch.float32)
     features = pooled_features(x.to(dtype), pool, pool_size)
     logits = F.linear(features, weight.to(dtype), None if bias is None else bias.to(dtype))

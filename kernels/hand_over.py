@@ -1,4 +1,4 @@
-"""How programs of one launch hand numbers to each other: through memory that is 0 until they are there."""
+"""Passes numbers between the programs of one launch, through memory that is 0 until a number is there."""
 
 import triton
 import triton.language as tl
@@ -6,33 +6,32 @@ import triton.language as tl
 
 @triton.jit
 def send(pointer, value, mask):
-    """Store float32 numbers, as int32, for a program that is waiting for them; none is stored as 0."""
+    """Store float32 numbers as int32 for a program that waits for them; 0.0 as -0.0, since 0 means absent."""
     bits = value.to(tl.int32, bitcast=True)
     tl.store(pointer, tl.where(bits == 0, -(1 << 31), bits), mask=mask)  # 0.0 becomes -0.0
 
 
 @triton.constexpr_function
 def numbers_a_thread(numel, threads, most):
-    """How many numbers of a block one thread waits for at a time."""
+    """Return how many numbers of a block one thread waits for at a time."""
     return max(1, min(most, numel // threads))
 
 
 @triton.constexpr_function
 def rows_waited_for(rows, numel, threads):
-    """Rows of ``numel`` numbers to wait for at a time, so that no thread is without one, though ``rows`` are needed.
+    """Return how many rows of ``numel`` numbers to wait for: ``rows``, or as many as give every thread a number.
 
-    A load of fewer numbers than there are threads is one that Triton repeats for every layout that the numbers are used
-    in, and what waits for them with it.
+    Triton repeats a load of fewer numbers than threads, and the wait with it, for every layout they are used in.
     """
     return max(rows, threads // numel)
 
 
 @triton.constexpr_function
 def waiting_loop(count):
-    """PTX that loads those of ``count`` numbers that are 0 again until none is, all at the same time.
+    """Return PTX that loads again, all at the same time, those of ``count`` numbers that are 0, until none is.
 
-    Four that lie side by side and were all absent are loaded as one: a quarter of the traffic, which slows down those
-    who are still to send. One that was not absent may be masked, and must not be loaded.
+    Four that lie side by side and were all absent are loaded as one: a quarter of the traffic, which slows down the
+    programs that still send. A number that was not absent may be masked, and must not be loaded.
     """
     numbers, groups = range(count), range(count // 4)
     lines = [
@@ -81,13 +80,13 @@ def waiting_loop(count):
 
 @triton.constexpr_function
 def waiting_operands(count):
-    """What ``waiting_loop`` works on: the numbers it returns, as they were, and where they are."""
+    """Return the constraints of ``waiting_loop``: numbers to return, numbers as first read, and their addresses."""
     return ",".join(["=&r"] * count + ["r"] * count + ["l"] * count)
 
 
 @triton.jit
 def seen(pointer, mask):
-    """Read what other programs ``send`` to zeroed memory, as far as it is there, for ``awaited``."""
+    """Read numbers that other programs ``send``, 0 where they are not there yet; ``awaited`` waits for the rest."""
     return tl.load(pointer, mask=mask, other=1, volatile=True)
 
 
@@ -99,11 +98,11 @@ def number(bits, mask):
 
 @triton.jit
 def awaited(bits, pointer, mask, INTERPRETED: tl.constexpr):
-    """Wait for what of ``bits``, as they were ``seen``, was not there, and return all; 0.0 where masked.
+    """Wait for those of ``bits``, read by ``seen``, that were not there, and return all as float32; 0.0 where masked.
 
-    Each number tells by itself that it has arrived, so that nobody needs a fence or an atomic, which would put two
-    more trips to the L2 cache between the first store and the last load. Whoever knows that all have taken it puts the
-    zeros back.
+    Each number tells by itself that it has arrived, so that no fence or atomic is needed, which would put two more
+    trips to the L2 cache between the first store and the last load. A program that knows that all have read the
+    numbers puts the zeros back.
     """
     if not INTERPRETED:  # there, programs run one after the other
         COUNT: tl.constexpr = numbers_a_thread(bits.numel, tl.extra.cuda.num_threads(), 16)
@@ -118,8 +117,7 @@ def awaited(bits, pointer, mask, INTERPRETED: tl.constexpr):
 def awaited_sum(bits, other_bits, pointer, other_pointer, mask, INTERPRETED: tl.constexpr):
     """Wait for two blocks at the same time, as ``awaited`` does for one, and return their sum.
 
-    One after the other they would take a trip to the L2 cache more: what was seen of the second one before the first
-    was there is out of date.
+    One after the other would take one more trip to the L2 cache: the second block as first read is out of date by then.
     """
     if not INTERPRETED:
         COUNT: tl.constexpr = numbers_a_thread(bits.numel, tl.extra.cuda.num_threads(), 8)

@@ -1,4 +1,4 @@
-"""What a head may be asked: checks whose errors name the argument, what it got and what it wants."""
+"""Checks of a head's arguments; errors name the argument, what it got and what it wants."""
 
 import math
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from torch import Tensor
 from .criteria import check_criterion, check_temperature, check_threshold
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-#: The pool kinds each rank of input can be read with. A vector is already pooled: any kind leaves it as it is.
+#: Pools by the rank of the input. A vector is already pooled: any pool leaves it as it is.
 POOLS_BY_RANK = {2: ("avg", "max", "first", "none"), 3: ("avg", "max", "first", "none"), 4: ("avg", "max", "none")}
 POOLS = POOLS_BY_RANK[2]
 _LAYOUTS = "[N, C, H, W] (a map), [N, T, D] (tokens) or [N, D] (pooled vectors)"
 
 
 def check_pool(pool: str, pool_size: int | Sequence[int]) -> tuple[int, int]:
-    """Check the pool arguments of a head and return its pool size as (height, width)."""
+    """Return the pool size of a head as (height, width); ``ValueError`` for a bad pool or size."""
     if pool not in POOLS:
         raise ValueError(f"pool: got {pool!r}, wants one of {list(POOLS)}")
     pair = tuple(pool_size) if isinstance(pool_size, (tuple, list)) else (pool_size, pool_size)
@@ -28,7 +28,7 @@ def check_pool(pool: str, pool_size: int | Sequence[int]) -> tuple[int, int]:
 
 
 def check_input(x: Tensor, pool: str, pool_size: tuple[int, int]) -> int:
-    """Check that a head with this pool can read ``x`` and return the number of features it makes of each sample."""
+    """Return how many features a head with this pool makes of a sample of ``x``; ``ValueError`` if it cannot read x."""
     if x.ndim not in POOLS_BY_RANK:
         raise ValueError(f"x: got rank {x.ndim}, shape {list(x.shape)}, wants {_LAYOUTS}")
     if pool not in POOLS_BY_RANK[x.ndim]:
@@ -45,7 +45,12 @@ def check_input(x: Tensor, pool: str, pool_size: tuple[int, int]) -> int:
 def check_head_arguments(
     x: Tensor, weight: Tensor, bias: Tensor | None, pool: str, pool_size: tuple[int, int], criterion: str
 ) -> None:
-    """Check everything about a call of a head that shapes, dtypes and devices can tell."""
+    """Check shapes, dtypes and devices of a call of a head.
+
+    Raises:
+        ValueError: a shape, device, pool or criterion does not fit.
+        TypeError: a dtype does not fit.
+    """
     if x.dtype not in FLOAT_DTYPES:
         raise TypeError(f"x: got {x.dtype}, wants one of {[str(dtype) for dtype in FLOAT_DTYPES]}")
     features = check_input(x, pool, pool_size)
@@ -69,10 +74,14 @@ def check_head_arguments(
 def check_rule_tensors(
     criterion: str, temperature: Tensor | None, threshold: Tensor | None, device: torch.device
 ) -> None:
-    """Check the temperature and threshold given as tensors: their form, and their values where the host has them.
+    """Check temperature and threshold given as tensors: one float32 element on ``device``, on the CPU its value, too.
 
-    A tensor on an accelerator is not read, for that would make the host wait; the kernel lets no sample exit under a
+    A value on an accelerator is not read, for that would make the host wait; the kernel lets no sample exit under a
     temperature that is not greater than 0.
+
+    Raises:
+        ValueError: a shape, device or value does not fit.
+        TypeError: a dtype does not fit.
     """
     for name, tensor in (("temperature", temperature), ("threshold", threshold)):
         if tensor is None:

@@ -1,4 +1,4 @@
-"""What one head says about a batch."""
+"""HeadOutput: probs, label, confidence and exit of one head for a batch."""
 
 from typing import NamedTuple
 
@@ -15,4 +15,4 @@ class HeadOutput(NamedTuple):
     confidence: Tensor
     """[N] float32: for ``max_prob`` the largest probability; NaN for a sample whose logits are not finite."""
     exit: Tensor
-    """[N] bool: confidence > threshold."""
+    """[N] bool: confidence > threshold, strictly."""

@@ -1,22 +1,21 @@
-"""What of a head a launch configuration is tuned for."""
+"""HeadShape: the key of a tuned launch configuration, with a head's sizes, layout, pool, classes and dtype."""
 
 from typing import NamedTuple
 
 import torch
 
 from .head_view import HeadView
-from .launch_config import LaunchConfig
 
-#: Of the memory of x: channels side by side, rows of the map side by side, or neither.
+#: Memory layouts of x: channels lie side by side, or elements of a row do, or neither.
 LAYOUTS = ("channels_last", "contiguous", "strided")
-#: Of x and weight.
+#: Dtypes of x and weight.
 DTYPES = ("float16", "bfloat16", "float32")
-#: What windows are reduced to.
+#: Reductions of a window.
 POOLS = ("avg", "max")
 
 
 class HeadShape(NamedTuple):
-    """What of a head a configuration is tuned for; sizes are those of its ``HeadView``."""
+    """A head as tables and the launch rule know it; sizes are those of its ``HeadView``."""
 
     samples: int
     channels: int
@@ -34,7 +33,7 @@ class HeadShape(NamedTuple):
 
     @classmethod
     def of(cls, view: HeadView, classes: int, *, pool_max: bool, dtype: torch.dtype) -> "HeadShape":
-        """Describe a head by the arguments of ``LaunchConfig.choose``."""
+        """Describe a head by the arguments of ``choose_config``."""
         samples, channels, height, width = view.shape
         pool, name = "max" if pool_max else "avg", str(dtype).removeprefix("torch.")
         return cls(samples, channels, height, width, view.grid_h, view.grid_w, _layout(view), pool, classes, name)
@@ -46,7 +45,7 @@ class HeadShape(NamedTuple):
 
     @property
     def view(self) -> HeadView:
-        """A view of this shape, of memory without gaps if the layout has none."""
+        """A view of this shape: in memory without gaps, or with every second element if ``layout`` is "strided"."""
         samples, channels, height, width = shape = self[:4]
         if self.layout == "channels_last":
             strides = (channels * height * width, 1, width * channels, channels)
@@ -55,14 +54,9 @@ class HeadShape(NamedTuple):
             strides = (channels * height * width * gap, height * width * gap, width * gap, gap)
         return HeadView(shape, strides, self.grid_h, self.grid_w)
 
-    def by_rule(self) -> LaunchConfig:
-        """Return what ``LaunchConfig.by_rule`` says of such a head."""
-        size = getattr(torch, self.dtype).itemsize
-        return LaunchConfig.by_rule(self.view, self.classes, pool_max=self.pool == "max", element_size=size)
-
 
 def _layout(view: HeadView) -> str:
-    """Name what lies side by side; strides of dimensions of one element say nothing and are not asked."""
+    """Name the layout of a view; strides of dimensions of one element mean nothing and are not looked at."""
     (_, channels, height, width), (_, stride_c, stride_h, stride_w) = view.shape, view.strides
     if channels > 1 and stride_c == 1:
         return "channels_last"

@@ -1,4 +1,4 @@
-"""The stages of a fused head, shared by the operator's kernel and the runners'.
+"""Stages of a fused head (pool, product, softmax, decision), shared by fused_head_kernel and exit_kernel.
 
     feature[n, f] = pool of x[n, c] over window (i, j),    f = (c * GRID_H + i) * GRID_W + j
     logit[n, k]   = sum_f feature[n, f] * weight[k, f] + bias[k]
@@ -22,7 +22,7 @@ Numbers drawn in the order of starting would not need it; they cost 1 to 3 us of
 
 Either way one program then decides about a sample: softmax, class, confidence, exit. Sums are float32 and their order
 is fixed, so that results repeat bit for bit. Prefixes: ``pid_`` program, ``off_`` index along a dimension, ``mask_``
-what of it exists, ``acc_`` float32 accumulator.
+True for indices that exist, ``acc_`` float32 accumulator.
 """
 
 import triton
@@ -39,7 +39,7 @@ ROW_UNIT = tl.constexpr(launch_config.ROW_UNIT)
 
 @triton.jit
 def window_bounds(off, SIZE, GRID):
-    """Window ``off`` of GRID over SIZE elements, as torch.nn.AdaptiveAvgPool2d cuts it: [start, end)."""
+    """Return start and end (exclusive) of window ``off`` of GRID over SIZE elements, as torch.nn.AdaptiveAvgPool2d."""
     scaled = off.to(tl.int64) * SIZE
     return (scaled // GRID).to(tl.int32), ((scaled + SIZE + GRID - 1) // GRID).to(tl.int32)
 
@@ -104,7 +104,7 @@ def weight_block(column, stride_wk, mask_f, off_k, K):
 
 @triton.jit
 def group_features(read, other, pointer, part_size, mask, WINDOW_PARTS: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Wait for features [BLOCK_N, BLOCK_F] of a group, and add their parts up; ``read``, ``other``: as first seen."""
+    """Wait for features [BLOCK_N, BLOCK_F] of a group and add up their parts; ``read``, ``other``: read by ``seen``."""
     if WINDOW_PARTS == 1:
         features = awaited(read, pointer, mask, INTERPRETED)
     else:
@@ -163,7 +163,7 @@ def logits_block(
 
 @triton.jit
 def heated_exp(logits, top, cold):
-    """exp((logits - top) * cold), with 0 for a class at -inf even while no larger one was seen."""
+    """Return exp((logits - top) * cold), 0 for a class at -inf even while no larger one was seen."""
     return tl.exp((logits - tl.where(top == float("-inf"), 0.0, top)[:, None]) * cold)
 
 
@@ -276,7 +276,7 @@ def head_program(
     POSITIONS = GRID_H * GRID_W
     F = C * POSITIONS
     row_width = tl.cdiv(K, ROW_UNIT) * ROW_UNIT
-    # what is left for a program that decides: no more than that takes, and clears if it is waited for
+    # elements of a row that are sent: no more than a program that decides reads, and sets back to 0 if it waits
     sent = row_width if BLOCK_J >= ROW_UNIT else tl.cdiv(K, BLOCK_J) * BLOCK_J
     pools = True
     decides = False

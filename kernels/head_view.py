@@ -1,4 +1,4 @@
-"""The input of a head as its kernel reads it: one strided [N, C, H, W] view, whatever the user's layout."""
+"""HeadView: a head's input as its kernel reads it, one strided [N, C, H, W] map, whatever the user's layout."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -13,11 +13,13 @@ class HeadView(NamedTuple):
     """
 
     shape: Sizes
-    """N, C, H, W."""
+    """(N, C, H, W)."""
     strides: Sizes
-    """Of the four dimensions, in elements; the first element is x's."""
+    """Strides of (N, C, H, W), in elements, from the first element of x."""
     grid_h: int
+    """Windows of the pool along H."""
     grid_w: int
+    """Windows of the pool along W."""
 
     @property
     def positions(self) -> int:
@@ -41,6 +43,12 @@ def head_view(shape: Sizes, strides: Sizes, pool: str, pool_size: tuple[int, int
 
     Merged dimensions make long windows out of short rows: a contiguous 56x56 map under global pooling is one row of
     3,136 elements, and a contiguous map that is not pooled at all is one vector.
+
+    Args:
+        shape: of x: [N, C, H, W], [N, T, D] or [N, D].
+        strides: of x, in elements.
+        pool: see :func:`auxhead.kernels.fused_head`.
+        pool_size: windows of a map, (p_h, p_w).
     """
     if len(shape) == 2:
         return HeadView((*shape, 1, 1), (*strides, 0, 0), 1, 1)
@@ -62,7 +70,7 @@ def head_view(shape: Sizes, strides: Sizes, pool: str, pool_size: tuple[int, int
 
 
 def _unpooled(shape: Sizes, strides: Sizes) -> HeadView:
-    """Every element of [N, C, H, W] is a feature of its own."""
+    """View [N, C, H, W] so that every element is a feature of its own."""
     features = _merged(*_merged(shape, strides, 2), 1)
     if len(features[0]) == 2:
         return HeadView((*features[0], 1, 1), (*features[1], 0, 0), 1, 1)

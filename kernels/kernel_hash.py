@@ -1,4 +1,4 @@
-"""A name of the code that launch configurations steer, since what was measured with other code says nothing of it."""
+"""Hash of the kernels' code: configurations measured with other code are not used."""
 
 import hashlib
 import tokenize
@@ -6,15 +6,15 @@ from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 
-#: What the configurations steer.
+#: Files whose code launch configurations steer.
 KERNEL_SOURCES = ("hand_over.py", "head_stages.py", "exit_kernel.py", "fused_head_kernel.py", "exit_launch.py")
 
 
 @lru_cache
 def kernel_hash() -> str:
-    """Name the code that the configurations steer: 16 hexadecimal digits, the same until that code changes.
+    """Return the hash of ``KERNEL_SOURCES``, 16 hexadecimal digits.
 
-    Comments, docstrings and blank lines are left out: a table is not to be thrown away for one of them.
+    Comments, docstrings and blank lines do not count: a table is not to be thrown away for one of them.
     """
     digest = hashlib.sha256()
     for name in KERNEL_SOURCES:
@@ -23,11 +23,11 @@ def kernel_hash() -> str:
 
 
 def _code(source: str) -> str:
-    """Return what of a module runs; every Python says the same, though they cut strings into different tokens."""
+    """Return a module's source without comments, docstrings and blank lines, the same in every Python version."""
     lines = source.splitlines(keepends=True)
     starts = [0, *accumulate(map(len, lines))]
     kept, end = [], 0
-    begins = True  # a statement, so that a string is all of it
+    begins = True  # a statement begins here, so that a string is a docstring
     for token in tokenize.generate_tokens(iter(lines).__next__):
         if token.type == tokenize.COMMENT or (begins and token.type == tokenize.STRING):
             kept.append(source[end : starts[token.start[0] - 1] + token.start[1]])

@@ -1,4 +1,4 @@
-"""``max_pool2d``: max-pooling that is fast for channels_last maps, and PyTorch's own for all others."""
+"""max_pool2d: max-pooling by a Triton kernel for channels_last maps, by PyTorch for all others."""
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ except ImportError:  # no Triton for this platform
 
 #: The kernel writes out the reads of a window one by one; larger windows are rare and no longer bound by memory.
 LARGEST_WINDOW = 49
-#: Positions and programs are counted in int32.
+#: Positions of the input or the output, at most: they and programs are counted in int32.
 MOST_POSITIONS = 2**31 - 2**11
 
 
@@ -55,7 +55,7 @@ def max_pool2d(
 
 
 def _takes(x: Tensor, kernel_size: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]) -> bool:
-    """Whether the kernel can pool this; what PyTorch would refuse, it is left to refuse."""
+    """Return whether the kernel can pool this; arguments that PyTorch refuses are left to PyTorch."""
     return (
         runs_triton(x)
         and x.ndim == 4
@@ -72,5 +72,5 @@ def _takes(x: Tensor, kernel_size: tuple[int, ...], stride: tuple[int, ...], pad
 
 
 def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
-    """(v, v) for a number; a sequence, of whatever length, as it is."""
+    """Return (v, v) for a number; a sequence, of whatever length, as it is."""
     return (value, value) if isinstance(value, int) else tuple(value)

@@ -1,4 +1,4 @@
-"""Max-pooling of channels_last maps as one Triton launch.
+"""Triton kernel that max-pools channels_last maps in one launch, and its launcher.
 
     out[n, c, i, j] = max of x[n, c, i * stride_h - padding_h + a, j * stride_w - padding_w + b] over a and b
 
@@ -60,7 +60,18 @@ def launch_max_pool(
     padding: tuple[int, ...],
     out_size: tuple[int, int],
 ) -> Tensor:
-    """Run the kernel once on a dense channels_last map that was checked; there is at least one output."""
+    """Run the kernel once on arguments that ``max_pool2d`` has checked.
+
+    Args:
+        x: [N, C, H, W], channels_last and dense.
+        kernel_size: (k_h, k_w).
+        stride: (s_h, s_w).
+        padding: (p_h, p_w).
+        out_size: (H_out, W_out), at least 1 each.
+
+    Returns:
+        Tensor: [N, C, H_out, W_out], channels_last, in the dtype of x.
+    """
     samples, channels, height, width = x.shape
     positions = samples * out_size[0] * out_size[1]
     out = torch.empty((samples, channels, *out_size), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)

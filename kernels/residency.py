@@ -1,7 +1,7 @@
-"""Where and when the programs of head launches run, recorded by the kernels themselves while somebody asks for it.
+"""Residency: on which multiprocessor, and when, the programs of head launches ran; recorded by the kernels on request.
 
-The kernels take a tensor for it, or None, which Triton compiles away: what runs unrecorded is the same machine code as
-if there were no such argument.
+The kernels take a tensor for it, or None, which Triton compiles away: unrecorded, they are the same machine code as
+without such an argument.
 """
 
 from collections.abc import Iterator
@@ -14,29 +14,29 @@ from torch import Tensor
 
 
 class Residency(NamedTuple):
-    """Where and when the programs of one launch ran, the last time that it did."""
+    """Multiprocessor and times of each program of one launch, the last time that it ran."""
 
     turns: Tensor
-    """[work, 3] int64, a row for each piece of work that a program does: the number of its multiprocessor, start and
-    end in nanoseconds of the device's clock (which ticks every 32 on an H200). A program has one piece, or in a launch
-    with ``max_programs`` several, one after another. -1 where nothing ran yet; 0 from the interpreter."""
+    """[work, 3] int64, a row for each piece of work: number of the multiprocessor, start and end in nanoseconds of the
+    device's clock (which ticks every 32 on an H200). A program does one piece, or several one after another in a launch
+    with ``max_programs``. -1 where nothing ran yet; 0 from the interpreter."""
     programs: int
-    """Of the launch."""
+    """Programs of the launch."""
     num_warps: int
-    """Of every program."""
+    """Warps of a program."""
 
 
-#: Where what is recorded is listed; None: nothing is.
+#: Launches recorded in this context so far; None: none is recorded.
 _recorded: ContextVar[list[Residency] | None] = ContextVar("recorded", default=None)
 
 
 @contextmanager
 def recording() -> Iterator[list[Residency]]:
-    """Let head launches made in this thread until the block ends record their programs, each time that they run.
+    """Record the programs of head launches that are made in this thread until the block ends, whenever they run.
 
     Yields the list to which each launch adds its :class:`Residency`: an ``ExitLaunch`` at its first call, the operator
-    at every one. A replay of a captured launch writes its rows anew. Recording takes a few registers and, at a
-    program's end, a store, so that times are not to be taken from what is recorded.
+    at every one. A replay of a captured launch overwrites its rows. Recording takes a few registers and a store at a
+    program's end: a network's time is not to be taken while it records.
     """
     launches: list[Residency] = []
     token = _recorded.set(launches)
@@ -47,12 +47,19 @@ def recording() -> Iterator[list[Residency]]:
 
 
 def is_recording() -> bool:
-    """Whether launches that are made now in this thread record their programs."""
+    """Return whether launches that are made now in this thread record their programs."""
     return _recorded.get() is not None
 
 
 def new_turns(work: int, programs: int, num_warps: int, device: torch.device) -> Tensor | None:
-    """Return and list the memory that a launch with so much work writes; None if nothing is recorded."""
+    """Allocate and list ``Residency.turns`` of a launch that is being made; None if nothing is recorded.
+
+    Args:
+        work: pieces of work of the launch.
+        programs: programs of the launch, at most ``work``.
+        num_warps: warps of a program.
+        device: of the launch.
+    """
     launches = _recorded.get()
     if launches is None:
         return None

@@ -1,4 +1,4 @@
-"""What an instrumented head kernel calls: the clock, and a row for each turn of a program; see ``residency``."""
+"""Device functions by which a kernel records its programs' residency: the clock, and a row for each piece of work."""
 
 import triton
 import triton.language as tl
@@ -16,7 +16,7 @@ def clock(INTERPRETED: tl.constexpr):
 
 @triton.jit
 def record_turn(residency, pid, start, INTERPRETED: tl.constexpr):
-    """Write where the program ran that did the work numbered ``pid``, since when and until now; returns now."""
+    """Write the row of work ``pid``: multiprocessor, ``start`` and now, in nanoseconds; returns now."""
     tl.debug_barrier()  # the slowest warp keeps the program's place
     end = clock(INTERPRETED)
     if INTERPRETED:

@@ -1,10 +1,8 @@
-"""Tuned launch configurations: one JSON table a device, in kernels/tuned/, written by ``auxhead-tune promote``."""
+"""Tuned launch configurations: JSON tables in kernels/tuned/, one a device, read, checked and looked up."""
 
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,20 +10,20 @@ from typing import Any, NamedTuple
 
 from .head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
 from .kernel_hash import kernel_hash
-from .launch_config import LaunchConfig, next_power_of_2, overrides
+from .launch_config import LaunchConfig, next_power_of_2
 
-#: Of every table; readers refuse others.
+#: Format of a table; readers refuse others.
 SCHEMA = "auxhead tuned 1"
-#: Where a head is launched: by the operator, or by a runner beside the trunk.
+#: Places where a head is launched: alone by the operator, or by a runner beside a network's trunk.
 PLACES = ("alone", "network")
-#: The tables of the package.
+#: Folder of the package's tables, which ``auxhead-tune promote`` writes.
 FOLDER = Path(__file__).parent / "tuned"
-#: Of a table: what its entries were measured with.
+#: Fields of a table that say what its entries were measured with.
 VERSIONS = ("triton", "torch", "cuda", "cudnn", "driver", "commit")
 
 
 class BadTable(ValueError):
-    """A table that cannot be read: names file and entry, in one line."""
+    """A table cannot be read; the message names file and entry, in one line."""
 
 
 class Entry(NamedTuple):
@@ -36,14 +34,13 @@ class Entry(NamedTuple):
     """One of ``PLACES``."""
     config: LaunchConfig
     serves: tuple[int, int]
-    """Batch sizes, first and last: there, and at all sizes between them that were measured, ``config`` was measured to
-    lose at most 1 % to the winner."""
+    """First and last batch size at which ``config`` loses at most 1 % to the winner, there and at all measured sizes
+    between them."""
     margin: float
-    """What it saves of the time that the rule's configuration takes, 0.1 for 10 %: of the launch alone, or of the whole
-    network."""
+    """Share of the rule's time that it saves, 0.1 for 10 %: of the launch alone, or of the whole network."""
 
     def serves_batch(self, samples: int) -> bool:
-        """Whether the configuration may be taken for a batch of this size."""
+        """Return whether the configuration may be taken for a batch of this size."""
         if samples == self.shape.samples:
             return True
         low, high = self.serves
@@ -53,16 +50,15 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class TunedTable:
-    """What a file of kernels/tuned/ holds."""
+    """Contents of one file of kernels/tuned/."""
 
     device: str
-    """As ``torch.cuda.get_device_name`` says it."""
+    """Name from ``torch.cuda.get_device_name``."""
     sm_count: int
     kernel: str
     """``kernel_hash`` of the measured code."""
     triton: str | None
-    """This and the versions below are those of the last promotion; several, as of records that were measured on
-    several machines, are separated by commas."""
+    """This and the versions below: of the last promotion's records, separated by commas if there are several."""
     torch: str | None
     cuda: str | None
     cudnn: str | None
@@ -91,7 +87,7 @@ class TunedTable:
 
 
 def _distance(samples: int, asked: int) -> tuple[float, int]:
-    """Return the ratio of two batch sizes, at least 1, and what decides between equal ones."""
+    """Return a sort key: the ratio of two batch sizes, at least 1, then the smaller size first."""
     return (max(samples / asked, asked / samples), samples)
 
 
@@ -109,41 +105,25 @@ def lookup(device_name: str, shape: HeadShape, place: str) -> LaunchConfig | Non
     """Return the configuration tuned for a head, or None.
 
     Args:
-        device_name: as ``torch.cuda.get_device_name`` says it, or "cpu".
+        device_name: from ``torch.cuda.get_device_name``, or "cpu".
         shape: of the head.
         place: one of ``PLACES``.
 
     Raises:
         BadTable: the device has a table that cannot be read.
     """
-    forced = (overrides.get() or {}).get((shape, place))
-    if forced is not None:
-        return forced
     table = table_of(device_name)
     entry = None if table is None else table.find(shape, place)
     return None if entry is None else entry.config
 
 
-@contextmanager
-def overriding(configs: Mapping[tuple[HeadShape, str], LaunchConfig]) -> Iterator[None]:
-    """Let heads of some shapes and places be launched as given, in this thread, until the block ends.
-
-    What was chosen before stays chosen: a runner keeps what it was captured with.
-    """
-    token = overrides.set({**(overrides.get() or {}), **configs})
-    try:
-        yield
-    finally:
-        overrides.reset(token)
-
-
 def table_path(device_name: str) -> Path:
-    """Return where the table of a device is, or would be."""
+    """Return the path of a device's table, whether it exists or not."""
     return FOLDER / f"{re.sub(r'[^a-z0-9]+', '-', device_name.lower()).strip('-')}.json"
 
 
 def tuned_devices() -> list[str]:
-    """Return the names of the files that there are tables in, without their endings."""
+    """Return the names of the tables' files, without their endings."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
@@ -152,7 +132,7 @@ def table_of(device_name: str) -> TunedTable | None:
     """Read the table of a device, once; None if it has none.
 
     Raises:
-        BadTable: as of ``read_table``, or the table is that of another device.
+        BadTable: see ``read_table``; or the table is that of another device.
     """
     path = table_path(device_name)
     if not path.exists():

@@ -1,4 +1,4 @@
-"""What every test shares: where kernels run, fixed seeds, memory that shows when nobody wrote it."""
+"""Fixtures of all tests: devices, fixed seeds, empty tuned tables, memory that shows when nothing wrote it."""
 
 import importlib
 import importlib.util
@@ -71,21 +71,21 @@ def without_interpreter():
 @pytest.fixture
 def tiles_from_7(monkeypatch):
     """Multiply by groups wherever there are 7 samples: batches for which that pays are large to interpret."""
-    module = importlib.import_module("auxhead.kernels.launch_config")
-    monkeypatch.setattr(module, "_tiling_pays", lambda samples, classes: samples >= 7)
-    module.chosen.cache_clear()
+    module = importlib.import_module("auxhead.kernels.choose_config")
+    monkeypatch.setattr("auxhead.kernels.launch_rule._tiling_pays", lambda samples, classes: samples >= 7)
+    module._tuned_or_by_rule.cache_clear()
     yield
-    module.chosen.cache_clear()
+    module._tuned_or_by_rule.cache_clear()
 
 
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
     """The folder of tuned tables: an empty one instead of the package's."""
     tuned_table = importlib.import_module("auxhead.kernels.tuned_table")
-    launch_config = importlib.import_module("auxhead.kernels.launch_config")
+    choosing = importlib.import_module("auxhead.kernels.choose_config")
     folder = tmp_path / "tuned"
     folder.mkdir()
-    remembered = (tuned_table.table_of, launch_config.chosen, launch_config._warn)
+    remembered = (tuned_table.table_of, choosing._tuned_or_by_rule, choosing._warn)
     monkeypatch.setattr(tuned_table, "FOLDER", folder)
     for one in remembered:
         one.cache_clear()

@@ -1,4 +1,4 @@
-"""The README tells the truth: its snippets run, and its numbers stand in a record of the repository."""
+"""The README: its snippets run, and its numbers stand in a record of the repository."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Who may import whom (DESIGN.md), read from the sources."""
+"""The import table of DESIGN.md, checked against the sources."""
 
 import ast
 import os

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
+from ...kernels.launch_rule import config_by_rule
 from ..heads.forks import NetworkPoint
 from ..sweep.exclusion import excluded
 from ..sweep.space import neighbours
@@ -72,7 +73,7 @@ def _stepped(steps: int, shapes: Sequence[HeadShape], point: NetworkPoint) -> Fo
 
 def _changed(name: str, shapes: Sequence[HeadShape], point: NetworkPoint, **fields: int) -> Footprint:
     def config(shape: HeadShape) -> LaunchConfig:
-        rule = shape.by_rule()
+        rule = config_by_rule(shape)
         one = replace(rule, **fields)  # type: ignore[arg-type]
         # a cap of the programs is that of all heads of a launch together, few as those of one may be
         return one if "max_programs" in fields or excluded(one, shape) is None else rule
@@ -85,7 +86,7 @@ def stepped(shape: HeadShape, steps: int) -> LaunchConfig:
 
     It multiplies in the same way with as many warps; each step goes to the neighbour with most or fewest programs.
     """
-    config = shape.by_rule()
+    config = config_by_rule(shape)
     for _ in range(abs(steps)):
         others = [
             one

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import HeadOutput, fused_head_reference
+from ...kernels.choose_config import choose_config
 from ...kernels.head_shape import HeadShape
 from ...kernels.head_view import HeadView, head_view
 from ...kernels.launch_config import LaunchConfig
@@ -91,9 +92,7 @@ class AloneHead:
     def chosen(self) -> LaunchConfig:
         """What the operator launches here: by the tuned table of the device, else by rule."""
         pool_max, classes = self.head.pool == "max", self.head.num_classes
-        return LaunchConfig.choose(
-            self.view, classes, pool_max=pool_max, dtype=self.x.dtype, device=self.device, place=ALONE
-        )
+        return choose_config(self.view, classes, pool_max=pool_max, dtype=self.x.dtype, device=self.device, place=ALONE)
 
     @property
     def bytes_moved(self) -> int:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitHead, ExitLaunch
+from ...kernels.choose_config import overriding
 from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
-from ...kernels.tuned_table import overriding
+from ...kernels.launch_rule import config_by_rule
 from ...model import ExitResult, Trunk, make_trunk
 from ...model.runners.captured_batch import CapturedBatch
 from ...model.runners.overlapped import OverlappedRunner
@@ -48,7 +49,7 @@ class HeadsInSitu:
         classifier = self._trunk.classifier
         self._classifier = None if classifier is None else AloneHead(classifier, self._final)
         launched = [*self.heads, *([] if self._classifier is None else [self._classifier])]
-        self._heads_by_rule = {(head.shape, NETWORK): head.shape.by_rule() for head in launched}
+        self._heads_by_rule = {(head.shape, NETWORK): config_by_rule(head.shape) for head in launched}
 
     def _run_trunk(self) -> tuple[list[Tensor], Tensor]:
         """Return what each tap gives its head, as it lies in memory, and what the classifier gets."""

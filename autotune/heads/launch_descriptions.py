@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitHead
+from ...kernels.choose_config import overriding
 from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
-from ...kernels.tuned_table import overriding
 from ...model import FusedAuxHead
 from .alone import AloneHead
 from .captured_launches import launch_heads

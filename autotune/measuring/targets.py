@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
+from ...kernels.launch_rule import config_by_rule
 from ..records.comparison import Paired
 from .failures import Failure
 
@@ -25,7 +26,7 @@ class Target(NamedTuple):
     @property
     def rule(self) -> LaunchConfig:
         """What is launched where nothing was tuned: the baseline of every measurement."""
-        return self.shape.by_rule()
+        return config_by_rule(self.shape)
 
     def __str__(self) -> str:
         return f"{self.model} {self.shape.dtype}, batch {self.shape.samples}, {', '.join(self.taps)}"

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...kernels.launch_config import LaunchConfig
+from ...kernels.launch_rule import config_by_rule
 from ..measuring.failures import Failure
 from ..measuring.targets import ALONE, NETWORK, Target
 from ..records.comparison import Paired
@@ -38,7 +39,7 @@ class ReplayMeasurer:
         """Answer from ``records``, those of other kinds aside."""
         self._found: dict[_Thing, list[Record]] = {}
         for record in of_last_kernel(sweep_records(records)):
-            if record.paired and record.paired[0]["variant"] != text(shape_of(record).by_rule()):
+            if record.paired and record.paired[0]["variant"] != text(config_by_rule(shape_of(record))):
                 continue
             place = record.protocol["place"]
             network = f"{record.cell['model']}: {record.cell['tap']}" if place == NETWORK else ""

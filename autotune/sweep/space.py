@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.head_shape import HeadShape
-from ...kernels.launch_config import MOST_TILES, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2, waits_by_rule
+from ...kernels.launch_config import MOST_TILES, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
+from ...kernels.launch_rule import config_by_rule, waits_by_rule
 from .exclusion import (
     ELEMENTS_PER_THREAD,
     FIELDS,
@@ -79,7 +80,7 @@ def grid(shape: HeadShape, reasons: Counter[str] | None = None, near: LaunchConf
 
 
 def _filled(point: Point, sizes: Sizes) -> dict[str, int]:
-    """Add the fields that the grid leaves open, about as :meth:`LaunchConfig.by_rule` chooses them."""
+    """Add the fields that the grid leaves open, about as :func:`config_by_rule` chooses them."""
     tiled = point["block_f"] > 1
     block_j = min(sizes.needed_k, 1024)
     most = ELEMENTS_PER_THREAD * 32 * point["num_warps"]
@@ -237,7 +238,7 @@ def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
     First what is usual of each way to multiply, then what lies around it and the rule's, at most ``WITHIN`` steps along
     the fields away: farther off hardly anything is fast.
     """
-    rule = shape.by_rule()
+    rule = config_by_rule(shape)
     usual = [config_of(point) for point in _usual(rule, shape)]
     around = list(dict.fromkeys(one for centre in (rule, *usual) for one in grid(shape, near=centre) if one != rule))
     random.Random(0).shuffle(around)

@@ -8,6 +8,7 @@ from typing import Any
 from ...kernels.head_shape import HeadShape
 from ...kernels.kernel_hash import kernel_hash
 from ...kernels.launch_config import LaunchConfig
+from ...kernels.launch_rule import config_by_rule
 from ...kernels.tuned_table import Entry, TunedTable, table_of, tuned_devices
 
 
@@ -58,12 +59,12 @@ def explain(device_name: str, shape: HeadShape, place: str) -> Explanation:
     if table is None:
         others = ", ".join(tuned_devices())
         there_are = f"there are tables for {others}" if others else "there is none at all"
-        return Explanation(
-            device_name, shape, place, (f"device: no table for {device_name}, {there_are}",), None, shape.by_rule()
-        )
+        no_table = f"device: no table for {device_name}, {there_are}"
+        return Explanation(device_name, shape, place, (no_table,), None, config_by_rule(shape))
     entry = table.find(shape, place)
     missed = () if entry is not None and entry.shape == shape else tuple(_differences(table, shape, place))
-    return Explanation(table.device, shape, place, missed, entry, shape.by_rule() if entry is None else entry.config)
+    config = config_by_rule(shape) if entry is None else entry.config
+    return Explanation(table.device, shape, place, missed, entry, config)
 
 
 def _differences(table: TunedTable, shape: HeadShape, place: str) -> list[str]:

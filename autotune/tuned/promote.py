@@ -15,6 +15,7 @@ from rich.table import Table
 from ...kernels.head_shape import HeadShape
 from ...kernels.kernel_hash import kernel_hash
 from ...kernels.launch_config import LaunchConfig
+from ...kernels.launch_rule import config_by_rule
 from ...kernels.tuned_table import (
     PLACES,
     VERSIONS,
@@ -177,7 +178,7 @@ def _weight(measured: Mapping[LaunchConfig, Measurement]) -> tuple[int, int]:
 def _outcomes(candidates: _Candidates) -> list[Outcome]:
     winners = {}
     for (shape, place), measured in candidates.items():
-        rule = shape.by_rule()
+        rule = config_by_rule(shape)
         simpler_first = sorted(measured, key=simplicity)
         simpler_first.sort(key=rule.__ne__)
         winners[shape, place] = winner({one.config: one.paired for one in measured.values()}, simpler_first)
@@ -224,7 +225,7 @@ def as_rich(promotion: Promotion) -> Table:
         drawn.add_column(heading, no_wrap=heading != "winner", overflow="fold")
     for outcome in sorted(promotion.outcomes, key=lambda one: (one.entry.shape[1:], one.entry.shape.samples)):
         shape, place, config, (low, high), margin = outcome.entry
-        whose = "the rule's: " if config == shape.by_rule() else ""
+        whose = "the rule's: " if config == config_by_rule(shape) else ""
         verdict = f"{'fastest' if outcome.fastest else 'tied with the fastest'} of {outcome.configs}"
         served = str(low) if low == high else f"{low} to {high}"
         drawn.add_row(str(shape), place, f"{whose}{outcome.variant}", f"{1 - margin:.3f}", verdict, served)

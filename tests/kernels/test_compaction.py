@@ -1,4 +1,4 @@
-"""``gather_open`` and ``collect``: open rows move bit for bit, and answers go back where they belong."""
+"""compaction.py: open rows move bit for bit, and answers are copied to the right samples of the request."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""``ExitLaunch``: several heads in one launch, merged per sample with what earlier launches have answered."""
+"""exit_launch.py: several heads in one launch, merged per sample with the answers of earlier launches."""
 
 import pytest
 import torch

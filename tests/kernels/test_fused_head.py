@@ -1,9 +1,11 @@
-"""Values of ``fused_head``: every rank, pool, size, dtype and number of classes, on both ways to multiply."""
+"""fused_head.py, values: every rank, pool, size, dtype and number of classes, on both ways to multiply."""
 
 import pytest
 import torch
-from auxhead.kernels import HeadOutput, LaunchConfig, fused_head
+from auxhead.kernels import HeadOutput, fused_head
+from auxhead.kernels.head_shape import HeadShape
 from auxhead.kernels.head_view import head_view
+from auxhead.kernels.launch_rule import config_by_rule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.head_cases import DTYPES, check_head, feature_count, make_head, readable
@@ -26,7 +28,7 @@ POOL_SIZES = [1, 2, 3, 5, 7, (2, 3), (4, 1)]
 @pytest.mark.parametrize("samples", [6, 7])
 def test_the_batches_of_these_tests_are_multiplied_in_both_ways(samples):
     view = head_view((samples, 5), (5, 1), "none", (1, 1))
-    assert LaunchConfig.by_rule(view, 2).tiled == (samples == 7)
+    assert config_by_rule(HeadShape.of(view, 2, pool_max=False, dtype=torch.float16)).tiled == (samples == 7)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

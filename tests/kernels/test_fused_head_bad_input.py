@@ -1,4 +1,4 @@
-"""Bad input raises, naming the argument, what it got and what it wants, before anything is launched."""
+"""head_arguments.py, fused_head.py: bad input raises, naming argument, value and wish, and nothing is launched."""
 
 import importlib
 import re

@@ -1,4 +1,4 @@
-"""Label, confidence and exit: temperature, threshold, ties, extreme logits, NaN and infinities in the features."""
+"""fused_head.py, label, confidence and exit: temperature, threshold, ties, extreme logits, NaN and infinities."""
 
 import math
 

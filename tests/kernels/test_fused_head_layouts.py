@@ -1,4 +1,4 @@
-"""``fused_head`` reads x, weight and bias in place, whatever their strides."""
+"""fused_head.py, layouts: x, weight and bias are read in place, whatever their strides."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""``torch.ops.auxhead.fused_head`` as PyTorch sees it: fake tensors, compile, export, gradients, and no Triton."""
+"""fused_head.py, the operator: fake tensors, torch.compile, export, gradients, and no Triton."""
 
 import importlib
 import os

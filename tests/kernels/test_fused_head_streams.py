@@ -1,4 +1,4 @@
-"""On a GPU: one head on several streams, threads and CUDA graphs at the same time."""
+"""fused_head.py on a GPU: one head on several streams, threads and CUDA graphs at the same time."""
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle

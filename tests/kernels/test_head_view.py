@@ -1,4 +1,4 @@
-"""``head_view``: x as the kernel reads it shares x's memory, whatever the layout, and holds the right features."""
+"""head_view.py: the view shares x's memory, whatever the layout, and holds the right features."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Max-pooling of channels_last maps is PyTorch's, bit for bit."""
+"""max_pool.py: the result is PyTorch's, bit for bit."""
 
 import importlib
 

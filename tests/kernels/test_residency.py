@@ -1,4 +1,4 @@
-"""What head kernels record about their programs: all of them, where there is a device to be on, and nothing else."""
+"""residency.py: every program of a recorded launch is recorded, and answers stay the same."""
 
 import threading
 from dataclasses import replace
@@ -7,10 +7,10 @@ import pytest
 import torch
 from auxhead.autotune.measuring.occupancy import check_turns
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, LaunchConfig, fused_head
+from auxhead.kernels.choose_config import overriding
 from auxhead.kernels.head_shape import HeadShape
 from auxhead.kernels.head_view import head_view
 from auxhead.kernels.residency import recording
-from auxhead.kernels.tuned_table import overriding
 
 SAMPLES, CLASSES = 1, 10
 #: Two programs a sample.

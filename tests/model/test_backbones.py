@@ -1,4 +1,4 @@
-"""Taps on torchvision's networks: the layers people tap, and the ones that cannot be."""
+"""Taps on torchvision's networks: layers that people tap, and layers that cannot be tapped."""
 
 import re
 

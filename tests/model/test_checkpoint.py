@@ -1,4 +1,4 @@
-"""Checkpoints: there and back, and what is refused."""
+"""Checkpoints: saving, loading, and files that are refused."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""``EarlyExitNetwork``: sample by sample the answer of the first exit that is sure."""
+"""EarlyExitNetwork: each sample gets the answer of the first exit that is sure."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""``ExitRule``: numbers on the device, changed in place."""
+"""ExitRule: numbers on the device, changed in place."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""``fuse_aux_heads``: which heads of a model are replaced, and which are left alone and why."""
+"""fuse_aux_heads: heads that are replaced, and heads that are left alone and why."""
 
 import copy
 

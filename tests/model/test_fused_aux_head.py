@@ -1,4 +1,4 @@
-"""``FusedAuxHead``: the same head as the nn.Sequential it takes the place of."""
+"""FusedAuxHead: the same head as the nn.Sequential that it replaces."""
 
 import copy
 from collections.abc import Callable

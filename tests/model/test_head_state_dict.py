@@ -1,4 +1,4 @@
-"""Parameters of a fused head, saved and loaded as those of the nn.Sequential it takes the place of."""
+"""Parameters of a fused head, saved and loaded as those of the nn.Sequential that it replaces."""
 
 import copy
 import io

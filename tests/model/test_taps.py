@@ -1,4 +1,4 @@
-"""Taps and their dry run: what is refused, that the names it suggests work, and that it leaves no trace."""
+"""Taps and their dry run: refusals, suggested names that work, and no trace left on the network."""
 
 import re
 import threading

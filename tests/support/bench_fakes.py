@@ -1,4 +1,4 @@
-"""The benchmark without a GPU: a small network, and fakes of the clock, of graphs and of runners."""
+"""Fakes for the benchmark: a small network, clock, graphs and runners without a GPU."""
 
 import importlib
 

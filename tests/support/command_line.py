@@ -1,4 +1,4 @@
-"""The three commands as users type them, and how each of them refuses."""
+"""Runs the three commands as users type them, and checks how each refuses."""
 
 from auxhead.autotune.__main__ import app as autotune_app
 from auxhead.model.__main__ import app as model_app

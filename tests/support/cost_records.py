@@ -1,4 +1,4 @@
-"""Records of what heads, exits and requests cost, made by hand: numbers as they might be, measured by nobody."""
+"""Hand-made records of the cost of heads, exits and requests; no number was measured."""
 
 from auxhead.autotune.records.record import Record
 

@@ -1,4 +1,4 @@
-"""Small models and slow, obvious reimplementations that the tests of model/ share."""
+"""Small models for the tests of model/, and slow, plain reimplementations to compare with."""
 
 import copy
 import re

@@ -1,9 +1,12 @@
-"""Tuned tables of a device that does not exist."""
+"""Tuned tables, their entries and head shapes, of a device that does not exist."""
+
+import dataclasses
 
 import torch
 from auxhead.kernels.head_shape import HeadShape
 from auxhead.kernels.head_view import head_view
 from auxhead.kernels.kernel_hash import kernel_hash
+from auxhead.kernels.launch_rule import config_by_rule
 from auxhead.kernels.tuned_table import Entry, TunedTable
 
 DEVICE = "ACME X-1 80GB"
@@ -29,7 +32,7 @@ def head_shape(tap=TAPS[0], samples=1, *, classes=10, layout="channels_last", po
 
 
 def entry(shape, *, place="alone", config=None, serves=None, margin=0.1):
-    return Entry(shape, place, config or shape.by_rule(), serves or (shape.samples, shape.samples), margin)
+    return Entry(shape, place, config or config_by_rule(shape), serves or (shape.samples, shape.samples), margin)
 
 
 def table(*entries, **changed):
@@ -45,3 +48,14 @@ def table(*entries, **changed):
         "commit": None,
     }
     return TunedTable(**{**values, **changed}, entries=entries)
+
+
+def write(folder, made, name=FILE_NAME):
+    path = folder / name
+    path.write_text(made.as_text())
+    return path
+
+
+def other(shape, **changed):
+    """A configuration that the rule would not choose."""
+    return dataclasses.replace(config_by_rule(shape), **{"num_warps": 2, **changed})

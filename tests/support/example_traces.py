@@ -1,4 +1,4 @@
-"""Chrome traces as torch.profiler writes them, made by hand."""
+"""Hand-made Chrome traces in the format of torch.profiler."""
 
 from auxhead.autotune.measuring.request_trace import ANNOTATION
 

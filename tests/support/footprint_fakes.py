@@ -1,4 +1,4 @@
-"""Footprints without a GPU: a network that was never run, whose heads cost more the more room they take."""
+"""Fakes for footprints: a network that never runs, whose heads cost more the more room they take."""
 
 from auxhead.autotune.footprint.footprints import footprints
 from auxhead.autotune.footprint.measure import RECORDED, FootprintsMeasured, Occupied, Variant

@@ -1,4 +1,4 @@
-"""Networks, samples and comparisons that the tests of graph runners on a GPU share."""
+"""Networks, samples and comparisons shared by the GPU tests of graph runners."""
 
 import gc
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Inputs of a head, its answer in plain torch.nn modules, and the check that ``fused_head`` gives that answer."""
+"""Inputs of a head, its answer in plain torch.nn modules, and the check that fused_head gives that answer."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Heads alone without a GPU: a measurer whose times are made up, and records of it."""
+"""Fakes for heads alone: a measurer with made-up times, and records of it."""
 
 from auxhead.autotune.heads.copy_speed import COPIED, CopySpeed
 from auxhead.autotune.heads.peers import LAUNCHES

@@ -1,4 +1,4 @@
-"""Classifiers as people write them, of every kind that a fused head takes the place of."""
+"""Classifiers as people write them, of every kind that a fused head can replace."""
 
 from collections import OrderedDict
 

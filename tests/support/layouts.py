@@ -1,4 +1,4 @@
-"""Memory layouts of maps and tokens: each makes a view of that shape out of a larger or permuted tensor."""
+"""Memory layouts of maps and tokens: each views a larger or permuted tensor as the wanted shape."""
 
 import torch
 

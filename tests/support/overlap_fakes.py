@@ -1,4 +1,4 @@
-"""Overlap without a GPU: traces of a network that was never run, and what is measured of it."""
+"""Fakes for overlap: traces of a network that never ran, and measurements made of them."""
 
 import torch
 from auxhead.autotune.measuring.cells import resnet_cell

@@ -1,4 +1,4 @@
-"""Small picture sources for the tests: two classes that a network tells apart at once."""
+"""Small image sources of two classes that a network separates at once."""
 
 import pickle
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The planner without a GPU: eager runners under other names, and times that a test chooses."""
+"""Fakes for the planner: eager runners under other names, and times that a test chooses."""
 
 import torch
 from auxhead.model import EagerRunner, EarlyExitNetwork

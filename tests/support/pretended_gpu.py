@@ -1,4 +1,4 @@
-"""A GPU that is none: commands find one, and a test says what they measure on it."""
+"""Fake GPU for commands: they find one, and a test sets the measurements that they get."""
 
 from types import SimpleNamespace
 

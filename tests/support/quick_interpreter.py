@@ -1,4 +1,4 @@
-"""Triton's interpreter in a fifth of the time, without what it does for nothing.
+"""Speeds up Triton's interpreter five times by leaving out work whose results nothing reads.
 
 Each function here changes what the interpreter of this process does from then on; what it computes stays the same.
 """

@@ -1,4 +1,4 @@
-"""Streams and graphs that are none: what runners do around their kernels, on a machine without a GPU.
+"""Fake CUDA streams and graphs for testing runners without a GPU.
 
 A "graph" runs again on the CPU what ran during its capture, into the same memory; kernels run in Triton's interpreter.
 Bodies of conditional nodes run whatever the condition is. So this shows what a runner answers, not what it saves.

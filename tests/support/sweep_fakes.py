@@ -1,4 +1,4 @@
-"""Sweeps without a GPU: a measurer whose times are made up, with a known truth and noise as measurements have."""
+"""Fakes for sweeps: a measurer with made-up times, of known truth and realistic noise."""
 
 import hashlib
 import math

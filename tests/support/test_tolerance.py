@@ -1,4 +1,4 @@
-"""The tolerance rule lets a correct result pass and catches small planted errors."""
+"""tolerance.py: a correct result passes, small planted errors do not."""
 
 import pytest
 import torch

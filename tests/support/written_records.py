@@ -1,4 +1,4 @@
-"""Files of records, as the commands leave them."""
+"""Writes records to a file as the commands do."""
 
 from auxhead.autotune.records.record import append_record
 

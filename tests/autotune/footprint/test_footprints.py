@@ -11,6 +11,7 @@ from auxhead.autotune.measuring.occupancy import TIERS
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.sweep.space import text
+from auxhead.kernels.launch_rule import config_by_rule
 from support.command_line import assert_one_line_error, tune
 from support.footprint_fakes import CELL, FORKS, NOT_COUNTED, TRUNK_US, records, shapes
 from support.pretended_gpu import ENVIRONMENT
@@ -24,12 +25,14 @@ POINT = NetworkPoint(FORKS)
 def test_what_is_swept(batch, classes):
     of_heads = list(shapes(batch, classes).values())
     found = footprints(of_heads, POINT)
-    assert found[0] == (BY_RULE, tuple((shape, shape.by_rule()) for shape in of_heads), POINT)
+    assert found[0] == (BY_RULE, tuple((shape, config_by_rule(shape)) for shape in of_heads), POINT)
     assert 12 <= len(found) <= 18 and max(Counter(one.name for one in found).values()) == 1
     assert len({(one.configs, one.point) for one in found}) == len(found), "nothing twice"
     assert {one.point for one in found} == {POINT, POINT._replace(trunk_first=False)}
     configs = [(shape, config) for one in found for shape, config in one.configs]
-    changed = [(shape, config) for shape, config in configs if config != shape.by_rule() and not config.max_programs]
+    changed = [
+        (shape, config) for shape, config in configs if config != config_by_rule(shape) and not config.max_programs
+    ]
     assert changed and all(excluded(config, shape) is None for shape, config in changed)
     caps = [config.max_programs for one in found for _, config in one.configs if one.name.endswith("SMs")]
     assert caps == [cap for cap in (4, 16, 64) for _ in of_heads]
@@ -42,8 +45,8 @@ def test_steps_towards_more_and_fewer_programs():
         return stepped(shape, steps).programs(shape.view, shape.classes).total
 
     assert [programs(steps) for steps in (-2, -1, 0, 1, 2, 3)] == [16, 32, 64, 128, 256, 512]
-    assert stepped(shape, 0) == shape.by_rule()
-    assert {stepped(shape, steps).num_warps for steps in (-2, 3)} == {shape.by_rule().num_warps}
+    assert stepped(shape, 0) == config_by_rule(shape)
+    assert {stepped(shape, steps).num_warps for steps in (-2, 3)} == {config_by_rule(shape).num_warps}
 
 
 def test_what_is_kept_of_a_footprint(tmp_path):
@@ -67,7 +70,7 @@ def test_what_is_kept_of_a_footprint(tmp_path):
     assert [one["share"] for one in occupancy["theoretical"]] == [0.3125] * 2
     assert rule.measured["trunk_room"]["by_sm"] == [0.75] * 66 + [0.25] * 66 and "trunk_room" not in more.measured
     assert rule.protocol["trunk_priority"] == "high" and same.protocol["trunk_priority"] == "same"
-    assert rule.protocol["heads"] == {tap: text(shape.by_rule()) for tap, shape in shapes().items()}
+    assert rule.protocol["heads"] == {tap: text(config_by_rule(shape)) for tap, shape in shapes().items()}
     assert rule.protocol["forks"] == list(FORKS) and rule.cell == CELL.as_json()
 
 

@@ -16,6 +16,8 @@ from auxhead.autotune.measuring.timers import VariantFailed, time_rounds
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.sweep.space import neighbours
 from auxhead.kernels import HeadOutput, runs_triton
+from auxhead.kernels.choose_config import choose_config, overrides
+from auxhead.kernels.launch_config import LaunchConfig
 from auxhead.kernels.tuned_table import lookup
 from auxhead.model import EarlyExitNetwork, FusedAuxHead
 from support.example_models import SmallNet, plain_heads
@@ -27,7 +29,6 @@ first_launches = importlib.import_module("auxhead.autotune.heads.first_launches"
 head_timing = importlib.import_module("auxhead.autotune.heads.measure")
 heads_in_situ = importlib.import_module("auxhead.autotune.heads.in_situ")
 launch_twins = importlib.import_module("auxhead.autotune.heads.launch_descriptions")
-launch_config = importlib.import_module("auxhead.kernels.launch_config")
 
 
 @pytest.fixture
@@ -76,13 +77,12 @@ def test_a_network_is_measured(timing, monkeypatch):
     configs = [target.rule, other]
     monkeypatch.setattr(head_timing, "time_rounds", called_once)
     asked = []
-    chosen = launch_config.chosen.__wrapped__
 
-    def spy(*arguments):
-        asked.append((arguments[0].shape[1], chosen(*arguments)))
+    def spy(view, *arguments, **options):
+        asked.append((view.shape[1], choose_config(view, *arguments, **options)))
         return asked[-1][1]
 
-    monkeypatch.setattr(launch_config.chosen, "__wrapped__", spy)
+    monkeypatch.setattr(LaunchConfig, "choose", spy)
     for place, time in ((ALONE, timing.alone), (NETWORK, timing.in_situ)):
         assert timing.compile(target, place, configs) == {} and timing.check(target, place, configs) == {}
         found = time(target, configs, 3, 2 if place == ALONE else 1)
@@ -148,7 +148,7 @@ def described(one):
     if isinstance(one, dict):
         return described(list(one.items()))
     if isinstance(one, (tuple, list)):
-        return [*map(described, one), dict(launch_config.overrides.get() or {})]
+        return [*map(described, one), dict(overrides.get() or {})]
     return one
 
 
@@ -183,8 +183,9 @@ def test_whole_networks_are_measured(timing, monkeypatch):
     monkeypatch.setattr(heads_in_situ.HeadsInSitu, "wrong", wrong_if_serial)
     by_rule, made, asked = timing.by_rule, [], []
     assert by_rule.forks and by_rule.trunk_first and list(by_rule.forks) == timing.of_network["forks"]
-    chosen = launch_config.chosen.__wrapped__
-    monkeypatch.setattr(launch_config.chosen, "__wrapped__", lambda *args: asked.append(chosen(*args)) or asked[-1])
+    monkeypatch.setattr(
+        LaunchConfig, "choose", lambda *of, **head: asked.append(choose_config(*of, **head)) or asked[-1]
+    )
     target, _ = timing.targets
     tuned = neighbours(target.rule, target.shape)[0]
     serial, same = NetworkPoint(()), by_rule._replace(trunk_first=False)

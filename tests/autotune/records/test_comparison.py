@@ -1,4 +1,4 @@
-"""Comparisons: what differs is found, what does not is a tie, in simulations as noisy as measurements are."""
+"""Comparing timings: differences are found and ties are ties, in simulations as noisy as measurements."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Records on disk: whole lines or none, whoever writes and whenever it is killed."""
+"""Records on disk: lines are whole or absent, whoever writes and whenever it is killed."""
 
 import copy
 import dataclasses

@@ -22,7 +22,6 @@ from auxhead.autotune.sweep.records import shape_of
 from auxhead.autotune.sweep.search import Ask, alone_only
 from auxhead.autotune.sweep.space import neighbours, spread_out, text
 from auxhead.autotune.sweep.strategies import STRATEGIES
-from auxhead.kernels.head_shape import HeadShape
 from support.sweep_fakes import Synthetic, book_at, small_target, true_us
 
 TARGET = small_target()
@@ -155,7 +154,8 @@ def test_other_heads_are_measured_for_themselves(target, tmp_path):
 def test_what_was_measured_beside_another_rule_is_measured_again(monkeypatch, tmp_path):
     out = tmp_path / "records.jsonl"
     run(asking(CANDIDATES[0]), book_at(out))
-    monkeypatch.setattr(HeadShape, "by_rule", lambda shape: CANDIDATES[1])
+    for module in ("measuring.targets", "sweep.recorded_measurer"):
+        monkeypatch.setattr(f"auxhead.autotune.{module}.config_by_rule", lambda shape: CANDIDATES[1])
     _, measurer, _ = run(asking(CANDIDATES[0]), book_at(out))
     assert len(measurer.timed) == 2
     earlier, later = (ReplayMeasurer(read_records(out)[first : first + 2]) for first in (0, 2))

@@ -18,6 +18,7 @@ from auxhead.autotune.sweep.space import (
 )
 from auxhead.kernels import LaunchConfig
 from auxhead.kernels.head_shape import HeadShape
+from auxhead.kernels.launch_rule import config_by_rule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,9 +58,9 @@ shapes = st.builds(
 @pytest.mark.parametrize("tap", TAPS)
 def test_what_is_launched_untuned_is_worth_trying(tap, samples, classes):
     shape = shape_of(samples, *tap, classes=classes)
-    reason = excluded(shape.by_rule(), shape)
+    reason = excluded(config_by_rule(shape), shape)
     assert reason in (None, "reads ahead of more steps than there are"), "which costs nothing"
-    beside = neighbours(shape.by_rule(), shape)
+    beside = neighbours(config_by_rule(shape), shape)
     assert len(beside) >= 8 and all(excluded(config, shape) is None for config in beside)
 
 
@@ -194,7 +195,7 @@ def test_every_field_has_neighbours():
     """From one configuration or another, all fields are varied but how many samples are multiplied together."""
     changed = set()
     for shape in (shape_of(8), shape_of(32), shape_of(32, 8, 28, 4, 4)):
-        for config in [shape.by_rule(), *spread_out(shape, 4)]:
+        for config in [config_by_rule(shape), *spread_out(shape, 4)]:
             for other in neighbours(config, shape):
                 changed |= {name for name in FIELDS if getattr(other, name) != getattr(config, name)}
     assert {"block_n", *changed} == set(FIELDS) == {field.name for field in dataclasses.fields(LaunchConfig)}
@@ -203,14 +204,14 @@ def test_every_field_has_neighbours():
 def test_candidates_are_spread_out():
     shape = shape_of(32)
     found = spread_out(shape, 12)
-    assert found == spread_out(shape, 12) and len(set(found)) == 12 and shape.by_rule() not in found
+    assert found == spread_out(shape, 12) and len(set(found)) == 12 and config_by_rule(shape) not in found
     assert found[:5] == spread_out(shape, 5)
     ways = [{(one.tiled, one.block_n) for one in spread_out(each, 20)} for each in (shape_of(1), shape, shape_of(8))]
     assert ways == [{(False, 1), (True, 1)}, *2 * [{(False, 1), (True, 1), (True, 16)}]]
     varied = ("block_c", "block_a", "block_k", "num_warps")
     assert all(len({getattr(config, name) for config in found}) >= 2 for name in varied)
     few = shape_of(1, 1, 1, classes=1)
-    assert len(spread_out(few, 500)) == len(set(grid(few)) - {few.by_rule()}) or len(spread_out(few, 500)) < 500
+    assert len(spread_out(few, 500)) == len(set(grid(few)) - {config_by_rule(few)}) or len(spread_out(few, 500)) < 500
 
 
 @pytest.mark.parametrize("samples", [1, 2, 8, 16, 32, 128])
@@ -218,7 +219,7 @@ def test_candidates_are_spread_out():
 def test_candidates_begin_with_what_is_usual_of_the_other_ways(samples, channels, columns):
     """However few there are: nothing else leads from one way to multiply to another."""
     shape = HeadShape(samples, channels, 1, columns, 1, 1, "channels_last", "avg", 1000, "float16")
-    rule = shape.by_rule()
+    rule = config_by_rule(shape)
     begun = {(one.tiled, one.block_n > 1) for one in (rule, *spread_out(shape, 2))}
     allowed = {(one.tiled, one.block_n > 1) for one in grid(shape)}
     assert begun | {(False, False)} == allowed  # split, a program of the rule's pools too much for a small one
@@ -228,7 +229,7 @@ def test_candidates_begin_with_what_is_usual_of_the_other_ways(samples, channels
 def test_candidates_of_a_tiled_rule_have_what_is_usual_of_its_own_way(samples, channels, columns):
     """Of heads that leave 10 % of the time to others the rule's configuration was too many steps away (H200)."""
     shape = HeadShape(samples, channels, 1, columns, 1, 1, "channels_last", "avg", 1000, "float16")
-    rule, begun = shape.by_rule(), spread_out(shape, 4)
+    rule, begun = config_by_rule(shape), spread_out(shape, 4)
     own = [one for one in begun if one.block_n == rule.block_n]
     assert rule.block_n == 16 and {(one.num_warps, one.stages > 1) for one in own} >= {(8, False), (4, True)}
 
@@ -236,7 +237,7 @@ def test_candidates_of_a_tiled_rule_have_what_is_usual_of_its_own_way(samples, c
 @pytest.mark.parametrize("samples", [1, 8, 32, 128])
 def test_candidates_of_few_classes_begin_with_fewer_warps(samples):
     shape = HeadShape(samples, 64, 1, 3136, 1, 1, "channels_last", "avg", 10, "float16")
-    rule, first = shape.by_rule(), spread_out(shape, 1)[0]
+    rule, first = config_by_rule(shape), spread_out(shape, 1)[0]
     assert (
         not rule.tiled and dataclasses.replace(rule, block_a=rule.block_a // 2, num_warps=rule.num_warps // 2) == first
     )

@@ -1,4 +1,4 @@
-"""``auxhead-tune explain``: why a head is launched as it is."""
+"""auxhead-tune explain: the launch configuration of a head, and why."""
 
 import dataclasses
 
@@ -6,12 +6,13 @@ import pytest
 import torch
 from auxhead.autotune.tuned.explain import explain
 from auxhead.kernels.kernel_hash import kernel_hash
+from auxhead.kernels.launch_rule import config_by_rule
 from support.command_line import assert_one_line_error, tune
 from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, table
 
 
 def other(shape):
-    return dataclasses.replace(shape.by_rule(), num_warps=2)
+    return dataclasses.replace(config_by_rule(shape), num_warps=2)
 
 
 @pytest.fixture
@@ -71,16 +72,18 @@ MISSED = {
 def test_the_key_that_differs(shape, place, missed, tuned):
     found = explain(DEVICE, shape, place)
     assert list(found.missed) == missed
-    assert found.entry is None and found.config == shape.by_rule()
+    assert found.entry is None and found.config == config_by_rule(shape)
     lines = found.lines()
     assert "  used: the rule's configuration" in lines
-    assert all(f"{name}={value}" in lines[-1].split() for name, value in dataclasses.asdict(shape.by_rule()).items())
+    fields = dataclasses.asdict(config_by_rule(shape))
+    assert all(f"{name}={value}" in lines[-1].split() for name, value in fields.items())
 
 
 def test_no_table(tables):
     shape = head_shape()
     found = explain("ACME Y", shape, "alone")
-    assert found.missed == ("device: no table for ACME Y, there is none at all",) and found.config == shape.by_rule()
+    assert found.missed == ("device: no table for ACME Y, there is none at all",)
+    assert found.config == config_by_rule(shape)
     for name in ("nvidia-h200", "acme-x"):
         (tables / f"{name}.json").touch()
     assert explain("ACME Z", shape, "alone").missed == (
@@ -93,7 +96,7 @@ def test_a_table_of_another_kernel_and_one_without_entries(tables):
     (tables / FILE_NAME).write_text(table(entry(shape, config=other(shape)), kernel="0" * 16).as_text())
     found = explain(DEVICE, shape, "alone")
     assert found.missed == (f"kernel: table tuned for another kernel, {'0' * 16}; the one here is {kernel_hash()}",)
-    assert found.config == shape.by_rule()
+    assert found.config == config_by_rule(shape)
     (tables / "acme-y.json").write_text(table(device="ACME Y").as_text())
     assert explain("ACME Y", shape, "alone").missed == ("entries: the table has none",)
 

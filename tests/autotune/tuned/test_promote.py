@@ -1,4 +1,4 @@
-"""``auxhead-tune promote``: from the records of sweeps to the table of a device."""
+"""auxhead-tune promote: from the records of sweeps to the table of a device."""
 
 import dataclasses
 import json
@@ -8,6 +8,7 @@ import pytest
 from auxhead.autotune.records.record import BadRecord, Record
 from auxhead.autotune.tuned.promote import promote
 from auxhead.kernels.kernel_hash import kernel_hash
+from auxhead.kernels.launch_rule import config_by_rule
 from auxhead.kernels.tuned_table import BadTable, lookup, read_table, table_path
 from support.command_line import assert_one_line_error, tune
 from support.example_tables import DEVICE, FILE_NAME, TAPS, entry, head_shape, table
@@ -28,7 +29,7 @@ SHAPE = head_shape(samples=8)
 
 def configs(shape=SHAPE):
     """The rule's configuration and others, by name."""
-    rule = shape.by_rule()
+    rule = config_by_rule(shape)
     changes = {"rule": {}, "narrow": {"block_c": 4}, "parted": {"window_parts": 8}, "capped": {"max_registers": 64}}
     return {name: dataclasses.replace(rule, **changed) for name, changed in changes.items()}
 
@@ -211,7 +212,7 @@ def test_serves_batches_where_it_was_measured_to_lose_at_most_1_percent(promoted
 def test_who_serves_is_told_by_the_winner_and_not_by_a_faster_one_that_is_tied_with_it(promoted):
     """At 32 captures are 1 % apart, so that "parted", 1.5 % faster, is tied with the rule's, which is simpler."""
     small, large = SHAPE, head_shape(samples=32)
-    same = {"rule": large.by_rule(), "narrow": configs()["narrow"], "parted": configs()["parted"]}
+    same = {"rule": config_by_rule(large), "narrow": configs()["narrow"], "parted": configs()["parted"]}
 
     def wide(us):
         return [[us * (1 + 0.01 * (c - 2)) for _ in range(20)] for c in range(5)]

@@ -1,4 +1,4 @@
-"""A model of the user's, found by name, and what is said when it is not."""
+"""The user's model found by name, and the errors if it is not."""
 
 import sys
 

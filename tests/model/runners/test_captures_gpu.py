@@ -1,4 +1,4 @@
-"""Captures of runners, failed ones among them, and what stays behind when a runner goes."""
+"""Captures of runners on a GPU, failed ones among them, and the memory left when a runner goes."""
 
 import gc
 

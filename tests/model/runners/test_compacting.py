@@ -1,4 +1,4 @@
-"""``compact=True``: to which batch size samples move, and, with graphs simulated, what is then answered."""
+"""compact=True with simulated graphs: batch sizes that samples move to, and their answers."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""``compact=True`` on a GPU: the same answers as the eager runner, whatever batches the samples have gone through."""
+"""compact=True on a GPU: answers equal the eager runner's, whatever batches samples go through."""
 
 import gc
 from collections.abc import Sequence

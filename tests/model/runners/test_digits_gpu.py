@@ -1,4 +1,4 @@
-"""The demo's digits through every runner: the labels and exits of the eager runner, in batches of every size."""
+"""The demo's digits through every runner on a GPU: labels and exits equal the eager runner's at every batch size."""
 
 import copy
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The eager runner on a GPU: fork, join and the lifetimes of tensors, under conditions made to break them."""
+"""The eager runner on a GPU: fork, join and lifetimes of tensors, under conditions made to break them."""
 
 import json
 import threading

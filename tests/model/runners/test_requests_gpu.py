@@ -1,4 +1,4 @@
-"""Requests to runners that replay CUDA graphs: one after another, of any kind, in any mode, from threads."""
+"""Requests to graph runners on a GPU: one after another, of any kind, in any mode, from threads."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Runners that replay CUDA graphs give the answers of the eager runner, with all that may change between requests."""
+"""Graph runners on a GPU: answers equal the eager runner's, whatever changes between requests."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The demo's picture sources, their splits and what they refuse."""
+"""The demo's picture sources, their splits and refusals."""
 
 import struct
 import sys

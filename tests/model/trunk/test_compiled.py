@@ -1,4 +1,4 @@
-"""Trunks compiled by inductor, and any trunk in a CUDA graph."""
+"""Trunks compiled by Inductor, and any trunk in a CUDA graph."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Trunks say what the backbone says, at every tap and in the end, and leave the backbone as it was."""
+"""Trunks: outputs equal the backbone's at every tap and in the end, and the backbone stays as it was."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Figures of what heads, exits and requests cost, from records made by hand."""
+"""Figures of the cost of heads, exits and requests, from hand-made records."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Every figure from the records that come with the package: drawn again as committed, its numbers those of records."""
+"""Every figure drawn from the committed records equals the committed one, and its numbers are theirs."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""The figure of overlap against occupancy: what it says where overlap stops being free, and where it does not."""
+"""Figure of overlap against occupancy, and its words on where overlap stops being free."""
 
 import json
 

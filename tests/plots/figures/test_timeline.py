@@ -1,4 +1,4 @@
-"""The figure of a timeline and the trace of it: what is drawn is what the records say."""
+"""Figure and trace of a timeline: they show what the records hold."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Compiles launches ahead in another process, then launches them here, and prints what that finds as JSON.
+"""Script: compiles launches ahead in other processes, then launches, prints the sizes of Triton's cache as JSON.
 
 A process of its own, since the tests' has Triton's interpreter in the kernels' place.
 """
@@ -13,8 +13,9 @@ from auxhead.autotune.heads.alone import AloneHead
 from auxhead.autotune.heads.captured_launches import launch_heads
 from auxhead.autotune.heads.compile_ahead import CompileAhead
 from auxhead.autotune.heads.launch_descriptions import AloneTwin, HeadTwin, NetworkTwin, TensorTwin
+from auxhead.kernels.choose_config import overriding
 from auxhead.kernels.compile_only import compile_only
-from auxhead.kernels.tuned_table import overriding
+from auxhead.kernels.launch_rule import config_by_rule
 from auxhead.model import FusedAuxHead
 
 
@@ -27,7 +28,7 @@ def main() -> None:
     """Compile ahead two ways to launch a head alone and one beside another, then launch these and others."""
     x = torch.zeros(16, 64, 7, 7, dtype=torch.float16).to(memory_format=torch.channels_last)
     head = AloneHead(FusedAuxHead(64, 10, dtype=torch.float16), x)
-    rule = head.shape.by_rule()
+    rule = config_by_rule(head.shape)
     configs = [rule, replace(rule, num_warps=2)]
     alone = [AloneTwin(HeadTwin.of(head), config) for config in configs]
     logits = torch.zeros(16, 10, dtype=torch.float16)

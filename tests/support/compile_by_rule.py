@@ -1,4 +1,4 @@
-"""Compiles launches as the rule chooses them for a compute capability, and prints the shared memory of each as JSON.
+"""Script: compiles the rule's launches for a compute capability, prints the shared memory of each as JSON.
 
 A process of its own, since the tests' has Triton's interpreter in the kernels' place.
 """
@@ -10,8 +10,9 @@ import torch
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch
 from auxhead.kernels.compile_only import compile_only
 from auxhead.kernels.fused_head_kernel import launch_fused_head
+from auxhead.kernels.head_shape import HeadShape
 from auxhead.kernels.head_view import head_view
-from auxhead.kernels.launch_config import LaunchConfig
+from auxhead.kernels.launch_rule import config_by_rule
 
 #: Heads of ResNets, of every way that the rule has: samples, channels, height and width, classes, data type.
 HEADS = (
@@ -39,7 +40,7 @@ def compiled(capability: int) -> dict[str, int]:
         x = torch.zeros(samples, channels, size, size, dtype=dtype).to(memory_format=torch.channels_last)
         weight, bias = torch.zeros(classes, channels, dtype=dtype), torch.zeros(classes, dtype=dtype)
         view = head_view(tuple(x.shape), x.stride(), "avg", (1, 1))
-        config = LaunchConfig.by_rule(view, classes, element_size=dtype.itemsize)
+        config = config_by_rule(HeadShape.of(view, classes, pool_max=False, dtype=dtype))
         launch_fused_head(x, view, weight, bias, 1.0, 0.5, pool_max=False, return_probs=True, config=config)
         keep(f"{samples} x {channels} x {size} x {size}, {classes} classes, {dtype}")
     x = torch.zeros(8, 64, 14, 14, dtype=torch.float16).to(memory_format=torch.channels_last)

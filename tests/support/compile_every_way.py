@@ -1,4 +1,4 @@
-"""Compiles the launches of heads for compute capability 9.0 on any machine, and prints what came of it as JSON.
+"""Script: compiles every way to launch a head for compute capability 9.0, prints facts of the machine code as JSON.
 
 A process of its own, since the tests' has Triton's interpreter in the kernels' place.
 """
@@ -11,13 +11,13 @@ from typing import Any
 import torch
 import triton
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch
+from auxhead.kernels.choose_config import overriding
 from auxhead.kernels.compile_only import compile_only
 from auxhead.kernels.fused_head_kernel import launch_fused_head
 from auxhead.kernels.head_shape import HeadShape
 from auxhead.kernels.head_view import head_view
 from auxhead.kernels.launch_config import LaunchConfig
 from auxhead.kernels.residency import recording
-from auxhead.kernels.tuned_table import overriding
 
 #: One of each way that a head can be launched, by name: samples, classes, configuration.
 WAYS = {

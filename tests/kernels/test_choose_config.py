@@ -1,0 +1,118 @@
+"""choose_config.py: overrides come first, then the device's tuned table, then the rule."""
+
+import contextvars
+import dataclasses
+import re
+import threading
+import warnings
+
+import pytest
+import torch
+from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, LaunchConfig, fused_head, runs_triton
+from auxhead.kernels.choose_config import choose_config, overriding
+from auxhead.kernels.head_shape import HeadShape
+from auxhead.kernels.head_view import head_view
+from auxhead.kernels.launch_rule import config_by_rule
+from auxhead.kernels.tuned_table import table_path
+from support.example_tables import DEVICE, TAPS, entry, head_shape, other, table, write
+from support.head_cases import check_head, make_head
+
+CPU = torch.device("cpu")
+
+
+def choose(shape, place="alone", device=CPU):
+    return choose_config(
+        shape.view,
+        shape.classes,
+        pool_max=shape.pool == "max",
+        dtype=getattr(torch, shape.dtype),
+        device=device,
+        place=place,
+    )
+
+
+def test_the_table_comes_before_the_rule(tables, monkeypatch):
+    shape, missing = head_shape(classes=1000), head_shape(classes=999)
+    write(tables, table(entry(shape, config=other(shape), place="network")))
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda asked: {device: DEVICE}[asked])
+    assert choose(shape, "network", device) == other(shape)
+    assert choose(shape, "alone", device) == config_by_rule(shape)
+    assert choose(missing, "network", device) == config_by_rule(missing)
+    assert choose(shape, "network") == config_by_rule(shape), "another device"
+
+
+def test_a_choice_is_remembered(tables, monkeypatch):
+    shape = head_shape()
+    write(tables, table(entry(shape, config=other(shape)), device="cpu"), "cpu.json")
+    assert choose(shape) == other(shape)
+    monkeypatch.setattr("auxhead.kernels.choose_config.lookup", None)
+    assert choose(shape) == other(shape), "without asking the table again"
+
+
+def test_overrides_come_first_and_are_forgotten(tables):
+    shape, elsewhere = head_shape(), head_shape(TAPS[1])
+    write(tables, table(entry(shape, config=other(shape)), device="cpu"), "cpu.json")
+    forced, inner = other(shape, num_warps=1), other(shape, num_warps=8)
+    assert choose(elsewhere) == config_by_rule(elsewhere)  # remembered before anything is overridden
+    with overriding({(shape, "alone"): forced, (elsewhere, "network"): inner}):
+        assert choose(shape) == forced
+        assert choose(elsewhere) == config_by_rule(elsewhere) and choose(elsewhere, "network") == inner
+        with overriding({(elsewhere, "alone"): inner}):
+            assert choose(shape) == forced and choose(elsewhere) == inner
+        assert choose(elsewhere) == config_by_rule(elsewhere)
+    assert choose(shape) == other(shape) and choose(elsewhere, "network") == config_by_rule(elsewhere)
+    with pytest.raises(RuntimeError, match="stop"), overriding({(shape, "alone"): forced}):
+        raise RuntimeError("stop")
+    assert choose(shape) == other(shape)
+
+
+def test_overrides_are_those_of_a_thread(tables):
+    shape = head_shape()
+    found = []
+    with overriding({(shape, "alone"): other(shape)}):
+        thread = threading.Thread(target=lambda: found.append(choose(shape)), name="other")
+        thread.start()
+        thread.join()
+        inherited = contextvars.copy_context().run(choose, shape)
+    assert found == [config_by_rule(shape)] and inherited == other(shape)
+
+
+@pytest.mark.parametrize("place", ["alone", "network"])
+def test_a_head_is_launched_as_the_table_says_of_its_place(place, tables, device, monkeypatch):
+    x, weight, bias = make_head((3, 12, 5, 4), 7, device=device)
+    if not runs_triton(x):
+        pytest.skip("needs the kernel")
+    shape = HeadShape.of(head_view(x.shape, x.stride(), "avg", (1, 1)), 7, pool_max=False, dtype=x.dtype)
+    tuned = dataclasses.replace(config_by_rule(shape), block_c=2, block_a=2, num_warps=1)
+    assert tuned != config_by_rule(shape)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    write(tables, table(entry(shape, config=tuned, place=place), device=name), table_path(name).name)
+    used, programs = [], LaunchConfig.programs
+    monkeypatch.setattr(LaunchConfig, "programs", lambda *arguments: used.append(arguments[0]) or programs(*arguments))
+
+    check_head(x, weight, bias)
+    alone, expected = set(used), fused_head(x, weight, bias)
+    used.clear()
+    one = torch.ones(1, device=device)
+    buffers = ExitBuffers.allocate(1, 3, 7, with_probs=True, device=device)
+    ExitLaunch(buffers, 0, [ExitHead(weight, bias, one, one, "avg", (1, 1))])([x])
+    rule = config_by_rule(shape)
+    assert (alone, set(used)) == (({tuned}, {rule}) if place == "alone" else ({rule}, {tuned}))
+    assert torch.equal(buffers.label[0], expected.label)
+
+
+def test_no_warning_where_there_is_no_table(tables):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choose(head_shape()) == config_by_rule(head_shape())
+
+
+def test_a_bad_table_is_warned_of_once_and_never_stops_a_forward(tables):
+    message = "cpu.json: is not JSON"
+    (tables / "cpu.json").write_text("{")
+    shapes = [head_shape(), head_shape(TAPS[1])]
+    with pytest.warns(UserWarning, match=re.escape(message)) as warned:
+        found = [choose(shape) for shape in shapes]
+    assert found == [config_by_rule(shape) for shape in shapes]
+    assert len(warned) == 1, "a single warning, whatever is asked for"

@@ -1,0 +1,48 @@
+"""kernel_hash.py: the hash changes with code alone, not with comments and docstrings."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+from auxhead.kernels.kernel_hash import KERNEL_SOURCES, _code, kernel_hash
+
+
+def test_kernel_hash_changes_with_code_alone(tmp_path, monkeypatch):
+    module = importlib.import_module("auxhead.kernels.kernel_hash")
+    sources = {name: (Path(module.__file__).parent / name).read_text() for name in KERNEL_SOURCES}
+    assert re.fullmatch("[0-9a-f]{16}", kernel_hash())
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "kernel_hash.py"))
+
+    def hash_of(changed):
+        for name, source in {**sources, **changed}.items():
+            (tmp_path / name).write_text(source)
+        return kernel_hash.__wrapped__()
+
+    assert hash_of({}) == kernel_hash()
+    for name, source in sources.items():
+        assert hash_of({name: source + "\n\n# why\n"}) == kernel_hash(), name
+        assert hash_of({name: source + "\nx = 1\n"}) != kernel_hash(), name
+
+
+SAME_CODE = {
+    "comments and blank lines": ("a = 1\n\n\n# why\nb = 2  # what\n", "a = 1\nb = 2\n"),
+    "docstrings": ('"""One\nor two."""\ndef f():\n    """Three."""\n    return 1\n', "def f():\n    return 1\n"),
+    "a comment inside a call": ("f(\n    1,  # one\n)\n", "f(\n    1,\n)\n"),
+}
+OTHER_CODE = {
+    "a string that is a value": ('a = "# no comment"\n', 'a = ""\n'),
+    "the end of a block": ("if a:\n    b\n    c\n", "if a:\n    b\nc\n"),
+    "a part of a name": ("a b\n", "ab\n"),
+    "an f-string": ('a = f"{b + 1}"\n', 'a = f"{b + 2}"\n'),
+}
+
+
+@pytest.mark.parametrize("one, two", SAME_CODE.values(), ids=SAME_CODE)
+def test_same_code(one, two):
+    assert _code(one) == _code(two)
+
+
+@pytest.mark.parametrize("one, two", OTHER_CODE.values(), ids=OTHER_CODE)
+def test_other_code(one, two):
+    assert _code(one) != _code(two)

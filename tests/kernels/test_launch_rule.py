@@ -1,0 +1,91 @@
+"""launch_rule.py: a pure choice whose blocks cover the work and bound what a program holds."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from auxhead.kernels.head_shape import HeadShape
+from auxhead.kernels.head_view import HeadView
+from auxhead.kernels.launch_rule import config_by_rule
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+HALF = torch.float16
+SIZES = {
+    "samples": st.integers(1, 70_000),
+    "channels": st.integers(1, 4096) | st.just(200_704),
+    "positions": st.integers(1, 100) | st.integers(1, 50_000),
+    "window_h": st.integers(1, 256),
+    "window_w": st.integers(1, 50_000),
+    "classes": st.integers(1, 32_000),
+    "pool_max": st.booleans(),
+    "dtype": st.sampled_from([HALF, torch.float32]),
+}
+
+
+@settings(max_examples=500)
+@given(**SIZES)
+@example(samples=1, channels=1, positions=200_000, window_h=1, window_w=1, classes=1000, pool_max=False, dtype=HALF)
+@example(samples=1, channels=3, positions=1, window_h=1, window_w=49, classes=200, pool_max=False, dtype=HALF)
+@example(samples=257, channels=2048, positions=1, window_h=1, window_w=49, classes=1000, pool_max=False, dtype=HALF)
+@example(samples=32, channels=300, positions=1, window_h=1, window_w=49, classes=1000, pool_max=False, dtype=HALF)
+def test_choice_by_rule(samples, channels, positions, window_h, window_w, classes, pool_max, dtype):
+    view = HeadView((samples, channels, window_h * positions, window_w), (0, 0, 0, 0), positions, 1)
+    shape = HeadShape.of(view, classes, pool_max=pool_max, dtype=dtype)
+    config = config_by_rule(shape)
+    assert config == config_by_rule(shape)
+    fields = dataclasses.asdict(config)
+    several = config.block_n > 1 and channels * positions > config.block_f * config.block_s
+    in_vectors = channels * positions % 16 == 0 and config.window_parts <= 4 and dtype.itemsize < 4
+    assert fields.pop("weight_buffers") == (3 if several and in_vectors else 0), "what Triton can read ahead"
+    if config.block_n > 1 and config.block_s > 1 and dtype.itemsize < 4:
+        assert config.programs(view, classes).tiles <= 1024, "enough without any that share a tile's features"
+    for name, value in fields.items():
+        least = 0 if name in ("waits", "max_registers", "max_programs") else 1
+        assert value >= least and value & (value - 1) == 0, f"{name} = {value} is no power of two"
+    features = config.block_c * config.block_p
+    if config.tiled:
+        assert config.block_n == 1 or config.block_n >= 16, "tl.dot multiplies 16 and more"
+        assert min(config.block_f, config.block_k) >= 16
+        if config.block_n > 1 and dtype.itemsize == 4:
+            all_features = channels * positions
+            assert config.block_s == 8 or all_features < 2 * config.block_s * config.block_f, "a long sum of float32"
+    else:
+        assert config.block_n == config.block_f == 1, "the features of a program are those that it pooled"
+    assert config.window_parts == 1 or not pool_max, "a maximum does not add up"
+    assert config.num_warps <= 32
+
+    # what one program holds at a time, in elements of 4 bytes; a streaming multiprocessor has 64 Ki registers
+    limit = 32 * 1024
+    assert features * config.block_a <= limit, "pool"
+    assert config.block_k * (config.block_f if config.tiled else features) <= limit, "weight"
+    assert config.block_n * (config.block_f + config.block_k) <= limit, "product"
+    assert config.block_s * config.block_j <= limit, "softmax"
+
+    # no block lies beyond the end of what it covers, and together they cover all of it
+    programs = config.programs(view, classes)
+    blocks_c, blocks_p = -(-channels // config.block_c), -(-positions // config.block_p)
+    splits = programs.splits
+    assert splits == blocks_c * blocks_p * config.window_parts
+    for blocks, block, size in ((blocks_c, config.block_c, channels), (blocks_p, config.block_p, positions)):
+        assert (blocks - 1) * block < size <= blocks * block
+    if config.tiled:
+        groups = math.ceil(samples / config.block_n)
+        tiles = groups * math.ceil(classes / config.block_k) * config.block_s
+        assert programs[1:4] == (samples * splits, tiles, samples)
+        assert programs.zeroed == programs.features + programs.partial_sums
+    else:
+        assert programs[1:4] == (samples * splits, 0, 0) and programs.features == 0
+        assert programs.zeroed == (programs.partial_sums if config.waits else samples)
+    assert programs.partial_sums >= (1 if config.tiled else splits) * samples * classes
+
+
+@pytest.mark.parametrize("classes", [10, 1000])
+@pytest.mark.parametrize("samples", [1, 15, 16, 32, 128])
+@pytest.mark.parametrize("features", [25_088, 200_704])
+def test_partial_sums_of_wide_features_stay_few(features, samples, classes):
+    """Flattened maps, as VGG's: partial sums take [splits, samples, classes] of memory."""
+    view = HeadView((samples, features, 1, 1), (0, 0, 0, 0), 1, 1)
+    shape = HeadShape.of(view, classes, pool_max=False, dtype=HALF)
+    assert config_by_rule(shape).programs(view, classes).splits <= 512
