@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from .dry_run import check_head_fits, dry_run
+from .eager_pass import run_eagerly
 from .exit_result import ExitResult
 from .exit_rule import ExitRule, as_exit_rule
 from .fused_aux_head import FusedAuxHead
-from .runners.eager import EagerRunner
 from .taps import listening
 
 #: A dry run hooks every layer and switches modes, so that two at a time would see each other.
@@ -120,13 +120,14 @@ class EarlyExitNetwork(nn.Module):
         self._checked = True
 
     def forward(self, x: Tensor, *, stop: bool = False) -> ExitResult:
-        """Answer for a batch by the eager runner: every head runs, beside the backbone on a GPU.
+        """Answer for a batch: every head runs, beside the backbone on a GPU.
 
         Args:
             x: a batch that the backbone takes.
-            stop: leave the forward as soon as every sample is sure; see :class:`EagerRunner`.
+            stop: leave the forward as soon as every sample is sure; see :func:`run_eagerly`.
         """
-        return EagerRunner(self)(x, stop=stop)
+        self.check_taps(x)
+        return run_eagerly(self.backbone, self.taps, self.fused_heads, x, stop=stop)
 
     def logits(self, x: Tensor) -> list[Tensor]:
         """Return the logits [N, K] of every head and, last, of the classifier; differentiable, for training.

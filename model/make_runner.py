@@ -9,9 +9,9 @@ from .early_exit_network import EarlyExitNetwork
 from .runners.compacting import CompactingRunner
 from .runners.eager import EagerRunner
 from .runners.gated import GatedRunner
-from .runners.graph_runner import GraphRunner
 from .runners.overlapped import OverlappedRunner
 from .runners.polled import PolledRunner
+from .runners.runner import Runner
 from .trunk.trunk import make_trunk
 
 #: How a runner leaves a network early; see the runners for what each does.
@@ -29,7 +29,7 @@ def make_runner(
     compact: bool = False,
     forks: Sequence[str] | None = None,
     fresh: bool = False,
-) -> EagerRunner | GraphRunner | AutoRunner:
+) -> Runner:
     """Make a runner for a network.
 
     Args:

@@ -3,21 +3,18 @@
 from collections.abc import Mapping, Sequence
 from textwrap import indent
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult, joined
 from ..runners.graph_runner import GraphRunner, check_capturable, check_sizes
-from ..runners.runner import Closing
+from ..runners.runner import Runner
 from .plan import Plan
 from .planner import make_planned
 
-if TYPE_CHECKING:
-    from ..early_exit_network import EarlyExitNetwork
 
-
-class AutoRunner(Closing):
+class AutoRunner(Runner):
     """Runs each batch size by the runner that answered fastest when it was measured.
 
     Which one that is depends on the GPU, the network, the batch and on how many samples leave where: the example input
@@ -33,7 +30,7 @@ class AutoRunner(Closing):
 
     def __init__(
         self,
-        network: "EarlyExitNetwork",
+        network: EarlyExitNetwork,
         example_input: Tensor,
         *,
         batch_sizes: Sequence[int] = (1,),

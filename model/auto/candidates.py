@@ -1,19 +1,17 @@
 """The runners that a planner chooses from, simplest first."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
+from ..early_exit_network import EarlyExitNetwork
 from ..runners.compacting import CompactingRunner
 from ..runners.gated import GatedRunner
 from ..runners.graph_runner import GraphRunner
 from ..runners.overlapped import OverlappedRunner, fork_choices
 from ..runners.polled import PolledRunner
 from ..trunk.trunk import Trunk
-
-if TYPE_CHECKING:
-    from ..early_exit_network import EarlyExitNetwork
 
 
 class Candidate(NamedTuple):
@@ -35,7 +33,7 @@ class Candidate(NamedTuple):
 
     def make(
         self,
-        network: "EarlyExitNetwork",
+        network: EarlyExitNetwork,
         example_input: Tensor,
         size: int,
         smaller: Sequence[int],

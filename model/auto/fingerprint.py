@@ -5,21 +5,19 @@ import inspect
 import json
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..early_exit_network import EarlyExitNetwork
 from ..exit_rule import ExitRule
-
-if TYPE_CHECKING:
-    from ..early_exit_network import EarlyExitNetwork
 
 #: What every module has: switches, and dictionaries of what is told by itself.
 _OWN = frozenset(vars(nn.Module())) - {"_forward_hooks", "_forward_pre_hooks"}
 
 
-def network_fingerprint(network: "EarlyExitNetwork") -> str | None:
+def network_fingerprint(network: EarlyExitNetwork) -> str | None:
     """Return a hash of the taps, of every layer's class, source and attributes, and of the form of all tensors.
 
     Rules are left out: they may change while a runner runs.

@@ -4,25 +4,23 @@ import hashlib
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import kernels
+from ..early_exit_network import EarlyExitNetwork
 from ..machine import driver_version, processor_name
 from ..runners.eager import EagerRunner
 from .fingerprint import network_fingerprint
-
-if TYPE_CHECKING:
-    from ..early_exit_network import EarlyExitNetwork
 
 #: Shares are told apart in steps of 5 %: a few samples more or less at an exit change no choice.
 _STEPS = 20
 
 
 def plan_key(
-    network: "EarlyExitNetwork", batches: Sequence[Tensor], smaller: Sequence[int], trunk: str, exits: Tensor
+    network: EarlyExitNetwork, batches: Sequence[Tensor], smaller: Sequence[int], trunk: str, exits: Tensor
 ) -> dict[str, Any] | None:
     """Return all that a choice depends on, as JSON can hold it.
 
@@ -61,7 +59,7 @@ def plan_key(
     }
 
 
-def exits_of(network: "EarlyExitNetwork", batches: Sequence[Tensor]) -> Tensor:
+def exits_of(network: EarlyExitNetwork, batches: Sequence[Tensor]) -> Tensor:
     """Return [B, N] int64: where each sample of each batch leaves, by the eager runner."""
     eager = EagerRunner(network)
     with torch.inference_mode(False):

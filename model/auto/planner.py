@@ -4,11 +4,12 @@ import datetime
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..early_exit_network import EarlyExitNetwork
 from ..runners.graph_runner import GraphRunner
 from ..runners.overlapped import OverlappedRunner
 from ..spread import spread
@@ -17,9 +18,6 @@ from .choice import choose
 from .plan import CandidateTimes, Plan
 from .plan_key import exits_of, plan_key, shares_of
 from .plan_store import remember_plan, remembered_plan
-
-if TYPE_CHECKING:
-    from ..early_exit_network import EarlyExitNetwork
 
 #: Different batches of the example that a measurement goes through.
 _BATCHES = 16
@@ -37,7 +35,7 @@ class PassTimes(NamedTuple):
 
 
 def make_planned(
-    network: "EarlyExitNetwork", example_input: Tensor, size: int, smaller: Sequence[int], trunk: str, *, fresh: bool
+    network: EarlyExitNetwork, example_input: Tensor, size: int, smaller: Sequence[int], trunk: str, *, fresh: bool
 ) -> tuple[Plan, GraphRunner]:
     """Make the runner that a remembered plan names, or that a measurement now chooses, which is remembered.
 
@@ -66,7 +64,7 @@ def make_planned(
 
 
 def measure_plan(
-    network: "EarlyExitNetwork",
+    network: EarlyExitNetwork,
     example_input: Tensor,
     batches: Sequence[Tensor],
     smaller: Sequence[int],

@@ -1,20 +1,17 @@
 """Whether a network's heads are still those that its graphs were captured with: graphs keep reading their tensors."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ...kernels import ExitHead
-
-if TYPE_CHECKING:
-    from ..early_exit_network import EarlyExitNetwork
+from ..early_exit_network import EarlyExitNetwork
 
 
 class CapturedHeads:
     """The heads of a network as they were when this was made."""
 
-    def __init__(self, network: "EarlyExitNetwork", read: Sequence[ExitHead]) -> None:
+    def __init__(self, network: EarlyExitNetwork, read: Sequence[ExitHead]) -> None:
         """Remember the heads, their rules and layers, and where the tensors lie that the graphs read of each."""
         # Looked up without nn.Module's attribute access, which would cost each request some microseconds a head.
         self._objects: list[tuple[str, str, Mapping[str, object], str, object]] = [

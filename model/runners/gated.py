@@ -1,21 +1,17 @@
 """The gated runner: one CUDA graph with nested conditional nodes, which the heads themselves open or leave shut."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitLaunch
+from ..early_exit_network import EarlyExitNetwork
 from ..taps import listening
+from ..trunk.trunk import Trunk
 from .capture import Capture, nested, warm_up
 from .captured_batch import CapturedBatch
 from .graph_runner import GraphRunner, listed
-
-if TYPE_CHECKING:
-    from ..early_exit_network import EarlyExitNetwork
-    from ..trunk.trunk import Trunk
-
 
 #: A gate skips at least this much of the trunk, in microseconds: each costs about 10 even if it stays open (H200).
 _LEAST_GATED_US = 20.0
@@ -31,11 +27,11 @@ class GatedRunner(GraphRunner):
 
     def __init__(
         self,
-        network: "EarlyExitNetwork",
+        network: EarlyExitNetwork,
         example_input: Tensor,
         *,
         batch_sizes: Sequence[int] = (1,),
-        trunk: "str | Trunk" = "as_is",
+        trunk: str | Trunk = "as_is",
         lag: int = 0,
     ) -> None:
         """Capture ``network``; see :class:`GraphRunner`.

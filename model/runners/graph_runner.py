@@ -5,13 +5,13 @@ import threading
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ...kernels import ExitBuffers, ExitHead
+from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult, joined
 from ..streams import current_handle
 from ..taps import listening
@@ -19,13 +19,10 @@ from ..trunk.trunk import Trunk, make_trunk
 from .capture import CAPTURES, Capture, CaptureStreams, warm_up
 from .captured_batch import CapturedBatch
 from .captured_heads import CapturedHeads
-from .runner import Closing
-
-if TYPE_CHECKING:
-    from ..early_exit_network import EarlyExitNetwork
+from .runner import Runner
 
 
-class GraphRunner(Closing):
+class GraphRunner(Runner):
     """Runs an :class:`EarlyExitNetwork` from CUDA graphs captured for a few batch sizes.
 
     Thresholds, temperatures and whether an exit is enabled may change at any time; parameters may change in place,
@@ -40,7 +37,7 @@ class GraphRunner(Closing):
 
     def __init__(
         self,
-        network: "EarlyExitNetwork",
+        network: EarlyExitNetwork,
         example_input: Tensor,
         *,
         batch_sizes: Sequence[int] = (1,),
@@ -285,7 +282,7 @@ class GraphRunner(Closing):
                 pass
 
 
-def check_capturable(network: "EarlyExitNetwork", example_input: Tensor) -> None:
+def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
     """Raise what :class:`GraphRunner` does for a network or example that cannot be captured, and check the taps."""
     if not (isinstance(example_input, Tensor) and example_input.ndim > 0 and len(example_input)):
         raise ValueError("example_input: wants a tensor [N, ...] of at least one sample")

@@ -1,20 +1,17 @@
 """The overlapped runner: the whole network in one CUDA graph, heads beside the trunk."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitLaunch
+from ..early_exit_network import EarlyExitNetwork
 from ..taps import listening
+from ..trunk.trunk import Trunk
 from .capture import Capture, warm_up
 from .captured_batch import CapturedBatch
 from .graph_runner import GraphRunner, listed
-
-if TYPE_CHECKING:
-    from ..early_exit_network import EarlyExitNetwork
-    from ..trunk.trunk import Trunk
 
 #: A launch beside the trunk starts while at least this share of the trunk's time is left to hide it.
 _SHARE_TO_HIDE_BEHIND = 0.2
@@ -31,11 +28,11 @@ class OverlappedRunner(GraphRunner):
 
     def __init__(
         self,
-        network: "EarlyExitNetwork",
+        network: EarlyExitNetwork,
         example_input: Tensor,
         *,
         batch_sizes: Sequence[int] = (1,),
-        trunk: "str | Trunk" = "as_is",
+        trunk: str | Trunk = "as_is",
         forks: Sequence[str] | None = None,
     ) -> None:
         """Capture ``network``; see :class:`GraphRunner`.

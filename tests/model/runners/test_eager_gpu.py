@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision
-from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, FusedAuxHead
-from auxhead.model.runners import eager as eager_runner
+from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, FusedAuxHead, eager_pass
 from auxhead.model.streams import stream_pair
 from support.example_models import needs_gpu
 from torch import Tensor
@@ -119,14 +118,14 @@ def test_features_outlive_a_run_of_another_thread(monkeypatch: pytest.MonkeyPatc
     """Between the end of the forward and the merge another thread's forward may take memory on the trunk's stream."""
     net, x = network(), images(8)
     wanted, shapes = in_line(net, x), tap_shapes(net, x)
-    merge = eager_runner.first_sure
+    merge = eager_pass.first_sure
 
     def meanwhile(*arguments: object, **options: object) -> ExitResult:
         with torch.cuda.stream(stream_pair(device()).trunk):
             spoil(shapes)
         return merge(*arguments, **options)
 
-    monkeypatch.setattr(eager_runner, "first_sure", meanwhile)
+    monkeypatch.setattr(eager_pass, "first_sure", meanwhile)
     for _ in range(20):
         hold_up(stream_pair(device()).side)
         assert_same(net(x), wanted)
