@@ -25,7 +25,6 @@ def make_runner(
     exits: str = "overlapped",
     batch_sizes: Sequence[int] = (1,),
     trunk: str = "as_is",
-    lag: int = 0,
     compact: bool = False,
     forks: Sequence[str] | None = None,
     fresh: bool = False,
@@ -40,7 +39,6 @@ def make_runner(
             batch size the one of these that is fastest on the example, measured once and then remembered).
         batch_sizes: to capture.
         trunk: how the backbone is run, see :func:`make_trunk`.
-        lag: for "gated", segments between a head and what it decides about, 0 or 1.
         compact: for "polled", gather the samples that stay open into the captured batch sizes below, where that pays;
             see :class:`CompactingRunner`.
         forks: for "overlapped", the taps after which a launch of heads leaves the trunk, ``()`` for no overlap; None is
@@ -56,8 +54,6 @@ def make_runner(
         raise ValueError(f"exits: got {exits!r}, wants one of {list(EXITS)}")
     if not isinstance(network, EarlyExitNetwork):
         raise TypeError(f"network: got {type(network).__name__}, wants an EarlyExitNetwork")
-    if lag and exits != "gated":
-        raise ValueError(f"lag: got {lag!r} with exits={exits!r}, wants 0: only 'gated' has a lag")
     if compact and exits != "polled":
         raise ValueError(f"compact: got {compact!r} with exits={exits!r}, wants False: only 'polled' gathers samples")
     if forks is not None and exits != "overlapped":
@@ -73,4 +69,4 @@ def make_runner(
     if exits == "polled":
         polled = CompactingRunner if compact else PolledRunner
         return polled(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
-    return GatedRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk, lag=lag)
+    return GatedRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk)

@@ -20,7 +20,6 @@ class Candidate(NamedTuple):
     exits: str
     """"overlapped", "polled" or "gated"."""
     forks: tuple[str, ...] = ()
-    lag: int = 0
     compact: bool = False
 
     @property
@@ -29,7 +28,7 @@ class Candidate(NamedTuple):
         if self.exits == "overlapped":
             count = len(self.forks)
             return f"overlapped ({count} fork{'s' if count > 1 else ''})" if count else "serial"
-        return self.exits + (" (lag 1)" if self.lag else "") + (" (compact)" if self.compact else "")
+        return self.exits + (" (compact)" if self.compact else "")
 
     def make(
         self,
@@ -51,7 +50,7 @@ class Candidate(NamedTuple):
         if self.exits == "overlapped":
             return OverlappedRunner(network, example_input, batch_sizes=(size,), trunk=trunk, forks=self.forks)
         if self.exits == "gated":
-            return GatedRunner(network, example_input, batch_sizes=(size,), trunk=trunk, lag=self.lag)
+            return GatedRunner(network, example_input, batch_sizes=(size,), trunk=trunk)
         if self.compact:
             return CompactingRunner(network, example_input, batch_sizes=(*smaller, size), trunk=trunk)
         return PolledRunner(network, example_input, batch_sizes=(size,), trunk=trunk)
@@ -74,6 +73,5 @@ def candidates(taps: Sequence[str], forks: Sequence[str], smaller: Sequence[int]
         *(Candidate("overlapped", tuple(taps[place] for place in choice)) for choice in choices),
         Candidate("polled"),
         Candidate("gated"),
-        Candidate("gated", lag=1),
         *([Candidate("polled", compact=True)] if smaller else []),
     ]

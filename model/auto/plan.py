@@ -104,7 +104,7 @@ class Plan:
             tuple(float(share) for share in content["shares"]),
             str(content["utc"]),
         )
-        if chosen.exits not in ("overlapped", "polled", "gated") or chosen.lag not in (0, 1):
+        if chosen.exits not in ("overlapped", "polled", "gated"):
             raise ValueError(f"chosen: got {chosen}")
         if chosen.name not in times or plan.plain not in times:
             raise ValueError(f"times: {chosen.name} or {plan.plain} is not among them")

@@ -1,4 +1,4 @@
-"""A network captured for one batch size: its graphs, its static input, and the way to its answer."""
+"""``CapturedBatch``: a network captured for one batch size, with its graphs, static input and answer."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from .capture import Graph, copy_memory
 
 
 class CapturedBatch:
-    """A network captured for one batch size."""
+    """A network captured for one batch size: takes a batch in and hands copies of the answer out."""
 
     def __init__(
         self,

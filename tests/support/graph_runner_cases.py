@@ -24,8 +24,7 @@ from torch import Tensor, nn
 WAYS = {
     "overlapped": {"exits": "overlapped"},
     "polled": {"exits": "polled"},
-    "gated": {"exits": "gated", "lag": 0},
-    "gated, lag 1": {"exits": "gated", "lag": 1},
+    "gated": {"exits": "gated"},
 }
 #: How far apart two right confidences may be: batch sizes and convolution algorithms round differently.
 TOLERANCE = {torch.float16: 4e-3, torch.float32: 2e-4}

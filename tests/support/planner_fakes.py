@@ -5,12 +5,12 @@ from auxhead.model import EagerRunner, EarlyExitNetwork
 from auxhead.model.auto import planner
 from auxhead.model.auto.candidates import Candidate
 from auxhead.model.auto.planner import PassTimes
-from auxhead.model.runners import graph_runner
+from auxhead.model.runners import checks
 from support.example_models import SmallNet, plain_heads
 from torch import Tensor
 
 #: Candidates of a :class:`SmallNet` whose last head is followed by too little, in their order.
-NAMES = ("serial", "overlapped (1 fork)", "overlapped (2 forks)", "polled", "gated", "gated (lag 1)")
+NAMES = ("serial", "overlapped (1 fork)", "overlapped (2 forks)", "polled", "gated")
 #: What ``exits="overlapped"`` captures of it.
 PLAIN = "overlapped (1 fork)"
 
@@ -89,5 +89,5 @@ class FakeGpu:
         monkeypatch.setattr(Candidate, "make", make)
         monkeypatch.setattr(planner, "OverlappedRunner", plain)
         monkeypatch.setattr(planner, "measure", measure)
-        monkeypatch.setattr(graph_runner, "_check_cuda", lambda _x: None)
+        monkeypatch.setattr(checks, "_check_cuda", lambda _x: None)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

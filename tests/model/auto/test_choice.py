@@ -78,18 +78,17 @@ def test_candidates_from_the_simplest_on() -> None:
         "overlapped (4 forks)",
         "polled",
         "gated",
-        "gated (lag 1)",
         "polled (compact)",
     ]
     assert [candidate.forks for candidate in found[:4]] == [(), ("d",), ("b", "d"), ("a", "b", "c", "d")]
     assert found[4:] == [
-        Candidate("polled"), Candidate("gated"), Candidate("gated", lag=1), Candidate("polled", compact=True),
+        Candidate("polled"), Candidate("gated"), Candidate("polled", compact=True),
     ]  # fmt: skip
 
 
 def test_candidates_where_nothing_can_be_hidden_or_gathered() -> None:
     names = [candidate.name for candidate in candidates(("a", "b"), (), smaller=())]
-    assert names == ["serial", "polled", "gated", "gated (lag 1)"]
+    assert names == ["serial", "polled", "gated"]
     assert [candidate.name for candidate in candidates(("a", "b"), ("a",), smaller=())][:2] == [
         "serial", "overlapped (1 fork)",
     ]  # fmt: skip

@@ -57,7 +57,7 @@ def test_each_batch_size_has_its_own_plan(gpu: FakeGpu) -> None:
         (
             {"polled": 60},
             "polled, measured 60.1 us to the answer: 40.0% less than the plain graph, overlapped (1 fork), 100.1. "
-            "The others: serial 100.1, overlapped (2 forks) 100.1, gated 100.1, gated (lag 1) 100.1 us.",
+            "The others: serial 100.1, overlapped (2 forks) 100.1, gated 100.1 us.",
         ),
         (
             {"serial": 110},
@@ -67,8 +67,7 @@ def test_each_batch_size_has_its_own_plan(gpu: FakeGpu) -> None:
         (
             {"gated": 99.7},
             "overlapped (1 fork), measured 100.1 us to the answer: this is the plain graph; gated, 99.8, is no faster "
-            "beyond the noise. The others: serial 100.1, overlapped (2 forks) 100.1, polled 100.1, "
-            "gated (lag 1) 100.1 us.",
+            "beyond the noise. The others: serial 100.1, overlapped (2 forks) 100.1, polled 100.1 us.",
         ),
         (
             {"serial": 80, "polled": 79.5},
@@ -86,10 +85,10 @@ def test_it_says_why(gpu: FakeGpu, us: dict[str, float], said: str) -> None:
 def test_what_cannot_be_made_or_answers_otherwise_is_left_out(gpu: FakeGpu) -> None:
     gpu.fails["gated"] = RuntimeError("no conditional nodes here.")
     gpu.wrong = {"polled"}
-    gpu.us |= {"polled": 10.0, "gated (lag 1)": 70.0}
+    gpu.us |= {"polled": 10.0, "overlapped (2 forks)": 70.0}
     runner = auto()
     assert gpu.open == 1 and list(runner.plans[2].times) == [n for n in NAMES if n not in ("polled", "gated")]
-    assert runner.describe().startswith("Batch 2: gated (lag 1), measured 70.1 us")
+    assert runner.describe().startswith("Batch 2: overlapped (2 forks), measured 70.1 us")
     assert "us. polled left out: it answered otherwise than overlapped (1 fork). " in runner.describe()
     assert "gated left out: no conditional nodes here.\n" in runner.describe()
 

@@ -29,7 +29,7 @@ def test_a_plan_is_measured_and_remembered(trunk: str) -> None:
             assert all(plan.remembered == remembered for plan in runner.plans.values())
     first, second = found
     assert not first[2].left_out and not first[8].left_out, first
-    assert {"serial", "overlapped (1 fork)", "polled", "gated", "gated (lag 1)"} <= set(first[2].times)
+    assert {"serial", "overlapped (1 fork)", "polled", "gated"} <= set(first[2].times)
     assert "polled (compact)" in first[8].times and "polled (compact)" not in first[2].times
     assert [plan.chosen for plan in first.values()] == [plan.chosen for plan in second.values()]
     assert all(

@@ -71,7 +71,7 @@ def test_two_streams_of_callers_alternate(way: str, first: bool) -> None:
         assert_same(result, wanted[i % 4])
 
 
-@pytest.mark.parametrize("way", ["overlapped", "gated", "gated, lag 1"])
+@pytest.mark.parametrize("way", ["overlapped", "gated"])
 def test_the_host_does_not_wait(way: str) -> None:
     net = network()
     runner, (x,) = made(net, way), clear_batches(net, [8])

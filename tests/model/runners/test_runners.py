@@ -19,7 +19,8 @@ from auxhead.model.make_runner import EXITS
 from auxhead.model.runners import capture
 from auxhead.model.runners.graph_runner import GraphRunner
 from auxhead.model.runners.overlapped import fork_choices, forks_by_rule
-from auxhead.model.runners.polled import Segments
+from auxhead.model.runners.polled import PolledBatch
+from auxhead.model.runners.segment_times import choose_stops
 from support.example_models import SmallNet, plain_heads
 from torch import Tensor, nn
 
@@ -85,18 +86,6 @@ def test_unknown_names_are_refused() -> None:
     for exits in EXITS[:1]:
         with pytest.raises(ValueError, match="kind: got 'fast', wants one of 'as_is'"):
             make_runner(net, images(1), exits=exits, trunk="fast")
-
-
-@pytest.mark.parametrize("exits", [name for name in EXITS if name != "gated"])
-def test_only_the_gated_runner_has_a_lag(exits: str) -> None:
-    with pytest.raises(ValueError, match=f"lag: got 1 with exits='{exits}'"):
-        make_runner(network(1.0), images(1), exits=exits, lag=1)
-
-
-@pytest.mark.parametrize("lag", [2, -1, None, 0.5, "1"])
-def test_a_lag_is_0_or_1(lag: object) -> None:
-    with pytest.raises(ValueError, match="lag: got .*, wants 0 or 1"):
-        GatedRunner(network(1.0), images(1), lag=lag)
 
 
 @pytest.mark.parametrize("exits", RUNNERS)
@@ -275,15 +264,13 @@ def test_forks_are_taps(forks: object, kind: type[Exception], message: str) -> N
     ],
 )
 def test_stops_are_as_many_as_leave_enough_of_the_trunk_after_each(segments: list[float], stops: list[int]) -> None:
-    runner = PolledRunner.__new__(PolledRunner)
-    runner._segment_times = lambda x: segments  # type: ignore[method-assign]
-    assert runner._stops(torch.empty(1), 25.0) == stops
+    assert choose_stops(segments, 25.0) == stops
 
 
 class FakeGraph:
     """Says at once how many samples stay open after the stop before it."""
 
-    def __init__(self, number: int, segments: "FakeSegments") -> None:
+    def __init__(self, number: int, segments: "FakeBatch") -> None:
         self.number, self.segments = number, segments
 
     def launch(self, _stream: object) -> None:
@@ -293,7 +280,7 @@ class FakeGraph:
             self.segments.open_samples[self.number - 1] = (self.segments.on_device << 32) + still_open
 
 
-class FakeSegments(Segments):
+class FakeBatch(PolledBatch):
     def __init__(self, stops: int) -> None:
         self.open_samples, self.request, self.on_device = [0] * stops, 0, 0
         self.graphs = [FakeGraph(i, self) for i in range(stops + 1)]
@@ -318,7 +305,7 @@ def test_a_polled_request_launches_at_most_one_graph_more_than_it_needs(
     runner = PolledRunner.__new__(PolledRunner)
     runner._stream = stream  # type: ignore[assignment]
     runner._event = SimpleNamespace(record=lambda stream: None)  # type: ignore[assignment]
-    captured = FakeSegments(stops)
+    captured = FakeBatch(stops)
     for exit_stop in (0, 3, 6, 5, 1, 6, 2, 4):  # the numbers that a request leaves are not the next one's
         captured.exit_stop, captured.launched, waited[:] = exit_stop, [], []
         assert runner._answer_polling(captured, torch.empty(4), caller) == "answer"  # type: ignore[arg-type]

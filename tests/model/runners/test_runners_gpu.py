@@ -165,7 +165,7 @@ def test_heads_without_probabilities(way: str) -> None:
 
 
 #: The last segment that runs when all leave at the head with this place, or never.
-LAST_SEGMENT = {"overlapped": (3, 3, 3), "polled": (1, 2, 3), "gated": (0, 1, 2), "gated, lag 1": (1, 2, 3)}
+LAST_SEGMENT = {"overlapped": (3, 3, 3), "polled": (1, 2, 3), "gated": (0, 1, 2)}
 
 
 @pytest.mark.parametrize("samples", [8, 3, 1])

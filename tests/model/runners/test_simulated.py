@@ -25,7 +25,6 @@ WAYS = {
     "overlapped": {"exits": "overlapped"},
     "polled": {"exits": "polled"},
     "gated": {"exits": "gated"},
-    "gated a gate later": {"exits": "gated", "lag": 1},
 }
 
 
@@ -169,7 +168,7 @@ def test_a_runner_says_what_it_captured(network, way):
         said = runner.describe()
     assert "The backbone runs as it is." in said and said.count("Batch ") == 2
     assert {"overlapped": "beside the trunk after block", "polled": "4 graphs, cut after block0, block1, block2."}.get(
-        way["exits"], "gated after block1, block2." if way.get("lag") else "gated after block0, block1, block2."
+        way["exits"], "gated after block0, block1, block2."
     ) in said
 
 
@@ -215,7 +214,7 @@ def test_the_planner_can_make_every_candidate_and_each_answers_as_the_plain_grap
         found = runner(x)
     assert list(plan.times) == [
         "serial", "overlapped (1 fork)", "overlapped (2 forks)", "overlapped (3 forks)",
-        "polled", "gated", "gated (lag 1)", "polled (compact)",
+        "polled", "gated", "polled (compact)",
     ]  # fmt: skip
     assert not plan.left_out and plan.chosen.name == "polled (compact)" and isinstance(runner, CompactingRunner)
     assert_same(found, make_runner(network, x, exits="eager")(x))
