@@ -1,10 +1,8 @@
-"""The planner: for one batch size the fastest runner, measured on the user's own samples or remembered."""
+"""Measures every candidate runner for one batch size on the user's own samples, and keeps the chosen one."""
 
 import datetime
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,55 +10,14 @@ from torch import Tensor
 from ..early_exit_network import EarlyExitNetwork
 from ..runners.graph_runner import GraphRunner
 from ..runners.overlapped import OverlappedRunner
-from ..spread import spread
 from .candidates import Candidate, candidates
 from .choice import choose
-from .plan import CandidateTimes, Plan
-from .plan_key import exits_of, plan_key, shares_of
-from .plan_store import remember_plan, remembered_plan
+from .plan import PassTimes, Plan
 
-#: Different batches of the example that a measurement goes through.
-_BATCHES = 16
-#: Passes through them at least, of which chance lets one runner win all once in 256; and requests of each runner.
+#: Passes through the batches at least, of which chance lets one runner win all once in 256; and requests of each.
 _LEAST_PASSES = 8
 _LEAST_REQUESTS = 40
 _WARM_UP_PASSES = 2
-
-
-class PassTimes(NamedTuple):
-    """What a request takes, in microseconds, averaged over the batches of a pass; one number a pass."""
-
-    host: list[float]
-    device: list[float]
-
-
-def make_planned(
-    network: EarlyExitNetwork, example_input: Tensor, size: int, smaller: Sequence[int], trunk: str, *, fresh: bool
-) -> tuple[Plan, GraphRunner]:
-    """Make the runner that a remembered plan names, or that a measurement now chooses, which is remembered.
-
-    Args:
-        network: that :func:`check_capturable` has passed.
-        example_input: samples like those to come.
-        size: the batch size.
-        smaller: batch sizes that samples may be gathered into.
-        trunk: see :func:`make_trunk`.
-        fresh: measure anew whatever is remembered.
-
-    Raises:
-        RuntimeError: the plain graph cannot be captured.
-    """
-    batches = batches_of(example_input, size)
-    exits = exits_of(network, batches)
-    key = plan_key(network, batches, smaller, trunk, exits)
-    plan = None if fresh or key is None else remembered_plan(key)
-    if plan is not None:
-        with suppress(RuntimeError, ValueError):  # there may be less memory than then; what can be made now is measured
-            return plan, plan.chosen.make(network, example_input, size, smaller, trunk)
-    plan, runner = measure_plan(network, example_input, batches, smaller, trunk, shares_of(exits, len(network.taps)))
-    if key is not None:
-        remember_plan(key, plan)
-    return plan, runner
 
 
 def measure_plan(
@@ -71,7 +28,19 @@ def measure_plan(
     trunk: str,
     shares: tuple[float, ...],
 ) -> tuple[Plan, GraphRunner]:
-    """Make every candidate on one trunk, check it against the plain graph, measure them by turns and keep one."""
+    """Make every candidate on one trunk, check it against the plain graph, measure them by turns and keep one.
+
+    Args:
+        network: that :func:`check_capturable` has passed.
+        example_input: samples like those to come.
+        batches: of it, all of one size.
+        smaller: batch sizes that samples may be gathered into.
+        trunk: see :func:`make_trunk`.
+        shares: of the samples, those that leave at each tap and, last, at the classifier.
+
+    Raises:
+        RuntimeError: the plain graph cannot be captured.
+    """
     size = len(batches[0])
     plain_runner = OverlappedRunner(network, example_input, batch_sizes=(size,), trunk=trunk)
     plain = Candidate("overlapped", plain_runner.forks[size])
@@ -103,19 +72,12 @@ def measure_plan(
     plan = Plan(
         chosen=known[chosen],
         plain=plain.name,
-        times={name: CandidateTimes(spread(passes.host), spread(passes.device)) for name, passes in times.items()},
+        times=times,
         left_out=left_out,
         shares=shares,
         utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
     return plan, runners[chosen]
-
-
-def batches_of(example_input: Tensor, size: int) -> list[Tensor]:
-    """Cut the example into batches of one size, filling a short one with its first samples again."""
-    repeats = -(-size // len(example_input))
-    samples = torch.cat([example_input] * repeats) if repeats > 1 else example_input
-    return list(samples[: len(samples) // size * size].split(size))[:_BATCHES]
 
 
 def _alike(runner: GraphRunner, plain: GraphRunner, batches: Sequence[Tensor]) -> bool:

@@ -4,7 +4,7 @@ import torch
 from auxhead.model import EagerRunner, EarlyExitNetwork
 from auxhead.model.auto import planner
 from auxhead.model.auto.candidates import Candidate
-from auxhead.model.auto.planner import PassTimes
+from auxhead.model.auto.plan import PassTimes
 from auxhead.model.runners import checks
 from support.example_models import SmallNet, plain_heads
 from torch import Tensor

@@ -9,7 +9,8 @@ import torch.nn.utils.parametrizations
 import torch.nn.utils.prune
 from auxhead.kernels import runs_triton
 from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, PolledRunner, make_runner
-from auxhead.model.auto.planner import PassTimes, measure_plan
+from auxhead.model.auto.plan import PassTimes
+from auxhead.model.auto.planner import measure_plan
 from auxhead.model.runners import graph_runner
 from support.example_models import SmallNet, plain_heads
 from support.simulated_cuda import _Stream as simulated_stream
