@@ -1,4 +1,4 @@
-"""Modules, taps and runners: a network that leaves early."""
+"""Networks with early exits, the heads they consist of, and the runners that answer fast."""
 
 from ..kernels import HeadOutput
 from .auto.auto_runner import AutoRunner

@@ -1,4 +1,4 @@
-"""``EarlyExitNetwork``: any backbone, with heads that listen at its layers."""
+"""``EarlyExitNetwork``: any backbone with early-exit heads behind some of its layers."""
 
 import threading
 from collections.abc import Mapping
@@ -135,17 +135,17 @@ class EarlyExitNetwork(nn.Module):
         Heads train where the backbone runs without gradients or is checkpointed, too: they come after it.
         """
         self.check_taps(x)
-        found: list[tuple[Tensor, torch.autocast]] = []
+        features: list[tuple[Tensor, torch.autocast]] = []
 
-        def keep(_place: int, y: Tensor) -> None:
+        def keep(_index: int, y: Tensor) -> None:
             kind = y.device.type  # a backbone may enter autocast by itself
-            found.append((y, torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))))
+            features.append((y, torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))))
 
         with listening(self.backbone, self.taps, keep):
             final = self.backbone(x)
         logits = []
-        for head, (y, as_there) in zip(self.fused_heads, found, strict=True):
-            with as_there:
+        for head, (y, autocast) in zip(self.fused_heads, features, strict=True):
+            with autocast:
                 logits.append(head.logits(y))
         return [*logits, final]
 

@@ -15,7 +15,7 @@ from .runners.polled import PolledRunner
 from .runners.runner import Runner
 from .trunk.trunk import make_trunk
 
-#: How a runner leaves a network early; see the runners for what each does.
+#: Ways to leave a network early; see the runners for what each does.
 EXITS = ("eager", "overlapped", "polled", "gated", "auto")
 
 

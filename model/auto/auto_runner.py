@@ -60,21 +60,22 @@ class AutoRunner(Runner):
         self._runners: dict[int, GraphRunner] = {}
         self._plans: dict[int, Plan] = {}
         batches = {size: batches_of(example_input, size) for size in sizes}
-        exits = {size: exits_of(network, its) for size, its in batches.items()}
+        exits = {size: exits_of(network, of_size) for size, of_size in batches.items()}
         self._file = None if plan is None else PlanFile(plan, conditions_of(network, example_input, trunk, exits))
-        found = {} if self._file is None else self._file.read()
+        stored = {} if self._file is None else self._file.read()
         try:
             for index, size in enumerate(sizes):
                 smaller = sizes[:index]
-                if size in found:
+                if size in stored:
                     with suppress(RuntimeError, ValueError):  # there may be less memory than then
-                        self._runners[size] = found[size].chosen.make(network, example_input, size, smaller, trunk)
-                        self._plans[size] = found[size]
+                        self._runners[size] = stored[size].chosen.make(network, example_input, size, smaller, trunk)
+                        self._plans[size] = stored[size]
                         continue
                 shares = shares_of(exits[size], len(network.taps))
-                planned = measure_plan(network, example_input, batches[size], smaller, trunk, shares)
-                self._plans[size], self._runners[size] = planned
-            if self._file is not None and not all(its.from_file for its in self._plans.values()):
+                self._plans[size], self._runners[size] = measure_plan(
+                    network, example_input, batches[size], smaller, trunk, shares
+                )
+            if self._file is not None and not all(made.from_file for made in self._plans.values()):
                 self._file.write(self._plans)
         except BaseException:
             self.close()

@@ -24,7 +24,7 @@ class Candidate(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """As people call it."""
         if self.exits == "overlapped":
             count = len(self.forks)
             return f"overlapped ({count} fork{'s' if count > 1 else ''})" if count else "serial"
@@ -64,13 +64,13 @@ def candidates(taps: Sequence[str], forks: Sequence[str], smaller: Sequence[int]
 
     Args:
         taps: of the network.
-        forks: where heads leave the trunk by rule; the last of them is the last tap where it may pay.
+        forks: taps after which heads leave the trunk by rule; the last of them is the last one where it may pay.
         smaller: batch sizes that samples may be gathered into.
     """
     choices = fork_choices(taps.index(forks[-1])) if forks else []
     return [
         Candidate("overlapped"),
-        *(Candidate("overlapped", tuple(taps[place] for place in choice)) for choice in choices),
+        *(Candidate("overlapped", tuple(taps[index] for index in choice)) for choice in choices),
         Candidate("polled"),
         Candidate("gated"),
         *([Candidate("polled", compact=True)] if smaller else []),

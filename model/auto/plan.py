@@ -14,7 +14,7 @@ class PassTimes(NamedTuple):
     host: list[float]
     """From the call, on an idle device, until the answer is there."""
     device: list[float]
-    """When requests follow back to back."""
+    """Among requests that follow back to back."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Plan:
     left_out: Mapping[str, str]
     """By name why a candidate was not measured."""
     shares: tuple[float, ...]
-    """Of the samples that were measured with, those that left at each tap and, last, at the classifier, 0 to 1."""
+    """Shares, 0 to 1, of the samples measured with that left at each tap and, last, at the classifier."""
     utc: str
-    """When it was measured, ISO 8601."""
+    """Time of the measurement, ISO 8601."""
     from_file: bool = False
-    """Whether it was read from a file instead of measured for this runner."""
+    """True if it was read from a file, False if it was measured for this runner."""
 
     def describe(self) -> str:
         """Say what was chosen, and by which measurement."""
@@ -78,7 +78,7 @@ class Plan:
         return {
             "chosen": self.chosen._asdict(),
             "plain": self.plain,
-            "times": {name: {"host_us": its.host, "device_us": its.device} for name, its in self.times.items()},
+            "times": {name: {"host_us": us.host, "device_us": us.device} for name, us in self.times.items()},
             "left_out": dict(self.left_out),
             "shares": list(self.shares),
             "utc": self.utc,
@@ -96,8 +96,8 @@ class Plan:
             chosen,
             content["plain"],
             {
-                str(name): PassTimes(_microseconds(its["host_us"]), _microseconds(its["device_us"]))
-                for name, its in content["times"].items()
+                str(name): PassTimes(_microseconds(us["host_us"]), _microseconds(us["device_us"]))
+                for name, us in content["times"].items()
             },
             {str(name): str(why) for name, why in content["left_out"].items()},
             tuple(float(share) for share in content["shares"]),

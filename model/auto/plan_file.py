@@ -49,7 +49,7 @@ class PlanFile:
     def read(self) -> dict[int, Plan]:
         """Return the plans by batch size, or none where there is no file or its conditions differ.
 
-        A file that cannot be read as one is told of in a warning, and none of its plans is used.
+        A damaged file is named in a warning, and none of its plans is used.
         """
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
@@ -110,8 +110,11 @@ def conditions_of(
         "batch sizes": list(exits),
         "samples": [list(example_input.shape[1:]), str(example_input.dtype), list(example_input.stride()[1:])],
         "exit shares": {
-            str(size): [_rounded(shares_of(of_batches, taps)) for of_batches in (its, its.amax(dim=1))]
-            for size, its in exits.items()
+            str(size): {
+                "of samples": _rounded(shares_of(of_samples, taps)),
+                "of batches": _rounded(shares_of(of_samples.amax(dim=1), taps)),
+            }
+            for size, of_samples in exits.items()
         },
     }
 

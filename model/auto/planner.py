@@ -81,7 +81,7 @@ def measure_plan(
 
 
 def _alike(runner: GraphRunner, plain: GraphRunner, batches: Sequence[Tensor]) -> bool:
-    """Whether two runners of one trunk give the same labels and exits, rounding at a threshold apart: 1 in 100."""
+    """Return whether two runners give the same labels and exits, but for 1 in 100 by rounding at a threshold."""
     samples, differing = 0, 0
     for x in batches:
         found, wanted = runner(x), plain(x)

@@ -15,11 +15,11 @@ from .segment_times import choose_stops
 
 # In microseconds, as an H200 and its host have them.
 
-#: Of the trunk after a stop, for the largest batch, at least: below that no gathering can save what stopping costs.
+#: The trunk after a stop takes at least this long, for the largest batch; below it no gathering can pay for the stop.
 _LEAST_STOP_US = 80.0
 #: The trunk stands still at a stop while the head runs (8), the host sees its number and launches (10), the GPU starts.
 _BUBBLE_US = 25.0
-#: What else a move costs: answers are collected at the end, and the gathering may outlast the host's part.
+#: A move costs this besides: answers are collected at the end, and the gathering may outlast the host's part.
 _MOVE_US = 10.0
 
 #: By how much outputs of one layer may differ between batch sizes, for which cuDNN takes other algorithms: the mean
@@ -296,7 +296,7 @@ def _fill_at_random(x: Tensor, generator: torch.Generator) -> None:
 
 
 def _alike(found: Tensor, wanted: Tensor) -> bool:
-    """Whether two outputs differ by rounding alone; what is not finite must be so in both."""
+    """Return whether two outputs differ by rounding alone; what is not finite must be so in both."""
     finite = wanted.isfinite()
     if not torch.equal(found.isfinite(), finite):
         return False

@@ -34,8 +34,8 @@ class GraphRunner(Runner):
     hooks or modes of the network change a call.
     """
 
-    #: Of the stream that the trunk is captured on. That of the heads is 0, the lowest there is, so that the trunk's
-    #: waiting blocks are placed before theirs.
+    #: The trunk is captured on a stream of this priority. That of the heads is 0, the lowest there is, so that the
+    #: trunk's waiting blocks are placed before theirs.
     trunk_priority = -1
 
     def __init__(

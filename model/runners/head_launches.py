@@ -33,12 +33,12 @@ class HeadLaunches:
         self.launches = [
             ExitLaunch(
                 buffers,
-                its.start,
-                exits[its],
+                part.start,
+                exits[part],
                 open_samples=None if open_samples is None or i == len(stops) else open_samples[i : i + 1],
                 condition=None if conditions is None or i == len(stops) else conditions[i : i + 1],
             )
-            for i, its in enumerate(self._exits_of)
+            for i, part in enumerate(self._exits_of)
         ]
         """In the order of the stops; the last one has the classifier."""
 

@@ -92,7 +92,7 @@ def _indices_of(forks: Sequence[str], taps: Sequence[str]) -> list[int]:
 
 
 def fork_choices(last: int) -> list[list[int]]:
-    """Return lists of taps after which heads may leave the trunk: the last one, every other one, each up to it.
+    """Return choices of taps, by index, to fork after: the last one, every other one up to it, and each up to it.
 
     Args:
         last: the index of the last tap that is followed by enough of the trunk to hide a launch behind.

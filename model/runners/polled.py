@@ -30,7 +30,7 @@ class CapturedSegments(NamedTuple):
     open_samples: Tensor
     """[stops] int64 in pinned memory; see :class:`ExitLaunch`."""
     outputs: list[Tensor]
-    """What each tap and, last, the trunk returns, in memory of the graphs."""
+    """Of each tap and, last, of the trunk, in memory of the graphs."""
 
 
 class PolledBatch(CapturedBatch):

@@ -40,15 +40,15 @@ def measure_segments(
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     times: list[list[float]] = [[] for _ in graphs]
     for _ in range(_ROUNDS):
-        for graph, found in zip(graphs, times, strict=True):
+        for graph, of_graph in zip(graphs, times, strict=True):
             graph.launch(stream)
             start.record(stream)
             for _ in range(_LAUNCHES):
                 graph.launch(stream)
             end.record(stream)
             end.synchronize()
-            found.append(start.elapsed_time(end) * 1e3 / _LAUNCHES)
-    return [statistics.median(found) for found in times]
+            of_graph.append(start.elapsed_time(end) * 1e3 / _LAUNCHES)
+    return [statistics.median(of_graph) for of_graph in times]
 
 
 def choose_stops(segment_us: Sequence[float], least_us: float) -> list[int]:

@@ -53,7 +53,7 @@ class Runner(EagerRunner):
 
 
 class FakeGpu:
-    """What the fakes do, and what was done with them."""
+    """Settings of the fakes, and a log of what was done with them."""
 
     def __init__(self, monkeypatch):
         self.us = dict.fromkeys((*NAMES, "polled (compact)"), 100.0)
@@ -78,7 +78,7 @@ class FakeGpu:
         def measure(runners, batches):
             assert not any(runner.closed for runner in runners.values())
             self.measured += 1
-            wobble = [1.0 + 0.001 * (place % 3) for place in range(12)]
+            wobble = [1.0 + 0.001 * (index % 3) for index in range(12)]
             return {
                 name: PassTimes(
                     [self.us[name] * part for part in wobble], [self.us[name] / 2 * part for part in wobble]

@@ -67,7 +67,7 @@ class _Streams:
 
 
 class _Graph:
-    """What ran while a recorder was there; it keeps all memory of that run."""
+    """Calls that a recorder noted, to be run again; it keeps all memory of that run."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []

@@ -36,10 +36,10 @@ def test_a_plan_is_measured_and_kept(trunk: str, tmp_path: Path) -> None:
 
 def test_other_rules_are_measured_anew(tmp_path: Path) -> None:
     net, example = network(), images(16)
-    for place in (0, 3):
-        with exits_at(net, place), make_runner(net, example, exits="auto", plan=tmp_path / "plan.json") as runner:
-            assert not runner.plans[1].from_file and runner.plans[1].shares[place] == 1.0
-            assert runner(example[:1]).exit_index.item() == place
+    for index in (0, 3):
+        with exits_at(net, index), make_runner(net, example, exits="auto", plan=tmp_path / "plan.json") as runner:
+            assert not runner.plans[1].from_file and runner.plans[1].shares[index] == 1.0
+            assert runner(example[:1]).exit_index.item() == index
     assert len(list(tmp_path.iterdir())) == 1
 
 

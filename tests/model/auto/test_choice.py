@@ -1,4 +1,4 @@
-"""Which of the measured runners is chosen, and which there are to choose from."""
+"""The choice among measured runners, and the candidates there are."""
 
 import random
 
@@ -53,7 +53,7 @@ def test_a_gain_in_some_passes_is_noise_and_one_in_all_of_them_is_not() -> None:
 
 
 def test_drift_that_touches_both_is_no_difference_and_hides_none() -> None:
-    drift = [100.0 + 10 * place for place in range(12)]
+    drift = [100.0 + 10 * index for index in range(12)]
     assert not slower(drift, drift)
     assert slower([us * 1.03 for us in drift], drift)
 

@@ -43,18 +43,18 @@ def test_a_pass_takes_all_batches_and_its_time_is_their_mean(monkeypatch, batche
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(clock))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: clock)
-    us = {"early": [10.0 if place else 110.0 for place in range(batches)], "plain": [50.0] * batches}
+    us = {"early": [10.0 if index else 110.0 for index in range(batches)], "plain": [50.0] * batches}
     calls: list[tuple[str, int]] = []
 
     def answer(name: str, x: Tensor) -> None:
         calls.append((name, int(x)))
         clock.us += us[name][int(x)]
 
-    times = measure({name: partial(answer, name) for name in us}, [torch.tensor(place) for place in range(batches)])
+    times = measure({name: partial(answer, name) for name in us}, [torch.tensor(index) for index in range(batches)])
     for name in us:
         wanted = pytest.approx([sum(us[name]) / batches] * passes)
         assert times[name].host == wanted and times[name].device == wanted
-    assert set(calls) == {(name, place) for name in us for place in range(batches)}
+    assert set(calls) == {(name, index) for name in us for index in range(batches)}
     turns = [(name, len(list(of_one))) for name, of_one in groupby(name for name, _ in calls)]
     one = 1 + 2 * batches
     assert turns[:3] == [("early", one), ("plain", 2 * one), ("early", 2 * one)], "who was last is first the next time"

@@ -228,13 +228,13 @@ def test_resnet18_as_people_run_it() -> None:
     probs.append(torch.softmax(final, 1))
     result = net(x)
     for i in range(5):
-        for place, of_exit in enumerate(probs):
+        for index, of_exit in enumerate(probs):
             confidence = of_exit[i].max().item()
-            limit = net.heads[place].rule.threshold if place < len(TAPS) else -1.0
+            limit = net.heads[index].rule.threshold if index < len(TAPS) else -1.0
             if abs(confidence - limit) < 1e-5:
                 break  # too close to call
             if confidence > limit:
-                assert result.exit_index[i].item() == place
+                assert result.exit_index[i].item() == index
                 torch.testing.assert_close(result.probs[i], of_exit[i], atol=1e-4, rtol=1e-3)
                 assert of_exit[i, result.label[i]].item() > confidence - 1e-5
                 break
@@ -263,11 +263,11 @@ def test_a_users_graph_replays_right() -> None:
     assert_same(net(batches[1]), in_line(net, batches[1]))  # eagerly again
 
 
-@pytest.mark.parametrize("place", range(5))
-def test_stop_leaves_the_forward(place: int) -> None:
+@pytest.mark.parametrize("index", range(5))
+def test_stop_leaves_the_forward(index: int) -> None:
     net, x = network(), images(4)
     for i, head in enumerate(net.heads):
-        head.rule.threshold = 0.0 if i == place else 1.0
+        head.rule.threshold = 0.0 if i == index else 1.0
     wanted = in_line(net, x)
     runs: list[str] = []
     for tap in (*TAPS, "fc"):
@@ -276,8 +276,8 @@ def test_stop_leaves_the_forward(place: int) -> None:
         runs.clear()
         hold_up(stream_pair(device()).side)
         result = net(x, stop=True)
-        assert runs == [*TAPS, "fc"][: place + 1]
-        assert result.exit_index.eq(place).all()
+        assert runs == [*TAPS, "fc"][: index + 1]
+        assert result.exit_index.eq(index).all()
         assert_same(result, wanted)
 
 

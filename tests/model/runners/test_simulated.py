@@ -1,4 +1,4 @@
-"""What graph runners answer, with streams and graphs simulated and kernels interpreted; see test_runners_gpu.py."""
+"""Answers of graph runners, with streams and graphs simulated and kernels interpreted; see test_runners_gpu.py."""
 
 import copy
 import signal
@@ -73,9 +73,9 @@ def test_rules_and_parameters_are_followed(network, way):
     x = images(3)
     with simulated_cuda():
         runner = make_runner(network, x, batch_sizes=(4,), trunk="cudnn", **way)
-        for place in (0, 2, 3):
-            network.set_rules({tap: 0.0 if i == place else 1.0 for i, tap in enumerate(network.taps)})
-            assert runner(x).exit_index.eq(place).all()
+        for index in (0, 2, 3):
+            network.set_rules({tap: 0.0 if i == index else 1.0 for i, tap in enumerate(network.taps)})
+            assert runner(x).exit_index.eq(index).all()
         with torch.no_grad():
             network.heads[1].linear.weight.mul_(-1.0)
             network.backbone.block0[0].weight.mul_(0.5)
@@ -206,7 +206,7 @@ def test_runners_may_share_a_trunk(network):
 
 def test_the_planner_can_make_every_candidate_and_each_answers_as_the_plain_graph(network, monkeypatch):
     def measure(runners, _batches):
-        return {name: PassTimes([len(runners) - place] * 8, [1.0] * 8) for place, name in enumerate(runners)}
+        return {name: PassTimes([len(runners) - index] * 8, [1.0] * 8) for index, name in enumerate(runners)}
 
     monkeypatch.setattr("auxhead.model.auto.planner.measure", measure)
     x = images(2)

@@ -1,7 +1,6 @@
 """``make_runner`` without a GPU: the eager runner on every trunk, and what the others say; see test_runners_gpu.py."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,13 +15,9 @@ from auxhead.model import (
     make_runner,
 )
 from auxhead.model.make_runner import EXITS
-from auxhead.model.runners import capture
 from auxhead.model.runners.graph_runner import GraphRunner
-from auxhead.model.runners.overlapped import fork_choices, forks_by_rule
-from auxhead.model.runners.polled import PolledBatch
-from auxhead.model.runners.segment_times import choose_stops
 from support.example_models import SmallNet, plain_heads
-from torch import Tensor, nn
+from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 RUNNERS = {"overlapped": OverlappedRunner, "polled": PolledRunner, "gated": GatedRunner}
@@ -56,15 +51,15 @@ def test_eager_runner_answers_as_the_network(trunk: str, samples: int) -> None:
     runner.close()
 
 
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("index", range(4))
 @pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
-def test_eager_runner_follows_rules_that_change(place: int, trunk: str) -> None:
+def test_eager_runner_follows_rules_that_change(index: int, trunk: str) -> None:
     net = network(1.0)
     runner, x = make_runner(net, images(2), exits="eager", trunk=trunk), images(3)
     assert runner(x).exit_index.eq(3).all()
-    if place < 3:
-        net.set_rules({SmallNet.taps[place]: 0.0})
-    assert runner(x).exit_index.eq(place).all()
+    if index < 3:
+        net.set_rules({SmallNet.taps[index]: 0.0})
+    assert runner(x).exit_index.eq(index).all()
 
 
 def test_eager_runner_of_the_cudnn_trunk_takes_any_layout() -> None:
@@ -168,146 +163,7 @@ def test_answers_are_float32_whatever_the_default_dtype(dtype: torch.dtype) -> N
     assert [t.dtype for t in (label, exit_index, confidence, probs)] == [torch.int64] * 2 + [torch.float32] * 2
 
 
-class Failing(nn.Module):
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = error
-
-    def forward(self, x: Tensor) -> Tensor:
-        raise self.error
-
-
-@pytest.mark.parametrize("block", SmallNet.taps)
-def test_an_error_in_a_capture_names_the_innermost_layer(block: str) -> None:
-    net = SmallNet().eval()
-    net.get_submodule(block)[1] = Failing(RuntimeError("CUDA error: not permitted\nCompile with TORCH_USE_CUDA_DSA"))
-    message = (
-        f"backbone: layer '{block}.1' cannot be captured in a CUDA graph (RuntimeError: CUDA error: not permitted); it "
-        "may make the host wait, or branch on the value of a tensor. The eager runner runs it as it is"
-    )
-    with pytest.raises(RuntimeError, match=re.escape(message)), capture._naming_layers(net):
-        net(images(1))
-    assert not any(part._forward_hooks or part._forward_pre_hooks for part in net.modules())
-
-
-def test_no_layer_is_blamed_for_a_lack_of_memory() -> None:
-    net = SmallNet().eval()
-    net.block1[1] = Failing(torch.OutOfMemoryError("CUDA out of memory"))
-    with pytest.raises(torch.OutOfMemoryError, match="^CUDA out of memory$"), capture._naming_layers(net):
-        net(images(1))
-
-
-def test_runners_that_live_at_once_capture_on_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "_free_pairs", {})
-    monkeypatch.setattr(capture, "_new_stream", lambda device, priority: object())
-    device = torch.device("cuda", 0)
-    first, second = (capture.CaptureStreams(device, -1) for _ in range(2))
-    mine, other = first.pair, second.pair
-    assert first.pair == mine and second.pair == other and len({*mine, *other}) == 4
-    first.give_back()
-    first.give_back()  # twice is once
-    assert capture.CaptureStreams(device, 0).pair != mine, "of another priority"
-    assert capture.CaptureStreams(device, -1).pair == mine, "their workspaces are there"
-    assert capture.CaptureStreams(device, -1).pair not in (mine, other)
-
-
-# Where runners fork, cut and gate
-
-
-def test_heads_fork_where_enough_of_the_trunk_is_left() -> None:
-    blocks = [42.0, 16, 18, 16, 17, 16, 22, 20, 3]  # like ResNet-18 with a head after every block
-    assert forks_by_rule(blocks, samples=1, classes=1000) == [5] == forks_by_rule(blocks, samples=128, classes=10)
-    assert forks_by_rule(blocks, samples=1, classes=10) == [1, 3, 5] == forks_by_rule(blocks, samples=32, classes=1000)
-    stages = [50.0, 30, 30, 40]
-    assert forks_by_rule(stages, samples=128, classes=10) == [2], "the last of three stages has a fourth to hide behind"
-    assert forks_by_rule([100.0, 1], samples=1, classes=10) == [], "a head at the end runs with the classifier"
-
-
-@pytest.mark.parametrize("last", range(9))
-@pytest.mark.parametrize("samples", [1, 32, 128])
-def test_what_the_rule_chooses_is_one_of_the_choices(last: int, samples: int) -> None:
-    choices = fork_choices(last)
-    for classes in (10, 1000):
-        assert forks_by_rule([10.0] * (last + 1) + [40.0, 1.0], samples, classes) in choices
-    assert choices == sorted(choices, key=len) and len({tuple(choice) for choice in choices}) == len(choices)
-    assert choices[0] == [last] and choices[-1] == list(range(last + 1))
-
-
 @pytest.mark.parametrize("exits", [name for name in EXITS if name != "overlapped"])
 def test_only_the_overlapped_runner_forks_at_chosen_taps(exits: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"forks: got () with exits='{exits}', wants None")):
         make_runner(network(1.0), images(1), exits=exits, forks=())
-
-
-@pytest.mark.parametrize(
-    ("forks", "kind", "message"),
-    [
-        (("block0", "block9"), ValueError, "got 'block9', wants taps of the network: block0, block1, block2"),
-        ((0,), ValueError, "got 0, wants taps"),
-        ("block0", TypeError, "got 'block0', wants a sequence of taps, or None"),
-        (1, TypeError, "got 1, wants a sequence"),
-    ],
-    ids=str,
-)
-def test_forks_are_taps(forks: object, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=f"forks: {message}"):
-        OverlappedRunner(network(1.0), images(1), forks=forks)
-
-
-@pytest.mark.parametrize(
-    ("segments", "stops"),
-    [
-        ([40.0, 30, 30, 40], [0, 1, 2]),
-        ([40.0, 13, 13, 13, 13], [0, 2]),
-        ([40.0, 30, 10, 10], [0]),
-        ([5.0, 5, 5], []),
-    ],
-)
-def test_stops_are_as_many_as_leave_enough_of_the_trunk_after_each(segments: list[float], stops: list[int]) -> None:
-    assert choose_stops(segments, 25.0) == stops
-
-
-class FakeGraph:
-    """Says at once how many samples stay open after the stop before it."""
-
-    def __init__(self, number: int, segments: "FakeBatch") -> None:
-        self.number, self.segments = number, segments
-
-    def launch(self, _stream: object) -> None:
-        self.segments.launched.append(self.number)
-        if self.number > 0:
-            still_open = 0 if self.number > self.segments.exit_stop else 4
-            self.segments.open_samples[self.number - 1] = (self.segments.on_device << 32) + still_open
-
-
-class FakeBatch(PolledBatch):
-    def __init__(self, stops: int) -> None:
-        self.open_samples, self.request, self.on_device = [0] * stops, 0, 0
-        self.graphs = [FakeGraph(i, self) for i in range(stops + 1)]
-        self.launched: list[int] = []
-        self.buffers = SimpleNamespace(packed_answer=torch.zeros(1))
-
-    def fill(self, _x: torch.Tensor) -> None:
-        self.on_device += 1
-
-    def empty_answer(self) -> tuple[torch.Tensor, str]:
-        return torch.empty(1), "answer"
-
-
-@pytest.mark.parametrize("stops", [0, 1, 2, 6])
-def test_a_polled_request_launches_at_most_one_graph_more_than_it_needs(
-    monkeypatch: pytest.MonkeyPatch, stops: int
-) -> None:
-    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
-    waited: list[object] = []
-    stream = SimpleNamespace(wait_event=lambda event: None, query=lambda: True)
-    caller = SimpleNamespace(wait_event=waited.append)
-    runner = PolledRunner.__new__(PolledRunner)
-    runner._stream = stream  # type: ignore[assignment]
-    runner._event = SimpleNamespace(record=lambda stream: None)  # type: ignore[assignment]
-    captured = FakeBatch(stops)
-    for exit_stop in (0, 3, 6, 5, 1, 6, 2, 4):  # the numbers that a request leaves are not the next one's
-        captured.exit_stop, captured.launched, waited[:] = exit_stop, [], []
-        assert runner._answer_polling(captured, torch.empty(4), caller) == "answer"  # type: ignore[arg-type]
-        assert captured.launched == list(range(min(exit_stop + 2, stops + 1)))
-        assert len(waited) == (exit_stop >= stops), "the caller's stream waits for the classifier alone"
