@@ -11,7 +11,6 @@ from torch import Tensor
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult, joined
 from ..runners.checks import check_capturable, check_sizes
-from ..runners.graph_runner import GraphRunner
 from ..runners.runner import Runner
 from .example_batches import batches_of, exits_of, shares_of
 from .plan import Plan
@@ -57,7 +56,7 @@ class AutoRunner(Runner):
         sizes = check_sizes(batch_sizes)
         check_capturable(network, example_input)
         self.network = network
-        self._runners: dict[int, GraphRunner] = {}
+        self._runners: dict[int, Runner] = {}
         self._plans: dict[int, Plan] = {}
         batches = {size: batches_of(example_input, size) for size in sizes}
         exits = {size: exits_of(network, of_size) for size, of_size in batches.items()}
@@ -95,7 +94,7 @@ class AutoRunner(Runner):
         results = [self._runner_for(part)(part) for part in parts]
         return results[0] if len(results) == 1 else joined(results)
 
-    def _runner_for(self, x: Tensor) -> GraphRunner:
+    def _runner_for(self, x: Tensor) -> Runner:
         samples = len(x) if isinstance(x, Tensor) and x.ndim else 0
         return self._runners[min(size for size in self._runners if size >= samples)]
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from ..early_exit_network import EarlyExitNetwork
 from ..runners.compacting import CompactingRunner
 from ..runners.gated import GatedRunner
-from ..runners.graph_runner import GraphRunner
 from ..runners.overlapped import OverlappedRunner, fork_choices
 from ..runners.polled import PolledRunner
+from ..runners.runner import Runner
 from ..trunk.trunk import Trunk
 
 
@@ -37,7 +37,7 @@ class Candidate(NamedTuple):
         size: int,
         smaller: Sequence[int],
         trunk: str | Trunk,
-    ) -> GraphRunner:
+    ) -> Runner:
         """Make the runner.
 
         Args:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..early_exit_network import EarlyExitNetwork
-from ..runners.graph_runner import GraphRunner
 from ..runners.overlapped import OverlappedRunner
+from ..runners.runner import Runner
 from .candidates import Candidate, candidates
 from .choice import choose
 from .plan import PassTimes, Plan
@@ -27,7 +27,7 @@ def measure_plan(
     smaller: Sequence[int],
     trunk: str,
     shares: tuple[float, ...],
-) -> tuple[Plan, GraphRunner]:
+) -> tuple[Plan, Runner]:
     """Make every candidate on one trunk, check it against the plain graph, measure them by turns and keep one.
 
     Args:
@@ -44,7 +44,7 @@ def measure_plan(
     size = len(batches[0])
     plain_runner = OverlappedRunner(network, example_input, batch_sizes=(size,), trunk=trunk)
     plain = Candidate("overlapped", plain_runner.forks[size])
-    runners: dict[str, GraphRunner] = {}
+    runners: dict[str, Runner] = {}
     left_out: dict[str, str] = {}
     chosen = None
     known = {candidate.name: candidate for candidate in candidates(network.taps, plain.forks, smaller)}
@@ -80,7 +80,7 @@ def measure_plan(
     return plan, runners[chosen]
 
 
-def _alike(runner: GraphRunner, plain: GraphRunner, batches: Sequence[Tensor]) -> bool:
+def _alike(runner: Runner, plain: Runner, batches: Sequence[Tensor]) -> bool:
     """Return whether two runners give the same labels and exits, but for 1 in 100 by rounding at a threshold."""
     samples, differing = 0, 0
     for x in batches:
@@ -90,7 +90,7 @@ def _alike(runner: GraphRunner, plain: GraphRunner, batches: Sequence[Tensor]) -
     return differing <= samples // 100
 
 
-def measure(runners: Mapping[str, GraphRunner], batches: Sequence[Tensor]) -> dict[str, PassTimes]:
+def measure(runners: Mapping[str, Runner], batches: Sequence[Tensor]) -> dict[str, PassTimes]:
     """Time passes through the batches, the runners taking turns in an order that rotates.
 
     A pass of a runner sends every batch from an idle device and waits for its answer, then all of them back to back.

@@ -9,7 +9,7 @@ from ...kernels import Answer, ExitBuffers, collect, destination, gather_open, m
 from ..exit_result import ExitResult
 from ..taps import list_taps
 from .capture import Graph
-from .captured_batch import CapturedBatch
+from .captured_batch import CapturedBatch, view_answer
 from .polled import CapturedSegments, PolledBatch, PolledRunner
 from .segment_times import choose_stops
 
@@ -60,10 +60,7 @@ class _RequestAnswer:
     def empty(self, samples: int) -> tuple[Tensor, ExitResult]:
         """Allocate the memory of an answer for some samples; see :meth:`CapturedBatch.empty_answer`."""
         packed = torch.empty_like(self.packed)
-        label, exit_index, confidence, probs = self._buffers.answer(packed)
-        return packed, ExitResult(
-            label[:samples], confidence[:samples], None if probs is None else probs[:samples], exit_index[:samples]
-        )
+        return packed, view_answer(self._buffers, packed, samples)
 
 
 class _CompactingBatch(PolledBatch):
