@@ -1,4 +1,4 @@
-"""Modules, taps and runners: a network that leaves early."""
+"""Networks with early exits, the heads they consist of, and the runners that answer fast."""
 
 from ..kernels import HeadOutput
 from .auto.auto_runner import AutoRunner
@@ -14,6 +14,7 @@ from .runners.eager import EagerRunner
 from .runners.gated import GatedRunner
 from .runners.overlapped import OverlappedRunner
 from .runners.polled import PolledRunner
+from .runners.runner import Runner
 from .trunk.trunk import Trunk, make_trunk
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "HeadOutput",
     "OverlappedRunner",
     "PolledRunner",
+    "Runner",
     "Trunk",
     "calibrate",
     "fuse_aux_heads",

@@ -1,5 +1,5 @@
-"""What the user can put right: bad options, files and folders."""
+"""``BadInput``: an error that the user can put right, told in one line."""
 
 
 class BadInput(ValueError):
-    """Names the option or file, what it got and what it wants, in one line; commands print it without a traceback."""
+    """Names the option, file or folder, what it got and what it wants; commands print it without a traceback."""

@@ -16,7 +16,7 @@ from ..kernels.head_arguments import FLOAT_DTYPES
 
 
 class DryRun(NamedTuple):
-    """What one forward of the backbone showed."""
+    """Outputs of one forward of the backbone."""
 
     features: list[Tensor]
     """The output of each tapped layer."""
@@ -25,7 +25,7 @@ class DryRun(NamedTuple):
 
 
 class _Watch:
-    """What a forward shows of each layer: how often it runs, and whether a head could read what it returns."""
+    """A forward hook that notes how often each layer runs, and whether a head could read its output."""
 
     def __init__(self, batch: int, tapped: set[nn.Module]) -> None:
         self.order: list[nn.Module] = []
@@ -158,7 +158,7 @@ def _described(output: Any) -> str:
 
 
 def _listing(names: Sequence[str], most: int = 40) -> str:
-    """The names, the deepest left out first where there are too many to read."""
+    """Return the names in a line, the deepest left out first where there are too many to read."""
     names = [name for name in names if name]
     while len(names) > most and (depth := max(name.count(".") for name in names)):
         shallower = [name for name in names if name.count(".") < depth]

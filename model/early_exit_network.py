@@ -1,4 +1,4 @@
-"""``EarlyExitNetwork``: any backbone, with heads that listen at its layers."""
+"""``EarlyExitNetwork``: any backbone with early-exit heads behind some of its layers."""
 
 import threading
 from collections.abc import Mapping
@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from .dry_run import check_head_fits, dry_run
+from .eager_pass import run_eagerly
 from .exit_result import ExitResult
 from .exit_rule import ExitRule, as_exit_rule
 from .fused_aux_head import FusedAuxHead
-from .runners.eager import EagerRunner
 from .taps import listening
 
 #: A dry run hooks every layer and switches modes, so that two at a time would see each other.
@@ -120,13 +120,14 @@ class EarlyExitNetwork(nn.Module):
         self._checked = True
 
     def forward(self, x: Tensor, *, stop: bool = False) -> ExitResult:
-        """Answer for a batch by the eager runner: every head runs, beside the backbone on a GPU.
+        """Answer for a batch: every head runs, beside the backbone on a GPU.
 
         Args:
             x: a batch that the backbone takes.
-            stop: leave the forward as soon as every sample is sure; see :class:`EagerRunner`.
+            stop: leave the forward as soon as every sample is sure; see :func:`run_eagerly`.
         """
-        return EagerRunner(self)(x, stop=stop)
+        self.check_taps(x)
+        return run_eagerly(self.backbone, self.taps, self.fused_heads, x, stop=stop)
 
     def logits(self, x: Tensor) -> list[Tensor]:
         """Return the logits [N, K] of every head and, last, of the classifier; differentiable, for training.
@@ -134,17 +135,17 @@ class EarlyExitNetwork(nn.Module):
         Heads train where the backbone runs without gradients or is checkpointed, too: they come after it.
         """
         self.check_taps(x)
-        found: list[tuple[Tensor, torch.autocast]] = []
+        features: list[tuple[Tensor, torch.autocast]] = []
 
-        def keep(_place: int, y: Tensor) -> None:
+        def keep(_index: int, y: Tensor) -> None:
             kind = y.device.type  # a backbone may enter autocast by itself
-            found.append((y, torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))))
+            features.append((y, torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))))
 
         with listening(self.backbone, self.taps, keep):
             final = self.backbone(x)
         logits = []
-        for head, (y, as_there) in zip(self.fused_heads, found, strict=True):
-            with as_there:
+        for head, (y, autocast) in zip(self.fused_heads, features, strict=True):
+            with autocast:
                 logits.append(head.logits(y))
         return [*logits, final]
 

@@ -1,4 +1,4 @@
-"""The answer of an early-exit network, sample by sample."""
+"""``ExitResult``: the answer of an early-exit network, sample by sample."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from ..kernels import HeadOutput
 
 
 class ExitResult(NamedTuple):
-    """What a network answers for N samples and K classes; the same from every runner."""
+    """The answer for N samples and K classes; the same from every runner."""
 
     label: Tensor
     """[N] int64."""
@@ -19,7 +19,7 @@ class ExitResult(NamedTuple):
     probs: Tensor | None
     """[N, K] float32; None where a head leaves them out."""
     exit_index: Tensor
-    """[N] int64: the place of the tap whose head answered, from 0; the number of taps for the classifier."""
+    """[N] int64: the index of the tap whose head answered; the number of taps for the classifier."""
 
 
 def first_sure(answers: Sequence[HeadOutput], *, with_probs: bool) -> ExitResult:

@@ -1,4 +1,4 @@
-"""When a head may answer: criterion, threshold and temperature, held on the device."""
+"""``ExitRule``: criterion, threshold and temperature by which a head may answer, held on the device."""
 
 from collections.abc import Callable
 
@@ -51,7 +51,7 @@ class ExitRule(nn.Module):
 
     @property
     def temperature(self) -> float:
-        """What divides the logits before the softmax; assigning updates the device."""
+        """The divisor of the logits before the softmax; assigning updates the device."""
         return self._temperature
 
     @temperature.setter
@@ -62,7 +62,7 @@ class ExitRule(nn.Module):
 
     @property
     def threshold(self) -> float:
-        """What the confidence must exceed; assigning updates the device."""
+        """The number that the confidence must exceed; assigning updates the device."""
         return self._threshold
 
     @threshold.setter
@@ -73,7 +73,7 @@ class ExitRule(nn.Module):
 
     @property
     def enabled(self) -> bool:
-        """Whether any sample may exit here; assigning updates the device."""
+        """True if samples may exit here; assigning updates the device."""
         return self._enabled
 
     @enabled.setter

@@ -1,4 +1,4 @@
-"""Swap the heads of an existing model for fused ones."""
+"""``fuse_aux_heads``: swaps the heads of an existing model for fused ones."""
 
 from copy import deepcopy
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from .head_pattern import match_head
 
 
 class FuseReport(NamedTuple):
-    """What :func:`fuse_aux_heads` did."""
+    """The heads that :func:`fuse_aux_heads` replaced, and those that it did not."""
 
     replaced: dict[str, FusedAuxHead]
     """The new heads by the names of the modules they replaced."""

@@ -1,4 +1,4 @@
-"""Which ``nn.Sequential`` classifiers a fused head can stand in for."""
+"""Recognises the ``nn.Sequential`` classifiers that a fused head can stand in for."""
 
 from typing import Any, NamedTuple
 
@@ -86,7 +86,7 @@ def match_head(module: nn.Module) -> HeadPattern | str:
 
 
 def _parts(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
-    """The modules that a plain nn.Sequential calls, in order, nested ones unpacked."""
+    """Return the modules that a plain nn.Sequential calls, in order, nested ones unpacked."""
     parts: list[tuple[str, nn.Module]] = []
     for name, child in module._modules.items():  # named_children() would skip a module that occurs twice
         if child is None:
@@ -97,7 +97,7 @@ def _parts(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module carries hooks of its own, which whatever stands in for it would not call."""
+    """Return whether a module carries hooks of its own, which whatever stands in for it would not call."""
     return any(
         getattr(module, name)
         for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -1,4 +1,4 @@
-"""What PyTorch does not say about the machine: its driver and its processor."""
+"""Version of the machine's driver and name of its processor, which PyTorch does not tell."""
 
 import re
 import subprocess
@@ -19,8 +19,8 @@ def driver_version() -> str | None:
         found = None
     if found:
         return found[1]
-    said = output_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
-    return said.splitlines()[0].strip() if said else None
+    output = output_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+    return output.splitlines()[0].strip() if output else None
 
 
 @cache

@@ -1,5 +1,6 @@
-"""One way to every runner."""
+"""``make_runner``: the front door, which turns a network into a runner."""
 
+import os
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -9,12 +10,12 @@ from .early_exit_network import EarlyExitNetwork
 from .runners.compacting import CompactingRunner
 from .runners.eager import EagerRunner
 from .runners.gated import GatedRunner
-from .runners.graph_runner import GraphRunner
 from .runners.overlapped import OverlappedRunner
 from .runners.polled import PolledRunner
+from .runners.runner import Runner
 from .trunk.trunk import make_trunk
 
-#: How a runner leaves a network early; see the runners for what each does.
+#: Ways to leave a network early; see the runners for what each does.
 EXITS = ("eager", "overlapped", "polled", "gated", "auto")
 
 
@@ -25,11 +26,10 @@ def make_runner(
     exits: str = "overlapped",
     batch_sizes: Sequence[int] = (1,),
     trunk: str = "as_is",
-    lag: int = 0,
     compact: bool = False,
     forks: Sequence[str] | None = None,
-    fresh: bool = False,
-) -> EagerRunner | GraphRunner | AutoRunner:
+    plan: str | os.PathLike[str] | None = None,
+) -> Runner:
     """Make a runner for a network.
 
     Args:
@@ -37,15 +37,15 @@ def make_runner(
         example_input: a batch [N, ...] of any size, on the network's device; for "auto" samples like those to come.
         exits: "eager" (no graph, any device), "overlapped" (one graph, every head computed), "polled" (a graph a
             segment, the host stops launching), "gated" (one graph with conditional nodes, no host) or "auto" (for each
-            batch size the one of these that is fastest on the example, measured once and then remembered).
+            batch size the one of these that is fastest on the example, measured now or read from ``plan``).
         batch_sizes: to capture.
         trunk: how the backbone is run, see :func:`make_trunk`.
-        lag: for "gated", segments between a head and what it decides about, 0 or 1.
         compact: for "polled", gather the samples that stay open into the captured batch sizes below, where that pays;
             see :class:`CompactingRunner`.
         forks: for "overlapped", the taps after which a launch of heads leaves the trunk, ``()`` for no overlap; None is
             by rule. See :class:`OverlappedRunner`.
-        fresh: for "auto", measure anew what was measured before and is remembered.
+        plan: for "auto", path of a JSON file that keeps what was measured, and is used where its conditions are still
+            the same; see :class:`AutoRunner`. None measures, and keeps nothing.
 
     Raises:
         ValueError, TypeError: an argument that does not fit.
@@ -56,21 +56,19 @@ def make_runner(
         raise ValueError(f"exits: got {exits!r}, wants one of {list(EXITS)}")
     if not isinstance(network, EarlyExitNetwork):
         raise TypeError(f"network: got {type(network).__name__}, wants an EarlyExitNetwork")
-    if lag and exits != "gated":
-        raise ValueError(f"lag: got {lag!r} with exits={exits!r}, wants 0: only 'gated' has a lag")
     if compact and exits != "polled":
         raise ValueError(f"compact: got {compact!r} with exits={exits!r}, wants False: only 'polled' gathers samples")
     if forks is not None and exits != "overlapped":
         raise ValueError(f"forks: got {forks!r} with exits={exits!r}, wants None: only 'overlapped' has forks")
-    if fresh and exits != "auto":
-        raise ValueError(f"fresh: got {fresh!r} with exits={exits!r}, wants False: only 'auto' remembers")
+    if plan is not None and exits != "auto":
+        raise ValueError(f"plan: got {plan!r} with exits={exits!r}, wants None: only 'auto' has a plan")
     if exits == "eager":
         return EagerRunner(network, trunk=make_trunk(network.backbone, network.taps, example_input, trunk))
     if exits == "auto":
-        return AutoRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk, fresh=fresh)
+        return AutoRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk, plan=plan)
     if exits == "overlapped":
         return OverlappedRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk, forks=forks)
     if exits == "polled":
         polled = CompactingRunner if compact else PolledRunner
         return polled(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
-    return GatedRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk, lag=lag)
+    return GatedRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk)

@@ -25,6 +25,6 @@ def current_handle(device: torch.device) -> int:
     """Return the handle of the current stream of a CUDA device.
 
     As ``torch.cuda.current_stream(device).cuda_stream``, but without making an object, which takes as long as looking
-    over all heads of a network. Triton launches its kernels on what this says, too.
+    over all heads of a network. Triton launches its kernels on this stream, too.
     """
     return torch._C._cuda_getCurrentRawStream(device.index)

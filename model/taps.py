@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-#: Called at the moment a tapped layer returns, with the place of the tap and the layer's output.
+#: Called at the moment a tapped layer returns, with the index of the tap and the layer's output.
 OnTap = Callable[[int, Tensor], None]
 
 
@@ -25,23 +25,28 @@ def listening(backbone: nn.Module, taps: Sequence[str], on_tap: OnTap) -> Iterat
     dry run did, lest an answer be taken for another exit's.
     """
     thread = threading.get_ident()
-    heard = 0
+    returned = 0
 
-    def hook_of(place: int) -> Callable[[nn.Module, Any, Any], None]:
+    def hook_of(index: int) -> Callable[[nn.Module, Any, Any], None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            nonlocal heard
+            nonlocal returned
             if threading.get_ident() == thread:
-                if place != heard:
-                    expected = f"{taps[heard]!r} should" if heard < len(taps) else "no tap should any more"
-                    raise RuntimeError(f"heads: layer {taps[place]!r} ran when {expected}, unlike in the dry run")
-                heard += 1
-                on_tap(place, output)
+                if index != returned:
+                    expected = f"{taps[returned]!r} should" if returned < len(taps) else "no tap should any more"
+                    raise RuntimeError(f"heads: layer {taps[index]!r} ran when {expected}, unlike in the dry run")
+                returned += 1
+                on_tap(index, output)
 
         return hook
 
     with ExitStack() as stack:
-        for place, tap in enumerate(taps):
-            stack.callback(backbone.get_submodule(tap).register_forward_hook(hook_of(place)).remove)
+        for index, tap in enumerate(taps):
+            stack.callback(backbone.get_submodule(tap).register_forward_hook(hook_of(index)).remove)
         yield
-        if heard != len(taps):
-            raise RuntimeError(f"heads: layer {taps[heard]!r} did not run, unlike in the dry run")
+        if returned != len(taps):
+            raise RuntimeError(f"heads: layer {taps[returned]!r} did not run, unlike in the dry run")
+
+
+def list_taps(indices: Sequence[int], taps: Sequence[str]) -> str:
+    """Return the names of some taps, separated by commas."""
+    return ", ".join(taps[index] for index in indices)

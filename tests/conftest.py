@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import itertools
 import os
 
 import pytest
@@ -15,7 +14,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 pytest.register_assert_rewrite("support")  # helpers tell values, too
-_CACHES = itertools.count()
 HAS_CUDA = torch.cuda.is_available()
 if not HAS_CUDA:
     # Read when the kernels are imported: without a GPU the kernels themselves then run, on CPU tensors.
@@ -99,14 +97,6 @@ def fixed_seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path_factory):
-    """No test finds what another has remembered, nor writes to the user's own cache."""
-    directory = tmp_path_factory.getbasetemp() / f"cache-{next(_CACHES)}"
-    monkeypatch.setenv("AUXHEAD_CACHE", str(directory))
-    return directory
-
-
 @pytest.fixture
 def poisoned_empty(monkeypatch):
     """Fill what torch.empty and its kin return with NaN, huge integers and True, so that an unwritten output shows."""
@@ -140,7 +130,7 @@ def repeatable():
     torch.cuda.synchronize()
 
 
-@pytest.fixture(params=["overlapped", "polled", "gated", "gated, lag 1"])
+@pytest.fixture(params=["overlapped", "polled", "gated"])
 def way(request):
     """Each runner of graphs in turn, by its key in graph_runner_cases.WAYS."""
     return request.param

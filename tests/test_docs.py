@@ -160,7 +160,7 @@ def exit_rows():
     rows = []
     for batch in (8, 32):
         for exits in ("layer1", "layer2", "layer3", "never"):
-            names = ("truncated" if exits != "never" else "graph-bare", "overlapped", "polled", "gated", "gated-lag1")
+            names = ("truncated" if exits != "never" else "graph-bare", "overlapped", "polled", "gated")
             found = [benched(f"{name}@cudnn", batch, 10, "stages", exits) for name in names]
             cells = [f"{one.host_us['median']:,.0f} / {one.device_us['median']:,.0f}" for one in found]
             rows.append(f"| {batch} | {'nowhere' if exits == 'never' else exits} | {' | '.join(cells)} |")
@@ -168,20 +168,15 @@ def exit_rows():
 
 
 def test_the_table_of_exits_is_that_of_the_record():
-    assert table_after("`gated`, `lag=1` |\n|---|---|---|---|---|---|---|\n") == exit_rows()
+    assert table_after("| `gated` |\n|---|---|---|---|---|---|\n") == exit_rows()
 
 
 def test_what_open_gates_cost_is_that_of_the_record():
-    def each(variant):
-        """What a gate of four adds to the trunk, for the batch sizes in turn."""
-        return [
-            (benched(f"{variant}@cudnn", batch, 10, "stages").device_us["median"] - bare.device_us["median"]) / 4
-            for batch, bare in ((batch, benched("graph-bare@cudnn", batch, 10, "stages")) for batch in BATCHES)
-        ]
-
-    gated, lagging = each("gated"), each("gated-lag1")
-    said = f"{min(gated):.0f} to {max(gated):.0f} us of device time with its head, at batches of 1 to 128"
-    assert f"{said} (`lag=1`: {min(lagging):.0f} to {max(lagging):.0f})" in WORDS
+    gated = [  # what a gate of four adds to the trunk, for the batch sizes in turn
+        (benched("gated@cudnn", batch, 10, "stages").device_us["median"] - bare.device_us["median"]) / 4
+        for batch, bare in ((batch, benched("graph-bare@cudnn", batch, 10, "stages")) for batch in BATCHES)
+    ]
+    assert f"{min(gated):.0f} to {max(gated):.0f} us of device time with its head, at batches of 1 to 128" in WORDS
 
 
 def test_what_mixed_exits_cost_is_that_of_the_record():

@@ -178,8 +178,7 @@ def catalogue(cell: Cell) -> list[Variant]:
 RUNNERS: dict[str, dict[str, Any]] = {
     "overlapped": {"exits": "overlapped"},
     "polled": {"exits": "polled"},
-    "gated": {"exits": "gated", "lag": 0},
-    "gated-lag1": {"exits": "gated", "lag": 1},
+    "gated": {"exits": "gated"},
 }
 
 
@@ -254,9 +253,7 @@ def _auto(trunk: str, workshop: Workshop, _pattern: str) -> Capture:
     """Let "auto" choose by the subject's inputs and the rules in force now."""
     subject = workshop.subject
     samples, sizes = samples_for_auto(subject), (subject.cell.batch,)
-    runner = workshop.factories.make_runner(
-        subject.network, samples, exits="auto", batch_sizes=sizes, trunk=trunk, fresh=True
-    )
+    runner = workshop.factories.make_runner(subject.network, samples, exits="auto", batch_sizes=sizes, trunk=trunk)
     return Capture(runner, _answer_of_result, runner.close, note=runner.describe().partition("\n")[0])
 
 

@@ -1,7 +1,9 @@
 """The command ``auxhead-tune plan``: what ``exits="auto"`` measures for a network, what it chooses, and why."""
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -14,12 +16,12 @@ from ...model import AutoRunner
 from ...model.auto.plan import Plan
 from ...model.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
-from ...model.spread import Spread
 from ..bench.selection import check_patterns, chosen_patterns
 from ..bench.variants import AS_IS, MORE_TRUNKS, TRUNKS, samples_for_auto
 from ..measuring.cells import OWN, STAGES, Dtype, Placement, resnet_cell
 from ..measuring.environment import this_device
 from ..measuring.subject import Subject, build_subject, is_factory, load_subject
+from ..records.spread import spread
 from ..records.tables import wide_console
 
 
@@ -54,11 +56,20 @@ def plan(
         Placement | None,
         typer.Option(help="Heads of a ResNet: after every block or stage (default: stages).", show_default=False),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is remembered.")] = False,
+    plan_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE",
+            help="Use the plan in this JSON file if it still fits, else measure and write it.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Measure every way to run a network on this GPU, say which is best and why, and remember it.
+    """Measure every way to run a network on this GPU, and say which is best and why.
 
-    make_runner(..., exits="auto") with the same network, batch sizes and trunk then takes what was chosen here.
+    make_runner(..., exits="auto", plan=FILE) with the same network, samples, batch sizes and trunk takes what was
+    chosen here with --plan FILE.
     """
     console = wide_console()
     with one_line_errors():
@@ -78,9 +89,12 @@ def plan(
             patterns = exits or []
         check_patterns(patterns, [subject.cell])
         sizes = sorted(set(batch or [subject.cell.batch]))
-        for pattern in chosen_patterns(subject.cell, patterns):
+        chosen = chosen_patterns(subject.cell, patterns)
+        if plan_file is not None and len(chosen) != 1:
+            raise BadInput(f"--plan: holds the plan of one exit pattern, got {', '.join(chosen)}; name one by --exits")
+        for pattern in chosen:
             with subject.exits(pattern), console.status(f"{subject.cell}; exits {pattern}"):
-                plans = _plans(subject, samples, sizes, trunk, fresh)
+                plans = _plans(subject, samples, sizes, trunk, plan_file)
             for size, made in plans.items():
                 cell = dataclasses.replace(subject.cell, batch=size)
                 _print(console, f"{cell}; trunk {trunk}; exits {pattern}", made, subject.network.taps)
@@ -107,12 +121,14 @@ def _resnet(
         raise BadInput(f"{cell}: {' '.join(str(error).split())}") from None
 
 
-def _plans(subject: Subject, samples: torch.Tensor, sizes: Sequence[int], trunk: str, fresh: bool) -> dict[int, Plan]:
+def _plans(
+    subject: Subject, samples: torch.Tensor, sizes: Sequence[int], trunk: str, plan_file: Path | None
+) -> dict[int, Plan]:
     """Let ``exits="auto"`` plan by the rules in force now."""
     try:
-        with AutoRunner(subject.network, samples, batch_sizes=sizes, trunk=trunk, fresh=fresh) as runner:
+        with AutoRunner(subject.network, samples, batch_sizes=sizes, trunk=trunk, plan=plan_file) as runner:
             return dict(runner.plans)
-    except RuntimeError as error:  # a layer that cannot be captured, or no memory
+    except (RuntimeError, ValueError) as error:  # a layer that cannot be captured, no memory, or a folder
         raise BadInput(f"{subject.cell}: {' '.join(str(error).split())}") from None
 
 
@@ -126,7 +142,10 @@ def _print(console: Console, title: str, made: Plan, taps: Sequence[str]) -> Non
     plain = made.times[made.plain]
     for name, times in made.times.items():
         marks = [mark for mark, marked in (("chosen", made.chosen.name), ("plain graph", made.plain)) if name == marked]
-        ratios = [f"{of_it.median / of_plain.median:.3f}" for of_it, of_plain in zip(times, plain, strict=True)]
+        ratios = [
+            f"{statistics.median(us) / statistics.median(plain_us):.3f}"
+            for us, plain_us in zip(times, plain, strict=True)
+        ]
         table.add_row(name, *map(_written, times), *ratios, ", ".join(marks))
     console.print(table)
     leave = ", ".join(f"{share:.0%} {where}" for share, where in zip(made.shares, (*taps, "classifier"), strict=True))
@@ -134,12 +153,13 @@ def _print(console: Console, title: str, made: Plan, taps: Sequence[str]) -> Non
     lines += [
         f"Samples leave at: {leave}.",
         f"{made.chosen.name[:1].upper()}{made.chosen.name[1:]}: {made.reason()}.",
-        f"Remembered from {made.utc}; --fresh measures again." if made.remembered else "Measured now.",
+        f"From the plan file, measured at {made.utc}." if made.from_file else "Measured now.",
     ]
     for line in lines:
         console.print(line, soft_wrap=True)
     console.print()
 
 
-def _written(us: Spread) -> str:
-    return f"{us.median:,.1f} ({us.p20:,.1f}-{us.p80:,.1f})"
+def _written(us: Sequence[float]) -> str:
+    found = spread(us)
+    return f"{found.median:,.1f} ({found.p20:,.1f}-{found.p80:,.1f})"

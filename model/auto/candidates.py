@@ -1,19 +1,17 @@
 """The runners that a planner chooses from, simplest first."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
+from ..early_exit_network import EarlyExitNetwork
 from ..runners.compacting import CompactingRunner
 from ..runners.gated import GatedRunner
-from ..runners.graph_runner import GraphRunner
 from ..runners.overlapped import OverlappedRunner, fork_choices
 from ..runners.polled import PolledRunner
+from ..runners.runner import Runner
 from ..trunk.trunk import Trunk
-
-if TYPE_CHECKING:
-    from ..early_exit_network import EarlyExitNetwork
 
 
 class Candidate(NamedTuple):
@@ -22,25 +20,24 @@ class Candidate(NamedTuple):
     exits: str
     """"overlapped", "polled" or "gated"."""
     forks: tuple[str, ...] = ()
-    lag: int = 0
     compact: bool = False
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """As people call it."""
         if self.exits == "overlapped":
             count = len(self.forks)
             return f"overlapped ({count} fork{'s' if count > 1 else ''})" if count else "serial"
-        return self.exits + (" (lag 1)" if self.lag else "") + (" (compact)" if self.compact else "")
+        return self.exits + (" (compact)" if self.compact else "")
 
     def make(
         self,
-        network: "EarlyExitNetwork",
+        network: EarlyExitNetwork,
         example_input: Tensor,
         size: int,
         smaller: Sequence[int],
         trunk: str | Trunk,
-    ) -> GraphRunner:
+    ) -> Runner:
         """Make the runner.
 
         Args:
@@ -53,7 +50,7 @@ class Candidate(NamedTuple):
         if self.exits == "overlapped":
             return OverlappedRunner(network, example_input, batch_sizes=(size,), trunk=trunk, forks=self.forks)
         if self.exits == "gated":
-            return GatedRunner(network, example_input, batch_sizes=(size,), trunk=trunk, lag=self.lag)
+            return GatedRunner(network, example_input, batch_sizes=(size,), trunk=trunk)
         if self.compact:
             return CompactingRunner(network, example_input, batch_sizes=(*smaller, size), trunk=trunk)
         return PolledRunner(network, example_input, batch_sizes=(size,), trunk=trunk)
@@ -67,15 +64,14 @@ def candidates(taps: Sequence[str], forks: Sequence[str], smaller: Sequence[int]
 
     Args:
         taps: of the network.
-        forks: where heads leave the trunk by rule; the last of them is the last tap where it may pay.
+        forks: taps after which heads leave the trunk by rule; the last of them is the last one where it may pay.
         smaller: batch sizes that samples may be gathered into.
     """
     choices = fork_choices(taps.index(forks[-1])) if forks else []
     return [
         Candidate("overlapped"),
-        *(Candidate("overlapped", tuple(taps[place] for place in choice)) for choice in choices),
+        *(Candidate("overlapped", tuple(taps[index] for index in choice)) for choice in choices),
         Candidate("polled"),
         Candidate("gated"),
-        Candidate("gated", lag=1),
         *([Candidate("polled", compact=True)] if smaller else []),
     ]

@@ -1,10 +1,10 @@
-"""The choice among runners that were measured taking turns: the plain one, unless others beat it beyond noise."""
+"""Chooses among runners that were measured by turns: the plain one, unless others beat it beyond noise."""
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-#: How often chance alone may make one of two equal runners look faster.
+#: Chance alone may make one of two equal runners look faster this often.
 _LEVEL = 0.005
 #: Part of a time below which a difference is none: less than that is lost when the same graph is captured again.
 LEAST_DIFFERENCE = 0.01
@@ -29,12 +29,12 @@ def choose(us: Mapping[str, Sequence[float]], plain: str) -> str:
 
 
 def slower(us: Sequence[float], other_us: Sequence[float]) -> bool:
-    """Whether a runner is slower than another beyond noise: pass by pass more often than by chance, and by enough."""
+    """Return whether a runner is slower than another in more passes than by chance, and by enough."""
     differences = [one - other for one, other in zip(us, other_us, strict=True)]
     least = LEAST_DIFFERENCE * statistics.median(other_us)
     return statistics.median(differences) >= least and _beyond_chance(sum(d > 0 for d in differences), len(differences))
 
 
 def _beyond_chance(wins: int, passes: int) -> bool:
-    """Whether as many heads of as many tosses of a coin come up rarely enough."""
+    """Return whether a fair coin comes up heads so often, in so many tosses, rarely enough."""
     return sum(math.comb(passes, count) for count in range(wins, passes + 1)) <= _LEVEL * 2**passes

@@ -1,84 +1,84 @@
-"""What a planner has measured and chosen for one batch size, in words and as JSON."""
+"""``Plan``: the runner chosen for one batch size and the times it was chosen by, in words and as JSON."""
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..spread import Spread
 from .candidates import Candidate
 
 
-class CandidateTimes(NamedTuple):
-    """What a request takes on average over the batches of the example; the spread is that of several passes."""
+class PassTimes(NamedTuple):
+    """Mean time of a request in each pass through the batches of the example, in microseconds; one number a pass."""
 
-    host: Spread
+    host: list[float]
     """From the call, on an idle device, until the answer is there."""
-    device: Spread
-    """When requests follow back to back."""
+    device: list[float]
+    """Among requests that follow back to back."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How to run a network for one batch size, and why."""
+    """The way to run a network for one batch size, and why."""
 
     chosen: Candidate
     plain: str
     """The name of the plain graph, which ``exits="overlapped"`` captures: nothing slower is chosen."""
-    times: Mapping[str, CandidateTimes]
+    times: Mapping[str, PassTimes]
     """By name, simplest first."""
     left_out: Mapping[str, str]
     """By name why a candidate was not measured."""
     shares: tuple[float, ...]
-    """Of the samples that were measured with: how many left at each tap and, last, at the classifier, 0 to 1."""
+    """Shares, 0 to 1, of the samples measured with that left at each tap and, last, at the classifier."""
     utc: str
-    """When it was measured, ISO 8601."""
-    remembered: bool = False
-    """Whether it comes from an earlier process, or an earlier runner of this one."""
+    """Time of the measurement, ISO 8601."""
+    from_file: bool = False
+    """True if it was read from a file, False if it was measured for this runner."""
 
     def describe(self) -> str:
         """Say what was chosen, and by which measurement."""
-        when = f"remembered from {self.utc[:10]}: measured" if self.remembered else "measured"
-        said = [f"{self.chosen.name}, {when} {self.reason()}."]
+        when = f"measured on {self.utc[:10]}" if self.from_file else "measured"
+        sentences = [f"{self.chosen.name}, {when} {self.reason()}."]
         others = [
             f"{name} {self._us(name)}"
             for name in self.times
             if name not in (self.chosen.name, self._fastest, self.plain)
         ]
         if others:
-            said.append(f"The others: {', '.join(others)} us.")
-        said += [f"{name} left out: {why.rstrip('.')}." for name, why in self.left_out.items()]
-        return " ".join(said)
+            sentences.append(f"The others: {', '.join(others)} us.")
+        sentences += [f"{name} left out: {why.rstrip('.')}." for name, why in self.left_out.items()]
+        return " ".join(sentences)
 
     def reason(self) -> str:
         """Say why it was chosen, beginning with the time of a request."""
         chosen, plain, fastest = self.chosen.name, self.plain, self._fastest
-        said = f"{self._us(chosen)} us to the answer: "
+        reason = f"{self._us(chosen)} us to the answer: "
         if chosen == plain:
-            said += "nothing is faster than this plain graph" if fastest == plain else "this is the plain graph"
+            reason += "nothing is faster than this plain graph" if fastest == plain else "this is the plain graph"
         else:
-            less = 1 - self.times[chosen].host.median / self.times[plain].host.median
-            said += f"{less:.1%} less than the plain graph, {plain}, {self._us(plain)}"
+            less = 1 - self._host_us(chosen) / self._host_us(plain)
+            reason += f"{less:.1%} less than the plain graph, {plain}, {self._us(plain)}"
         if fastest == chosen:
-            return said
+            return reason
         simpler = "" if chosen == plain else ", and less simple"
-        return f"{said}; {fastest}, {self._us(fastest)}, is no faster beyond the noise{simpler}"
+        return f"{reason}; {fastest}, {self._us(fastest)}, is no faster beyond the noise{simpler}"
 
     @property
     def _fastest(self) -> str:
-        return min(self.times, key=lambda name: (self.times[name].host.median, name != self.plain))
+        return min(self.times, key=lambda name: (self._host_us(name), name != self.plain))
+
+    def _host_us(self, name: str) -> float:
+        return statistics.median(self.times[name].host)
 
     def _us(self, name: str) -> str:
-        return f"{self.times[name].host.median:,.1f}"
+        return f"{self._host_us(name):,.1f}"
 
     def as_json(self) -> dict[str, Any]:
         """Return what :meth:`from_json` takes."""
         return {
             "chosen": self.chosen._asdict(),
             "plain": self.plain,
-            "times": {
-                name: {"host_us": times.host._asdict(), "device_us": times.device._asdict()}
-                for name, times in self.times.items()
-            },
+            "times": {name: {"host_us": us.host, "device_us": us.device} for name, us in self.times.items()},
             "left_out": dict(self.left_out),
             "shares": list(self.shares),
             "utc": self.utc,
@@ -92,24 +92,25 @@ class Plan:
             ValueError, TypeError, KeyError, AttributeError: content of any other form.
         """
         chosen = Candidate(**{**content["chosen"], "forks": tuple(content["chosen"]["forks"])})
-        times = {
-            str(name): CandidateTimes(_spread(measured["host_us"]), _spread(measured["device_us"]))
-            for name, measured in content["times"].items()
-        }
         plan = cls(
             chosen,
             content["plain"],
-            times,
+            {
+                str(name): PassTimes(_microseconds(us["host_us"]), _microseconds(us["device_us"]))
+                for name, us in content["times"].items()
+            },
             {str(name): str(why) for name, why in content["left_out"].items()},
             tuple(float(share) for share in content["shares"]),
             str(content["utc"]),
         )
-        if chosen.exits not in ("overlapped", "polled", "gated") or chosen.lag not in (0, 1):
+        if chosen.exits not in ("overlapped", "polled", "gated"):
             raise ValueError(f"chosen: got {chosen}")
-        if chosen.name not in times or plan.plain not in times:
+        if chosen.name not in plan.times or plan.plain not in plan.times:
             raise ValueError(f"times: {chosen.name} or {plan.plain} is not among them")
         return plan
 
 
-def _spread(content: Mapping[str, Any]) -> Spread:
-    return Spread(**{name: float(value) for name, value in content.items()})
+def _microseconds(values: Any) -> list[float]:
+    if not values:
+        raise ValueError("times: got none of a runner")
+    return [float(value) for value in values]

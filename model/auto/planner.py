@@ -1,83 +1,50 @@
-"""The planner: for one batch size the fastest runner, measured on the user's own samples or remembered."""
+"""Measures every candidate runner for one batch size on the user's own samples, and keeps the chosen one."""
 
 import datetime
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..runners.graph_runner import GraphRunner
+from ..early_exit_network import EarlyExitNetwork
 from ..runners.overlapped import OverlappedRunner
-from ..spread import spread
+from ..runners.runner import Runner
 from .candidates import Candidate, candidates
 from .choice import choose
-from .plan import CandidateTimes, Plan
-from .plan_key import exits_of, plan_key, shares_of
-from .plan_store import remember_plan, remembered_plan
+from .plan import PassTimes, Plan
 
-if TYPE_CHECKING:
-    from ..early_exit_network import EarlyExitNetwork
-
-#: Different batches of the example that a measurement goes through.
-_BATCHES = 16
-#: Passes through them at least, of which chance lets one runner win all once in 256; and requests of each runner.
+#: Passes through the batches at least, of which chance lets one runner win all once in 256; and requests of each.
 _LEAST_PASSES = 8
 _LEAST_REQUESTS = 40
 _WARM_UP_PASSES = 2
 
 
-class PassTimes(NamedTuple):
-    """What a request takes, in microseconds, averaged over the batches of a pass; one number a pass."""
-
-    host: list[float]
-    device: list[float]
-
-
-def make_planned(
-    network: "EarlyExitNetwork", example_input: Tensor, size: int, smaller: Sequence[int], trunk: str, *, fresh: bool
-) -> tuple[Plan, GraphRunner]:
-    """Make the runner that a remembered plan names, or that a measurement now chooses, which is remembered.
-
-    Args:
-        network: that :func:`check_capturable` has passed.
-        example_input: samples like those to come.
-        size: the batch size.
-        smaller: batch sizes that samples may be gathered into.
-        trunk: see :func:`make_trunk`.
-        fresh: measure anew whatever is remembered.
-
-    Raises:
-        RuntimeError: the plain graph cannot be captured.
-    """
-    batches = batches_of(example_input, size)
-    exits = exits_of(network, batches)
-    key = plan_key(network, batches, smaller, trunk, exits)
-    plan = None if fresh or key is None else remembered_plan(key)
-    if plan is not None:
-        with suppress(RuntimeError, ValueError):  # there may be less memory than then; what can be made now is measured
-            return plan, plan.chosen.make(network, example_input, size, smaller, trunk)
-    plan, runner = measure_plan(network, example_input, batches, smaller, trunk, shares_of(exits, len(network.taps)))
-    if key is not None:
-        remember_plan(key, plan)
-    return plan, runner
-
-
 def measure_plan(
-    network: "EarlyExitNetwork",
+    network: EarlyExitNetwork,
     example_input: Tensor,
     batches: Sequence[Tensor],
     smaller: Sequence[int],
     trunk: str,
     shares: tuple[float, ...],
-) -> tuple[Plan, GraphRunner]:
-    """Make every candidate on one trunk, check it against the plain graph, measure them by turns and keep one."""
+) -> tuple[Plan, Runner]:
+    """Make every candidate on one trunk, check it against the plain graph, measure them by turns and keep one.
+
+    Args:
+        network: that :func:`check_capturable` has passed.
+        example_input: samples like those to come.
+        batches: of it, all of one size.
+        smaller: batch sizes that samples may be gathered into.
+        trunk: see :func:`make_trunk`.
+        shares: of the samples, those that leave at each tap and, last, at the classifier.
+
+    Raises:
+        RuntimeError: the plain graph cannot be captured.
+    """
     size = len(batches[0])
     plain_runner = OverlappedRunner(network, example_input, batch_sizes=(size,), trunk=trunk)
     plain = Candidate("overlapped", plain_runner.forks[size])
-    runners: dict[str, GraphRunner] = {}
+    runners: dict[str, Runner] = {}
     left_out: dict[str, str] = {}
     chosen = None
     known = {candidate.name: candidate for candidate in candidates(network.taps, plain.forks, smaller)}
@@ -105,7 +72,7 @@ def measure_plan(
     plan = Plan(
         chosen=known[chosen],
         plain=plain.name,
-        times={name: CandidateTimes(spread(passes.host), spread(passes.device)) for name, passes in times.items()},
+        times=times,
         left_out=left_out,
         shares=shares,
         utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -113,15 +80,8 @@ def measure_plan(
     return plan, runners[chosen]
 
 
-def batches_of(example_input: Tensor, size: int) -> list[Tensor]:
-    """Cut the example into batches of one size, filling a short one with its first samples again."""
-    repeats = -(-size // len(example_input))
-    samples = torch.cat([example_input] * repeats) if repeats > 1 else example_input
-    return list(samples[: len(samples) // size * size].split(size))[:_BATCHES]
-
-
-def _alike(runner: GraphRunner, plain: GraphRunner, batches: Sequence[Tensor]) -> bool:
-    """Whether two runners of one trunk give the same labels and exits, rounding at a threshold apart: 1 in 100."""
+def _alike(runner: Runner, plain: Runner, batches: Sequence[Tensor]) -> bool:
+    """Return whether two runners give the same labels and exits, but for 1 in 100 by rounding at a threshold."""
     samples, differing = 0, 0
     for x in batches:
         found, wanted = runner(x), plain(x)
@@ -130,7 +90,7 @@ def _alike(runner: GraphRunner, plain: GraphRunner, batches: Sequence[Tensor]) -
     return differing <= samples // 100
 
 
-def measure(runners: Mapping[str, GraphRunner], batches: Sequence[Tensor]) -> dict[str, PassTimes]:
+def measure(runners: Mapping[str, Runner], batches: Sequence[Tensor]) -> dict[str, PassTimes]:
     """Time passes through the batches, the runners taking turns in an order that rotates.
 
     A pass of a runner sends every batch from an idle device and waits for its answer, then all of them back to back.

@@ -1,4 +1,4 @@
-"""Capturing CUDA graphs while a module runs: cut by its taps' hooks, to be launched one by one or nested in conditions.
+"""CUDA graphs captured while a module runs, cut by its taps' hooks, to be launched one by one or nested in conditions.
 
 torch.cuda.CUDAGraph has no conditional nodes, and leaves PyTorch unfit for further work when a capture fails. So graphs
 are captured through CUDA's own calls, with memory from a pool of their own (torch.cuda.MemPool). See the CUDA
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,13 +22,14 @@ try:
 except ImportError:  # where torch has no CUDA
     runtime = None
 
-#: One capture at a time in a process: captures share streams.
-CAPTURES = threading.RLock()
+#: Held by a runner while it captures: captures share streams.
+CAPTURE_LOCK = threading.RLock()
 
 #: Untimed forwards before a capture: kernels compile and load, cuDNN chooses algorithms, workspaces are allocated.
 _WARM_UP_FORWARDS = 3
 _USE_NODE_PRIORITY = 8  # cudaGraphInstantiateFlagUseNodePriority
 
+_T = TypeVar("_T")
 
 #: Pairs that no runner has now, by device and the trunk's priority. They are kept: cuBLAS keeps its workspace of a
 #: stream for good.
@@ -88,7 +89,7 @@ class Graph:
             runtime.cudaGraphDestroy(self.template)
 
 
-def nested(graphs: Sequence[Graph]) -> tuple[Graph, list[int]]:
+def nest_in_conditions(graphs: Sequence[Graph]) -> tuple[Graph, list[int]]:
     """Put copies of graphs into one, each but the first in the body of a condition that the graph before it sets.
 
     The graphs are captured first and not into the bodies: when the capture of a body fails and is ended, the driver
@@ -184,7 +185,33 @@ class Capture:
             self._stream = None
 
 
-def warm_up(forward: Callable[[], None], stream: torch.cuda.Stream) -> None:
+def capture_graphs(
+    forward: Callable[[Callable[[], None]], _T],
+    backbone: nn.Module,
+    device: torch.device,
+    stream: torch.cuda.Stream,
+    pool: torch.cuda.MemPool,
+) -> tuple[list[Graph], _T]:
+    """Warm up and capture a forward, which is given a function that ends one graph and begins the next.
+
+    Args:
+        forward: what to capture.
+        backbone: that it runs; its layers are named in errors.
+        device: of the graphs.
+        stream: to capture on.
+        pool: of the graphs' memory, which must outlive them.
+
+    Returns:
+        The graphs in their order, and what the captured forward returned.
+    """
+    warm_up(lambda: forward(lambda: None), stream)
+    capture = Capture(device, pool)
+    with capture.capturing(backbone, stream):
+        result = forward(capture.cut)
+    return capture.graphs, result
+
+
+def warm_up(forward: Callable[[], object], stream: torch.cuda.Stream) -> None:
     """Run what will be captured a few times on the stream of the capture."""
     stream.wait_stream(torch.cuda.current_stream(stream.device))
     with torch.cuda.stream(stream):

@@ -1,4 +1,4 @@
-"""A network captured for one batch size: its graphs, its static input, and the way to its answer."""
+"""``CapturedBatch``: a network captured for one batch size, with its graphs, static input and answer."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from .capture import Graph, copy_memory
 
 
 class CapturedBatch:
-    """A network captured for one batch size."""
+    """A network captured for one batch size: takes a batch in and hands copies of the answer out."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class CapturedBatch:
         self.buffers = buffers
         self.graphs = graphs
         self._launches = launches
-        self._size = self._valid = len(x)
+        self._valid = len(x)
         self._into = x
 
     def fill(self, x: Tensor) -> None:
@@ -49,17 +49,18 @@ class CapturedBatch:
     def copied_answer(self) -> ExitResult:
         """Copy the answer out on the current stream."""
         # The copy is launched before its views are made, which takes the host longer than the copy's launch.
-        return self._viewed(self.buffers.packed_answer.clone())
+        return view_answer(self.buffers, self.buffers.packed_answer.clone(), self._valid)
 
     def empty_answer(self) -> tuple[Tensor, ExitResult]:
         """Allocate the memory of an answer: what ``packed_answer`` is copied to, and the result that views it."""
         packed = torch.empty_like(self.buffers.packed_answer)
-        return packed, self._viewed(packed)
+        return packed, view_answer(self.buffers, packed, self._valid)
 
-    def _viewed(self, packed: Tensor) -> ExitResult:
-        label, exit_index, confidence, probs = self.buffers.answer(packed)
-        n = self._valid
-        if n < self._size:
-            label, exit_index, confidence = label[:n], exit_index[:n], confidence[:n]
-            probs = None if probs is None else probs[:n]
-        return ExitResult(label, confidence, probs, exit_index)
+
+def view_answer(buffers: ExitBuffers, packed: Tensor, samples: int) -> ExitResult:
+    """View the answer for the first samples in ``packed``, a copy of ``buffers.packed_answer``."""
+    label, exit_index, confidence, probs = buffers.answer(packed)
+    if samples < len(label):
+        label, exit_index, confidence = label[:samples], exit_index[:samples], confidence[:samples]
+        probs = None if probs is None else probs[:samples]
+    return ExitResult(label, confidence, probs, exit_index)

@@ -1,29 +1,26 @@
-"""Whether a network's heads are still those that its graphs were captured with: graphs keep reading their tensors."""
+"""Detects heads replaced or moved in memory since a capture, whose graphs would silently read the old tensors."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ...kernels import ExitHead
-
-if TYPE_CHECKING:
-    from ..early_exit_network import EarlyExitNetwork
+from ..early_exit_network import EarlyExitNetwork
 
 
 class CapturedHeads:
-    """The heads of a network as they were when this was made."""
+    """The heads of a network as they were captured."""
 
-    def __init__(self, network: "EarlyExitNetwork", read: Sequence[ExitHead]) -> None:
+    def __init__(self, network: EarlyExitNetwork, read: Sequence[ExitHead]) -> None:
         """Remember the heads, their rules and layers, and where the tensors lie that the graphs read of each."""
         # Looked up without nn.Module's attribute access, which would cost each request some microseconds a head.
         self._objects: list[tuple[str, str, Mapping[str, object], str, object]] = [
             ("network: its heads", "were replaced by other objects", network._modules, "heads", network.heads)
         ]
         self._addresses: list[tuple[str, Tensor, int]] = []
-        for place, (tap, head, tensors) in enumerate(zip(network.taps, network.fused_heads, read, strict=True)):
+        for index, (tap, head, tensors) in enumerate(zip(network.taps, network.fused_heads, read, strict=True)):
             its, replaced = f"heads[{tap!r}]", "was replaced by another object"
-            self._objects.append((its, replaced, network.heads._modules, str(place), head))
+            self._objects.append((its, replaced, network.heads._modules, str(index), head))
             for holder, name, captured in (
                 (head._modules, "rule", head.rule),
                 (head.rule._buffers, "temperature_tensor", head.rule.temperature_tensor),
@@ -38,8 +35,8 @@ class CapturedHeads:
                 if tensor is not None:
                     self._addresses.append((f"{its}: its {name}", tensor, tensor.data_ptr()))
 
-    def refuse_others(self) -> None:
-        """Raise a ``RuntimeError`` that names what is not what it was.
+    def check_unchanged(self) -> None:
+        """Raise a ``RuntimeError`` that names what was replaced or moved.
 
         Some hundred lookups, in memory that no cache holds after a wait: best done while the device works.
         """

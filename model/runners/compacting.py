@@ -1,4 +1,4 @@
-"""The compacting runner: a polled one in which the samples that stay open go on in smaller batches."""
+"""``CompactingRunner``: a polled runner in which the samples that stay open go on in smaller batches."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,18 +7,19 @@ from torch import Tensor
 
 from ...kernels import Answer, ExitBuffers, collect, destination, gather_open, moves_rows, new_destinations
 from ..exit_result import ExitResult
-from .capture import Capture, Graph, warm_up
-from .captured_batch import CapturedBatch
-from .graph_runner import choose_stops, listed
-from .polled import Cut, PolledRunner, Segments
+from ..taps import list_taps
+from .capture import Graph
+from .captured_batch import CapturedBatch, view_answer
+from .polled import CapturedSegments, PolledBatch, PolledRunner
+from .segment_times import choose_stops
 
-# What the choices are made from, in microseconds, as an H200 and its host have them.
+# In microseconds, as an H200 and its host have them.
 
-#: Of the trunk after a stop, for the largest batch, at least: below that no gathering can save what stopping costs.
+#: The trunk after a stop takes at least this long, for the largest batch; below it no gathering can pay for the stop.
 _LEAST_STOP_US = 80.0
 #: The trunk stands still at a stop while the head runs (8), the host sees its number and launches (10), the GPU starts.
 _BUBBLE_US = 25.0
-#: What else a move costs: answers are collected at the end, and the gathering may outlast the host's part.
+#: A move costs this besides: answers are collected at the end, and the gathering may outlast the host's part.
 _MOVE_US = 10.0
 
 #: By how much outputs of one layer may differ between batch sizes, for which cuDNN takes other algorithms: the mean
@@ -49,7 +50,7 @@ def choose_moves(left_us: Mapping[int, float], size: int) -> list[int | None]:
 
 
 class _RequestAnswer:
-    """Where the answers of a request are put together whose samples have moved; as large as the largest batch."""
+    """Memory in which the answer of a request is collected whose samples have moved; as large as the largest batch."""
 
     def __init__(self, largest: ExitBuffers) -> None:
         self._buffers = largest
@@ -59,20 +60,17 @@ class _RequestAnswer:
     def empty(self, samples: int) -> tuple[Tensor, ExitResult]:
         """Allocate the memory of an answer for some samples; see :meth:`CapturedBatch.empty_answer`."""
         packed = torch.empty_like(self.packed)
-        label, exit_index, confidence, probs = self._buffers.answer(packed)
-        return packed, ExitResult(
-            label[:samples], confidence[:samples], None if probs is None else probs[:samples], exit_index[:samples]
-        )
+        return packed, view_answer(self._buffers, packed, samples)
 
 
-class _Chain(Segments):
+class _CompactingBatch(PolledBatch):
     """A network captured for one batch size, which a request may leave for a smaller one at its stops."""
 
     def __init__(
         self,
         x: Tensor,
         buffers: ExitBuffers,
-        cut: Cut,
+        segments: CapturedSegments,
         stops: Sequence[int],
         *,
         answer: _RequestAnswer,
@@ -84,58 +82,58 @@ class _Chain(Segments):
         """Own what was captured for the batch ``x`` with the memory of ``pool``.
 
         Args:
-            x: see :class:`Segments`.
-            buffers: see :class:`Segments`.
-            cut: see :class:`Segments`.
-            stops: see :class:`Segments`.
+            x: see :class:`PolledBatch`.
+            buffers: see :class:`PolledBatch`.
+            segments: see :class:`PolledBatch`.
+            stops: see :class:`PolledBatch`.
             answer: of requests that have moved.
             origin: see :func:`gather_open`; None if no request moves here.
-            destinations: by place, the tables that the graphs read.
+            destinations: by the index of a tap, the tables that the graphs read.
             collecting: the launch that ends a request which has moved here.
             pool: of the graphs.
         """
-        super().__init__(x, buffers, cut, "", stops)
+        super().__init__(x, buffers, segments, "", stops)
         self.size = len(x)
-        self.outputs = cut.outputs  # kept: other chains' rows are written to them
+        self.outputs = segments.outputs  # kept: rows of larger batches are written to them
         self.answer = answer
         self.origin = origin
         self.destinations = destinations
         self.collecting = collecting
-        self.moves: list[list[_Chain | None]] = [[] for _ in stops]
-        """For each stop, by the number of open samples: the chain they go on in, or None. Empty: the host need not
+        self.moves: list[list[_CompactingBatch | None]] = [[] for _ in stops]
+        """For each stop, by the number of open samples: the batch they go on in, or None. Empty: the host need not
         wait for that number."""
         self.refusals: list[str] = []
-        self._offered: list[dict[int, _Chain]] = [{} for _ in stops]
+        self._offered: list[dict[int, _CompactingBatch]] = [{} for _ in stops]
         self._pool = pool  # goes last
 
-    def offer(self, stop: int, small: "_Chain", left_us: Mapping[int, float]) -> None:
-        """Let requests move to a smaller chain at a stop, where it pays."""
+    def offer(self, stop: int, small: "_CompactingBatch", left_us: Mapping[int, float]) -> None:
+        """Let requests move to a smaller batch at a stop, where it pays."""
         offered = self._offered[stop]
         offered[small.size] = small
         sizes = (self.size, *offered)
         chosen = choose_moves({size: left_us[size] for size in sizes}, self.size)
         self.moves[stop] = moves = [None if size is None else offered[size] for size in chosen]
-        place = self.stops[stop]
-        table = torch.zeros_like(self.destinations[place], device="cpu")
-        for count, chain in enumerate(moves):
-            if chain is not None:
-                table[count] = torch.tensor(chain.entry(place))
-        self.destinations[place].copy_(table)
+        tap_index = self.stops[stop]
+        table = torch.zeros_like(self.destinations[tap_index], device="cpu")
+        for count, batch in enumerate(moves):
+            if batch is not None:
+                table[count] = torch.tensor(batch.entry(tap_index))
+        self.destinations[tap_index].copy_(table)
 
-    def entry(self, place: int) -> list[int]:
-        """Return the row of a table of destinations that leads here."""
+    def entry(self, tap_index: int) -> list[int]:
+        """Return the row of a table of destinations that leads here from a tap."""
         assert self.origin is not None
-        return destination(self.outputs[place], self.origin, self.buffers)
+        return destination(self.outputs[tap_index], self.origin, self.buffers)
 
-    def describe(self, taps: Sequence[str]) -> None:
-        """Say what was captured and where requests may move."""
-        said = [f"{len(self.graphs)} graphs, cut after {listed(self.stops, taps) or 'no tap'}."]
-        for place, moves in zip(self.stops, self.moves, strict=True):
-            if sizes := sorted({chain.size for chain in moves if chain is not None}):
-                said.append(f"Gathered after {taps[place]} into batches of {', '.join(map(str, sizes))}.")
-        if len(said) == 1:
-            said.append("Never gathered into a smaller batch.")
-        self.description = " ".join([*said, *dict.fromkeys(self.refusals)])
+    def update_description(self, taps: Sequence[str]) -> None:
+        """Describe what was captured and where requests may move."""
+        sentences = [f"{len(self.graphs)} graphs, cut after {list_taps(self.stops, taps) or 'no tap'}."]
+        for tap_index, moves in zip(self.stops, self.moves, strict=True):
+            if sizes := sorted({batch.size for batch in moves if batch is not None}):
+                sentences.append(f"Gathered after {taps[tap_index]} into batches of {', '.join(map(str, sizes))}.")
+        if len(sentences) == 1:
+            sentences.append("Never gathered into a smaller batch.")
+        self.description = " ".join([*sentences, *dict.fromkeys(self.refusals)])
 
 
 class CompactingRunner(PolledRunner):
@@ -159,26 +157,26 @@ class CompactingRunner(PolledRunner):
                 for size in self._sizes
             }
             self._all_stops = choose_stops(self._segment_us[len(x)], _LEAST_STOP_US)
-        larger = [captured for captured in self._captured.values() if isinstance(captured, _Chain)]
-        chain = self._chain(x, buffers, larger[0].answer if larger else _RequestAnswer(buffers))
+        larger = [captured for captured in self._captured.values() if isinstance(captured, _CompactingBatch)]
+        batch = self._capture_batch(x, buffers, larger[0].answer if larger else _RequestAnswer(buffers))
         for big in larger:
             stops = range(len(self._all_stops))
-            self._offer(big, chain, [s for s in stops if chain.size in choose_moves(self._left_us(s), big.size)])
-        for captured in (*larger, chain):
+            self._offer(big, batch, [s for s in stops if batch.size in choose_moves(self._left_us(s), big.size)])
+        for captured in (*larger, batch):
             captured.count_requests()
-            captured.describe(self.network.taps)
-        return chain
+            captured.update_description(self.network.taps)
+        return batch
 
     def _left_us(self, stop: int) -> dict[int, float]:
         """Return by batch size what of the trunk is left after a stop."""
         return {size: sum(us[self._all_stops[stop] + 1 :]) for size, us in self._segment_us.items()}
 
-    def _chain(self, x: Tensor, buffers: ExitBuffers, answer: _RequestAnswer) -> _Chain:
+    def _capture_batch(self, x: Tensor, buffers: ExitBuffers, answer: _RequestAnswer) -> _CompactingBatch:
         size, stops = len(x), self._all_stops
-        pool = self._pool if not self._captured else torch.cuda.MemPool()  # no chain may use what another one reads
+        pool = self._pool if not self._captured else torch.cuda.MemPool()  # no batch may use what another one reads
         destinations = {
-            place: new_destinations(buffers)
-            for stop, place in enumerate(stops)
+            tap_index: new_destinations(buffers)
+            for stop, tap_index in enumerate(stops)
             if choose_moves(self._left_us(stop), size)
         }
         entered = any(
@@ -186,29 +184,23 @@ class CompactingRunner(PolledRunner):
         )
         origin = torch.zeros(size, dtype=torch.int64, device=self._device) if entered else None
 
-        def gather(place: int, features: Tensor) -> None:
-            if origin is not None and place == stops[0]:  # in the first graph, with which only new requests begin
+        def gather(tap_index: int, features: Tensor) -> None:
+            if origin is not None and tap_index == stops[0]:  # in the first graph, with which only new requests begin
                 torch.arange(size, out=origin)
-            if place in destinations and moves_rows(features):
-                gather_open(features, buffers, origin, destinations[place], answer.fields)
+            if tap_index in destinations and moves_rows(features):
+                gather_open(features, buffers, origin, destinations[tap_index], answer.fields)
 
-        cut = self._cut(x, buffers, stops, pool, gather)
-        collecting = None if origin is None else self._collecting(buffers, origin, answer.fields, pool)
-        return _Chain(
-            x, buffers, cut, stops,
+        segments = self._capture_segments(x, buffers, stops, pool, gather)
+        collecting = None
+        if origin is not None:
+            (collecting,), _ = self._capture_graphs(lambda _cut: collect(buffers, origin, answer.fields), pool)
+        return _CompactingBatch(
+            x, buffers, segments, stops,
             answer=answer, origin=origin, destinations=destinations, collecting=collecting, pool=pool,
         )  # fmt: skip
 
-    def _collecting(self, buffers: ExitBuffers, origin: Tensor, answer: Answer, pool: torch.cuda.MemPool) -> Graph:
-        stream = self._capture_streams.pair.trunk
-        warm_up(lambda: collect(buffers, origin, answer), stream)
-        capture = Capture(self._device, pool)
-        with capture.capturing(self._trunk.module, stream):
-            collect(buffers, origin, answer)
-        return capture.graphs[0]
-
-    def _offer(self, big: _Chain, small: _Chain, stops: Sequence[int]) -> None:
-        """Let requests move from one chain to another at some stops, if they are answered as if they had not moved."""
+    def _offer(self, big: _CompactingBatch, small: _CompactingBatch, stops: Sequence[int]) -> None:
+        """Let requests move from one batch to another at some stops, if they are answered as if they had not moved."""
         movable = [stop for stop in stops if moves_rows(big.outputs[big.stops[stop]], small.outputs[big.stops[stop]])]
         alike = self._try_out(big, small, movable) if movable else []
         for stop in stops:
@@ -222,10 +214,10 @@ class CompactingRunner(PolledRunner):
             )
             big.refusals.append(f"Not compacted after {self.network.taps[big.stops[stop]]}: {reason}.")
 
-    def _try_out(self, big: _Chain, small: _Chain, stops: Sequence[int]) -> list[int]:
+    def _try_out(self, big: _CompactingBatch, small: _CompactingBatch, stops: Sequence[int]) -> list[int]:
         """Move samples at each of some stops, whatever the heads say, and return those after which all is as it was.
 
-        The small chain is left with other samples before. It is entered last stop first, so that nothing of the samples
+        The small batch is left with other samples before. It is entered last stop first, so that nothing of the samples
         that come is there yet but what a move brings.
         """
         moved, alike = slice(-small.size, None), []
@@ -233,57 +225,57 @@ class CompactingRunner(PolledRunner):
         generator = torch.Generator(self._device).manual_seed(0)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            for chain in (small, big):
-                _fill_at_random(chain.x, generator)
-                for graph in chain.graphs:
+            for batch in (small, big):
+                _fill_at_random(batch.x, generator)
+                for graph in batch.graphs:
                     graph.launch(stream)
             wanted = [y[moved].clone() for y in big.outputs]
             exit_index = big.buffers.answer(big.buffers.packed_answer)[1]
             for stop in reversed(stops):
-                place = big.stops[stop]
+                tap_index = big.stops[stop]
                 for graph in big.graphs[: stop + 1]:
                     graph.launch(stream)
                 exit_index.fill_(0)
                 exit_index[moved] = -1
-                here = torch.tensor([small.entry(place)] * (big.size + 1), device=self._device)
-                gather_open(big.outputs[place], big.buffers, big.origin, here, big.answer.fields)
+                here = torch.tensor([small.entry(tap_index)] * (big.size + 1), device=self._device)
+                gather_open(big.outputs[tap_index], big.buffers, big.origin, here, big.answer.fields)
                 for graph in small.graphs[stop + 1 :]:
                     graph.launch(stream)
-                if all(map(_alike, small.outputs[place + 1 :], wanted[place + 1 :])):
+                if all(map(_alike, small.outputs[tap_index + 1 :], wanted[tap_index + 1 :])):
                     alike.append(stop)
         return alike
 
-    def _answer_polling(self, captured: Segments, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
+    def _answer_polling(self, captured: PolledBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
         stream = self._begin(captured, x, caller)
-        assert isinstance(captured, _Chain)
-        chain, stops = captured, captured.stops
-        chain.graphs[0].launch(stream)
+        assert isinstance(captured, _CompactingBatch)
+        batch, stops = captured, captured.stops
+        batch.graphs[0].launch(stream)
         launched = 1
-        if stops and not chain.moves[0]:
-            chain.graphs[1].launch(stream)
+        if stops and not batch.moves[0]:
+            batch.graphs[1].launch(stream)
             launched = 2
-        packed, answer = chain.empty_answer()
+        packed, answer = batch.empty_answer()
         for stop in range(len(stops)):
-            count = self._poll(chain, stop)
+            count = self._poll(batch, stop)
             if count == 0:
                 break
             if launched == stop + 1:  # the host has waited for this number
-                small = chain.moves[stop][count]
-                (small or chain).graphs[launched].launch(stream)
+                small = batch.moves[stop][count]
+                (small or batch).graphs[launched].launch(stream)
                 launched += 1
                 if small is not None:
                     small.request += 1
-                    if chain is captured:
+                    if batch is captured:
                         packed, answer = captured.answer.empty(len(x))
-                    chain = small
-            if launched == stop + 2 <= len(stops) and not chain.moves[stop + 1]:
-                chain.graphs[launched].launch(stream)
+                    batch = small
+            if launched == stop + 2 <= len(stops) and not batch.moves[stop + 1]:
+                batch.graphs[launched].launch(stream)
                 launched += 1
         else:
             self._event.record(stream)
             caller.wait_event(self._event)
-        if chain.collecting is not None and chain is not captured:
-            chain.collecting.launch(caller)
+        if batch.collecting is not None and batch is not captured:
+            batch.collecting.launch(caller)
             packed.copy_(captured.answer.packed)
         else:
             packed.copy_(captured.buffers.packed_answer)
@@ -301,7 +293,7 @@ def _fill_at_random(x: Tensor, generator: torch.Generator) -> None:
 
 
 def _alike(found: Tensor, wanted: Tensor) -> bool:
-    """Whether two outputs differ by rounding alone; what is not finite must be so in both."""
+    """Return whether two outputs differ by rounding alone; what is not finite must be so in both."""
     finite = wanted.isfinite()
     if not torch.equal(found.isfinite(), finite):
         return False

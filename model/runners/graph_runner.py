@@ -1,31 +1,31 @@
-"""What the runners that replay CUDA graphs share: batch sizes, static buffers, checks, and the way in and out."""
+"""``GraphRunner``: the base of the runners that replay CUDA graphs: batch sizes, buffers, the way of a request."""
 
-import statistics
 import threading
 from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
+from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitHead
+from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult, joined
 from ..streams import current_handle
 from ..taps import listening
 from ..trunk.trunk import Trunk, make_trunk
-from .capture import CAPTURES, Capture, CaptureStreams, warm_up
+from .capture import CAPTURE_LOCK, CaptureStreams, Graph, capture_graphs
 from .captured_batch import CapturedBatch
 from .captured_heads import CapturedHeads
-from .runner import Closing
+from .checks import check_capturable, check_no_outer_capture, check_request, check_sizes
+from .runner import Runner
+from .segment_times import measure_segments
 
-if TYPE_CHECKING:
-    from ..early_exit_network import EarlyExitNetwork
+_T = TypeVar("_T")
 
 
-class GraphRunner(Closing):
+class GraphRunner(Runner):
     """Runs an :class:`EarlyExitNetwork` from CUDA graphs captured for a few batch sizes.
 
     Thresholds, temperatures and whether an exit is enabled may change at any time; parameters may change in place,
@@ -34,13 +34,13 @@ class GraphRunner(Closing):
     hooks or modes of the network change a call.
     """
 
-    #: Of the stream that the trunk is captured on. That of the heads is 0, the lowest there is, so that the trunk's
-    #: waiting blocks are placed before theirs.
+    #: The trunk is captured on a stream of this priority. That of the heads is 0, the lowest there is, so that the
+    #: trunk's waiting blocks are placed before theirs.
     trunk_priority = -1
 
     def __init__(
         self,
-        network: "EarlyExitNetwork",
+        network: EarlyExitNetwork,
         example_input: Tensor,
         *,
         batch_sizes: Sequence[int] = (1,),
@@ -71,7 +71,7 @@ class GraphRunner(Closing):
         self._captured_heads = CapturedHeads(network, self._heads)
         self._captured: dict[int, CapturedBatch] = {}
         with (
-            CAPTURES,
+            CAPTURE_LOCK,
             torch.cuda.device(self._device),
             torch.inference_mode(False),  # inference tensors could not be written to outside of it
             torch.no_grad(),
@@ -87,7 +87,7 @@ class GraphRunner(Closing):
                 (name, tensor, tensor.detach())
                 for name, tensor in (*network.named_parameters(), *network.named_buffers())
             ]
-            self._places: list[ExitHead | None] = [
+            self._exits: list[ExitHead | None] = [
                 *self._heads,
                 None if self._trunk.classifier is None else self._trunk.classifier.as_exit_head(),
             ]
@@ -107,59 +107,47 @@ class GraphRunner(Closing):
 
     @property
     def trunk(self) -> Trunk:
-        """What runs under the heads, for a runner that takes this one's place."""
+        """The trunk that was captured, for another runner to share."""
         return self._trunk
-
-    def _new_buffers(self, size: int) -> ExitBuffers:
-        return ExitBuffers.allocate(
-            len(self._places), size, self._classes, with_probs=self._with_probs, device=self._device
-        )
 
     @abstractmethod
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         """Capture the network for the batch ``x``, which becomes the static input."""
 
+    def _new_buffers(self, size: int) -> ExitBuffers:
+        return ExitBuffers.allocate(
+            len(self._exits), size, self._classes, with_probs=self._with_probs, device=self._device
+        )
+
     def _segment_times(self, x: Tensor) -> list[float]:
         """Measure what each segment of the trunk takes for the batch ``x``, without heads, in microseconds."""
         stream = self._capture_streams.pair.trunk
+        return measure_segments(self._trunk.module, self.network.taps, x, stream, self._pool)
 
-        def forward(capture: Capture | None) -> None:
-            held: list[Tensor] = []
+    def _run_trunk(self, x: Tensor, stops: Sequence[int], at_stop: Callable[[int, list[Tensor]], None]) -> list[Tensor]:
+        """Run the trunk once and return the outputs of all taps and, last, its own.
 
-            def on_tap(_place: int, features: Tensor) -> None:
-                held.append(features)
-                if capture is not None:
-                    capture.cut()
+        Args:
+            x: the batch.
+            stops: indices of taps.
+            at_stop: called as such a tap returns, with the number of the stop and all outputs so far.
+        """
+        outputs: list[Tensor] = []
 
-            with listening(self._trunk.module, self.network.taps, on_tap):
-                self._trunk.module(x)
+        def on_tap(index: int, features: Tensor) -> None:
+            outputs.append(features)
+            if index in stops:
+                at_stop(stops.index(index), outputs)
 
-        warm_up(lambda: forward(None), stream)
-        capture = Capture(self._device, self._pool)
-        with capture.capturing(self._trunk.module, stream):
-            forward(capture)
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        times: list[list[float]] = [[] for _ in capture.graphs]
-        for _ in range(5):
-            for graph, found in zip(capture.graphs, times, strict=True):
-                graph.launch(stream)
-                start.record(stream)
-                for _ in range(4):
-                    graph.launch(stream)
-                end.record(stream)
-                end.synchronize()
-                found.append(start.elapsed_time(end) * 1e3 / 4)
-        return [statistics.median(found) for found in times]
+        with listening(self._trunk.module, self.network.taps, on_tap):
+            outputs.append(self._trunk.module(x))
+        return outputs
 
-    def _stops(self, x: Tensor, least_us: float) -> list[int]:
-        """Choose the taps at which to stop when the batch ``x`` runs; see :func:`choose_stops`."""
-        return choose_stops(self._segment_times(x), least_us)
-
-    def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
-        """Answer for at most as many samples as were captured; ``caller`` is the current stream."""
-        captured.fill(x)
-        captured.graphs[0].launch(caller)
-        return captured.copied_answer()
+    def _capture_graphs(
+        self, forward: Callable[[Callable[[], None]], _T], pool: torch.cuda.MemPool
+    ) -> tuple[list[Graph], _T]:
+        """Capture a forward of the trunk; see :func:`capture_graphs`."""
+        return capture_graphs(forward, self._trunk.module, self._device, self._capture_streams.pair.trunk, pool)
 
     def __call__(self, x: Tensor) -> ExitResult:
         """Answer for a batch [N, ...] on the CPU or on the network's device.
@@ -176,17 +164,17 @@ class GraphRunner(Closing):
         self._refuse_while_busy()
         with self._busy:
             self._refuse_closed()
-            samples = self._check(x)
+            samples = check_request(x, self._shape, self._dtype, self._device)
             if torch.cuda.current_device() != self._device.index:
                 with torch.cuda.device(self._device):
                     answer = self._run(x, samples)
             else:
                 answer = self._run(x, samples)
-            self._captured_heads.refuse_others()  # while the device works: before the launch it would delay the answer
+            self._captured_heads.check_unchanged()  # while the device works; earlier it would delay the answer
             return answer
 
     def _run(self, x: Tensor, samples: int) -> ExitResult:
-        _refuse_outer_capture()
+        check_no_outer_capture()
         caller = self._last_stream
         if current_handle(self._device) != caller.cuda_stream:
             caller = torch.cuda.current_stream(self._device)
@@ -207,6 +195,12 @@ class GraphRunner(Closing):
         """Return the smallest that holds so many samples."""
         return self._captured[self._sizes[bisect_left(self._sizes, samples)]]
 
+    def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
+        """Answer for at most as many samples as were captured; ``caller`` is the current stream."""
+        captured.fill(x)
+        captured.graphs[0].launch(caller)
+        return captured.copied_answer()
+
     def _refuse_while_busy(self) -> None:
         # The lock is taken by `with`, which no interrupt leaves held; by `acquire` and `try` two of a hundred did.
         if self._busy.locked():
@@ -215,19 +209,6 @@ class GraphRunner(Closing):
     def _refuse_closed(self) -> None:
         if not self._captured:
             raise RuntimeError("this runner is closed")
-
-    def _check(self, x: Tensor) -> int:
-        """Return the number of samples; of what is asked for at each request, the cheapest that tells."""
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x: got {type(x).__name__}, wants a torch.Tensor")
-        shape = x.shape
-        if not shape or shape[1:] != self._shape or not shape[0]:
-            raise ValueError(f"x: got shape {list(shape)}, wants [N, {', '.join(map(str, self._shape))}] and N >= 1")
-        if x.dtype != self._dtype:
-            raise TypeError(f"x: got {x.dtype}, wants {self._dtype}, the dtype of the example input")
-        if x.device != self._device and not x.is_cpu:
-            raise ValueError(f"x: got device {x.device}, wants {self._device} or the CPU")
-        return shape[0]
 
     def describe(self) -> str:
         """Say what was captured: the trunk, and for each batch size where heads run."""
@@ -269,7 +250,7 @@ class GraphRunner(Closing):
                 self._wait()
                 self._captured.clear()
                 self._memory.clear()
-                self._places.clear()
+                self._exits.clear()
                 del self._pool, self._trunk
                 self._capture_streams.give_back()
 
@@ -283,71 +264,3 @@ class GraphRunner(Closing):
                 self.close()
             except Exception:  # the device is lost, or the process ends
                 pass
-
-
-def check_capturable(network: "EarlyExitNetwork", example_input: Tensor) -> None:
-    """Raise what :class:`GraphRunner` does for a network or example that cannot be captured, and check the taps."""
-    if not (isinstance(example_input, Tensor) and example_input.ndim > 0 and len(example_input)):
-        raise ValueError("example_input: wants a tensor [N, ...] of at least one sample")
-    _check_cuda(example_input)
-    if any(module.training for module in network.modules()):
-        raise ValueError("network: in training mode, wants network.eval()")
-    for tap, head in zip(network.taps, network.fused_heads, strict=True):
-        if is_parametrized(head.linear):
-            raise ValueError(
-                f"heads[{tap!r}]: its linear layer is parametrized, which a graph would not follow; wants none: call "
-                "torch.nn.utils.parametrize.remove_parametrizations, or use 'eager'"
-            )
-    _check_device(network.backbone, example_input.device)
-    if torch.is_autocast_enabled("cuda"):
-        raise RuntimeError("a runner cannot capture under autocast; leave it and cast the network, or use 'eager'")
-    _refuse_outer_capture()
-    network.check_taps(example_input)
-    _check_device(network, example_input.device)
-
-
-def check_sizes(batch_sizes: Sequence[int]) -> list[int]:
-    """Return the batch sizes to capture, in ascending order; raises ``ValueError`` or ``TypeError``."""
-    try:
-        sizes = list(batch_sizes)
-    except TypeError:
-        raise TypeError(f"batch_sizes: got {batch_sizes!r}, wants a sequence of positive ints") from None
-    if not sizes or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
-        raise ValueError(f"batch_sizes: got {sizes}, wants positive ints")
-    return sorted(set(sizes))
-
-
-def choose_stops(segment_us: Sequence[float], least_us: float) -> list[int]:
-    """Choose the taps at which to stop: as many as can be, with at least ``least_us`` of the trunk after each."""
-    stops: list[int] = []
-    left = 0.0
-    for place, us in reversed(list(enumerate(segment_us[1:]))):
-        left += us
-        if left >= least_us:
-            stops.insert(0, place)
-            left = 0.0
-    return stops
-
-
-def _check_cuda(example_input: Tensor) -> None:
-    if example_input.device.type != "cuda":
-        raise ValueError(f"example_input: on {example_input.device}, wants a CUDA device; elsewhere use 'eager'")
-
-
-def _check_device(network: nn.Module, device: torch.device) -> None:
-    for name, parameter in network.named_parameters():
-        if parameter.device != device:
-            raise ValueError(f"network: {name} is on {parameter.device}, wants {device} as the example input")
-
-
-def _refuse_outer_capture() -> None:
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "the current stream is being captured, and a runner replays graphs of its own: call it outside of the "
-            "capture, or capture a call of the network"
-        )
-
-
-def listed(places: Sequence[int], taps: Sequence[str]) -> str:
-    """Name the taps at some places."""
-    return ", ".join(taps[place] for place in places)

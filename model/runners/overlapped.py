@@ -1,20 +1,17 @@
 """The overlapped runner: the whole network in one CUDA graph, heads beside the trunk."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from ...kernels import ExitBuffers, ExitLaunch
-from ..taps import listening
-from .capture import Capture, warm_up
+from ...kernels import ExitBuffers
+from ..early_exit_network import EarlyExitNetwork
+from ..taps import list_taps
+from ..trunk.trunk import Trunk
 from .captured_batch import CapturedBatch
-from .graph_runner import GraphRunner, listed
-
-if TYPE_CHECKING:
-    from ..early_exit_network import EarlyExitNetwork
-    from ..trunk.trunk import Trunk
+from .graph_runner import GraphRunner
+from .head_launches import HeadLaunches
 
 #: A launch beside the trunk starts while at least this share of the trunk's time is left to hide it.
 _SHARE_TO_HIDE_BEHIND = 0.2
@@ -31,11 +28,11 @@ class OverlappedRunner(GraphRunner):
 
     def __init__(
         self,
-        network: "EarlyExitNetwork",
+        network: EarlyExitNetwork,
         example_input: Tensor,
         *,
         batch_sizes: Sequence[int] = (1,),
-        trunk: "str | Trunk" = "as_is",
+        trunk: str | Trunk = "as_is",
         forks: Sequence[str] | None = None,
     ) -> None:
         """Capture ``network``; see :class:`GraphRunner`.
@@ -49,83 +46,70 @@ class OverlappedRunner(GraphRunner):
                 last run with the classifier. None of them, ``()``, is no overlap: all heads in one launch at the end.
                 None is by rule, from the times of the segments.
         """
-        self._forks = None if forks is None else _places(forks, network.taps)
+        self._forks = None if forks is None else _indices_of(forks, network.taps)
         self.forks: dict[int, tuple[str, ...]] = {}
         """By batch size, the taps after which a launch leaves the trunk."""
         super().__init__(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
 
     def _choose_forks(self, x: Tensor) -> list[int]:
-        """Return the last place of each launch beside the trunk."""
-        ends = forks_by_rule(self._segment_times(x), len(x), self._classes) if self._forks is None else self._forks
-        self.forks[len(x)] = tuple(self.network.taps[end] for end in ends)
-        return ends
+        """Return the last tap of each launch beside the trunk, by index."""
+        forks = forks_by_rule(self._segment_times(x), len(x), self._classes) if self._forks is None else self._forks
+        self.forks[len(x)] = tuple(self.network.taps[index] for index in forks)
+        return forks
 
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         trunk, side = self._capture_streams.pair
-        ends = self._choose_forks(x)
-        starts = [0, *(end + 1 for end in ends)]
-        launches = [
-            ExitLaunch(buffers, start, self._places[start : end + 1])
-            for start, end in zip(starts, [*ends, len(self._places) - 1], strict=True)
-        ]
+        forks = self._choose_forks(x)
+        launches = HeadLaunches(buffers, self._exits, forks)
 
-        def forward() -> None:
-            features: list[Tensor] = []
+        def forward(_cut: Callable[[], None]) -> None:
+            def at_fork(fork: int, outputs: list[Tensor]) -> None:
+                side.wait_stream(trunk)
+                with torch.cuda.stream(side):
+                    launches.launch(fork, outputs)
 
-            def on_tap(place: int, y: Tensor) -> None:
-                features.append(y)
-                if place in ends:
-                    launch = ends.index(place)
-                    side.wait_stream(trunk)
-                    with torch.cuda.stream(side):
-                        launches[launch](features[starts[launch] :])
-
-            with listening(self._trunk.module, self.network.taps, on_tap):
-                final = self._trunk.module(x)
-            if ends:
+            outputs = self._run_trunk(x, forks, at_fork)
+            if forks:
                 trunk.wait_stream(side)
-            launches[-1]([*features[starts[-1] :], final])
+            launches.launch(len(forks), outputs)
 
-        warm_up(forward, trunk)
-        capture = Capture(self._device, self._pool)
-        with capture.capturing(self._trunk.module, trunk):
-            forward()
-        description = f"one graph; heads beside the trunk after {listed(ends, self.network.taps) or 'no tap'}"
-        if starts[-1] < len(self._heads):
-            late = range(starts[-1], len(self._heads))
-            description += f"; with the classifier those of {listed(late, self.network.taps)}"
-        return CapturedBatch(x, buffers, launches, capture.graphs, description + ".")
+        graphs, _ = self._capture_graphs(forward, self._pool)
+        taps = self.network.taps
+        description = f"one graph; heads beside the trunk after {list_taps(forks, taps) or 'no tap'}"
+        if late := range(forks[-1] + 1 if forks else 0, len(taps)):
+            description += f"; with the classifier those of {list_taps(late, taps)}"
+        return CapturedBatch(x, buffers, launches.launches, graphs, description + ".")
 
 
-def _places(forks: Sequence[str], taps: Sequence[str]) -> list[int]:
-    """Return the places of the taps at which to fork."""
+def _indices_of(forks: Sequence[str], taps: Sequence[str]) -> list[int]:
+    """Return the indices of the taps at which to fork."""
     if isinstance(forks, str) or not isinstance(forks, Sequence):
         raise TypeError(f"forks: got {forks!r}, wants a sequence of taps, or None")
     for tap in forks:
         if tap not in taps:
             raise ValueError(f"forks: got {tap!r}, wants taps of the network: {', '.join(taps)}")
-    return [place for place, tap in enumerate(taps) if tap in forks]
+    return [index for index, tap in enumerate(taps) if tap in forks]
 
 
 def fork_choices(last: int) -> list[list[int]]:
-    """Return where heads may leave the trunk, the fewest forks first: after one tap, every other one, each.
+    """Return choices of taps, by index, to fork after: the last one, every other one up to it, and each up to it.
 
     Args:
-        last: the place of the last tap that is followed by enough of the trunk to hide a launch behind.
+        last: the index of the last tap that is followed by enough of the trunk to hide a launch behind.
     """
     choices = ([last], _every_other(last), list(range(last + 1)))
-    return [choice for place, choice in enumerate(choices) if choice not in choices[:place]]
+    return [choice for i, choice in enumerate(choices) if choice not in choices[:i]]
 
 
 def forks_by_rule(segment_us: Sequence[float], samples: int, classes: int) -> list[int]:
-    """Choose the taps at which heads leave the trunk: all heads since the one before share a launch.
+    """Choose the taps, by index, at which heads leave the trunk: all heads since the fork before share a launch.
 
     Heads that start early find idle multiprocessors, which is worth the microsecond that each fork costs the trunk. One
     fork is best for large batches, where heads compete with the trunk for memory, and for small ones with many classes,
     whose heads all read their weights from the L2 cache (ResNet-18, H200).
     """
-    left = [sum(segment_us[place + 1 :]) for place in range(len(segment_us) - 1)]
-    late_enough = [place for place, us in enumerate(left) if us >= _SHARE_TO_HIDE_BEHIND * sum(segment_us)]
+    left = [sum(segment_us[index + 1 :]) for index in range(len(segment_us) - 1)]
+    late_enough = [index for index, us in enumerate(left) if us >= _SHARE_TO_HIDE_BEHIND * sum(segment_us)]
     if not late_enough:
         return []
     last = late_enough[-1]

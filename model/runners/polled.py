@@ -1,4 +1,4 @@
-"""The polled runner: one CUDA graph a segment, and a host that stops launching when all samples are answered."""
+"""``PolledRunner``: a few CUDA graphs, which the host stops launching once all samples are answered."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,17 +10,19 @@ from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitLaunch
 from ..exit_result import ExitResult
-from ..taps import listening
-from .capture import Capture, Graph, warm_up
+from ..taps import list_taps
+from .capture import Graph
 from .captured_batch import CapturedBatch
-from .graph_runner import GraphRunner, listed
+from .graph_runner import GraphRunner
+from .head_launches import HeadLaunches
+from .segment_times import choose_stops
 
 #: A graph holds at least this much of the trunk, in microseconds: in that time its first head runs, the host sees what
 #: it wrote and launches the next graph, and the trunk does not wait (H200: 8 for a head, 8 for the host, 6 to start).
 _LEAST_SEGMENT_US = 25.0
 
 
-class Cut(NamedTuple):
+class CapturedSegments(NamedTuple):
     """A network captured in graphs, one behind the other."""
 
     graphs: list[Graph]
@@ -28,17 +30,19 @@ class Cut(NamedTuple):
     open_samples: Tensor
     """[stops] int64 in pinned memory; see :class:`ExitLaunch`."""
     outputs: list[Tensor]
-    """What each tap and, last, the trunk returns, in memory of the graphs."""
+    """Of each tap and, last, of the trunk, in memory of the graphs."""
 
 
-class Segments(CapturedBatch):
+class PolledBatch(CapturedBatch):
     """A network captured for one batch size in several graphs."""
 
-    def __init__(self, x: Tensor, buffers: ExitBuffers, cut: Cut, description: str, stops: Sequence[int]) -> None:
-        """Answer for ``x``, a static batch, in ``buffers``; there is a cut at each of ``stops``, places of taps."""
-        super().__init__(x, buffers, cut.launches, cut.graphs, description)
+    def __init__(
+        self, x: Tensor, buffers: ExitBuffers, segments: CapturedSegments, description: str, stops: Sequence[int]
+    ) -> None:
+        """Answer for ``x``, a static batch, in ``buffers``; graphs end at each of ``stops``, indices of taps."""
+        super().__init__(x, buffers, segments.launches, segments.graphs, description)
         self.stops = stops
-        self.open_samples: Any = cut.open_samples.numpy()  # the same memory, faster to read
+        self.open_samples: Any = segments.open_samples.numpy()  # the same memory, faster to read
         self.count_requests()
 
     def count_requests(self) -> None:
@@ -65,87 +69,65 @@ class PolledRunner(GraphRunner):
         return torch.cuda.Event()
 
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        stops = self._stops(x, _LEAST_SEGMENT_US)
-        cut = self._cut(x, buffers, stops, self._pool)
-        description = f"{len(cut.graphs)} graphs, cut after {listed(stops, self.network.taps) or 'no tap'}."
-        return Segments(x, buffers, cut, description, stops)
+        stops = choose_stops(self._segment_times(x), _LEAST_SEGMENT_US)
+        segments = self._capture_segments(x, buffers, stops, self._pool)
+        after = list_taps(stops, self.network.taps) or "no tap"
+        return PolledBatch(x, buffers, segments, f"{len(segments.graphs)} graphs, cut after {after}.", stops)
 
-    def _cut(
+    def _capture_segments(
         self,
         x: Tensor,
         buffers: ExitBuffers,
         stops: Sequence[int],
         pool: torch.cuda.MemPool,
-        in_line: Callable[[int, Tensor], None] | None = None,
-    ) -> Cut:
+        gather: Callable[[int, Tensor], None] | None = None,
+    ) -> CapturedSegments:
         """Capture the network for the batch ``x``, cut at some taps, with memory from ``pool``.
 
-        The heads since the stop before run beside what follows the cut. With ``in_line`` they run before the cut, and
-        so does what ``in_line`` does with the place and the output of the tap after them.
+        The heads since the stop before run beside what follows the cut. With ``gather`` they run before the cut, and so
+        does what ``gather`` launches, given the index and the output of the tap.
         """
         trunk, side = self._capture_streams.pair
-        starts = [0, *(stop + 1 for stop in stops)]
         open_samples = torch.zeros(len(stops), dtype=torch.int64, device="cpu").pin_memory()
-        launches = [
-            ExitLaunch(buffers, start, self._places[start : stop + 1], open_samples=open_samples[i : i + 1])
-            for i, (start, stop) in enumerate(zip(starts, stops, strict=False))
-        ]
-        last_launch = ExitLaunch(buffers, starts[-1], self._places[starts[-1] :])
-        outputs: list[Tensor] = []
+        launches = HeadLaunches(buffers, self._exits, stops, open_samples=open_samples)
 
-        def forward(capture: Capture | None) -> None:
-            forked = False
+        def forward(cut: Callable[[], None]) -> list[Tensor]:
+            def in_line(stop: int, outputs: list[Tensor]) -> None:
+                launches.launch(stop, outputs)
+                assert gather is not None
+                gather(stops[stop], outputs[-1])
+                cut()
 
-            def join() -> None:
-                nonlocal forked
-                if forked:
+            def beside(stop: int, outputs: list[Tensor]) -> None:
+                if stop > 0:
                     trunk.wait_stream(side)
-                forked = False
+                cut()
+                side.wait_stream(trunk)
+                with torch.cuda.stream(side):
+                    launches.launch(stop, outputs)
 
-            def on_tap(place: int, features: Tensor) -> None:
-                nonlocal forked
-                outputs.append(features)
-                if place not in stops:
-                    return
-                i = stops.index(place)
-                join()
-                if in_line is not None:
-                    launches[i](outputs[starts[i] :])
-                    in_line(place, features)
-                if capture is not None:
-                    capture.cut()
-                if in_line is None:
-                    side.wait_stream(trunk)
-                    forked = True
-                    with torch.cuda.stream(side):
-                        launches[i](outputs[starts[i] :])
+            outputs = self._run_trunk(x, stops, beside if gather is None else in_line)
+            if stops and gather is None:
+                trunk.wait_stream(side)
+            launches.launch(len(stops), outputs)
+            return outputs
 
-            with listening(self._trunk.module, self.network.taps, on_tap):
-                outputs.append(self._trunk.module(x))
-            join()
-            last_launch(outputs[starts[-1] :])
-            if capture is None:
-                outputs.clear()
-
-        warm_up(lambda: forward(None), trunk)
-        capture = Capture(self._device, pool)
-        with capture.capturing(self._trunk.module, trunk):
-            forward(capture)
-        return Cut(capture.graphs, [*launches, last_launch], open_samples, outputs)
+        graphs, outputs = self._capture_graphs(forward, pool)
+        return CapturedSegments(graphs, launches.launches, open_samples, outputs)
 
     def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
-        assert isinstance(captured, Segments)
+        assert isinstance(captured, PolledBatch)
         try:
             return self._answer_polling(captured, x, caller)
         except BaseException:  # an interrupt, say, before or after the request was counted on the device
             with suppress(RuntimeError):  # which would hide what has gone wrong
                 self._stream.synchronize()
-                for segments in self._captured.values():
-                    assert isinstance(segments, Segments)
-                    segments.count_requests()
+                for batch in self._captured.values():
+                    assert isinstance(batch, PolledBatch)
+                    batch.count_requests()
             raise
 
-    def _begin(self, captured: Segments, x: Tensor, caller: torch.cuda.Stream) -> torch.cuda.Stream:
+    def _begin(self, captured: PolledBatch, x: Tensor, caller: torch.cuda.Stream) -> torch.cuda.Stream:
         """Copy in the batch of a new request on the stream that its graphs run on, which is returned."""
         stream = self._stream
         self._event.record(caller)
@@ -158,7 +140,7 @@ class PolledRunner(GraphRunner):
         captured.request += 1
         return stream
 
-    def _answer_polling(self, captured: Segments, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
+    def _answer_polling(self, captured: PolledBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
         stream = self._begin(captured, x, caller)
         graphs = captured.graphs
         for graph in graphs[:2]:
@@ -179,7 +161,7 @@ class PolledRunner(GraphRunner):
         super()._wait()
         self._stream.synchronize()  # a segment that nobody needed may still run
 
-    def _poll(self, captured: Segments, stop: int) -> int:
+    def _poll(self, captured: PolledBatch, stop: int) -> int:
         """Wait until the heads of a stop have written how many samples of this request stay open, and return it."""
         numbers, request = captured.open_samples, captured.request
         polls = 0

@@ -1,21 +1,36 @@
-"""What is closed at the end of a ``with``."""
+"""``Runner``: the base of all runners, with what every one of them can be asked."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from torch import Tensor
+
+from ..exit_result import ExitResult
+
+_RunnerT = TypeVar("_RunnerT", bound="Runner")
 
 
-class Closing(ABC):
-    """A runner that may be used as a context manager."""
+class Runner(ABC):
+    """Answers for batches of one network; as a context manager it closes itself at the end."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> ExitResult:
+        """Answer for a batch x [N, ...]."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Say in lines what was made of the network, and why."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Take over parameters of the backbone that were changed in place, where the trunk holds copies of them."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free what is held."""
+        """Free what is held; closing twice is fine."""
 
-    def __enter__(self) -> "Self":
+    def __enter__(self: _RunnerT) -> _RunnerT:
         return self
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""Taking the classifier off the end of a traced backbone."""
+"""Takes the classifier off the end of a traced backbone and makes a fused head of it."""
 
 import operator
 from typing import Any
@@ -69,7 +69,7 @@ def _as_flatten(layers: LayerGraph, value: Any) -> Any:
 
 
 def _flattens(layers: LayerGraph, value: Any) -> bool:
-    """Whether a node flattens each sample, for one user."""
+    """Return whether a node flattens each sample, for one user."""
     if not isinstance(value, Node) or only_user(value) is None:
         return False
     layer = layers.layer(value)
@@ -81,7 +81,7 @@ def _flattens(layers: LayerGraph, value: Any) -> bool:
 
 
 def _whole_pool(layers: LayerGraph, value: Any, *, flattened: bool) -> nn.Module | None:
-    """The pool that a node computes, as a module, if it does so over all of a map and for one user."""
+    """Return the pool that a node computes, as a module, if it does so over all of a map and for one user."""
     if not isinstance(value, Node) or only_user(value) is None:
         return None
     layer = layers.layer(value)

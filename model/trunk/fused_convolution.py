@@ -1,4 +1,4 @@
-"""``FusedConvolution``: a convolution and what follows it, as few launches as cuDNN has for them."""
+"""``FusedConvolution``: a convolution with the batch norm, sum and ReLU behind it, in one launch of cuDNN if it can."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ LEAST_TIMED_BATCH = 16
 
 
 def has_cudnn(x: Tensor) -> bool:
-    """Whether a convolution of ``x`` may go to cuDNN."""
+    """Return whether a convolution of ``x`` may go to cuDNN."""
     return x.device.type == "cuda" and torch.backends.cudnn.enabled
 
 
@@ -72,7 +72,7 @@ class FusedConvolution(nn.Module):
 
     @property
     def folds_norm(self) -> bool:
-        """Whether a batch norm is in the weights."""
+        """True if a batch norm is in the weights."""
         return self._sources[1] is not None
 
     def take_bias_of(self, other: "FusedConvolution") -> None:
@@ -86,7 +86,7 @@ class FusedConvolution(nn.Module):
         self.register_buffer("bias", bias, persistent=False)
 
     def _scale(self) -> Tensor | None:
-        """[C_out], what the batch norm multiplies by, at least in float32; None without one."""
+        """Return the factors [C_out] of the batch norm, at least in float32; None without one."""
         norm = self._sources[1]
         if norm is None or norm.running_var is None:
             return None
@@ -102,7 +102,7 @@ class FusedConvolution(nn.Module):
         return folded.contiguous(memory_format=torch.channels_last)
 
     def _exact_bias(self) -> Tensor | None:
-        """Before it is rounded to the dtype of the weight; without that of another convolution."""
+        """Return the bias before it is rounded to the dtype of the weight; without that of another convolution."""
         conv, norm = self._sources
         scale = self._scale()
         if norm is None or norm.running_mean is None or scale is None:

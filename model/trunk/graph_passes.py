@@ -1,4 +1,4 @@
-"""What is done to a traced backbone: convolutions fused with what follows them, max-pools replaced."""
+"""Rewrites of a traced backbone: convolutions fused with what follows them, max-pools replaced, no-ops dropped."""
 
 import operator
 from typing import Any
@@ -85,7 +85,7 @@ def _fuse_relu(layers: LayerGraph, relu: Node) -> None:
 
 
 def _open_convolution(layers: LayerGraph, node: Node) -> FusedConvolution | None:
-    """The convolution that a node calls, if one node alone uses its output and nothing is behind it yet."""
+    """Return the convolution that a node calls, if one node alone uses its output and nothing is behind it yet."""
     layer = layers.layer(node)
     if isinstance(layer, FusedConvolution) and not layer.relu and only_user(node) is not None:
         return None if layer.gives_bias else layer
@@ -105,7 +105,7 @@ def replace_max_pools(layers: LayerGraph) -> int:
 
 
 def _max_pool_arguments(layers: LayerGraph, node: Node) -> tuple[Any, Any, Any] | None:
-    """Kernel size, stride and padding of a max-pool that has nothing else."""
+    """Return kernel size, stride and padding of a max-pool that has nothing else."""
     layer = layers.layer(node)
     if type(layer) is nn.MaxPool2d:
         if layer.dilation not in (1, (1, 1)) or layer.ceil_mode or layer.return_indices:
@@ -134,7 +134,7 @@ def _is_relu(layers: LayerGraph, node: Node) -> bool:
 
 
 def _summands(node: Node) -> list[Node] | None:
-    """The two operands of a plain sum of two nodes."""
+    """Return the two operands of a plain sum of two nodes."""
     is_sum = (node.op == "call_function" and node.target in ADD_FUNCTIONS) or (
         node.op == "call_method" and node.target in ("add", "add_")
     )
@@ -143,7 +143,7 @@ def _summands(node: Node) -> list[Node] | None:
 
 
 def _undisturbed(layers: LayerGraph, first: Node, last: Node, passed: set[Node]) -> bool:
-    """Whether what ``first`` reads is still the same when ``last`` runs, so that it may be computed there.
+    """Return whether what ``first`` reads is still the same when ``last`` runs, so that it may be computed there.
 
     Only ``passed`` and what works on its own fresh tensors may come between if it changes something in place.
     """
@@ -171,7 +171,7 @@ def _names_in_place(name: str) -> bool:
 
 
 def _is_fresh(layers: LayerGraph, node: Any) -> bool:
-    """Whether a node makes a tensor of its own that one other node alone uses."""
+    """Return whether a node makes a tensor of its own that one other node alone uses."""
     return type(layers.layer(node)) in (FusedConvolution, nn.Conv2d, nn.BatchNorm2d, nn.Linear) and bool(
         only_user(node)
     )

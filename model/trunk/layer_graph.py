@@ -21,18 +21,18 @@ class LayerGraph:
         self._source_of = source_of
 
     def layer(self, node: Any) -> nn.Module | None:
-        """The layer that a node calls with one argument, unless it has hooks or a forward of its own."""
+        """Return the layer that a node calls with one or two arguments, unless it has hooks or a forward of its own."""
         if not isinstance(node, Node) or node.op != "call_module" or node.kwargs or len(node.args) not in (1, 2):
             return None
         layer = self.called(node)
         return None if has_hooks(layer) or "forward" in vars(layer) else layer
 
     def called(self, node: Node) -> nn.Module:
-        """The layer that a ``call_module`` node calls, whatever it is like."""
+        """Return the layer that a ``call_module`` node calls, hooks or not."""
         return self.new.get(str(node.target)) or self.root.get_submodule(str(node.target))
 
     def source(self, layer: nn.Module) -> nn.Module:
-        """The user's own layer."""
+        """Return the user's own layer that a layer of ours is a copy of."""
         return self._source_of[layer]
 
     def add(self, name: str, layer: nn.Module) -> str:
@@ -87,7 +87,7 @@ def only_user(node: Any) -> Node | None:
 
 
 def _uses(user: Node, node: Node) -> int:
-    """How often a node is an argument of its user: ``x + x`` uses x twice."""
+    """Count how often a node is an argument of its user: ``x + x`` uses x twice."""
     count = 0
 
     def look(each: Node) -> Node:

@@ -1,4 +1,4 @@
-"""Tracing a backbone without losing its taps: a copy to work on, and a graph in which every tap is still a module."""
+"""Traces a backbone without losing its taps: a copy to work on, and a graph that marks the output of every tap."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ def shallow_copy(module: nn.Module, source_of: dict[nn.Module, nn.Module]) -> nn
 
 
 def tap_mark(value: Any, tap: str) -> Any:
-    """Stands in a graph for the moment at which the layer ``tap`` returns ``value``."""
+    """Mark in a graph the moment at which the layer ``tap`` returns ``value``, which is returned."""
     return value
 
 

@@ -1,4 +1,4 @@
-"""Trunks: the ways to run a backbone under its heads, from as it is to compiled."""
+"""``Trunk`` and ``make_trunk``: the ways to run a backbone under its heads, from as it is to compiled."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ from .fused_convolution import FusedConvolution, fastest_convolutions
 
 #: "as_is" is the backbone itself; "cudnn" folds batch norms and uses cuDNN's fused convolutions; "inductor" compiles.
 TRUNKS = ("as_is", "cudnn", "inductor")
-#: How far off a trunk may be, in multiples of how far off the backbone itself is.
+#: Error that a trunk may have, in multiples of the backbone's own.
 TIMES_AS_WRONG = 3.0
-#: And in roundings, for a backbone that is exact by luck: of float32 and float64, and of narrower numbers.
+#: And in roundings, for a backbone that is exact by luck: in float32 and float64, and in narrower numbers.
 FLOOR_ROUNDINGS = {torch.float32: 16, torch.float64: 16}
 FLOOR_ROUNDINGS_NARROW = 4
 
@@ -32,7 +32,7 @@ class Trunk:
     classifier: FusedAuxHead | None
     """The backbone's own classifier as a fused head that holds the same parameters; it never exits."""
     memory_format: torch.memory_format
-    """What the input should be laid out as."""
+    """Memory layout that the input should have."""
     notes: tuple[str, ...]
     """In sentences: what was done to the backbone, and what was not and why."""
 
@@ -171,9 +171,9 @@ def _trains(backbone: nn.Module) -> bool:
 
 
 def _run(module: nn.Module, taps: Sequence[str], x: Tensor, classifier: FusedAuxHead | None = None) -> list[Tensor]:
-    """The outputs of the taps, in order, and the logits."""
+    """Return the outputs of the taps, in order, and the logits."""
     outputs: list[Tensor] = []
-    with listening(module, taps, lambda _place, features: outputs.append(features.clone())):
+    with listening(module, taps, lambda _index, features: outputs.append(features.clone())):
         y = module(x.clone(memory_format=torch.preserve_format))
     return [*outputs, y if classifier is None else classifier.logits(y)]
 
@@ -181,7 +181,7 @@ def _run(module: nn.Module, taps: Sequence[str], x: Tensor, classifier: FusedAux
 def _too_far_off(
     backbone: nn.Module, taps: Sequence[str], x: Tensor, as_it_is: list[Tensor], outputs: list[Tensor]
 ) -> str | None:
-    """In words how the outputs of a trunk differ too much from the backbone's, or None."""
+    """Say in words how the outputs of a trunk differ too much from the backbone's, or return None."""
     for mine, own in zip(outputs, as_it_is, strict=True):
         if mine.shape != own.shape or mine.dtype != own.dtype:
             return f"an output is {list(mine.shape)} of {mine.dtype}, not {list(own.shape)} of {own.dtype}."
@@ -200,7 +200,7 @@ def _too_far_off(
 
 
 def _relative_error(outputs: list[Tensor], exact: list[Tensor]) -> float:
-    """The largest error of each output, relative to its largest magnitude; of all outputs, the largest; NaN if any."""
+    """Return the largest error of all outputs, each relative to its largest magnitude; NaN if any is."""
     errors = [
         (y.double() - truth).abs().max() / truth.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
         for y, truth in zip(outputs, exact, strict=True)

@@ -10,14 +10,13 @@ from matplotlib.ticker import StrMethodFormatter
 from ...autotune.records.record import Record
 from ..bench_records import NEVER, most_measured, rounds, spread
 from ..records import NoRecords, stamp
-from ..style import BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, new_figure, tidy
+from ..style import BLUE, GREEN, GREY, ORANGE, Line, frame, new_figure, tidy
 
 FLOOR, BARE = "truncated@cudnn", "graph-bare@cudnn"
 LINES = {
     BARE: Line("whole network, no heads", GREY, ":", ""),
     "overlapped@cudnn": Line("`overlapped`: skips nothing", BLUE, "-", "D"),
     "polled@cudnn": Line("`polled`: the host stops", ORANGE, "-", "s"),
-    "gated-lag1@cudnn": Line("`gated`, lag=1", PURPLE, "--", "v"),
     "gated@cudnn": Line("`gated`: the GPU stops", GREEN, "-", "^"),
     FLOOR: Line("floor: network cut off there", "black", "-", "o"),
 }

@@ -35,8 +35,8 @@ def assert_answers_slowly(
     sure = [i for i, answer in enumerate(answers) if answer[4] > 1e-4]
     assert len(sure) >= 0.8 * len(answers)
     for i in sure:
-        place, label, confidence, probs, _ = answers[i]
-        assert (result.exit_index[i].item(), result.label[i].item()) == (place, label)
+        index, label, confidence, probs, _ = answers[i]
+        assert (result.exit_index[i].item(), result.label[i].item()) == (index, label)
         assert result.confidence[i].item() == pytest.approx(confidence, abs=1e-4)
         torch.testing.assert_close(result.probs[i].double(), probs, atol=1e-4, rtol=0)
     return {answers[i][0] for i in sure}
@@ -48,8 +48,8 @@ def test_answers_as_a_loop_over_samples(samples: int, stop: bool, device: torch.
     torch.manual_seed(samples)
     heads = {tap: head.to(device) for tap, head in plain_heads().items()}
     rules = {
-        tap: ExitRule(torch.rand(()).item(), temperature=0.5 + torch.rand(()).item(), enabled=place != samples % 4)
-        for place, tap in enumerate(SmallNet.taps)
+        tap: ExitRule(torch.rand(()).item(), temperature=0.5 + torch.rand(()).item(), enabled=index != samples % 4)
+        for index, tap in enumerate(SmallNet.taps)
     }
     net = EarlyExitNetwork(SmallNet(), heads, rules).to(device).eval()
     x = images(samples, device)
@@ -82,17 +82,17 @@ def test_thresholds_of_zero_and_one(stop: bool) -> None:
     torch.testing.assert_close(result.probs, torch.softmax(net.backbone(x), 1))
 
 
-@pytest.mark.parametrize("place", [0, 1, 2, 3])
-def test_stop_leaves_the_forward(place: int) -> None:
-    net = network({tap: 0.0 if i == place else 1.0 for i, tap in enumerate(SmallNet.taps)}, example_input=images(1))
+@pytest.mark.parametrize("index", [0, 1, 2, 3])
+def test_stop_leaves_the_forward(index: int) -> None:
+    net = network({tap: 0.0 if i == index else 1.0 for i, tap in enumerate(SmallNet.taps)}, example_input=images(1))
     runs: list[str] = []
     for name, part in net.backbone.named_children():
         part.register_forward_hook(lambda *_, name=name: runs.append(name))
     x = images(3)
     stopped = net(x, stop=True)
-    assert runs == ["block0", "block1", "block2", "fc"][: place + 1]
+    assert runs == ["block0", "block1", "block2", "fc"][: index + 1]
     assert all(torch.equal(a, b) for a, b in zip(stopped, net(x), strict=True))
-    assert stopped.exit_index.eq(place).all()
+    assert stopped.exit_index.eq(index).all()
 
 
 def test_stop_goes_on_while_one_sample_is_unsure() -> None:

@@ -274,7 +274,7 @@ def test_a_backbone_with_keyword_arguments_and_one_in_a_wrapper() -> None:
 def test_listening_is_for_its_own_thread_and_only_while_open() -> None:
     net = SmallNet().eval()
     heard: list[int] = []
-    with torch.no_grad(), listening(net, SmallNet.taps, lambda place, y: heard.append(place)):
+    with torch.no_grad(), listening(net, SmallNet.taps, lambda index, y: heard.append(index)):
         thread = threading.Thread(target=net, args=(torch.randn(X),))
         thread.start()
         thread.join()
@@ -299,7 +299,7 @@ def test_an_error_while_listening_leaves_no_hooks(error: type[BaseException]) ->
 
 def test_listening_at_a_layer_that_is_gone_leaves_no_hooks() -> None:
     net = SmallNet().eval()
-    with pytest.raises(AttributeError), listening(net, ["block0", "nowhere"], lambda place, y: None):
+    with pytest.raises(AttributeError), listening(net, ["block0", "nowhere"], lambda index, y: None):
         pass
     assert_no_hooks(net)
 

@@ -62,9 +62,9 @@ class AutoRunner(Runner):
         return f"Batch 4: polled, {len(AutoRunner.rules)} us to the answer.\nThe backbone runs as it is."
 
 
-def make_runner(network, example_input, *, exits, batch_sizes, trunk, lag=0, compact=False, fresh=False):
+def make_runner(network, example_input, *, exits, batch_sizes, trunk, compact=False):
     assert batch_sizes == ((1, 2, 3, 4) if compact else (4,)) and trunk == "as_is"
-    assert len(example_input) == (16 if exits == "auto" else 4) and fresh == (exits == "auto")  # by all inputs, always
+    assert len(example_input) == (16 if exits == "auto" else 4)  # by all inputs
     return (AutoRunner if exits == "auto" else Runner)(network)
 
 

@@ -95,20 +95,20 @@ def answer_slowly(
         with torch.no_grad():
             final = trunk(x[i : i + 1].double())[0]
             slack = 1.0
-            for place, tap in enumerate(heads):
+            for index, tap in enumerate(heads):
                 logits = double_heads[tap](seen[tap])[0]
-                probs = torch.softmax(logits / temperatures[place], 0)
+                probs = torch.softmax(logits / temperatures[index], 0)
                 confidence = probs.max().item()
-                if thresholds[place] < 1.0:
-                    slack = min(slack, abs(confidence - thresholds[place]))
-                if confidence > thresholds[place] and thresholds[place] < 1.0:
+                if thresholds[index] < 1.0:
+                    slack = min(slack, abs(confidence - thresholds[index]))
+                if confidence > thresholds[index] and thresholds[index] < 1.0:
                     break
             else:
-                place, probs = len(heads), torch.softmax(final, 0)
+                index, probs = len(heads), torch.softmax(final, 0)
         if len(probs) > 1:
             top = probs.topk(2).values
             slack = min(slack, (top[0] - top[1]).item())
-        answers.append((place, int(probs.argmax()), probs.max().item(), probs, slack))
+        answers.append((index, int(probs.argmax()), probs.max().item(), probs, slack))
     return answers
 
 

@@ -1,4 +1,4 @@
-"""What the GPU does for a call, from a trace of torch.profiler."""
+"""Kernels, copies and memsets of a call, from a trace of torch.profiler."""
 
 import json
 

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 WAYS = {
     "overlapped": {"exits": "overlapped"},
     "polled": {"exits": "polled"},
-    "gated": {"exits": "gated", "lag": 0},
-    "gated, lag 1": {"exits": "gated", "lag": 1},
+    "gated": {"exits": "gated"},
 }
 #: How far apart two right confidences may be: batch sizes and convolution algorithms round differently.
 TOLERANCE = {torch.float16: 4e-3, torch.float32: 2e-4}
@@ -70,11 +69,11 @@ def made(net: EarlyExitNetwork, way: str, sizes: Sequence[int] = (1, 8), **optio
 
 
 @contextmanager
-def exits_at(net: EarlyExitNetwork, place: int) -> Iterator[None]:
-    """Every sample leaves at one place, the classifier's being the last."""
+def exits_at(net: EarlyExitNetwork, index: int) -> Iterator[None]:
+    """Every sample leaves at one exit, the last of which is the classifier."""
     before = [head.rule.threshold for head in net.heads]
     for i, head in enumerate(net.heads):
-        head.rule.threshold = 0.0 if i == place else 1.0
+        head.rule.threshold = 0.0 if i == index else 1.0
     try:
         yield
     finally:
@@ -94,12 +93,12 @@ def near_a_decision(net: EarlyExitNetwork, trunk: Trunk, x: Tensor, tolerance: f
         lambda y: torch.softmax(y.float(), 1) if classifier is None else classifier(y).probs,
     )
     near = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    for place, at_exit in enumerate(probs):
+    for index, at_exit in enumerate(probs):
         top = at_exit.sort(1, descending=True).values
-        if place < len(net.taps) and 0.0 < (threshold := net.heads[place].rule.threshold) < 1.0:
-            near |= (wanted.exit_index >= place) & ((top[:, 0] - threshold).abs() <= tolerance)
+        if index < len(net.taps) and 0.0 < (threshold := net.heads[index].rule.threshold) < 1.0:
+            near |= (wanted.exit_index >= index) & ((top[:, 0] - threshold).abs() <= tolerance)
         if top.shape[1] > 1:
-            near |= (wanted.exit_index == place) & (top[:, 0] - top[:, 1] <= tolerance)
+            near |= (wanted.exit_index == index) & (top[:, 0] - top[:, 1] <= tolerance)
     return near
 
 
@@ -126,11 +125,11 @@ def clear_samples(net: EarlyExitNetwork, samples: int, trunk: Trunk | None = Non
     """Samples that are not near a decision, the first of them of different exits, and their exits."""
     x = images(samples)
     x = x[~near_a_decision(net, trunk or make_trunk(net.backbone, net.taps, x[:2]), x, 3 * TOLERANCE[torch.float16])]
-    places = net(x).exit_index.tolist()
-    firsts = [places.index(place) for place in sorted(set(places))]
+    indices = net(x).exit_index.tolist()
+    firsts = [indices.index(index) for index in sorted(set(indices))]
     assert len(firsts) == len(net.taps) + 1
     order = firsts + [i for i in range(len(x)) if i not in firsts]
-    return x[order], torch.tensor([places[i] for i in order], device=x.device)
+    return x[order], torch.tensor([indices[i] for i in order], device=x.device)
 
 
 def clear_batches(net: EarlyExitNetwork, sizes: Sequence[int], trunk: Trunk | None = None) -> list[Tensor]:
@@ -190,8 +189,8 @@ class CountingNet(SmallNet):
         self.register_buffer("runs", torch.zeros(4, dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        for place, tap in enumerate(SmallNet.taps):
-            self.runs[place].add_(1)
+        for index, tap in enumerate(SmallNet.taps):
+            self.runs[index].add_(1)
             x = self.get_submodule(tap)(x)
         self.runs[3].add_(1)
         return self.fc(x.mean((2, 3)))

@@ -4,13 +4,13 @@ import torch
 from auxhead.model import EagerRunner, EarlyExitNetwork
 from auxhead.model.auto import planner
 from auxhead.model.auto.candidates import Candidate
-from auxhead.model.auto.planner import PassTimes
-from auxhead.model.runners import graph_runner
+from auxhead.model.auto.plan import PassTimes
+from auxhead.model.runners import checks
 from support.example_models import SmallNet, plain_heads
 from torch import Tensor
 
 #: Candidates of a :class:`SmallNet` whose last head is followed by too little, in their order.
-NAMES = ("serial", "overlapped (1 fork)", "overlapped (2 forks)", "polled", "gated", "gated (lag 1)")
+NAMES = ("serial", "overlapped (1 fork)", "overlapped (2 forks)", "polled", "gated")
 #: What ``exits="overlapped"`` captures of it.
 PLAIN = "overlapped (1 fork)"
 
@@ -53,7 +53,7 @@ class Runner(EagerRunner):
 
 
 class FakeGpu:
-    """What the fakes do, and what was done with them."""
+    """Settings of the fakes, and a log of what was done with them."""
 
     def __init__(self, monkeypatch):
         self.us = dict.fromkeys((*NAMES, "polled (compact)"), 100.0)
@@ -78,7 +78,7 @@ class FakeGpu:
         def measure(runners, batches):
             assert not any(runner.closed for runner in runners.values())
             self.measured += 1
-            wobble = [1.0 + 0.001 * (place % 3) for place in range(12)]
+            wobble = [1.0 + 0.001 * (index % 3) for index in range(12)]
             return {
                 name: PassTimes(
                     [self.us[name] * part for part in wobble], [self.us[name] / 2 * part for part in wobble]
@@ -89,5 +89,5 @@ class FakeGpu:
         monkeypatch.setattr(Candidate, "make", make)
         monkeypatch.setattr(planner, "OverlappedRunner", plain)
         monkeypatch.setattr(planner, "measure", measure)
-        monkeypatch.setattr(graph_runner, "_check_cuda", lambda _x: None)
+        monkeypatch.setattr(checks, "_check_cuda", lambda _x: None)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

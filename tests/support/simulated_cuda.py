@@ -12,16 +12,15 @@ import pytest
 import torch
 from auxhead.autotune.bench import segments_floor as segments
 from auxhead.autotune.heads import alone as alone_head
+from auxhead.model.runners import capture, checks, graph_runner
 from auxhead.model.runners import compacting as compacting_runner
 from auxhead.model.runners import gated as gated_runner
-from auxhead.model.runners import graph_runner
-from auxhead.model.runners import overlapped as overlapped_runner
 from auxhead.model.runners import polled as polled_runner
 from auxhead.model.streams import StreamPair
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-_CAPTURING = (graph_runner, overlapped_runner, polled_runner, compacting_runner, gated_runner, segments)
+_CAPTURING = (capture, graph_runner, gated_runner, segments)
 
 
 class _Stream:
@@ -68,7 +67,7 @@ class _Streams:
 
 
 class _Graph:
-    """What ran while a recorder was there; it keeps all memory of that run."""
+    """Calls that a recorder noted, to be run again; it keeps all memory of that run."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
@@ -135,19 +134,24 @@ def simulated_cuda() -> Iterator[None]:
             self.graphs.append(recording[0].graph)
             recording[0].graph = _Graph()
 
-    def nested(graphs: list[_Graph]) -> tuple[_Graph, list[int]]:
+    def nest_in_conditions(graphs: list[_Graph]) -> tuple[_Graph, list[int]]:
         root = _Graph()
         root.calls = [call for graph in graphs for call in graph.calls]
         return root, [0] * (len(graphs) - 1)  # no handles: the kernels have no condition to set
 
     with pytest.MonkeyPatch.context() as patch:
-        simulated = {"Capture": Capture, "CaptureStreams": _Streams, "warm_up": warm_up, "nested": nested}
+        simulated = {
+            "Capture": Capture,
+            "CaptureStreams": _Streams,
+            "warm_up": warm_up,
+            "nest_in_conditions": nest_in_conditions,
+        }
         for module in _CAPTURING:
             for name, value in simulated.items():
                 if hasattr(module, name):
                     patch.setattr(module, name, value)
         patch.setattr(GridExecutor, "__call__", launch)
-        patch.setattr(graph_runner, "_check_cuda", lambda _x: None)
+        patch.setattr(checks, "_check_cuda", lambda _x: None)
         patch.setattr(graph_runner, "current_handle", lambda _device: _Stream.cuda_stream)
         for name, value in (
             ("device", lambda _device: nullcontext()),

@@ -36,9 +36,9 @@ def with_odd_norms(model: nn.Module) -> nn.Module:
 def outputs(module: nn.Module, taps, x: Tensor, classifier: FusedAuxHead | None = None) -> list[Tensor]:
     """What the taps return, in the order in which their hooks fire, and the logits."""
     seen = []
-    with listening(module, taps, lambda place, y: seen.append((place, y.clone()))):
+    with listening(module, taps, lambda index, y: seen.append((index, y.clone()))):
         y = module(x)
-    assert [place for place, _ in seen] == list(range(len(taps)))
+    assert [index for index, _ in seen] == list(range(len(taps)))
     return [y for _, y in seen] + [y if classifier is None else classifier.logits(y)]
 
 

@@ -49,7 +49,7 @@ def pretended(monkeypatch):
     """Graphs are called eagerly, runners are the eager one, and the clock is ``US``; returns what was called."""
     timed = []
 
-    def make_runner(network, example_input, *, exits, batch_sizes, trunk, lag=0):
+    def make_runner(network, example_input, *, exits, batch_sizes, trunk):
         assert batch_sizes == (len(example_input),)
         return Runner(network)
 

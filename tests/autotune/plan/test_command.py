@@ -1,4 +1,4 @@
-"""The command ``auxhead-tune plan`` without a GPU: what it prints, remembers and refuses."""
+"""The command ``auxhead-tune plan`` without a GPU: what it prints, keeps and refuses."""
 
 import importlib
 import sys
@@ -45,12 +45,11 @@ def test_the_table_the_choice_and_its_reason(gpu: FakeGpu) -> None:
     gpu.fails["gated"] = RuntimeError("no conditional nodes here")
     found = printed("tests:small", "--batch", 2)
     assert found[0] == ("tests:small float32, batch 2, 5 classes, 3 heads (own), input 3x8x8; trunk as_is; exits own")
-    assert found[3:9] == [
+    assert found[3:8] == [
         "serial 120.1 (120.0-120.2) 60.1 (60.0-60.1) 1.200 1.200",
         "overlapped (1 fork) 100.1 (100.0-100.2) 50.0 (50.0-50.1) 1.000 1.000 plain graph",
         "overlapped (2 forks) 100.1 (100.0-100.2) 50.0 (50.0-50.1) 1.000 1.000",
         "polled 60.1 (60.0-60.1) 30.0 (30.0-30.1) 0.600 0.600 chosen",
-        "gated (lag 1) 100.1 (100.0-100.2) 50.0 (50.0-50.1) 1.000 1.000",
         "gated left out: no conditional nodes here",
     ]
     shares = [share for share in found if share.startswith("Samples leave at: ")]
@@ -68,20 +67,28 @@ def expected_shares() -> str:
     )
 
 
-def test_it_is_remembered_for_the_command_and_for_make_runner(gpu: FakeGpu) -> None:
+def test_a_plan_is_kept_for_the_command_and_for_make_runner(gpu: FakeGpu, tmp_path: Path) -> None:
     gpu.us["gated"] = 50.0
+    path = tmp_path / "plan.json"
     printed("tests:small", "--batch", 2, "--batch", 4)
-    assert gpu.measured == 2
-    again = printed("tests:small", "--batch", 4, "--batch", 2)
-    assert gpu.measured == 2 and sum(line.startswith("Remembered from 20") for line in again) == 2
-    assert again[-1].endswith("; --fresh measures again.")
+    assert gpu.measured == 2 and not list(tmp_path.iterdir())
+    printed("tests:small", "--batch", 2, "--batch", 4, "--plan", path)
+    again = printed("tests:small", "--batch", 4, "--batch", 2, "--plan", path)
+    assert gpu.measured == 4 and sum(line.startswith("From the plan file, measured at 20") for line in again) == 2
     of = subject()
-    runner = make_runner(of.network, of.example, exits="auto", batch_sizes=(2, 4))
-    assert gpu.measured == 2 and "Batch 4: gated, remembered from 20" in runner.describe()
+    runner = make_runner(of.network, of.example, exits="auto", batch_sizes=(2, 4), plan=path)
+    assert gpu.measured == 4 and "Batch 4: gated, measured on 20" in runner.describe()
     runner.close()
-    gpu.us["gated"] = 500.0
-    fresh = printed("tests:small", "--batch", 2, "--batch", 4, "--fresh")
-    assert gpu.measured == 4 and fresh.count("Measured now.") == 2 and gpu.open == 0
+    other = printed("tests:small", "--batch", 2, "--plan", path)
+    assert gpu.measured == 5 and other.count("Measured now.") == 1 and gpu.open == 0
+
+
+def test_a_plan_file_is_for_one_exit_pattern(gpu: FakeGpu, tmp_path: Path) -> None:
+    arguments = ("tests:small", "--exits", "block*", "--plan", tmp_path / "plan.json")
+    assert_one_line_error(plan(*arguments), "--plan: holds the plan of one exit pattern, got block0, block1, block2")
+    folder = plan("tests:small", "--plan", tmp_path)
+    assert_one_line_error(folder, "a folder, wants the path of a JSON file")
+    assert gpu.measured == 0
 
 
 def test_exit_patterns_are_measured_by_their_own_rules(gpu: FakeGpu) -> None:

@@ -177,12 +177,12 @@ def test_many_gates() -> None:
     """34 nested conditions."""
     blocks, x = 34, torch.randn(3, 16, device="cuda")
     layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(blocks)), nn.Linear(16, 4))
-    heads = {str(place): FusedAuxHead(16, 4, pool="none") for place in range(blocks)}
+    heads = {str(index): FusedAuxHead(16, 4, pool="none") for index in range(blocks)}
     net = EarlyExitNetwork(layers, heads, 1.0).cuda().eval()
     runner = made(net, "gated", (4,), example=x)
-    for place in (0, 20, 33, 34):
-        with exits_at(net, place):
+    for index in (0, 20, 33, 34):
+        with exits_at(net, index):
             found, wanted = runner(x), net(x)
-        assert found.exit_index.eq(place).all()
+        assert found.exit_index.eq(index).all()
         top = wanted.probs.sort(1, descending=True).values
         assert_same(found, wanted, 1e-3, top[:, 0] - top[:, 1] <= 1e-3)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")  # what the eager runner answers with
 
-# Where to
+# To which batch samples move
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_every_way_down(shared, monkeypatch):
     """Samples that leave at chosen exits: moves at every stop, twice or never, and from a batch that was padded."""
     x = images(200)
     wanted = make_runner(shared.network, x, exits="eager", trunk="cudnn")(x)
-    rows = [torch.nonzero(wanted.exit_index == place)[:, 0] for place in range(4)]
+    rows = [torch.nonzero(wanted.exit_index == index)[:, 0] for index in range(4)]
     assert min(map(len, rows)) >= 4
     seen = polls_of(shared, monkeypatch)
     for leaves in ((2, 1, 0, 1), (1, 1, 1, 1), (0, 3, 0, 1), (0, 2, 2, 0), (3, 0, 1, 0), (0, 0, 0, 4), (1, 0, 1, 1)):
@@ -130,8 +130,8 @@ def test_every_way_down(shared, monkeypatch):
         found = shared(x[chosen])
         assert_same(found, ExitResult(*(field[chosen] for field in wanted)))
         size, still_open, expected = 4, len(chosen), []
-        for place in range(3):
-            still_open -= leaves[place]
+        for index in range(3):
+            still_open -= leaves[index]
             expected.append((size, still_open))
             if still_open == 0:
                 break
@@ -184,10 +184,10 @@ def test_a_request_that_is_broken_off_spoils_no_other(shared, monkeypatch, after
     for _ in range(2):
         calls = iter(range(10))
 
-        def broken(captured, place, calls=calls):
+        def broken(captured, index, calls=calls):
             if next(calls) == after:
                 raise KeyboardInterrupt
-            return poll(captured, place)
+            return poll(captured, index)
 
         monkeypatch.setattr(shared, "_poll", broken)
         with pytest.raises(KeyboardInterrupt):
@@ -235,9 +235,9 @@ def test_rules_and_parameters_are_followed():
     net, x = network_of(SmallNet()), images(4)
     runner = compacting(net, (2, 4), trunk="cudnn")
     runner(x)
-    for place in (0, 2, 3):
-        net.set_rules({tap: 0.0 if i == place else 1.0 for i, tap in enumerate(net.taps)})
-        assert runner(x).exit_index.eq(place).all()
+    for index in (0, 2, 3):
+        net.set_rules({tap: 0.0 if i == index else 1.0 for i, tap in enumerate(net.taps)})
+        assert runner(x).exit_index.eq(index).all()
     with torch.no_grad():
         net.heads[1].linear.weight.mul_(-1.0)
         net.backbone.block0[0].weight.mul_(0.5)

@@ -65,8 +65,8 @@ def test_every_batch_size_answers_as_eager(trunk: str, dtype: torch.dtype) -> No
 def test_every_move_from_every_size_at_every_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples are chosen by their exits, so that each number of open ones is there where it is wanted."""
     net = network()
-    runner, (x, places) = compacting(net), clear_samples(net, 4000)
-    rows = [torch.nonzero(places == place)[:, 0] for place in range(4)]
+    runner, (x, indices) = compacting(net), clear_samples(net, 4000)
+    rows = [torch.nonzero(indices == index)[:, 0] for index in range(4)]
     assert min(map(len, rows)) >= 64
     wanted, seen = net(x), polls_of(runner, monkeypatch)
     moved = set()
@@ -82,7 +82,7 @@ def test_every_move_from_every_size_at_every_stop(monkeypatch: pytest.MonkeyPatc
             seen.clear()
             result = runner(x[chosen])
             assert_same(result, type(wanted)(*(field[chosen] for field in wanted)))
-        moved |= {(place, a[0], b[0]) for place, (a, b) in enumerate(zip(seen, seen[1:], strict=False)) if a[0] != b[0]}
+        moved |= {(index, a[0], b[0]) for index, (a, b) in enumerate(zip(seen, seen[1:], strict=False)) if a[0] != b[0]}
         assert [count for _, count in seen] == [sum(leaves[p + 1 :]) for p in range(len(seen))]
     pairs = {(64, 32), (64, 8), (64, 1), (32, 8), (32, 1), (8, 1)}
     # after the last head a move shows in no poll
@@ -130,15 +130,15 @@ def test_callers_on_several_streams() -> None:
 def test_all_leave_at_one_exit_and_work_is_skipped() -> None:
     net = network(backbone=CountingNet())
     runner = compacting(net)
-    for place in (0, 3, 1, 2):
+    for index in (0, 3, 1, 2):
         for samples in (64, 1, 17):
-            with exits_at(net, place):
+            with exits_at(net, index):
                 net.backbone.runs.zero_()
-                assert runner(images(samples)).exit_index.eq(place).all()
+                assert runner(images(samples)).exit_index.eq(index).all()
                 torch.cuda.synchronize()
-            assert net.backbone.runs.tolist()[: place + 1] == [1] * (place + 1)
+            assert net.backbone.runs.tolist()[: index + 1] == [1] * (index + 1)
             if samples > 1:  # the host has waited for the number
-                assert net.backbone.runs.tolist() == [int(segment <= place) for segment in range(4)]
+                assert net.backbone.runs.tolist() == [int(segment <= index) for segment in range(4)]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

@@ -1,4 +1,4 @@
-"""The eager runner on the CPU: errors, detours and threads; test_eager_runner_gpu.py has its streams."""
+"""The eager runner on the CPU: errors, detours and threads; test_eager_gpu.py has its streams."""
 
 import copy
 import sys

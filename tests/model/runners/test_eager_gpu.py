@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision
-from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, FusedAuxHead
-from auxhead.model.runners import eager as eager_runner
+from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, FusedAuxHead, eager_pass
 from auxhead.model.streams import stream_pair
 from support.example_models import needs_gpu
 from torch import Tensor
@@ -119,14 +118,14 @@ def test_features_outlive_a_run_of_another_thread(monkeypatch: pytest.MonkeyPatc
     """Between the end of the forward and the merge another thread's forward may take memory on the trunk's stream."""
     net, x = network(), images(8)
     wanted, shapes = in_line(net, x), tap_shapes(net, x)
-    merge = eager_runner.first_sure
+    merge = eager_pass.first_sure
 
     def meanwhile(*arguments: object, **options: object) -> ExitResult:
         with torch.cuda.stream(stream_pair(device()).trunk):
             spoil(shapes)
         return merge(*arguments, **options)
 
-    monkeypatch.setattr(eager_runner, "first_sure", meanwhile)
+    monkeypatch.setattr(eager_pass, "first_sure", meanwhile)
     for _ in range(20):
         hold_up(stream_pair(device()).side)
         assert_same(net(x), wanted)
@@ -229,13 +228,13 @@ def test_resnet18_as_people_run_it() -> None:
     probs.append(torch.softmax(final, 1))
     result = net(x)
     for i in range(5):
-        for place, of_exit in enumerate(probs):
+        for index, of_exit in enumerate(probs):
             confidence = of_exit[i].max().item()
-            limit = net.heads[place].rule.threshold if place < len(TAPS) else -1.0
+            limit = net.heads[index].rule.threshold if index < len(TAPS) else -1.0
             if abs(confidence - limit) < 1e-5:
                 break  # too close to call
             if confidence > limit:
-                assert result.exit_index[i].item() == place
+                assert result.exit_index[i].item() == index
                 torch.testing.assert_close(result.probs[i], of_exit[i], atol=1e-4, rtol=1e-3)
                 assert of_exit[i, result.label[i]].item() > confidence - 1e-5
                 break
@@ -264,11 +263,11 @@ def test_a_users_graph_replays_right() -> None:
     assert_same(net(batches[1]), in_line(net, batches[1]))  # eagerly again
 
 
-@pytest.mark.parametrize("place", range(5))
-def test_stop_leaves_the_forward(place: int) -> None:
+@pytest.mark.parametrize("index", range(5))
+def test_stop_leaves_the_forward(index: int) -> None:
     net, x = network(), images(4)
     for i, head in enumerate(net.heads):
-        head.rule.threshold = 0.0 if i == place else 1.0
+        head.rule.threshold = 0.0 if i == index else 1.0
     wanted = in_line(net, x)
     runs: list[str] = []
     for tap in (*TAPS, "fc"):
@@ -277,8 +276,8 @@ def test_stop_leaves_the_forward(place: int) -> None:
         runs.clear()
         hold_up(stream_pair(device()).side)
         result = net(x, stop=True)
-        assert runs == [*TAPS, "fc"][: place + 1]
-        assert result.exit_index.eq(place).all()
+        assert runs == [*TAPS, "fc"][: index + 1]
+        assert result.exit_index.eq(index).all()
         assert_same(result, wanted)
 
 

@@ -55,13 +55,13 @@ def test_all_leave_where_they_should_and_rules_change_without_a_recapture(way: s
     runner = made(net, way, trunk=trunk)
     eager = make_runner(net, images(2), exits="eager", trunk=trunk)
     eager_trunk = make_trunk(net.backbone, net.taps, images(2), trunk)
-    for place in (0, 3, 1, 2, 3, 0):
+    for index in (0, 3, 1, 2, 3, 0):
         for samples in (8, 1, 5, 17):
             x = images(samples)
-            with exits_at(net, place):
+            with exits_at(net, index):
                 found, wanted = runner(x), eager(x)
                 near = near_a_decision(net, eager_trunk, x, TOLERANCE[torch.float16])
-            assert found.exit_index.eq(place).all() and found.label.dtype == torch.int64
+            assert found.exit_index.eq(index).all() and found.label.dtype == torch.int64
             assert_same(found, wanted, near=near)
     runner.close()
 
@@ -96,12 +96,12 @@ def test_torchvision_models_as_they_are(way: str, model: str) -> None:
     runner, trunk = made(net, way, (4,), example=example), make_trunk(net.backbone, net.taps, example)
     labels = set()
     for samples in (4, 3):
-        for place in range(len(net.taps) + 1):
+        for index in range(len(net.taps) + 1):
             x = images(samples, torch.float32, 64)
-            with exits_at(net, place):
+            with exits_at(net, index):
                 found, wanted = runner(x), net(x)
                 near = near_a_decision(net, trunk, x, 5e-3)
-            assert found.exit_index.eq(place).all()
+            assert found.exit_index.eq(index).all()
             assert_same(found, wanted, 5e-3, near)
             labels.update(wanted.label.tolist())
     assert len(labels) > 1
@@ -140,11 +140,11 @@ def test_vectors_tokens_and_any_number_of_classes(way: str, classes: int) -> Non
         with torch.no_grad():
             head.linear.weight.mul_(10)
     runner = made(net, way, (1, 8), example=x[:1])
-    for place in range(3):
-        with exits_at(net, place):
+    for index in range(3):
+        with exits_at(net, index):
             for samples in (1, 8, 3, 12):
                 wanted = net(x[:samples])
-                assert wanted.exit_index.eq(place).all()
+                assert wanted.exit_index.eq(index).all()
                 top = wanted.probs.sort(1, descending=True).values
                 near = None if classes == 1 else top[:, 0] - top[:, 1] <= 1e-3
                 assert_same(runner(x[:samples]), wanted, 1e-3, near)
@@ -164,21 +164,21 @@ def test_heads_without_probabilities(way: str) -> None:
 # What skips work, and what does not
 
 
-#: The last segment that runs when all leave at the head with this place, or never.
-LAST_SEGMENT = {"overlapped": (3, 3, 3), "polled": (1, 2, 3), "gated": (0, 1, 2), "gated, lag 1": (1, 2, 3)}
+#: The last segment that runs when all leave at the head with this index, or never.
+LAST_SEGMENT = {"overlapped": (3, 3, 3), "polled": (1, 2, 3), "gated": (0, 1, 2)}
 
 
 @pytest.mark.parametrize("samples", [8, 3, 1])
 def test_an_exit_skips_the_rest_of_the_network(way: str, samples: int) -> None:
     net = network(backbone=CountingNet())
     runner, x = made(net, way), images(samples)
-    for place, last in enumerate((*LAST_SEGMENT[way], 3)):
-        with exits_at(net, place):
+    for index, last in enumerate((*LAST_SEGMENT[way], 3)):
+        with exits_at(net, index):
             net.backbone.runs.zero_()
             runner(x)
             torch.cuda.synchronize()
         ran = net.backbone.runs.tolist()
-        assert ran == [int(segment <= last) for segment in range(4)], (place, ran)
+        assert ran == [int(segment <= last) for segment in range(4)], (index, ran)
 
 
 def test_padding_neither_answers_nor_holds_a_batch_open(way: str) -> None:
@@ -210,8 +210,8 @@ def test_weights_changed_in_place_are_seen(way: str, trunk: str) -> None:
     runner = made(net, way, trunk=trunk)
     x = images(8)
     for layer in (net.backbone.block0[0], net.heads[0].linear, net.backbone.fc):
-        place = 0 if layer is not net.backbone.fc else 3
-        with exits_at(net, place):
+        index = 0 if layer is not net.backbone.fc else 3
+        with exits_at(net, index):
             before = runner(x)
             with torch.no_grad():
                 layer.weight.copy_(torch.randn_like(layer.weight))

@@ -1,4 +1,4 @@
-"""What graph runners answer, with streams and graphs simulated and kernels interpreted; see test_runners_gpu.py."""
+"""Answers of graph runners, with streams and graphs simulated and kernels interpreted; see test_runners_gpu.py."""
 
 import copy
 import signal
@@ -9,7 +9,8 @@ import torch.nn.utils.parametrizations
 import torch.nn.utils.prune
 from auxhead.kernels import runs_triton
 from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, PolledRunner, make_runner
-from auxhead.model.auto.planner import PassTimes, measure_plan
+from auxhead.model.auto.plan import PassTimes
+from auxhead.model.auto.planner import measure_plan
 from auxhead.model.runners import graph_runner
 from support.example_models import SmallNet, plain_heads
 from support.simulated_cuda import _Stream as simulated_stream
@@ -25,7 +26,6 @@ WAYS = {
     "overlapped": {"exits": "overlapped"},
     "polled": {"exits": "polled"},
     "gated": {"exits": "gated"},
-    "gated a gate later": {"exits": "gated", "lag": 1},
 }
 
 
@@ -73,9 +73,9 @@ def test_rules_and_parameters_are_followed(network, way):
     x = images(3)
     with simulated_cuda():
         runner = make_runner(network, x, batch_sizes=(4,), trunk="cudnn", **way)
-        for place in (0, 2, 3):
-            network.set_rules({tap: 0.0 if i == place else 1.0 for i, tap in enumerate(network.taps)})
-            assert runner(x).exit_index.eq(place).all()
+        for index in (0, 2, 3):
+            network.set_rules({tap: 0.0 if i == index else 1.0 for i, tap in enumerate(network.taps)})
+            assert runner(x).exit_index.eq(index).all()
         with torch.no_grad():
             network.heads[1].linear.weight.mul_(-1.0)
             network.backbone.block0[0].weight.mul_(0.5)
@@ -169,7 +169,7 @@ def test_a_runner_says_what_it_captured(network, way):
         said = runner.describe()
     assert "The backbone runs as it is." in said and said.count("Batch ") == 2
     assert {"overlapped": "beside the trunk after block", "polled": "4 graphs, cut after block0, block1, block2."}.get(
-        way["exits"], "gated after block1, block2." if way.get("lag") else "gated after block0, block1, block2."
+        way["exits"], "gated after block0, block1, block2."
     ) in said
 
 
@@ -206,7 +206,7 @@ def test_runners_may_share_a_trunk(network):
 
 def test_the_planner_can_make_every_candidate_and_each_answers_as_the_plain_graph(network, monkeypatch):
     def measure(runners, _batches):
-        return {name: PassTimes([len(runners) - place] * 8, [1.0] * 8) for place, name in enumerate(runners)}
+        return {name: PassTimes([len(runners) - index] * 8, [1.0] * 8) for index, name in enumerate(runners)}
 
     monkeypatch.setattr("auxhead.model.auto.planner.measure", measure)
     x = images(2)
@@ -215,7 +215,7 @@ def test_the_planner_can_make_every_candidate_and_each_answers_as_the_plain_grap
         found = runner(x)
     assert list(plan.times) == [
         "serial", "overlapped (1 fork)", "overlapped (2 forks)", "overlapped (3 forks)",
-        "polled", "gated", "gated (lag 1)", "polled (compact)",
+        "polled", "gated", "polled (compact)",
     ]  # fmt: skip
     assert not plan.left_out and plan.chosen.name == "polled (compact)" and isinstance(runner, CompactingRunner)
     assert_same(found, make_runner(network, x, exits="eager")(x))

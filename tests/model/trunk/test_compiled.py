@@ -144,7 +144,7 @@ def test_a_compiled_trunk_can_be_captured() -> None:
     static = torch.randn(4, 3, 32, 32, device="cuda", dtype=torch.float16).contiguous(memory_format=LAST)
     trunk = made(backbone, SmallNet.taps, static, "inductor")
     seen = []
-    with listening(trunk.module, SmallNet.taps, lambda place, _y: seen.append(place)):
+    with listening(trunk.module, SmallNet.taps, lambda index, _y: seen.append(index)):
         graph, y = replayed(lambda: trunk.module(static))
     assert seen == [0, 1, 2]
     for _ in range(2):

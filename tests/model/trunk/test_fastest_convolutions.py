@@ -1,4 +1,4 @@
-"""When cuDNN may time its algorithms, and that nobody else's setting is touched."""
+"""cuDNN times its algorithms for large batches alone, and nobody else's setting is touched."""
 
 import pytest
 import torch

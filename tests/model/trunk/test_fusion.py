@@ -1,4 +1,4 @@
-"""What of a backbone a trunk folds, fuses and replaces, and what it leaves alone."""
+"""Layers of a backbone that a trunk folds, fuses and replaces, and those that it leaves alone."""
 
 import pytest
 import torch

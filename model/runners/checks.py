@@ -1,0 +1,75 @@
+"""Checks of what a graph runner is made from and called with; each error names the argument."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from ..early_exit_network import EarlyExitNetwork
+
+
+def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
+    """Raise what :class:`GraphRunner` does for a network or example that cannot be captured, and check the taps."""
+    if not (isinstance(example_input, Tensor) and example_input.ndim > 0 and len(example_input)):
+        raise ValueError("example_input: wants a tensor [N, ...] of at least one sample")
+    _check_cuda(example_input)
+    if any(module.training for module in network.modules()):
+        raise ValueError("network: in training mode, wants network.eval()")
+    for tap, head in zip(network.taps, network.fused_heads, strict=True):
+        if is_parametrized(head.linear):
+            raise ValueError(
+                f"heads[{tap!r}]: its linear layer is parametrized, which a graph would not follow; wants none: call "
+                "torch.nn.utils.parametrize.remove_parametrizations, or use 'eager'"
+            )
+    _check_device(network.backbone, example_input.device)
+    if torch.is_autocast_enabled("cuda"):
+        raise RuntimeError("a runner cannot capture under autocast; leave it and cast the network, or use 'eager'")
+    check_no_outer_capture()
+    network.check_taps(example_input)
+    _check_device(network, example_input.device)
+
+
+def check_sizes(batch_sizes: Sequence[int]) -> list[int]:
+    """Return the batch sizes to capture, in ascending order; raises ``ValueError`` or ``TypeError``."""
+    try:
+        sizes = list(batch_sizes)
+    except TypeError:
+        raise TypeError(f"batch_sizes: got {batch_sizes!r}, wants a sequence of positive ints") from None
+    if not sizes or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
+        raise ValueError(f"batch_sizes: got {sizes}, wants positive ints")
+    return sorted(set(sizes))
+
+
+def check_request(x: Tensor, sample_shape: torch.Size, dtype: torch.dtype, device: torch.device) -> int:
+    """Return the number of samples of a request, or raise; asked at each, so that the cheapest test comes first."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x: got {type(x).__name__}, wants a torch.Tensor")
+    shape = x.shape
+    if not shape or shape[1:] != sample_shape or not shape[0]:
+        raise ValueError(f"x: got shape {list(shape)}, wants [N, {', '.join(map(str, sample_shape))}] and N >= 1")
+    if x.dtype != dtype:
+        raise TypeError(f"x: got {x.dtype}, wants {dtype}, the dtype of the example input")
+    if x.device != device and not x.is_cpu:
+        raise ValueError(f"x: got device {x.device}, wants {device} or the CPU")
+    return shape[0]
+
+
+def check_no_outer_capture() -> None:
+    """Raise ``RuntimeError`` while the current stream is being captured."""
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "the current stream is being captured, and a runner replays graphs of its own: call it outside of the "
+            "capture, or capture a call of the network"
+        )
+
+
+def _check_cuda(example_input: Tensor) -> None:
+    if example_input.device.type != "cuda":
+        raise ValueError(f"example_input: on {example_input.device}, wants a CUDA device; elsewhere use 'eager'")
+
+
+def _check_device(network: nn.Module, device: torch.device) -> None:
+    for name, parameter in network.named_parameters():
+        if parameter.device != device:
+            raise ValueError(f"network: {name} is on {parameter.device}, wants {device} as the example input")

@@ -1,0 +1,240 @@
+"""``exits="auto"`` without a GPU: what it measures, chooses, keeps in a file and says; see test_auto_runner_gpu.py."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from auxhead.model import AutoRunner, make_runner
+from support.planner_fakes import NAMES, PLAIN, FakeGpu, images, small_network
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return FakeGpu(monkeypatch)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "plan.json"
+
+
+def auto(x: torch.Tensor | None = None, network: object = None, **options: object) -> AutoRunner:
+    torch.manual_seed(0)
+    x = images(8) if x is None else x
+    return make_runner(network or small_network(), x, exits="auto", **{"batch_sizes": (2,), **options})
+
+
+def test_all_candidates_share_a_trunk_and_all_but_the_chosen_are_closed(gpu: FakeGpu) -> None:
+    gpu.us["polled"] = 60.0
+    with auto(trunk="cudnn") as runner:
+        assert gpu.made == [(PLAIN, "cudnn"), *((name, "the shared trunk") for name in NAMES if name != PLAIN)]
+        plan = runner.plans[2]
+        assert gpu.open == 1 and list(plan.times) == list(NAMES) and plan.chosen.name == "polled"
+        assert plan.times["polled"].host[0] == pytest.approx(60, rel=2e-3)
+        assert plan.times["polled"].device[0] == pytest.approx(30, rel=2e-3)
+        network, x = small_network(), images(5)
+        found, wanted = runner(x), network(x)
+        assert torch.equal(found.exit_index, wanted.exit_index) and torch.equal(found.label, wanted.label)
+    assert gpu.open == 0
+    with pytest.raises(RuntimeError, match="closed"):
+        runner(x)
+
+
+def test_each_batch_size_has_its_own_plan(gpu: FakeGpu) -> None:
+    gpu.us["polled (compact)"] = 50.0
+    runner = auto(batch_sizes=(4, 1))
+    assert [plan.chosen.name for plan in runner.plans.values()] == [PLAIN, "polled (compact)"]
+    assert list(runner.plans) == [1, 4] and runner._runners[4].sizes == (1, 4)
+    assert "Batch 1: overlapped (1 fork), measured 100.1 us" in runner.describe()
+    assert "\nBatch 4: polled (compact), measured 50.0" in runner.describe().replace("50.1", "50.0")
+
+
+@pytest.mark.parametrize(
+    ("us", "said"),
+    [
+        (
+            {"polled": 60},
+            "polled, measured 60.1 us to the answer: 40.0% less than the plain graph, overlapped (1 fork), 100.1. "
+            "The others: serial 100.1, overlapped (2 forks) 100.1, gated 100.1 us.",
+        ),
+        (
+            {"serial": 110},
+            "overlapped (1 fork), measured 100.1 us to the answer: nothing is faster than this plain graph. "
+            "The others: serial 110.1, overlapped (2 forks) 100.1, ",
+        ),
+        (
+            {"gated": 99.7},
+            "overlapped (1 fork), measured 100.1 us to the answer: this is the plain graph; gated, 99.8, is no faster "
+            "beyond the noise. The others: serial 100.1, overlapped (2 forks) 100.1, polled 100.1 us.",
+        ),
+        (
+            {"serial": 80, "polled": 79.5},
+            "serial, measured 80.1 us to the answer: 20.0% less than the plain graph, overlapped (1 fork), 100.1; "
+            "polled, 79.6, is no faster beyond the noise, and less simple. The others: overlapped (2 forks) 100.1, ",
+        ),
+    ],
+    ids=str,
+)
+def test_it_says_why(gpu: FakeGpu, us: dict[str, float], said: str) -> None:
+    gpu.us.update(us)
+    assert f"Batch 2: {said}" in auto().describe()
+
+
+def test_what_cannot_be_made_or_answers_otherwise_is_left_out(gpu: FakeGpu) -> None:
+    gpu.fails["gated"] = RuntimeError("no conditional nodes here.")
+    gpu.wrong = {"polled"}
+    gpu.us |= {"polled": 10.0, "overlapped (2 forks)": 70.0}
+    runner = auto()
+    assert gpu.open == 1 and list(runner.plans[2].times) == [n for n in NAMES if n not in ("polled", "gated")]
+    assert runner.describe().startswith("Batch 2: overlapped (2 forks), measured 70.1 us")
+    assert "us. polled left out: it answered otherwise than overlapped (1 fork). " in runner.describe()
+    assert "gated left out: no conditional nodes here.\n" in runner.describe()
+
+
+def test_without_the_plain_graph_there_is_none(gpu: FakeGpu) -> None:
+    gpu.fails[PLAIN] = RuntimeError("layer 'block1' cannot be captured")
+    with pytest.raises(RuntimeError, match="layer 'block1' cannot be captured"):
+        auto()
+    assert gpu.open == 0 and gpu.measured == 0
+
+
+def test_an_interrupt_closes_all(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    def interrupted(_runners: object, _batches: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("auxhead.model.auto.planner.measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        auto(plan=path)
+    assert gpu.open == 0 and not list(path.parent.iterdir())
+
+
+def test_without_a_file_everything_is_measured_and_nothing_kept(gpu: FakeGpu, path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(path.parent)
+    assert not auto().plans[2].from_file and not auto().plans[2].from_file
+    assert gpu.measured == 2 and not list(path.parent.iterdir())
+
+
+def test_a_plan_is_kept_in_a_file(gpu: FakeGpu, path: Path) -> None:
+    gpu.us["overlapped (2 forks)"] = 80.0
+    first = auto(plan=path)
+    measured = first.describe()
+    assert measured.endswith(f"\nMeasured, since {path} held no plan.")
+    first.close()
+    gpu.us["polled"], gpu.made = 10.0, []
+    second = auto(plan=str(path))
+    assert gpu.measured == 1 and gpu.made == [("overlapped (2 forks)", "as_is")] and gpu.open == 1
+    assert second._runners[2].candidate.forks == ("block0", "block1")
+    day = first.plans[2].utc[:10]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", day)
+    assert f"Batch 2: overlapped (2 forks), measured on {day} 80.1 us to the answer: 20.0% less" in second.describe()
+    assert second.describe().endswith(f"\nThe plan comes from {path}.")
+    assert not first.plans[2].from_file and second.plans[2].from_file
+
+
+def test_one_file_holds_the_plans_of_all_batch_sizes(gpu: FakeGpu, path: Path) -> None:
+    auto(batch_sizes=(4, 1), plan=path)
+    again = auto(batch_sizes=(1, 4), plan=path)
+    assert gpu.measured == 2 and list(again.plans) == [1, 4] and all(plan.from_file for plan in again.plans.values())
+
+
+def test_a_runner_that_cannot_be_made_any_more_is_measured_anew(gpu: FakeGpu, path: Path) -> None:
+    gpu.us["polled"] = 10.0
+    auto(plan=path).close()
+    gpu.fails["polled"] = torch.OutOfMemoryError("no memory")
+    runner = auto(plan=path)
+    assert gpu.measured == 2 and runner.plans[2].chosen.name == PLAIN and not runner.plans[2].from_file
+    assert "polled left out: no memory." in runner.describe()
+    assert auto(plan=path).plans[2].chosen.name == PLAIN and gpu.measured == 2, "and that is kept"
+
+
+def test_a_damaged_file_is_measured_anew_and_replaced(gpu: FakeGpu, path: Path) -> None:
+    auto(plan=path)
+    path.write_text(path.read_text()[:-100])
+    with pytest.warns(UserWarning, match=f"{path.name} holds no plan .*; measuring anew"):
+        assert not auto(plan=path).plans[2].from_file
+    assert gpu.measured == 2 and auto(plan=path).plans[2].from_file
+
+
+def test_where_no_plan_can_be_kept_the_runner_answers_all_the_same(gpu: FakeGpu, path: Path, monkeypatch) -> None:
+    def refuse(_path: object, _content: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("auxhead.model.auto.plan_file.write_json", refuse)
+    with pytest.warns(UserWarning, match=f"{path.name}: the plan is not kept .Permission denied"):
+        runner = auto(plan=path)
+    assert runner(images(2)).label.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("other", "differing"),
+    [
+        ({"batch_sizes": (3,)}, "batch sizes, exit shares."),
+        ({"batch_sizes": (1, 2)}, "batch sizes, exit shares."),
+        ({"trunk": "cudnn"}, "trunk."),
+        ({"x": images(8).to(memory_format=torch.channels_last)}, "samples"),
+        ({"network": small_network(threshold=0.7)}, "rules"),
+    ],
+    ids=["batch", "smaller batch", "trunk", "layout", "rule"],
+)
+def test_it_is_measured_anew_where_something_else_is_run(gpu: FakeGpu, path: Path, other, differing: str) -> None:
+    auto(plan=path)
+    runner = auto(plan=path, **other)
+    assert not any(plan.from_file for plan in runner.plans.values())
+    assert f"\nMeasured, since these are not as in {path}: {differing}" in runner.describe()
+    assert all(plan.from_file for plan in auto(plan=path, **other).plans.values()), "the file was replaced"
+
+
+def test_other_samples_that_leave_elsewhere_are_measured(gpu: FakeGpu, path: Path) -> None:
+    """The network is the same, and so are its rules."""
+    network, x = small_network(), images(64)
+    exits = network(x).exit_index
+    early, late = x[exits == 0][:8], x[exits == 3][:8]
+    assert len(early) == len(late) == 8
+    assert auto(late, network, plan=path).plans[2].shares == (0.0, 0.0, 0.0, 1.0)
+    assert auto(early, network, plan=path).plans[2].shares == (1.0, 0.0, 0.0, 0.0) and gpu.measured == 2
+    assert auto(early.flip(0), network, plan=path).plans[2].from_file and gpu.measured == 2
+
+
+def test_samples_in_another_order_stop_a_batch_elsewhere(gpu: FakeGpu, path: Path) -> None:
+    """Half of the samples leave at the first head, but only whole batches can stop there."""
+    network, x = small_network(), images(64)
+    exits = network(x).exit_index
+    early, late = x[exits == 0][:8], x[exits == 3][:8]
+    sorted_ = auto(torch.cat([early, late]), network, plan=path).plans[2]
+    mixed = auto(torch.stack([early, late], 1).flatten(0, 1), network, plan=path).plans[2]
+    assert sorted_.shares == mixed.shares and not mixed.from_file
+
+
+@pytest.mark.parametrize(
+    ("example", "options", "kind", "message"),
+    [
+        (images(2), {"batch_sizes": (0,)}, ValueError, "batch_sizes: got"),
+        (images(0), {}, ValueError, "example_input: wants a tensor"),
+    ],
+)
+def test_bad_arguments(gpu: FakeGpu, example, options, kind, message) -> None:
+    with pytest.raises(kind, match=message):
+        auto(example, **options)
+
+
+@pytest.mark.parametrize(
+    ("plan", "kind", "message"),
+    [
+        (1, TypeError, "plan: got int, wants the path of a JSON file"),
+        (".", ValueError, "plan: got '.', a folder, wants"),
+        ("no such folder/plan.json", ValueError, "plan: got .*, in a folder that does not exist, wants"),
+    ],
+)
+def test_what_no_file_can_be_is_refused_before_anything_is_measured(gpu: FakeGpu, plan, kind, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        auto(plan=plan)
+    assert gpu.measured == 0
+
+
+@pytest.mark.parametrize("exits", ["eager", "overlapped", "polled", "gated"])
+def test_only_auto_has_a_plan(exits: str) -> None:
+    with pytest.raises(ValueError, match=f"plan: got 'plan.json' with exits='{exits}', wants None"):
+        make_runner(small_network(), images(2), exits=exits, plan="plan.json")

@@ -1,0 +1,285 @@
+"""Plans in a file: they come back as they were, under the same conditions alone, and damaged files are replaced."""
+
+import dataclasses
+import json
+import threading
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from auxhead.model import EarlyExitNetwork
+from auxhead.model.auto import plan_file
+from auxhead.model.auto.candidates import Candidate
+from auxhead.model.auto.plan import PassTimes, Plan
+from auxhead.model.auto.plan_file import PlanFile, conditions_of
+from support.example_models import SmallNet, plain_heads
+from support.planner_fakes import images, small_network
+from torch import Tensor, nn
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+CONDITIONS = {"GPU": "H200", "batch sizes": [8], "exit shares": {"8": [[0.5, 0.5], [0.5, 0.5]]}}
+TIMES = PassTimes([100.0, 99.5], [90.0, 89.0])
+PLAN = Plan(
+    chosen=Candidate("overlapped", ("layer1", "layer3")),
+    plain="overlapped (1 fork)",
+    times={"serial": TIMES, "overlapped (1 fork)": TIMES, "overlapped (2 forks)": TIMES},
+    left_out={"gated": "no conditional nodes"},
+    shares=(0.25, 0.75),
+    utc="2026-01-02T03:04:05+00:00",
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of PLAN."""
+    path = tmp_path / "plan.json"
+    PlanFile(path, CONDITIONS).write({8: PLAN})
+    return path
+
+
+@pytest.mark.parametrize("chosen", [PLAN.chosen, Candidate("overlapped"), Candidate("polled", compact=True)], ids=str)
+def test_plans_come_back_as_they_were(tmp_path: Path, chosen: Candidate) -> None:
+    plan = dataclasses.replace(PLAN, chosen=chosen, times={**PLAN.times, chosen.name: TIMES})
+    file = PlanFile(tmp_path / "plan.json", CONDITIONS)
+    assert file.read() == {}
+    file.write({8: plan, 1: PLAN})
+    assert file.read() == {8: dataclasses.replace(plan, from_file=True), 1: dataclasses.replace(PLAN, from_file=True)}
+    assert [each.name for each in tmp_path.iterdir()] == ["plan.json"], "nothing unfinished is left"
+
+
+def test_a_tuple_is_a_list_in_json(path: Path) -> None:
+    assert PlanFile(path, {**CONDITIONS, "batch sizes": (8,)}).read()
+
+
+@pytest.mark.parametrize(
+    ("conditions", "differing"),
+    [
+        ({**CONDITIONS, "GPU": "H100"}, ["GPU"]),
+        ({**CONDITIONS, "GPU": None, "batch sizes": [1]}, ["GPU", "batch sizes"]),
+        ({"GPU": "H200", "batch sizes": [8]}, ["exit shares"]),
+        ({**CONDITIONS, "driver": "600"}, ["driver"]),
+    ],
+)
+def test_other_conditions_are_named(path: Path, conditions: dict[str, object], differing: list[str]) -> None:
+    file = PlanFile(path, conditions)
+    assert file.read() == {} and file.differing == differing
+
+
+def changed(name: str, value: object) -> str:
+    content = {"format": 1, "conditions": CONDITIONS, "plans": {"8": PLAN.as_json()}}
+    owner, _, field = name.rpartition(".")
+    (content["plans"]["8"] if owner else content)[field] = value
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "{}",
+        "\0" * 100,
+        changed("format", 2),
+        changed("conditions", None),
+        changed("conditions", []),
+        changed("plans", None),
+        changed("plans", {"eight": PLAN.as_json()}),
+        changed("plans", {"8": None}),
+        changed("plan.times", {}),
+        changed("plan.times", {"serial": {"host_us": [1.0]}}),
+        changed("plan.times", {"serial": {"host_us": [], "device_us": []}}),
+        changed("plan.plain", "polled"),
+        changed("plan.chosen", {"exits": "sometimes", "forks": [], "compact": False}),
+        changed("plan.chosen", {"exits": "overlapped", "forks": 1}),
+        changed("plan.chosen", {"exits": "overlapped", "forks": [], "speed": 1}),
+        changed("plan.chosen", {"exits": "polled", "forks": [], "compact": False}),
+        changed("plan.shares", [None]),
+        changed("plan.left_out", []),
+    ],
+    ids=range(22),
+)
+def test_what_is_no_plan_is_told_of_and_written_over(path: Path, text: str) -> None:
+    path.write_text(text)
+    file = PlanFile(path, CONDITIONS)
+    with pytest.warns(UserWarning, match="plan.json holds no plan .*; measuring anew"):
+        assert file.read() == {}
+    file.write({8: PLAN})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert file.read()
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_a_part_of_a_file_is_no_plan(path: Path, part: int) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) * part // 10])
+    with pytest.warns(UserWarning, match="holds no plan"):
+        assert PlanFile(path, CONDITIONS).read() == {}
+
+
+def test_where_nothing_can_be_written_a_warning_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_path: object, _content: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(plan_file, "write_json", refuse)
+    file = PlanFile(path, CONDITIONS)
+    with pytest.warns(UserWarning, match="plan.json: the plan is not kept .No space left on device"):
+        file.write({1: PLAN})
+    assert list(file.read()) == [8], "the file that was there is as it was"
+
+
+def test_a_file_is_whole_whoever_reads_while_others_write(path: Path) -> None:
+    def write_often(number: int) -> None:
+        for _ in range(50):
+            PlanFile(path, CONDITIONS).write({8: dataclasses.replace(PLAN, utc=f"{number}" * 2000)})
+
+    writers = [threading.Thread(target=write_often, args=(number,)) for number in (1, 2)]
+    for writer in writers:
+        writer.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        while any(writer.is_alive() for writer in writers):
+            plan = PlanFile(path, CONDITIONS).read()[8]
+            assert len(set(plan.utc)) == 1 or plan.utc == PLAN.utc
+    for writer in writers:
+        writer.join()
+    assert len(list(path.parent.iterdir())) == 1, "nothing unfinished is left"
+
+
+# The conditions
+
+EXITS = {2: torch.tensor([[0, 3], [1, 3], [3, 3], [2, 0]])}
+
+
+def conditions(network: EarlyExitNetwork | None = None, x: Tensor | None = None, **other: object) -> dict[str, object]:
+    options = {"trunk": "cudnn", "exits": EXITS, **other}
+    return conditions_of(network or small_network(), images(8) if x is None else x, **options)
+
+
+def differing(**other: object) -> set[str]:
+    before, after = conditions(), conditions(**other)
+    return {name for name in before if before[name] != after[name]}
+
+
+def test_they_are_the_same_for_what_is_the_same_but_for_values() -> None:
+    """Another network of that structure, in JSON and back."""
+    assert conditions() == conditions(small_network(seed=1))
+    assert json.loads(json.dumps(conditions())) == conditions()
+    network = small_network()
+    network(images(3))
+    network.heads[0].rule.threshold = 0.2
+    network.heads[0].rule.threshold = 0.6
+    assert conditions() == conditions(network)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "parts"),
+    [
+        ("torch.__version__", "3.0", {"torch"}),
+        ("torch.version.cuda", "14.0", {"CUDA"}),
+        ("torch.backends.cudnn.version", lambda: 99999, {"cuDNN"}),
+        ("auxhead.model.auto.plan_file.version", lambda package: "9.9", {"triton", "auxhead"}),
+        ("auxhead.model.auto.plan_file.driver_version", lambda: "600.1", {"driver"}),
+        ("auxhead.model.auto.plan_file.processor_name", lambda: "a Z80", {"processor"}),
+    ],
+)
+def test_device_and_versions(monkeypatch: pytest.MonkeyPatch, name: str, value: object, parts: set[str]) -> None:
+    before = conditions()
+    monkeypatch.setattr(name, value)
+    after = conditions()
+    assert {each for each in before if before[each] != after[each]} == parts
+
+
+@pytest.mark.parametrize("other", [("NVIDIA H100", 132), ("NVIDIA H200", 66)], ids=str)
+def test_another_gpu_or_a_part_of_one(monkeypatch: pytest.MonkeyPatch, other: tuple[str, int]) -> None:
+    found = []
+    for name, count in (("NVIDIA H200", 132), other):
+        properties = types.SimpleNamespace(name=name, multi_processor_count=count)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device, properties=properties: properties)
+        found.append(plan_file._device_conditions(torch.device("cuda", 0))["GPU"])
+    assert found[0] != found[1] and found[0] == "NVIDIA H200, 132 SMs"
+
+
+@pytest.mark.parametrize(
+    ("other", "parts"),
+    [
+        ({"trunk": "as_is"}, {"trunk"}),
+        ({"x": images(8)[:, :, :4]}, {"samples"}),
+        ({"x": images(8).half()}, {"samples"}),
+        ({"x": images(8).to(memory_format=torch.channels_last)}, {"samples"}),
+        ({"exits": {4: EXITS[2]}}, {"batch sizes", "exit shares"}),
+        ({"exits": {1: EXITS[2], **EXITS}}, {"batch sizes", "exit shares"}),
+        ({"exits": {2: torch.tensor([[0, 3], [1, 3], [3, 3], [2, 3]])}}, {"exit shares"}),
+        ({"exits": {2: torch.tensor([[0, 0], [1, 3], [3, 3], [2, 3]])}}, {"exit shares"}),
+    ],
+    ids=range(8),
+)
+def test_what_is_run(other: dict[str, object], parts: set[str]) -> None:
+    assert differing(**other) == parts
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("threshold", 0.61), ("temperature", 1.5), ("criterion", "margin"), ("enabled", False)]
+)
+def test_rules(name: str, value: object) -> None:
+    network = small_network()
+    setattr(network.heads[1].rule, name, value)
+    assert differing(network=network) == {"rules"}
+
+
+def test_shares_are_told_apart_in_steps() -> None:
+    """Five samples in a hundred, and the batches that they hold up."""
+    few, some, many = (torch.tensor([0] * (100 - count) + [3] * count).view(1, 100) for count in (40, 41, 46))
+    of_few = conditions(exits={100: few})
+    assert of_few == conditions(exits={100: some}) != conditions(exits={100: many})
+    in_turn, apart = (conditions(exits={2: its}) for its in (few.view(50, 2), few.view(2, 50).T))
+    assert in_turn != apart, "the same samples, and fewer batches that stop"
+
+
+def of_backbone(backbone: nn.Module) -> EarlyExitNetwork:
+    return EarlyExitNetwork(backbone, plain_heads(), 0.6, example_input=images(2)).eval()
+
+
+class Otherwise(SmallNet):
+    pass
+
+
+def with_other_channels() -> EarlyExitNetwork:
+    backbone = SmallNet()
+    backbone.block1 = nn.Sequential(backbone.block1, nn.Conv2d(12, 12, 1))
+    return of_backbone(backbone)
+
+
+def fewer_taps() -> EarlyExitNetwork:
+    heads = {tap: head for tap, head in plain_heads().items() if tap != "block1"}
+    return EarlyExitNetwork(SmallNet(), heads, 0.6, example_input=images(2)).eval()
+
+
+def with_another_activation() -> EarlyExitNetwork:
+    network = small_network()
+    network.backbone.block1[2] = nn.ReLU6(inplace=True)
+    return network
+
+
+@pytest.mark.parametrize(
+    ("make", "parts"),
+    [
+        (with_other_channels, {"layers", "parameters"}),
+        (lambda: of_backbone(Otherwise()), {"layers"}),
+        (fewer_taps, {"taps", "layers", "parameters", "rules"}),
+        (
+            lambda: EarlyExitNetwork(SmallNet(7), plain_heads(7), 0.6, example_input=images(2)).eval(),
+            {"parameters"},
+        ),
+        (lambda: small_network().bfloat16(), {"parameters"}),
+        (with_another_activation, {"layers"}),
+    ],
+    ids=["channels", "class", "taps", "classes", "dtype", "activation"],
+)
+def test_another_network(make: Callable[[], EarlyExitNetwork], parts: set[str]) -> None:
+    assert differing(network=make()) == parts

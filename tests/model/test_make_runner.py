@@ -1,0 +1,169 @@
+"""``make_runner`` without a GPU: the eager runner on every trunk, and what the others say; see test_runners_gpu.py."""
+
+import re
+
+import pytest
+import torch
+from auxhead.kernels import ExitBuffers
+from auxhead.model import (
+    EagerRunner,
+    EarlyExitNetwork,
+    FusedAuxHead,
+    GatedRunner,
+    OverlappedRunner,
+    PolledRunner,
+    make_runner,
+)
+from auxhead.model.make_runner import EXITS
+from auxhead.model.runners.graph_runner import GraphRunner
+from support.example_models import SmallNet, plain_heads
+from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+RUNNERS = {"overlapped": OverlappedRunner, "polled": PolledRunner, "gated": GatedRunner}
+
+
+def images(samples: int) -> Tensor:
+    return torch.randn(samples, 3, 8, 8)
+
+
+def network(rules: object = None) -> EarlyExitNetwork:
+    """Exits of random images mix: a sample in three leaves at each head."""
+    net = EarlyExitNetwork(SmallNet(), plain_heads(), 0.9 if rules is None else rules, example_input=images(1)).eval()
+    if rules is None:
+        with torch.no_grad():
+            for head, logits in zip(net.heads, net.logits(images(64)), strict=False):
+                head.rule.threshold = torch.softmax(logits, 1).amax(1).quantile(0.66).item()
+    return net
+
+
+@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
+@pytest.mark.parametrize("samples", [1, 7])
+def test_eager_runner_answers_as_the_network(trunk: str, samples: int) -> None:
+    net, x = network(), images(samples)
+    runner = make_runner(net, images(2), exits="eager", trunk=trunk)
+    assert isinstance(runner, EagerRunner)
+    found, wanted = runner(x), net(x)
+    assert torch.equal(found.exit_index, wanted.exit_index) and torch.equal(found.label, wanted.label)
+    torch.testing.assert_close(found.confidence, wanted.confidence)
+    torch.testing.assert_close(found.probs, wanted.probs)
+    assert samples == 1 or found.exit_index.unique().numel() > 1
+    runner.close()
+
+
+@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
+def test_eager_runner_follows_rules_that_change(index: int, trunk: str) -> None:
+    net = network(1.0)
+    runner, x = make_runner(net, images(2), exits="eager", trunk=trunk), images(3)
+    assert runner(x).exit_index.eq(3).all()
+    if index < 3:
+        net.set_rules({SmallNet.taps[index]: 0.0})
+    assert runner(x).exit_index.eq(index).all()
+
+
+def test_eager_runner_of_the_cudnn_trunk_takes_any_layout() -> None:
+    net, x = network(), images(6)
+    runner, wanted = make_runner(net, images(2), exits="eager", trunk="cudnn"), net(x)
+    wide = torch.zeros(6, 3, 8, 16)
+    wide[..., ::2] = x
+    for other in (x.to(memory_format=torch.channels_last), wide[..., ::2], x.clone().requires_grad_()):
+        assert torch.equal(other, x)
+        found = runner(other)
+        assert torch.equal(found.exit_index, wanted.exit_index) and torch.equal(found.label, wanted.label)
+        assert not found.confidence.requires_grad
+
+
+def test_unknown_names_are_refused() -> None:
+    net = network(1.0)
+    with pytest.raises(ValueError, match="exits: got 'sometimes', wants one of .*'polled'"):
+        make_runner(net, images(1), exits="sometimes")
+    for exits in EXITS[:1]:
+        with pytest.raises(ValueError, match="kind: got 'fast', wants one of 'as_is'"):
+            make_runner(net, images(1), exits=exits, trunk="fast")
+
+
+@pytest.mark.parametrize("exits", RUNNERS)
+def test_graphs_need_a_gpu(exits: str) -> None:
+    for make in (lambda *a, **o: make_runner(*a, exits=exits, **o), RUNNERS[exits]):
+        with pytest.raises(ValueError, match="example_input: on cpu, wants a CUDA device; elsewhere use 'eager'"):
+            make(network(1.0), images(1))
+
+
+@pytest.mark.parametrize("exits", RUNNERS)
+@pytest.mark.parametrize(
+    "sizes", [(), (0,), (1, -2), (1.0,), (True,), ("8",), (1, "8"), (1, None), range(2, -1, -1)], ids=str
+)
+def test_batch_sizes_are_positive_ints(exits: str, sizes: object) -> None:
+    wanted = re.escape(f"batch_sizes: got {list(sizes)}, wants positive ints")
+    for given in (sizes, (size for size in sizes)):  # a generator is read once, and named all the same
+        with pytest.raises(ValueError, match=wanted):
+            make_runner(network(1.0), images(1), exits=exits, batch_sizes=given)
+
+
+@pytest.mark.parametrize("sizes", [8, None])
+def test_batch_sizes_are_a_sequence(sizes: object) -> None:
+    with pytest.raises(TypeError, match=f"batch_sizes: got {sizes}, wants a sequence"):
+        make_runner(network(1.0), images(1), batch_sizes=sizes)
+
+
+@pytest.mark.parametrize("exits", RUNNERS)
+def test_good_batch_sizes_get_as_far_as_the_device(exits: str) -> None:
+    for sizes in ((8, 1, 8), [3], range(1, 4), (n for n in (2, 1))):
+        with pytest.raises(ValueError, match="wants a CUDA device"):
+            make_runner(network(1.0), images(1), exits=exits, batch_sizes=sizes)
+
+
+@pytest.mark.parametrize("example", [None, "x", [1.0], torch.zeros(()), torch.zeros(0, 3, 8, 8)], ids=str)
+@pytest.mark.parametrize("exits", RUNNERS)
+def test_the_example_is_a_batch(exits: str, example: object) -> None:
+    with pytest.raises(ValueError, match="example_input: wants a tensor"):
+        make_runner(network(1.0), example, exits=exits)
+
+
+@pytest.mark.parametrize("exits", EXITS)
+def test_the_network_has_heads(exits: str) -> None:
+    with pytest.raises(TypeError, match="network: got SmallNet, wants an EarlyExitNetwork"):
+        make_runner(SmallNet().eval(), images(1), exits=exits)
+
+
+def test_errors_leave_no_hooks_and_no_half_made_runner_complains(recwarn: pytest.WarningsRecorder) -> None:
+    net = network(1.0)
+    for exits in RUNNERS:
+        with pytest.raises(ValueError):
+            make_runner(net, images(1), exits=exits)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in net.modules())
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("runner", RUNNERS.values())
+def test_every_captured_runner_shares_one_way_in(runner: type) -> None:
+    """Checks, ordering and locks are in the base class: a runner that replaced them would be without."""
+    assert issubclass(runner, GraphRunner)
+    assert runner.__call__ is GraphRunner.__call__ and runner.close is GraphRunner.close
+
+
+def test_a_head_without_probabilities_leaves_them_out() -> None:
+    heads = {tap: FusedAuxHead(width, 5) for tap, width in zip(SmallNet.taps, SmallNet.widths, strict=True)}
+    heads["block1"].return_probs = False
+    net = EarlyExitNetwork(SmallNet(), heads, 0.3, example_input=images(1)).eval()
+    assert make_runner(net, images(1), exits="eager")(images(2)).probs is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_answers_are_float32_whatever_the_default_dtype(dtype: torch.dtype) -> None:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        buffers = ExitBuffers.allocate(2, 3, 4, with_probs=True, device=torch.device("cpu"))
+    finally:
+        torch.set_default_dtype(default)
+    assert buffers.confidence.dtype == buffers.probs.dtype == torch.float32
+    label, exit_index, confidence, probs = buffers.answer(buffers.packed_answer)
+    assert [t.dtype for t in (label, exit_index, confidence, probs)] == [torch.int64] * 2 + [torch.float32] * 2
+
+
+@pytest.mark.parametrize("exits", [name for name in EXITS if name != "overlapped"])
+def test_only_the_overlapped_runner_forks_at_chosen_taps(exits: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"forks: got () with exits='{exits}', wants None")):
+        make_runner(network(1.0), images(1), exits=exits, forks=())
