@@ -26,8 +26,6 @@ from ..measuring.timers import time_rounds
 from ..overlap.parts import BARE, BOTH, HEADS, Parts, WrongAnswer
 from ..records.comparison import Timings, typical
 from .footprints import Footprint, footprints
-from .launches import launch_beside
-from .trunk_probe import Room, probe_trunk
 
 #: Fresh captures of everything, and timed rounds of each.
 CAPTURES, ROUNDS = 3, 15
@@ -69,8 +67,6 @@ class FootprintsMeasured:
     times: dict[Variant, Timings]
     """Microseconds, [captures][rounds]."""
     occupied: dict[Footprint, Occupied]
-    room: Room
-    """What the bare trunk leaves free."""
     failed: dict[Footprint, Failure] = field(default_factory=dict)
     repeat: int = 1
     """Calls back to back between two events."""
@@ -131,9 +127,8 @@ def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -
         left = [point for point in points if point not in failed]
         replays = [calls[Variant(BOTH, point)][0] for point in left]
         occupied = _occupied(parts, left, replays, typical(times[Variant(BARE)]), opened)
-        room = probe_trunk(parts.bare_graph().replay, typical(times[Variant(BARE)]), example.device)
         protocol = {**parts.protocol, "forks": list(parts.forks)}
-        return FootprintsMeasured(shapes, points, times, occupied, room, failed, repeat, protocol)
+        return FootprintsMeasured(shapes, points, times, occupied, failed, repeat, protocol)
 
 
 def _launch(parts: Parts, point: Footprint) -> None:
@@ -225,7 +220,8 @@ def _estimated(replays: Sequence[Callable[[], object]], example: torch.Tensor) -
 
 def _theoretical(parts: Parts, point: Footprint) -> list[Theoretical]:
     """Ask of the kernels that do not record, which are those that are timed."""
-    device = parts.subject.example.device
+    device, taps = parts.subject.example.device, parts.subject.network.taps
+    beside = taps[: taps.index(point.point.forks[-1]) + 1]
     with torch.cuda.device(device), torch.no_grad():
-        launched = launch_beside(parts, point)
+        launched = parts.launch(dict(point.configs), point.point, beside)
     return [theoretical(one.compiled, device) for one in launched]

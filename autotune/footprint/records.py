@@ -1,11 +1,11 @@
 """Footprints on disk: a record each, all of a network in one run."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ..measuring.cells import Cell
-from ..measuring.occupancy import TIERS, Active, Resident
+from ..measuring.occupancy import TIERS, Resident
 from ..overlap.parts import BARE, BOTH, HEADS
 from ..overlap.summary import hiding_efficiency
 from ..records.comparison import compare
@@ -15,22 +15,17 @@ from ..records.summaries import as_json, network_record, summary
 from ..sweep.space import text
 from .footprints import BY_RULE, Footprint
 from .measure import CAPTURES, RECORDED, REPLAYS, ROUNDS, FootprintsMeasured, Occupied, Variant
-from .nsight_compute import Counted
-from .trunk_probe import HOLD_NS
 
 #: The kind of these records.
 KIND = "footprint"
 
 
-def footprint_records(
-    cell: Cell, measured: FootprintsMeasured, counted: Counted, environment: Mapping[str, Any]
-) -> list[Record]:
+def footprint_records(cell: Cell, measured: FootprintsMeasured, environment: Mapping[str, Any]) -> list[Record]:
     """Return a record of each footprint of a network, what is by rule first.
 
     Args:
         cell: the network.
         measured: what was measured of it.
-        counted: what Nsight Compute says of these footprints.
         environment: see :class:`~auxhead.autotune.records.record.Record`.
     """
     run = secrets.token_hex(6)
@@ -54,7 +49,7 @@ def footprint_records(
         if footprint in measured.failed:
             rest: dict[str, Any] = {"error": str(measured.failed[footprint])}
         else:
-            rest = _found(footprint, measured, counted)
+            rest = _found(footprint, measured)
         found.append(
             network_record(KIND, cell.as_json(), footprint.name, environment, run=run, protocol=protocol, **rest)
         )
@@ -68,7 +63,7 @@ def failed_record(cell: Cell, error: str, environment: Mapping[str, Any]) -> Rec
     )
 
 
-def _found(footprint: Footprint, measured: FootprintsMeasured, counted: Counted) -> dict[str, Any]:
+def _found(footprint: Footprint, measured: FootprintsMeasured) -> dict[str, Any]:
     times = measured.times
     bare, both, heads = times[Variant(BARE)], times[Variant(BOTH, footprint)], times[Variant(HEADS, footprint)]
     stretch = compare(both, bare)
@@ -84,15 +79,13 @@ def _found(footprint: Footprint, measured: FootprintsMeasured, counted: Counted)
     details: dict[str, Any] = {
         "hiding_efficiency": hiding_efficiency(bare, heads, both),
         "programs": occupied.programs,
-        "occupancy": _tiers(occupied, counted.active.get(footprint)),
+        "occupancy": _tiers(occupied),
     }
-    if footprint == measured.footprints[0]:
-        details["trunk_room"] = {"hold_us": HOLD_NS / 1e3, **measured.room._asdict()}
-    notes = [] if counted.absent is None else [counted.absent]
-    return {**as_json({"device_us": summary(both), "paired": paired, "measured": details}), "notes": notes}
+    timed: dict[str, Any] = as_json({"device_us": summary(both), "paired": paired, "measured": details})
+    return timed
 
 
-def _tiers(occupied: Occupied, active: Sequence[Active] | None) -> dict[str, Any]:
+def _tiers(occupied: Occupied) -> dict[str, Any]:
     """Return what is known of each tier."""
     found = {
         "theoretical": occupied.theoretical,
@@ -100,6 +93,5 @@ def _tiers(occupied: Occupied, active: Sequence[Active] | None) -> dict[str, Any
         "residency": {
             name: spread([float(getattr(one, name)) for one in occupied.residency]) for name in Resident._fields
         },
-        "ncu": active,
     }
     return {tier: found[tier] for tier in TIERS}

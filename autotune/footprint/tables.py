@@ -18,7 +18,6 @@ COLUMNS = (
     "warps, % (residency)",
     "warps of an SM, % (theoretical)",
     "warps, % (profiler's estimate)",
-    "warps of an SM, % (Nsight Compute)",
 )
 _TEXT_COLUMNS = 1
 
@@ -57,7 +56,6 @@ def _row(record: Record) -> tuple[str, ...]:
         f"{100 * tiers['residency']['warps_share']['median']:.3f}",
         _of_launches([100 * one["share"] for one in tiers["theoretical"]], [False] * len(tiers["theoretical"])),
         _of_launches([one["percent"] for one in tiers["estimate"]], [one["known_zero"] for one in tiers["estimate"]]),
-        "-" if tiers["ncu"] is None else ", ".join(f"{one['percent']:.1f}" for one in tiers["ncu"]),
     )
 
 
@@ -73,15 +71,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         f"The trunk alone takes {bare:,.1f} us, launches leave it after {', '.join(records[0].protocol['forks'])}. "
         "Shares by residency are of the time that it takes and of all SMs; other tiers say one for each launch. "
         "0?: the profiler says 0 of a launch that runs.",
-        *dict.fromkeys(note for one in records for note in one.notes),
     ]
-    room = (records[0].measured or {}).get("trunk_room")
-    if room is not None:
-        left = [100 * one for one in room["by_sm"]]
-        lines.append(
-            f"The trunk alone leaves {sum(left) / len(left):.0f} % of the places for programs of one warp free, from "
-            f"{min(left):.0f} to {max(left):.0f} % by SM; asking took {100 * (room['stretch'] - 1):+.0f} % of its time."
-        )
     for record in records:
         own = next((pair for pair in record.paired if pair["role"] == "recorded"), None)
         if own is not None and record.device_us is not None:

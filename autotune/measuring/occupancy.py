@@ -1,6 +1,6 @@
 """How full launches of heads make the multiprocessors (SMs), in tiers that must not be mixed: ``TIERS`` says of each.
 
-Only residency and what Nsight Compute reads are measured. Shares are from 0 to 1.
+Only residency is measured. Shares are from 0 to 1.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,8 +20,6 @@ TIERS = {
     "launch of few programs rounds to 0, and more than 48 KB of shared memory is 0",
     "residency": "warps of head programs that were there, over time, of all that the SMs hold: measured in the kernel, "
     "by SM, start and end of each program; there, not necessarily issuing",
-    "ncu": "warps that were there of those that an SM holds, while it had any: sm__warps_active, measured by Nsight "
-    "Compute, of each launch by itself, since it lets none overlap",
 }
 
 
@@ -130,13 +128,6 @@ def resident(launches: Iterable[Residency], sm_count: int, sm_warps: int, span_u
     began, ended = min(lane[0][0] for lane in occupied), max(lane[-1][1] for lane in occupied)
     of_all = sm_count * span_us
     return Resident(warps_us / (of_all * sm_warps), sum(map(length, occupied)) / of_all, len(lanes), ended - began)
-
-
-class Active(NamedTuple):
-    """Of one launch what Nsight Compute counts."""
-
-    percent: float
-    """Of the warps of an SM, those that were there on average while there were any; SMs without any do not count."""
 
 
 def check_turns(launch: Residency, sm_count: int) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property, partial
-from typing import cast
 
 import torch
 
@@ -14,7 +13,7 @@ from ..heads.alone import Chain
 from ..heads.captured_launches import head_launches
 from ..heads.in_situ import HeadsInSitu
 from ..measuring.cells import NEVER
-from ..measuring.peers import Graph, HeadSaid
+from ..measuring.peers import HeadSaid
 from ..measuring.subject import Subject
 
 #: The trunk that everything is captured with.
@@ -57,16 +56,12 @@ class Parts(HeadsInSitu):
             return runner.forks[len(example)]
 
     def _bare(self) -> Callable[[], object]:
-        """The trunk with its classifier, as the benchmark captures it."""
-        return partial(self.bare_graph(), self.subject.example)
-
-    def bare_graph(self) -> Graph:
-        """Capture the trunk with its classifier, as the benchmark does: on a stream of high priority."""
+        """The trunk with its classifier, as the benchmark captures it: on a stream of high priority."""
         workshop = Workshop(self.subject, trunks={TRUNK_KIND: self._trunk})
         (variant,) = (one for one in catalogue(self.subject.cell) if one.name == bare_name(TRUNK_KIND))
         captured = variant.build(workshop, NEVER)
         _check(BARE, self.wrong((), lambda x: captured.answer(captured.call(x))))
-        return cast(Graph, captured.call)
+        return partial(captured.call, self.subject.example)
 
     def _both(self) -> Callable[[], object]:
         example = self.subject.example

@@ -8,12 +8,11 @@ import pytest
 import torch
 from auxhead.autotune.footprint.footprints import BY_RULE
 from auxhead.autotune.footprint.records import footprint_records
-from auxhead.autotune.footprint.trunk_probe import Room
 from auxhead.autotune.measuring.occupancy import Estimate, Resident, Theoretical
 from auxhead.autotune.overlap.parts import BARE, BOTH, HEADS, WrongAnswer
 from auxhead.autotune.records.comparison import typical
 from auxhead.kernels.residency import is_recording, new_turns
-from support.footprint_fakes import CELL, FORKS, NOT_COUNTED, shapes
+from support.footprint_fakes import CELL, FORKS, shapes
 from support.pretended_gpu import ENVIRONMENT
 
 timing = importlib.import_module("auxhead.autotune.footprint.measure")
@@ -34,7 +33,6 @@ class Parts:
     def __init__(self, subject, opened):
         self.subject = subject
         self.capture = {part: lambda: lambda: None for part in (BARE, HEADS)}
-        self.bare_graph = lambda: SimpleNamespace(replay="the bare trunk")
 
     def launching(self, configs):
         return nullcontext()
@@ -59,7 +57,7 @@ def measure(monkeypatch):
         exits=lambda pattern: nullcontext(),
         network=SimpleNamespace(taps=tuple(shapes())),
     )
-    asked = SimpleNamespace(timed=[], resident=[], probed=[])
+    asked = SimpleNamespace(timed=[], resident=[])
 
     def time_rounds(variants, device, *, rounds, repeat):
         asked.timed.append((len(variants), repeat))
@@ -75,16 +73,11 @@ def measure(monkeypatch):
         asked.resident.append((runner.recorded, [launch.programs for launch in launches], trunk_us))
         return [Resident(0.01, 0.02, 30, 12.0)] * timing.REPLAYS
 
-    def probe(call, trunk_us, device):
-        asked.probed.append(trunk_us)
-        return Room([1.0], [1.0], 32.0, 1.1)
-
     simulated = {
         "Parts": Parts,
         "time_rounds": time_rounds,
         "first_launches": first_launches,
         "fastest_convolutions": lambda samples: nullcontext(),
-        "probe_trunk": probe,
         "theoretical": lambda compiled, device: Theoretical(96, 0, 0, 4, 5, 0.3125),
         "_residency": residency,
         "_estimated": lambda replays, example: [[Estimate(1.0, False)] * 3 for _ in replays],
@@ -108,12 +101,11 @@ def test_a_measurement_from_end_to_end(measure):
     # the launch that waits for the trunk is not beside it
     assert measure.asked.resident == [(True, [3, 5], pytest.approx(160.0))] * count
     assert found.occupied[by_rule].programs == 8 and len(found.occupied[by_rule].estimate) == 2
-    assert measure.asked.probed == [pytest.approx(160.0)]
     taps = tuple(shapes())
     compiled, asked = Parts.launched[: 2 * count], Parts.launched[2 * count :]
     assert compiled == [(taps, False), (taps, True)] * count, "with recording, and without"
     assert asked == [(taps[:3], False)] * count, "of launches as they are timed, those up to the last fork"
-    records = footprint_records(CELL, found, NOT_COUNTED, ENVIRONMENT)
+    records = footprint_records(CELL, found, ENVIRONMENT)
     assert len(records) == count and records[0].protocol["forks"] == list(FORKS) and records[0].protocol["repeat"] == 3
 
 
@@ -123,7 +115,7 @@ def test_a_footprint_that_answers_wrongly_is_told_of_and_not_timed(measure, monk
     assert {point.name for point in found.failed} == {"same priority", "programs x8, same priority"}
     assert all("off; not timed" in str(failure) for failure in found.failed.values())
     assert not {variant.footprint for variant in found.times} & found.failed.keys()
-    errors = [record.error for record in footprint_records(CELL, found, NOT_COUNTED, ENVIRONMENT) if record.error]
+    errors = [record.error for record in footprint_records(CELL, found, ENVIRONMENT) if record.error]
     assert len(errors) == 2 and all(error.startswith("WrongAnswer: ") for error in errors)
 
 

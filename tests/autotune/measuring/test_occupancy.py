@@ -60,8 +60,7 @@ def test_the_profilers_estimates_by_replay_with_their_zeros():
 
 
 def test_tiers_say_what_is_measured():
-    assert list(TIERS) == ["theoretical", "estimate", "residency", "ncu"]
+    assert list(TIERS) == ["theoretical", "estimate", "residency"]
     assert [name for name, says in TIERS.items() if "measured" in says.replace("nothing is measured", "")] == [
-        "residency",
-        "ncu",
+        "residency"
     ]
