@@ -18,8 +18,8 @@ from ..measuring.timers import VariantFailed, time_captures
 from ..records.record import Record, append_record, utc_now
 from ..records.spread import p99, spread
 from ..records.summaries import summary
-from .selection import Plan, Unit
-from .variants import AS_IS, Capture, Variant, Workshop, bare_name, segments_name, truncated_name
+from .selection import BenchOptions, PatternRun
+from .variants import AS_IS, BuildContext, BuiltVariant, Variant, bare_name, segments_name, truncated_name
 
 #: Back-to-back calls last about this long, microseconds, within the bounds below.
 BLOCK_US = 2000.0
@@ -28,8 +28,10 @@ REPEATS = (3, 20)
 REQUESTS = 20
 
 
-def run_cell(subject: Subject, units: Sequence[Unit], plan: Plan, done: Callable[[], None] = lambda: None) -> None:
-    """Measure the units of one cell and append their records; ``done`` is called after each.
+def run_cell(
+    subject: Subject, runs: Sequence[PatternRun], options: BenchOptions, done: Callable[[], None] = lambda: None
+) -> None:
+    """Measure the runs of one cell and append their records; ``done`` is called after each.
 
     Every variant gets the algorithms of cuDNN that the "cudnn" trunk gets, not ours alone.
 
@@ -38,11 +40,11 @@ def run_cell(subject: Subject, units: Sequence[Unit], plan: Plan, done: Callable
     """
     torch.compiler.reset()  # what was compiled for other cells would count against the limit on recompilations
     with fastest_convolutions(subject.cell.batch):
-        bench = _CellBench(subject, plan)
+        bench = _CellBench(subject, options)
         try:
-            for unit in units:
-                with subject.exits(unit.pattern):
-                    bench.measure(unit)
+            for pattern_run in runs:
+                with subject.exits(pattern_run.pattern):
+                    bench.measure(pattern_run)
                 done()
         finally:
             bench.close()
@@ -53,7 +55,7 @@ class _Checked:
     """A variant whose captures answer rightly."""
 
     variant: Variant
-    captures: list[Capture]
+    captures: list[BuiltVariant]
     counts: dict[str, int]
 
 
@@ -62,10 +64,10 @@ class _CellBench:
     """Builds, checks and times; captures are kept from one exit pattern to the next."""
 
     subject: Subject
-    plan: Plan
-    workshop: Workshop = field(init=False)
+    options: BenchOptions
+    context: BuildContext = field(init=False)
     rounding: Rounding = field(init=False)
-    _built: dict[str, list[Capture]] = field(default_factory=dict)
+    _built: dict[str, list[BuiltVariant]] = field(default_factory=dict)
     _failed: dict[str, str] = field(default_factory=dict)
     _logits: dict[str, list[list[torch.Tensor]]] = field(default_factory=dict)
     _truths: dict[tuple[str, str, int], Truth] = field(default_factory=dict)
@@ -73,23 +75,23 @@ class _CellBench:
     """Nothing can be freed any more."""
 
     def __post_init__(self) -> None:
-        self.workshop = Workshop(self.subject, self.plan.factories)
+        self.context = BuildContext(self.subject, self.options.factories)
         self.rounding = measure_rounding(self.subject.network, self.subject.inputs)
 
-    def measure(self, unit: Unit) -> None:
-        """Measure one unit and append its records."""
+    def measure(self, pattern_run: PatternRun) -> None:
+        """Measure one pattern_run and append its records."""
         run = secrets.token_hex(6)
         checked: dict[str, _Checked] = {}
         try:
-            for variant in unit.variants:
-                self.plan.say(f"{unit.cell}; exits {unit.pattern}: {variant.name}", False)
-                right = self._build_and_check(unit, variant, run)
+            for variant in pattern_run.variants:
+                self.options.say(f"{pattern_run.cell}; exits {pattern_run.pattern}: {variant.name}", False)
+                right = self._build_and_check(pattern_run, variant, run)
                 if right is not None:
                     checked[variant.name] = right
-            self.plan.say(f"{unit.cell}; exits {unit.pattern}: timing {len(checked)} variants", False)
-            self._time(unit, checked, run)
+            self.options.say(f"{pattern_run.cell}; exits {pattern_run.pattern}: timing {len(checked)} variants", False)
+            self._time(pattern_run, checked, run)
         finally:
-            for variant in unit.variants:
+            for variant in pattern_run.variants:
                 if variant.per_pattern:
                     self._drop(variant.name)
 
@@ -102,7 +104,7 @@ class _CellBench:
         if not self._lost:
             _free()
 
-    def _build_and_check(self, unit: Unit, variant: Variant, run: str) -> _Checked | None:
+    def _build_and_check(self, pattern_run: PatternRun, variant: Variant, run: str) -> _Checked | None:
         """Return the variant if all its captures answer rightly; else append a record of the failure."""
         counts: dict[str, int] | None = None
         error = self._failed.get(variant.name)
@@ -111,8 +113,8 @@ class _CellBench:
                 if variant.name not in self._built:
                     captures = self._built.setdefault(variant.name, [])
                     for _ in range(variant.captures):
-                        captures.append(variant.build(self.workshop, unit.pattern))
-                counts = self._compare(unit, variant)
+                        captures.append(variant.build(self.context, pattern_run.pattern))
+                counts = self._compare(pattern_run, variant)
                 error = verdict(counts)
             except Exception as failure:
                 error = _one_line(failure)
@@ -120,16 +122,18 @@ class _CellBench:
                     self._failed[variant.name] = error  # it would fail in the same way for the next pattern
         if error is None and counts is not None:
             return _Checked(variant, self._built[variant.name], counts)
-        self._fail(unit, variant, run, str(error), counts)
+        self._fail(pattern_run, variant, run, str(error), counts)
         return None
 
-    def _fail(self, unit: Unit, variant: Variant, run: str, error: str, counts: dict[str, int] | None = None) -> None:
+    def _fail(
+        self, pattern_run: PatternRun, variant: Variant, run: str, error: str, counts: dict[str, int] | None = None
+    ) -> None:
         """Record a failure at once, and see whether the device is still there."""
-        self.plan.say(f"{unit.cell}; exits {unit.pattern}: {variant.name} FAILED: {error}", True)
+        self.options.say(f"{pattern_run.cell}; exits {pattern_run.pattern}: {variant.name} FAILED: {error}", True)
         record = self._record(
-            unit, variant, run, protocol=self._protocol(variant, None), correctness=counts, error=error
+            pattern_run, variant, run, protocol=self._protocol(variant, None), correctness=counts, error=error
         )
-        append_record(self.plan.out, record)
+        append_record(self.options.out, record)
         try:
             self._drop(variant.name)
             if torch.cuda.is_available():
@@ -139,20 +143,20 @@ class _CellBench:
             self._lost = True
             raise DeviceLost(f"{variant.name}: {error}; the CUDA context is lost ({_one_line(lost)})") from lost
 
-    def _compare(self, unit: Unit, variant: Variant) -> dict[str, int]:
+    def _compare(self, pattern_run: PatternRun, variant: Variant) -> dict[str, int]:
         """Compare every capture with the eager truth on the same trunk, for all inputs.
 
         Where no sample leaves early nothing shows what the heads say. A variant that is measured there alone is also
         compared with two inputs for an exit at each tap.
         """
-        pattern = unit.pattern if variant.exits_early else NEVER
+        pattern = pattern_run.pattern if variant.exits_early else NEVER
         only_there = not (variant.exits or variant.mixed)
         of_heads = self.subject.network.taps if variant.exits_early and only_there else ()
         comparison = Comparison()
         for exits in (pattern, *of_heads):
             for place, x in enumerate(self.subject.inputs if exits == pattern else self.subject.inputs[:2]):
                 truth = self._truth(variant.trunk, exits, place)
-                with self.subject.exits(exits if variant.exits_early else unit.pattern):
+                with self.subject.exits(exits if variant.exits_early else pattern_run.pattern):
                     for capture in self._built[variant.name]:
                         comparison.add(capture.answer(capture.call(x)), truth)
         return comparison.counts()
@@ -160,7 +164,7 @@ class _CellBench:
     def _truth(self, trunk: str, pattern: str, place: int) -> Truth:
         """Return the truth for one input; the logits it follows from are computed once a trunk."""
         if trunk not in self._logits:
-            made, taps = self.workshop.trunk(trunk), self.subject.network.taps
+            made, taps = self.context.trunk(trunk), self.subject.network.taps
             heads = [head.logits for head in self.subject.heads]
             classifier = None if made.classifier is None else made.classifier.logits
             self._logits[trunk] = [
@@ -179,7 +183,7 @@ class _CellBench:
         exits = torch.cat([truth.answer.exit_index for truth in truths])
         return dict(zip(names, torch.bincount(exits, minlength=len(names)).tolist(), strict=True))
 
-    def _time(self, unit: Unit, checked: dict[str, _Checked], run: str) -> None:
+    def _time(self, pattern_run: PatternRun, checked: dict[str, _Checked], run: str) -> None:
         """Time what answers rightly and append its records; what raises meanwhile fails, and the rest begins again."""
         while checked:
             calls = {name: [capture.call for capture in one.captures] for name, one in checked.items()}
@@ -187,24 +191,24 @@ class _CellBench:
             try:
                 repeat = self._repeat(checked)
                 samples = time_captures(
-                    calls, self.subject.inputs, rounds=self.plan.rounds, warm_up=warm_up, repeat=repeat,
+                    calls, self.subject.inputs, rounds=self.options.rounds, warm_up=warm_up, repeat=repeat,
                     requests=REQUESTS,
                 )  # fmt: skip
             except VariantFailed as failure:
                 failed = checked.pop(failure.name)
-                self._fail(unit, failed.variant, run, _one_line(failure.__cause__ or failure), failed.counts)
+                self._fail(pattern_run, failed.variant, run, _one_line(failure.__cause__ or failure), failed.counts)
                 continue
             found = clocks(self.subject.example.device)
             times = {name: (_of_requests(one.host), summary(one.device)) for name, one in samples.items()}
             for name, one in checked.items():
                 host, device = times[name]
                 record = self._record(
-                    unit,
+                    pattern_run,
                     one.variant,
                     run,
                     protocol={
                         **self._protocol(one.variant, repeat, warm_up),
-                        "samples_by_exit": self._samples_by_exit(one.variant.trunk, unit.pattern),
+                        "samples_by_exit": self._samples_by_exit(one.variant.trunk, pattern_run.pattern),
                     },
                     clocks_found=found,
                     host_us=host,
@@ -212,7 +216,7 @@ class _CellBench:
                     paired=paired_with(one.variant, times),
                     correctness=one.counts,
                 )
-                append_record(self.plan.out, record)
+                append_record(self.options.out, record)
             return
 
     def _repeat(self, checked: dict[str, _Checked]) -> int:
@@ -225,7 +229,7 @@ class _CellBench:
 
     def _protocol(self, variant: Variant, repeat: int | None, warm_up: int | None = None) -> dict[str, Any]:
         return {
-            "rounds": self.plan.rounds,
+            "rounds": self.options.rounds,
             "warm_up": warm_up,
             "repeat": repeat,
             "requests": REQUESTS,
@@ -238,18 +242,24 @@ class _CellBench:
         }
 
     def _record(
-        self, unit: Unit, variant: Variant, run: str, *, clocks_found: dict[str, float] | None = None, **rest: Any
+        self,
+        pattern_run: PatternRun,
+        variant: Variant,
+        run: str,
+        *,
+        clocks_found: dict[str, float] | None = None,
+        **rest: Any,
     ) -> Record:
-        trunk = self.workshop.trunks.get(variant.trunk)
+        trunk = self.context.trunks.get(variant.trunk)
         captures = enumerate(self._built.get(variant.name, []), start=1)
         return Record(
             kind="bench",
-            cell=unit.cell.as_json(),
-            exits=unit.pattern,
+            cell=pattern_run.cell.as_json(),
+            exits=pattern_run.pattern,
             variant=variant.name,
             run=run,
             utc=utc_now(),
-            environment={**self.plan.environment, "clocks": clocks_found},
+            environment={**self.options.environment, "clocks": clocks_found},
             notes=[
                 *([variant.note] if variant.note else []),
                 *(f"capture {number}: {capture.note}" for number, capture in captures if capture.note),

@@ -16,7 +16,7 @@ ROUNDS = 50
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchOptions:
     """What to measure and where to keep it."""
 
     out: Path
@@ -34,7 +34,7 @@ class Plan:
 
 
 @dataclass
-class Unit:
+class PatternRun:
     """One exit pattern of one cell: what is measured in one interleaved run, and what a killed process loses."""
 
     cell: Cell
@@ -69,35 +69,35 @@ def check_patterns(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
             raise BadInput(f"--exits: got {glob}, wants names or globs of: {', '.join(names)}")
 
 
-def units_of(cell: Cell, plan: Plan, records: Iterable[Record]) -> list[Unit]:
+def pattern_runs(cell: Cell, options: BenchOptions, records: Iterable[Record]) -> list[PatternRun]:
     """Return what of a cell is still to be measured.
 
     All chosen variants of a pattern are measured together as long as one is missing, for its ratios are to variants of
     the same run; what failed before and would fail again is left out.
     """
-    settled = {record.key: record for record in records if is_settled(record, plan.environment, plan.rounds)}
-    units = []
-    for pattern in chosen_patterns(cell, plan.exits):
-        chosen = chosen_variants(cell, pattern, plan.wanted)
-        if not plan.fresh:
+    settled = {record.key: record for record in records if is_settled(record, options.environment, options.rounds)}
+    runs = []
+    for pattern in chosen_patterns(cell, options.exits):
+        chosen = chosen_variants(cell, pattern, options.wanted)
+        if not options.fresh:
             found = {variant.name: settled.get(_key(cell, pattern, variant.name)) for variant in chosen}
             if all(found.values()):
                 continue
             chosen = [variant for variant in chosen if not ((record := found[variant.name]) and record.error)]
         if chosen:
-            units.append(Unit(cell, pattern, chosen))
-    return units
+            runs.append(PatternRun(cell, pattern, chosen))
+    return runs
 
 
-def unsettled(cells: Sequence[Cell], plan: Plan) -> list[tuple[Cell, list[Unit]]]:
+def unsettled(cells: Sequence[Cell], options: BenchOptions) -> list[tuple[Cell, list[PatternRun]]]:
     """Return what is left to do, cell by cell.
 
     Raises:
-        BadRecord: ``plan.out`` cannot be read.
+        BadRecord: ``options.out`` cannot be read.
     """
-    records = read_records(plan.out) if plan.out.exists() else []
-    left = [(cell, units_of(cell, plan, records)) for cell in cells]
-    return [(cell, units) for cell, units in left if units]
+    records = read_records(options.out) if options.out.exists() else []
+    left = [(cell, pattern_runs(cell, options, records)) for cell in cells]
+    return [(cell, runs) for cell, runs in left if runs]
 
 
 def _key(cell: Cell, pattern: str, variant: str) -> tuple[str, str, str]:

@@ -13,10 +13,21 @@ from ...model import EagerRunner, ExitResult, Trunk, make_runner, make_trunk
 from ...model.streams import stream_pair
 from ..measuring.cells import MIXED, NEVER, Cell
 from ..measuring.correctness import Answer
-from ..measuring.peers import Compiled, Graph, NaiveHead, Said, bare, forked, in_line, merged, truncated, with_item
+from ..measuring.peers import (
+    Compiled,
+    GraphedPeer,
+    NaiveHead,
+    PeerAnswer,
+    bare,
+    forked,
+    in_line,
+    merged,
+    truncated,
+    with_item,
+)
 from ..measuring.subject import Subject
 from ..measuring.timers import CAPTURES
-from .segments_floor import SegmentsFloor
+from .lower_bound import SegmentsLowerBound
 
 #: The trunk as the user wrote it.
 AS_IS = "as_is"
@@ -40,7 +51,7 @@ class Factories:
     make_trunk: Callable[..., Any] = make_trunk
 
 
-class Capture(NamedTuple):
+class BuiltVariant(NamedTuple):
     """Something that answers, captured once."""
 
     call: Callable[[Tensor], Any]
@@ -52,7 +63,7 @@ class Capture(NamedTuple):
 
 
 @dataclass
-class Workshop:
+class BuildContext:
     """What the variants of one cell share while they are built."""
 
     subject: Subject
@@ -74,7 +85,7 @@ class Workshop:
 
 
 #: Builds one fresh capture of a variant for an exit pattern.
-Build = Callable[[Workshop, str], Capture]
+Build = Callable[[BuildContext, str], BuiltVariant]
 
 
 @dataclass(frozen=True)
@@ -183,81 +194,81 @@ RUNNERS: dict[str, dict[str, Any]] = {
 }
 
 
-def _function(peer: Callable[..., Said], heads: str | None, trunk: str, workshop: Workshop) -> Callable[[Tensor], Said]:
+def _function(
+    peer: Callable[..., PeerAnswer], heads: str | None, trunk: str, context: BuildContext
+) -> Callable[[Tensor], PeerAnswer]:
     """Return what a peer does with one batch."""
-    taps = workshop.subject.network.taps
+    taps = context.subject.network.taps
     if heads is None:
-        return partial(peer, workshop.trunk(trunk), taps)
-    return partial(
-        peer, workshop.trunk(trunk), taps, workshop.naive_heads if heads == "naive" else workshop.subject.heads
-    )
+        return partial(peer, context.trunk(trunk), taps)
+    return partial(peer, context.trunk(trunk), taps, context.naive_heads if heads == "naive" else context.subject.heads)
 
 
-def _eager(peer: Callable[..., Said], heads: str | None) -> Build:
-    def build(workshop: Workshop, _pattern: str) -> Capture:
-        return Capture(torch.no_grad()(_function(peer, heads, AS_IS, workshop)), merged)
+def _eager(peer: Callable[..., PeerAnswer], heads: str | None) -> Build:
+    def build(context: BuildContext, _pattern: str) -> BuiltVariant:
+        return BuiltVariant(torch.no_grad()(_function(peer, heads, AS_IS, context)), merged)
 
     return build
 
 
-def _graph(peer: Callable[..., Said], heads: str | None, trunk: str) -> Build:
-    def build(workshop: Workshop, _pattern: str) -> Capture:
-        return _in_graph(_function(peer, heads, trunk, workshop), trunk, workshop)
+def _graph(peer: Callable[..., PeerAnswer], heads: str | None, trunk: str) -> Build:
+    def build(context: BuildContext, _pattern: str) -> BuiltVariant:
+        return _in_graph(_function(peer, heads, trunk, context), trunk, context)
 
     return build
 
 
-def _truncated(trunk: str, workshop: Workshop, pattern: str) -> Capture:
-    network = workshop.subject.network
+def _truncated(trunk: str, context: BuildContext, pattern: str) -> BuiltVariant:
+    network = context.subject.network
     stop_at = network.taps.index(pattern)
-    function = partial(truncated, workshop.trunk(trunk), network.taps, workshop.subject.heads, stop_at)
-    return _in_graph(function, trunk, workshop)
+    function = partial(truncated, context.trunk(trunk), network.taps, context.subject.heads, stop_at)
+    return _in_graph(function, trunk, context)
 
 
-def _segments_floor(trunk: str, workshop: Workshop, _pattern: str) -> Capture:
-    subject, made = workshop.subject, workshop.trunk(trunk)
+def _segments_floor(trunk: str, context: BuildContext, _pattern: str) -> BuiltVariant:
+    subject, made = context.subject, context.trunk(trunk)
     eager = EagerRunner(subject.network, trunk=made)
     exits = [eager(x).exit_index for x in subject.inputs]
     sizes = smaller_sizes(subject.cell.batch)
-    floor = SegmentsFloor(made, subject.network.taps, subject.inputs, exits, sizes)
-    return Capture(floor, floor.answer)
+    floor = SegmentsLowerBound(made, subject.network.taps, subject.inputs, exits, sizes)
+    return BuiltVariant(floor, floor.answer)
 
 
-def _in_graph(function: Callable[[Tensor], Said], trunk: str, workshop: Workshop) -> Capture:
-    example, memory_format = workshop.subject.example, workshop.trunk(trunk).memory_format
+def _in_graph(function: Callable[[Tensor], PeerAnswer], trunk: str, context: BuildContext) -> BuiltVariant:
+    example, memory_format = context.subject.example, context.trunk(trunk).memory_format
     stream = stream_pair(example.device).trunk
     stream.wait_stream(torch.cuda.current_stream(example.device))
     with torch.no_grad(), torch.cuda.stream(stream):  # compilation and cuDNN's choices must not happen in the capture
         for _ in range(2):
             function(example.clone(memory_format=memory_format))
     torch.cuda.synchronize(example.device)
-    return Capture(Graph(function, example, memory_format), merged)
+    return BuiltVariant(GraphedPeer(function, example, memory_format), merged)
 
 
-def _compiled(heads: str | None, mode: str, workshop: Workshop, _pattern: str) -> Capture:
-    subject = workshop.subject
-    call = Compiled(subject.network, [] if heads is None else workshop.naive_heads, mode)
+def _compiled(heads: str | None, mode: str, context: BuildContext, _pattern: str) -> BuiltVariant:
+    subject = context.subject
+    call = Compiled(subject.network, [] if heads is None else context.naive_heads, mode)
     for _ in range(3):  # compiles, then warms up, then records its graph
         call(subject.example)
-    return Capture(call, merged)
+    return BuiltVariant(call, merged)
 
 
-def _runner(trunk: str, options: dict[str, Any], workshop: Workshop, _pattern: str) -> Capture:
-    subject = workshop.subject
+def _runner(trunk: str, options: dict[str, Any], context: BuildContext, _pattern: str) -> BuiltVariant:
+    subject = context.subject
     batch = subject.cell.batch
     sizes = smaller_sizes(batch) if options.get("compact") else (batch,)
-    runner = workshop.factories.make_runner(subject.network, subject.example, batch_sizes=sizes, trunk=trunk, **options)
-    return Capture(runner, _answer_of_result, runner.close)
+    runner = context.factories.make_runner(subject.network, subject.example, batch_sizes=sizes, trunk=trunk, **options)
+    return BuiltVariant(runner, _answer_of_result, runner.close)
 
 
-def _auto(trunk: str, workshop: Workshop, _pattern: str) -> Capture:
+def _auto(trunk: str, context: BuildContext, _pattern: str) -> BuiltVariant:
     """Let "auto" choose by the subject's inputs and the rules in force now."""
-    subject = workshop.subject
+    subject = context.subject
     samples, sizes = samples_for_auto(subject), (subject.cell.batch,)
-    runner = workshop.factories.make_runner(
+    runner = context.factories.make_runner(
         subject.network, samples, exits="auto", batch_sizes=sizes, trunk=trunk, fresh=True
     )
-    return Capture(runner, _answer_of_result, runner.close, note=runner.describe().partition("\n")[0])
+    return BuiltVariant(runner, _answer_of_result, runner.close, note=runner.describe().partition("\n")[0])
 
 
 def samples_for_auto(subject: Subject) -> Tensor:

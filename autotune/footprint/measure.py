@@ -20,23 +20,23 @@ from ..heads.measure import BLOCK_US
 from ..measuring.cells import NEVER
 from ..measuring.failures import Failure
 from ..measuring.occupancy import Estimate, Resident, Theoretical, estimates, max_warps, resident, theoretical
-from ..measuring.request_trace import WARM_UP, record_trace
+from ..measuring.profiled_requests import WARM_UP, record_trace
 from ..measuring.subject import Subject
 from ..measuring.timers import time_rounds
-from ..overlap.parts import BARE, BOTH, HEADS, Parts, WrongAnswer
+from ..overlap.captured_parts import BARE, BOTH, HEADS, CapturedParts, WrongAnswer
 from ..records.comparison import Timings, typical
-from .footprints import Footprint, footprints
+from .launch_variations import Footprint, footprints
 
 #: Fresh captures of everything, and timed rounds of each.
 CAPTURES, ROUNDS = 3, 15
 #: Replays whose residency is summed up: each is the last of some back to back, as those that are timed are.
 REPLAYS = 7
 _BACK_TO_BACK = 3
-#: The network while its programs record where they run; the other parts are those of ``overlap_parts``.
+#: The network while its programs record where they run; the other parts are those of ``overlap.captured_parts``.
 RECORDED = "recorded"
 
 
-class Variant(NamedTuple):
+class TimedPart(NamedTuple):
     """What is timed."""
 
     part: str
@@ -64,7 +64,7 @@ class FootprintsMeasured:
     """Of the heads, by tap."""
     footprints: list[Footprint]
     """Measured or failed, what is by rule first."""
-    times: dict[Variant, Timings]
+    times: dict[TimedPart, Timings]
     """Microseconds, [captures][rounds]."""
     occupied: dict[Footprint, Occupied]
     failed: dict[Footprint, Failure] = field(default_factory=dict)
@@ -91,7 +91,7 @@ def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -
     example = subject.example
     with ExitStack() as opened, fastest_convolutions(len(example)), subject.exits(NEVER):
         begins("trunk", 0.1)
-        parts = Parts(subject, opened)
+        parts = CapturedParts(subject, opened)
         if not parts.forks:
             raise ValueError(
                 "forks: got none by rule, wants launches beside the trunk: its batch or depth is too small"
@@ -103,8 +103,8 @@ def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -
         for point, failure in failed.items():
             if failure.kind == NEVER_ENDS:
                 raise RuntimeError(f"{point.name}: {failure}")
-        calls: dict[Variant, list[Callable[[], object]]] = {
-            Variant(BARE): [parts.capture[BARE]() for _ in range(CAPTURES)]
+        calls: dict[TimedPart, list[Callable[[], object]]] = {
+            TimedPart(BARE): [parts.capture[BARE]() for _ in range(CAPTURES)]
         }
         for place, point in enumerate(points):
             begins(f"captures of {point.name}", 0.3 + 0.3 * place / len(points))
@@ -116,22 +116,22 @@ def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -
         if points[0] in failed:
             raise RuntimeError(f"{points[0].name}: {failed[points[0]]}")
         begins("timing", 0.65)
-        first = time_rounds({BARE: calls[Variant(BARE)][:1]}, example.device, rounds=2, repeat=2)
+        first = time_rounds({BARE: calls[TimedPart(BARE)][:1]}, example.device, rounds=2, repeat=2)
         repeat = max(2, round(BLOCK_US / min(first[BARE][0])))
         found = time_rounds(calls, example.device, rounds=ROUNDS, repeat=repeat)
-        times: dict[Variant, Timings] = {
+        times: dict[TimedPart, Timings] = {
             variant: [[us / (CHAIN if variant.part == HEADS else 1) for us in rounds] for rounds in captures]
             for variant, captures in found.items()
         }
         begins("residency and occupancy", 0.85)
         left = [point for point in points if point not in failed]
-        replays = [calls[Variant(BOTH, point)][0] for point in left]
-        occupied = _occupied(parts, left, replays, typical(times[Variant(BARE)]), opened)
+        replays = [calls[TimedPart(BOTH, point)][0] for point in left]
+        occupied = _occupied(parts, left, replays, typical(times[TimedPart(BARE)]), opened)
         protocol = {**parts.protocol, "forks": list(parts.forks)}
         return FootprintsMeasured(shapes, points, times, occupied, failed, repeat, protocol)
 
 
-def _launch(parts: Parts, point: Footprint) -> None:
+def _launch(parts: CapturedParts, point: Footprint) -> None:
     """Compile, with and without recording."""
     taps = parts.subject.network.taps
     parts.launch(dict(point.configs), point.point, taps)
@@ -140,23 +140,23 @@ def _launch(parts: Parts, point: Footprint) -> None:
 
 
 def _captures(
-    parts: Parts, point: Footprint, opened: ExitStack, *, recorded: bool
-) -> dict[Variant, list[Callable[[], object]]]:
+    parts: CapturedParts, point: Footprint, opened: ExitStack, *, recorded: bool
+) -> dict[TimedPart, list[Callable[[], object]]]:
     def replay(runner: OverlappedRunner) -> Callable[[], object]:
         return lambda: runner(parts.subject.example)
 
     runners = [_runner(parts, point, opened) for _ in range(CAPTURES)]
     with parts.launching(dict(point.configs)):
         alone = [parts.capture[HEADS]() for _ in range(CAPTURES)]
-    calls = {Variant(BOTH, point): [replay(runner) for runner in runners], Variant(HEADS, point): alone}
+    calls = {TimedPart(BOTH, point): [replay(runner) for runner in runners], TimedPart(HEADS, point): alone}
     if recorded:
         with recording():
             recording_ones = [_runner(parts, point, opened) for _ in range(CAPTURES)]
-        calls[Variant(RECORDED, point)] = [replay(runner) for runner in recording_ones]
+        calls[TimedPart(RECORDED, point)] = [replay(runner) for runner in recording_ones]
     return calls
 
 
-def _runner(parts: Parts, point: Footprint, opened: ExitStack) -> OverlappedRunner:
+def _runner(parts: CapturedParts, point: Footprint, opened: ExitStack) -> OverlappedRunner:
     runner = parts.runner(dict(point.configs), point.point)
     opened.callback(runner.close)
     wrong = parts.wrong(parts.subject.network.taps, runner)
@@ -166,7 +166,7 @@ def _runner(parts: Parts, point: Footprint, opened: ExitStack) -> OverlappedRunn
 
 
 def _occupied(
-    parts: Parts,
+    parts: CapturedParts,
     points: Sequence[Footprint],
     replays: Sequence[Callable[[], object]],
     trunk_us: float,
@@ -218,7 +218,7 @@ def _estimated(replays: Sequence[Callable[[], object]], example: torch.Tensor) -
     return found
 
 
-def _theoretical(parts: Parts, point: Footprint) -> list[Theoretical]:
+def _theoretical(parts: CapturedParts, point: Footprint) -> list[Theoretical]:
     """Ask of the kernels that do not record, which are those that are timed."""
     device, taps = parts.subject.example.device, parts.subject.network.taps
     beside = taps[: taps.index(point.point.forks[-1]) + 1]

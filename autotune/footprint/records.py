@@ -6,15 +6,15 @@ from typing import Any
 
 from ..measuring.cells import Cell
 from ..measuring.occupancy import TIERS, Resident
-from ..overlap.parts import BARE, BOTH, HEADS
-from ..overlap.summary import hiding_efficiency
+from ..overlap.captured_parts import BARE, BOTH, HEADS
+from ..overlap.metrics import hiding_efficiency
 from ..records.comparison import compare
 from ..records.record import Record
 from ..records.spread import spread
 from ..records.summaries import as_json, network_record, summary
 from ..sweep.space import text
-from .footprints import BY_RULE, Footprint
-from .measure import CAPTURES, RECORDED, REPLAYS, ROUNDS, FootprintsMeasured, Occupied, Variant
+from .launch_variations import BY_RULE, Footprint
+from .measure import CAPTURES, RECORDED, REPLAYS, ROUNDS, FootprintsMeasured, Occupied, TimedPart
 
 #: The kind of these records.
 KIND = "footprint"
@@ -65,14 +65,14 @@ def failed_record(cell: Cell, error: str, environment: Mapping[str, Any]) -> Rec
 
 def _found(footprint: Footprint, measured: FootprintsMeasured) -> dict[str, Any]:
     times = measured.times
-    bare, both, heads = times[Variant(BARE)], times[Variant(BOTH, footprint)], times[Variant(HEADS, footprint)]
+    bare, both, heads = times[TimedPart(BARE)], times[TimedPart(BOTH, footprint)], times[TimedPart(HEADS, footprint)]
     stretch = compare(both, bare)
     interval = {"device_ratio": stretch.median_ratio, "low": stretch.low, "high": stretch.high}
     paired: list[dict[str, Any]] = [
         {"role": BARE, "device_us": summary(bare), **interval},
         {"role": HEADS, "device_us": summary(heads)},
     ]
-    recorded = times.get(Variant(RECORDED, footprint))
+    recorded = times.get(TimedPart(RECORDED, footprint))
     if recorded is not None:
         paired.append({"role": RECORDED, "device_us": summary(recorded)})
     occupied = measured.occupied[footprint]

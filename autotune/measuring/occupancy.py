@@ -10,7 +10,7 @@ import torch
 
 from ...kernels.residency import Residency
 from ..records.intervals import Interval, length, merged
-from .replay_trace import HEAD_KERNEL
+from .profiled_replays import HEAD_KERNEL
 
 #: What each tier is, and what it cannot see.
 TIERS = {

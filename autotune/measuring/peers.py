@@ -15,7 +15,7 @@ from ...model.taps import ForwardLeft, listening
 from .correctness import Answer
 
 
-class HeadSaid(NamedTuple):
+class HeadAnswer(NamedTuple):
     """What one head says about N samples, without probabilities."""
 
     label: Tensor
@@ -23,10 +23,10 @@ class HeadSaid(NamedTuple):
     exit: Tensor
 
 
-class Said(NamedTuple):
+class PeerAnswer(NamedTuple):
     """What a peer says: its heads one by one, unmerged (which is in the peers' favour), and its last exit."""
 
-    heads: Sequence[HeadSaid | HeadOutput]
+    heads: Sequence[HeadAnswer | HeadOutput]
     last: Tensor | HeadOutput
     """Logits [N, K], or what a fused head says."""
     last_exit: int
@@ -41,14 +41,14 @@ class NaiveHead(nn.Module):
         pool = nn.AdaptiveMaxPool2d if head.pool == "max" else nn.AdaptiveAvgPool2d
         self.classifier = nn.Sequential(pool(head.pool_size), nn.Flatten(), head.linear)
 
-    def forward(self, x: Tensor) -> HeadSaid:
+    def forward(self, x: Tensor) -> HeadAnswer:
         """Answer for a map [N, C, H, W], or for whatever the fused head takes."""
         plain = x.ndim == 4 and self.head.pool in ("avg", "max")
         logits = self.classifier(x) if plain else self.head.logits(x)
         if self.head.rule.temperature != 1.0:
             logits = logits / self.head.rule.temperature_tensor
         confidence, label = torch.softmax(logits, dim=1).max(dim=1)
-        return HeadSaid(label, confidence, confidence > self.head.rule.threshold_tensor)
+        return HeadAnswer(label, confidence, confidence > self.head.rule.threshold_tensor)
 
 
 #: The heads of a network, naive or fused.
@@ -60,20 +60,20 @@ def _last(trunk: Trunk, y: Tensor) -> Tensor | HeadOutput:
     return y if trunk.classifier is None else trunk.classifier(y)
 
 
-def bare(trunk: Trunk, taps: Sequence[str], x: Tensor) -> Said:
+def bare(trunk: Trunk, taps: Sequence[str], x: Tensor) -> PeerAnswer:
     """Run without any head."""
-    return Said([], _last(trunk, trunk.module(x)), len(taps))
+    return PeerAnswer([], _last(trunk, trunk.module(x)), len(taps))
 
 
-def in_line(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Said:
+def in_line(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> PeerAnswer:
     """Run every head on the stream of the trunk."""
     said: list[Any] = []
     with listening(trunk.module, taps, lambda place, y: said.append(heads[place](y))):
         y = trunk.module(x)
-    return Said(said, _last(trunk, y), len(taps))
+    return PeerAnswer(said, _last(trunk, y), len(taps))
 
 
-def forked(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Said:
+def forked(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> PeerAnswer:
     """Run every head on the low-priority stream; for a capture, which keeps what the side stream still reads."""
     main, side = torch.cuda.current_stream(x.device), stream_pair(x.device).side
     said: list[Any] = []
@@ -88,10 +88,10 @@ def forked(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Said:
     with listening(trunk.module, taps, on_tap):
         last = _last(trunk, trunk.module(x))
     main.wait_stream(side)
-    return Said(said, last, len(taps))
+    return PeerAnswer(said, last, len(taps))
 
 
-def truncated(trunk: Trunk, taps: Sequence[str], heads: Heads, stop_at: int, x: Tensor) -> Said:
+def truncated(trunk: Trunk, taps: Sequence[str], heads: Heads, stop_at: int, x: Tensor) -> PeerAnswer:
     """Run up to a tap and let its head answer: the least that an exit there can cost."""
     said: list[Any] = []
 
@@ -105,10 +105,10 @@ def truncated(trunk: Trunk, taps: Sequence[str], heads: Heads, stop_at: int, x: 
             trunk.module(x)
     except ForwardLeft:
         pass
-    return Said([], said[0], stop_at)
+    return PeerAnswer([], said[0], stop_at)
 
 
-def with_item(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Said:
+def with_item(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> PeerAnswer:
     """Ask the device after every head whether all samples are sure, and leave if so: what people write."""
     said: list[Any] = []
     sure: Tensor | None = None
@@ -124,11 +124,11 @@ def with_item(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Sai
         with listening(trunk.module, taps, on_tap):
             y = trunk.module(x)
     except ForwardLeft:
-        return Said(said[:-1], HeadOutput(None, *said[-1]), len(said) - 1)
-    return Said(said, _last(trunk, y), len(taps))
+        return PeerAnswer(said[:-1], HeadOutput(None, *said[-1]), len(said) - 1)
+    return PeerAnswer(said, _last(trunk, y), len(taps))
 
 
-class Graph:
+class GraphedPeer:
     """A function of one tensor in a CUDA graph of its own: copies the input in, replays, clones the last exit's answer.
 
     The clone is what the runners pay for as well: an answer that the next call does not write over.
@@ -136,7 +136,7 @@ class Graph:
 
     def __init__(
         self,
-        function: Callable[[Tensor], Said],
+        function: Callable[[Tensor], PeerAnswer],
         example: Tensor,
         memory_format: torch.memory_format = torch.preserve_format,
     ) -> None:
@@ -146,7 +146,7 @@ class Graph:
         with torch.no_grad(), torch.cuda.graph(self._graph, stream=stream_pair(example.device).trunk):
             self._said = function(self._input)
 
-    def __call__(self, x: Tensor) -> Said:
+    def __call__(self, x: Tensor) -> PeerAnswer:
         """Answer for a batch like the example; what heads before the last exit say is valid until the next call."""
         self._input.copy_(x)
         self.replay()
@@ -169,13 +169,13 @@ class Compiled:
         self._last_exit = len(network.taps)
 
     @torch.no_grad()
-    def __call__(self, x: Tensor) -> Said:
+    def __call__(self, x: Tensor) -> PeerAnswer:
         """Answer for a batch like the first; what the heads say is valid until the next call."""
         torch.compiler.cudagraph_mark_step_begin()
         heads, logits = self._compiled(x) if self._heads else ([], self._compiled(x))
         if len(heads) != self._heads:  # samples that leave at the classifier would not show it
             raise RuntimeError(f"torch.compile left out heads: {len(heads)} of {self._heads} said something")
-        return Said(heads, logits.clone(), self._last_exit)
+        return PeerAnswer(heads, logits.clone(), self._last_exit)
 
 
 class _HeadsInForward(nn.Module):
@@ -185,14 +185,14 @@ class _HeadsInForward(nn.Module):
         super().__init__()
         self.backbone = copy.deepcopy(network.backbone)
         self.heads = nn.ModuleList(heads)
-        self._said: list[HeadSaid] = []
+        self._said: list[HeadAnswer] = []
         for tap, head in zip(network.taps, heads, strict=False):
             self.backbone.get_submodule(tap).register_forward_hook(partial(self._on_tap, head))
 
     def _on_tap(self, head: NaiveHead, _module: nn.Module, _inputs: Any, y: Tensor) -> None:
         self._said.append(head(y))
 
-    def forward(self, x: Tensor) -> tuple[list[HeadSaid], Tensor]:
+    def forward(self, x: Tensor) -> tuple[list[HeadAnswer], Tensor]:
         logits = self.backbone(x)
         said = list(self._said)
         self._said.clear()
@@ -207,7 +207,7 @@ def _owned(last: Tensor | HeadOutput) -> Tensor | HeadOutput:
     return last._replace(probs=last.probs.clone())
 
 
-def merged(said: Said) -> Answer:
+def merged(said: PeerAnswer) -> Answer:
     """Let the first sure exit answer for each sample; outside of what is timed."""
     last = said.last
     if isinstance(last, Tensor):

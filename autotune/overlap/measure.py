@@ -15,13 +15,13 @@ from ...model.trunk.fused_convolution import fastest_convolutions
 from ..heads.alone import CHAIN
 from ..heads.measure import BLOCK_US
 from ..measuring.cells import NEVER
-from ..measuring.replay_trace import Replay, read_replays
-from ..measuring.request_trace import activities, record_trace
+from ..measuring.profiled_replays import Replay, read_replays
+from ..measuring.profiled_requests import activities, record_trace
 from ..measuring.subject import Subject
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS, time_rounds
 from ..records.comparison import Timings
-from .parts import BARE, BOTH, HEADS, Parts
-from .sm_lanes import RecordedReplay, recorded_replay
+from .captured_parts import BARE, BOTH, HEADS, CapturedParts
+from .head_programs import RecordedReplay, recorded_replay
 
 #: Profiled replays of the bare trunk and of the whole network.
 REPLAYS = 20
@@ -63,7 +63,7 @@ def measure_overlap(subject: Subject, begins: Callable[[str, float], None]) -> O
     example = subject.example
     with ExitStack() as opened, fastest_convolutions(len(example)), subject.exits(NEVER):
         begins("trunk", 0.1)
-        parts = Parts(subject, opened)
+        parts = CapturedParts(subject, opened)
         calls: dict[str, list[Callable[[], object]]] = {}
         for place, (name, capture) in enumerate(parts.capture.items()):
             begins(f"captures of {name}", 0.2 + 0.2 * place)

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..measuring.cells import Cell
-from ..measuring.replay_trace import Replay
+from ..measuring.profiled_replays import Replay
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS
 from ..records.comparison import compare
 from ..records.record import Record
 from ..records.spread import spread
 from ..records.summaries import as_json, network_record, summary
+from .captured_parts import BARE, BOTH, HEADS, TRUNK_KIND
 from .measure import REPLAYS, OverlapMeasured
-from .parts import BARE, BOTH, HEADS, TRUNK_KIND
-from .summary import KernelStretch, hiding_efficiency, kernel_stretches, median_replay, overlap_of, spreads
+from .metrics import KernelStretch, hiding_efficiency, kernel_stretches, median_replay, overlap_of, spreads
 
 #: The kinds of these records.
 KIND, TIMELINE = "overlap", "timeline"

@@ -25,7 +25,7 @@ from ..records.record import BadRecord, Record, append_record, read_records, rec
 from ..records.summaries import summary
 from ..records.tables import print_tables, wide_console
 from .demo_splits import demo_splits
-from .measure import Outcome, Pareto, Point, operating_points
+from .measure import Pareto, Point, PointResult, operating_points
 from .tables import KIND, pareto_tables
 
 
@@ -70,8 +70,8 @@ def pareto(
                 try:
                     for point in points:
                         console.print(f"batch {size}: {point.exits}")
-                        outcomes = measured.measure(point)
-                        for record in _records(measured, subject, point, outcomes, about, run):
+                        results = measured.measure(point)
+                        for record in _records(measured, subject, point, results, about, run):
                             append_record(where, record)
                 finally:
                     measured.close()
@@ -94,24 +94,24 @@ def _subject(loaded: Checkpoint, test: Split, batch: int, device: torch.device) 
 
 
 def _records(
-    measured: Pareto, subject: Subject, point: Point, outcomes: dict[str, Outcome], about: dict[str, Any], run: str
+    measured: Pareto, subject: Subject, point: Point, results: dict[str, PointResult], about: dict[str, Any], run: str
 ) -> list[Record]:
     device = subject.example.device
     where = {**environment(device), "clocks": clocks(device)}
     times = {
         name: (summary(one.samples.host), summary(one.samples.device))
-        for name, one in outcomes.items()
+        for name, one in results.items()
         if one.samples is not None
     }
 
     def record(variant: Variant) -> Record:
-        one = outcomes[variant.name]
+        one = results[variant.name]
         timed: dict[str, Any] = {}
         if one.samples is not None:
             host, of_device = times[variant.name]
             timed = {"host_us": host, "device_us": of_device, "paired": paired_with(variant, times)}
             for pair in timed["paired"]:
-                baseline = outcomes[pair["variant"]].mean_host_us
+                baseline = results[pair["variant"]].mean_host_us
                 assert baseline is not None and one.mean_host_us is not None
                 pair["mean_host_us"], pair["mean_host_ratio"] = baseline, one.mean_host_us / baseline
             timed["measured"] = {

@@ -14,7 +14,7 @@ from ...model import EarlyExitNetwork
 from ...model.calibration.evaluation import answers_of_all_exits
 from ...model.calibration.thresholds import calibrate
 from ...model.training.data_sets import Split
-from ..bench.variants import Capture, Factories, Variant, Workshop, bare_name, catalogue
+from ..bench.variants import BuildContext, BuiltVariant, Factories, Variant, bare_name, catalogue
 from ..measuring.cells import NEVER
 from ..measuring.correctness import Answer, Comparison, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
 from ..measuring.subject import Subject
@@ -40,7 +40,7 @@ class Point(NamedTuple):
 
 
 @dataclass
-class Outcome:
+class PointResult:
     """What one variant did at one point."""
 
     counts: dict[str, int] | None = None
@@ -100,19 +100,19 @@ class Pareto:
             factories: of runners and trunks.
         """
         self._subject, self._labels = subject, labels
-        self._workshop = Workshop(subject, factories or Factories())
+        self._context = BuildContext(subject, factories or Factories())
         self._rounding = measure_rounding(subject.network, subject.inputs)
         wanted = {EAGER, bare_name(trunk), *(f"{runner}@{trunk}" for runner in RUNNERS)}
         self.variants = [variant for variant in catalogue(subject.cell) if variant.name in wanted]
         self._turns = in_turns(len(subject.inputs))
-        self._captures: dict[str, list[Capture]] = {}
+        self._captures: dict[str, list[BuiltVariant]] = {}
         self._failed: dict[str, str] = {}
         self._logits = {trunk: self._logits_on(trunk) for trunk in {variant.trunk for variant in self.variants}}
         for variant in self.variants:
             captures = self._captures.setdefault(variant.name, [])
             try:
                 for _ in range(variant.captures):
-                    captures.append(variant.build(self._workshop, NEVER))
+                    captures.append(variant.build(self._context, NEVER))
             except Exception as error:
                 self._failed[variant.name] = _one_line(error)
 
@@ -128,7 +128,7 @@ class Pareto:
 
     def notes(self, variant: Variant) -> list[str]:
         """Say what was done to a variant's trunk."""
-        return list(self._workshop.trunk(variant.trunk).notes)
+        return list(self._context.trunk(variant.trunk).notes)
 
     def close(self) -> None:
         """Free what was captured."""
@@ -137,12 +137,12 @@ class Pareto:
                 capture.close()
         self._captures.clear()
 
-    def measure(self, point: Point) -> dict[str, Outcome]:
+    def measure(self, point: Point) -> dict[str, PointResult]:
         """Check all variants under the thresholds of ``point``, then time those that answer rightly; by name."""
         with self._subject.thresholds(point.thresholds):
-            outcomes = {variant.name: self._check(variant) for variant in self.variants}
-            self._time(outcomes)
-        return outcomes
+            results = {variant.name: self._check(variant) for variant in self.variants}
+            self._time(results)
+        return results
 
     def samples_by_exit(self, point: Point, variant: Variant) -> dict[str, int]:
         """Count how many samples of the test split leave where, by the eager network on the variant's trunk."""
@@ -151,10 +151,10 @@ class Pareto:
         names = [*self._subject.network.taps, "classifier"]
         return dict(zip(names, torch.bincount(exits, minlength=len(names)).tolist(), strict=True))
 
-    def _check(self, variant: Variant) -> Outcome:
+    def _check(self, variant: Variant) -> PointResult:
         """Compare what each round will call with the eager truth; the first pass over the inputs gives the accuracy."""
         if variant.name in self._failed:
-            return Outcome(error=self._failed[variant.name])
+            return PointResult(error=self._failed[variant.name])
         captures, truths = self._captures[variant.name], self._truths(variant)
         comparison, labels = Comparison(), []
         try:
@@ -165,25 +165,25 @@ class Pareto:
                 if turn < len(truths):
                     labels.append(answer.label.clone())  # the next call may write over it
         except Exception as error:
-            return Outcome(error=_one_line(error))
+            return PointResult(error=_one_line(error))
         right = torch.cat(labels).cpu()[: len(self._labels)] == self._labels
         counts = comparison.counts()
-        return Outcome(counts, right.double().mean().item(), error=verdict(counts))
+        return PointResult(counts, right.double().mean().item(), error=verdict(counts))
 
-    def _time(self, outcomes: dict[str, Outcome]) -> None:
+    def _time(self, results: dict[str, PointResult]) -> None:
         """Time what has no error; what raises meanwhile gets one, and the rest begins again."""
-        while right := [name for name, outcome in outcomes.items() if outcome.error is None]:
+        while right := [name for name, result in results.items() if result.error is None]:
             calls = {name: [capture.call for capture in self._captures[name]] for name in right}
             inputs = [self._subject.inputs[place] for place in self._turns]
             try:
                 found = time_captures(calls, inputs, rounds=len(inputs), warm_up=10, repeat=1)
             except VariantFailed as failed:
-                outcomes[failed.name].error = _one_line(failed.__cause__ or failed)
+                results[failed.name].error = _one_line(failed.__cause__ or failed)
                 continue
             for variant in self.variants:
                 if variant.name in found:
                     lasts = [int(truth.answer.exit_index.max()) for truth in self._truths(variant)]
-                    of_variant = outcomes[variant.name]
+                    of_variant = results[variant.name]
                     of_variant.samples = found[variant.name]
                     of_variant.mean_host_us = mean_time(
                         of_variant.samples.host, [lasts[place] for place in self._turns]
@@ -192,7 +192,7 @@ class Pareto:
 
     def _logits_on(self, kind: str) -> list[Tensor]:
         """The logits [inputs * N, K] of each exit, as the network on that trunk gives them eagerly, batch by batch."""
-        made, subject = self._workshop.trunk(kind), self._subject
+        made, subject = self._context.trunk(kind), self._subject
         classifier = None if made.classifier is None else made.classifier.logits
         heads = [head.logits for head in subject.heads]
         by_input = [

@@ -15,7 +15,13 @@ from ...model.commands.user_model import UserModel
 from ...model.images import normalise, open_image, to_pixels
 from ..measuring.correctness import Answer, Comparison, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
 from ..measuring.peers import NaiveHead, merged, with_item
-from ..measuring.request_trace import HostTimes, RequestProfile, profile_requests, steady_state_problems, time_requests
+from ..measuring.profiled_requests import (
+    HostTimes,
+    RequestProfile,
+    profile_requests,
+    steady_state_problems,
+    time_requests,
+)
 
 BEFORE, AFTER = "before", "after"
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..measuring.cells import OWN, Cell
-from ..measuring.request_trace import WARM_UP, RequestProfile
+from ..measuring.profiled_requests import WARM_UP, RequestProfile
 from ..records.record import Record, utc_now
 from ..records.spread import spread
 from .measure import AFTER, BEFORE, BeforeAndAfter

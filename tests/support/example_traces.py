@@ -1,6 +1,6 @@
 """Chrome traces as torch.profiler writes them, made by hand."""
 
-from auxhead.autotune.measuring.request_trace import ANNOTATION
+from auxhead.autotune.measuring.profiled_requests import ANNOTATION
 
 
 def event(kind, name, begin, duration, **args):

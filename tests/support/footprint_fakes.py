@@ -1,7 +1,7 @@
 """Footprints without a GPU: a network that was never run, whose heads cost more the more room they take."""
 
-from auxhead.autotune.footprint.footprints import footprints
-from auxhead.autotune.footprint.measure import RECORDED, FootprintsMeasured, Occupied, Variant
+from auxhead.autotune.footprint.launch_variations import footprints
+from auxhead.autotune.footprint.measure import RECORDED, FootprintsMeasured, Occupied, TimedPart
 from auxhead.autotune.footprint.records import footprint_records
 from auxhead.autotune.heads.forks import NetworkPoint
 from auxhead.autotune.measuring.cells import resnet_cell
@@ -32,19 +32,19 @@ def measured(batch=1, fails=None, added=lambda share: 0.5 + 4000.0 * share):
     by_tap = shapes(batch)
     points = footprints(list(by_tap.values()), NetworkPoint(FORKS))
     failed = {point: Failure("OutOfResources", "registers") for point in points if point.name == fails}
-    times = {Variant("trunk"): _times(TRUNK_US)}
+    times = {TimedPart("trunk"): _times(TRUNK_US)}
     occupied = {}
     for point in (point for point in points if point not in failed):
         programs = sum(config.programs(shape.view, 10).total for shape, config in point.configs)
         warps = sum(config.num_warps for _, config in point.configs) / len(point.configs)
         share = programs * warps * 2.0 / (132 * 64 * TRUNK_US)
         cost = added(share) * (1.0 if point.point.trunk_first else 3.0)
-        times[Variant("both", point)] = _times(TRUNK_US + cost)
-        times[Variant("heads", point)] = _times(12.0)
+        times[TimedPart("both", point)] = _times(TRUNK_US + cost)
+        times[TimedPart("heads", point)] = _times(12.0)
         theoretical = [Theoretical(96, 0, 2048, int(warps), 5, 0.3125)] * 2
         residency = [Resident(share * part, 20 * share * part, 40, 30.0) for part in (0.9, 1.0, 1.1)]
         occupied[point] = Occupied(theoretical, [Estimate(0.0, True), Estimate(3.0, False)], residency, programs)
-    times[Variant(RECORDED, points[0])] = _times(TRUNK_US * 1.02)
+    times[TimedPart(RECORDED, points[0])] = _times(TRUNK_US * 1.02)
     return FootprintsMeasured(by_tap, points, times, occupied, failed, 6, {"trunk": "feed", "forks": [*FORKS]})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from auxhead.autotune.bench import segments_floor as segments
+from auxhead.autotune.bench import lower_bound as segments
 from auxhead.autotune.heads import alone as alone_head
 from auxhead.model.runners import compacting as compacting_runner
 from auxhead.model.runners import gated as gated_runner

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from auxhead.autotune.bench.selection import unsettled
-from auxhead.autotune.bench.variants import Capture, Factories
+from auxhead.autotune.bench.variants import BuiltVariant, Factories
 from auxhead.autotune.measuring.cells import NEVER, SHARES
 from auxhead.autotune.measuring.correctness import Comparison, eager_truth, measure_rounding, verdict
 from auxhead.autotune.measuring.failures import DeviceLost
-from auxhead.autotune.measuring.peers import Compiled, HeadSaid, NaiveHead, in_line, merged, with_item
+from auxhead.autotune.measuring.peers import Compiled, HeadAnswer, NaiveHead, in_line, merged, with_item
 from auxhead.autotune.measuring.subject import Subject
 from auxhead.autotune.measuring.timers import VariantFailed
 from auxhead.autotune.records.record import read_records
@@ -135,7 +135,7 @@ def test_the_floor_launches_each_segment_for_the_samples_that_are_open(mixed_sub
     network, inputs = mixed_subject.network, mixed_subject.inputs[:3]
     trunk = make_trunk(network.backbone, network.taps, inputs[0])
     exits = [torch.tensor(one) for one in ([0, 3, 1, 0], [0, 0, 0, 0], [3, 3, 3, 3])]
-    floor = segments.SegmentsFloor(trunk, network.taps, inputs, exits, (1, 3, 4))
+    floor = segments.SegmentsLowerBound(trunk, network.taps, inputs, exits, (1, 3, 4))
     launched = []
     for x in inputs:
         monkeypatch.setattr(EagerSegments, "launched", [])
@@ -154,7 +154,7 @@ def test_every_captured_size_of_the_floor_is_checked(kind, mixed_subject):
     with mixed_subject.exits(NEVER), torch.no_grad():
         truths = [eager_truth(network.logits(x), mixed_subject.heads, rounding) for x in inputs]
     with simulated_cuda():
-        floor = segments.SegmentsFloor(trunk, network.taps, inputs, exits, (1, 2, 4))
+        floor = segments.SegmentsLowerBound(trunk, network.taps, inputs, exits, (1, 2, 4))
         comparison = Comparison()
         for x, truth in zip(inputs, truths, strict=True):
             comparison.add(floor.answer(floor(x)), truth)
@@ -170,13 +170,13 @@ def test_resuming_measures_what_is_missing_with_its_baselines(subject, plan):
     assert run(subject, plan) == first  # nothing is left: not even what failed at this commit
     # a process that was killed in the middle of the last pattern
     plan.out.write_bytes(b"".join(plan.out.read_bytes().splitlines(keepends=True)[:-3]))
-    assert [unit.pattern for _, units in unsettled([subject.cell], plan) for unit in units] == ["own"]
+    assert [one.pattern for _, runs in unsettled([subject.cell], plan) for one in runs] == ["own"]
     again = run(subject, plan)
     assert {(one.exits, one.variant) for one in again} == {(one.exits, one.variant) for one in first}
     assert len({one.run for one in again if one.exits == "own"}) == 2  # measured together once more
     # a failure is tried again at another commit, in the one pattern that it belongs to
     later = changed(plan, environment={**ENVIRONMENT, "commit": "d"})
-    assert [unit.pattern for _, units in unsettled([subject.cell], later) for unit in units] == ["never"]
+    assert [one.pattern for _, runs in unsettled([subject.cell], later) for one in runs] == ["never"]
     for other in (
         changed(plan, environment={**ENVIRONMENT, "driver": "590"}), changed(plan, rounds=6), changed(plan, fresh=True)
     ):  # fmt: skip
@@ -188,8 +188,8 @@ def test_what_failed_is_left_out_of_a_resumed_run(subject, plan):
     kept = [one for one in records if one.variant not in ("eager-bare@as_is",)]
     plan.out.unlink()
     written(plan.out, *kept)
-    ((_, (unit,)),) = unsettled([subject.cell], plan)
-    assert unit.pattern == "never" and "graph-naive-forked@as_is" not in [variant.name for variant in unit.variants]
+    ((_, (left,)),) = unsettled([subject.cell], plan)
+    assert left.pattern == "never" and "graph-naive-forked@as_is" not in [variant.name for variant in left.variants]
 
 
 def test_a_wrong_variant_is_recorded_and_not_timed(subject, plan, monkeypatch):
@@ -206,11 +206,11 @@ def test_a_wrong_variant_is_recorded_and_not_timed(subject, plan, monkeypatch):
 def test_one_wrong_capture_of_five_is_found(subject, plan, monkeypatch):
     made = []
 
-    def stale(function, trunk, workshop):
+    def stale(function, trunk, context):
         made.append(function)
         if len(made) == 3:  # goes on answering for the input it was captured with
-            return Capture(lambda x: function(workshop.subject.example), merged)
-        return Capture(function, merged)
+            return BuiltVariant(lambda x: function(context.subject.example), merged)
+        return BuiltVariant(function, merged)
 
     monkeypatch.setattr(variants, "_in_graph", stale)
     records = run(subject, changed(plan, wanted=("graph-bare@as_is",), exits=("never",)))
@@ -303,7 +303,7 @@ def test_compiled_heads_must_not_get_lost(subject, monkeypatch):
 
 def test_what_people_write_leaves_once_every_sample_was_sure_at_some_head():
     def head(*exits):
-        return lambda y: HeadSaid(torch.tensor([3, 4]), torch.tensor([0.8, 0.9]), torch.tensor(exits))
+        return lambda y: HeadAnswer(torch.tensor([3, 4]), torch.tensor([0.8, 0.9]), torch.tensor(exits))
 
     backbone = SmallNet().eval()
     heads = [head(True, False), head(False, True), head(False, False)]

@@ -17,7 +17,7 @@ from auxhead.autotune.measuring.correctness import (
     measure_rounding,
     verdict,
 )
-from auxhead.autotune.measuring.peers import HeadSaid, Said, merged
+from auxhead.autotune.measuring.peers import HeadAnswer, PeerAnswer, merged
 from auxhead.autotune.measuring.subject import build_subject, thresholds_of_shares
 from auxhead.model import FusedAuxHead
 
@@ -164,10 +164,10 @@ def test_comparison():
 
 def test_merging_takes_the_first_sure_head():
     heads = [
-        HeadSaid(torch.tensor([1, 1, 1]), torch.tensor([0.9, 0.1, 0.1]), torch.tensor([True, False, False])),
-        HeadSaid(torch.tensor([2, 2, 2]), torch.tensor([0.8, 0.8, 0.1]), torch.tensor([True, True, False])),
+        HeadAnswer(torch.tensor([1, 1, 1]), torch.tensor([0.9, 0.1, 0.1]), torch.tensor([True, False, False])),
+        HeadAnswer(torch.tensor([2, 2, 2]), torch.tensor([0.8, 0.8, 0.1]), torch.tensor([True, True, False])),
     ]
-    answer = merged(Said(heads, torch.tensor([[9.0, 0.0]] * 3), 2))
+    answer = merged(PeerAnswer(heads, torch.tensor([[9.0, 0.0]] * 3), 2))
     assert answer.label.tolist() == [1, 2, 0] and answer.exit_index.tolist() == [0, 1, 2]
 
 

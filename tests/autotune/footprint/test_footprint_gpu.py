@@ -9,7 +9,7 @@ from auxhead.autotune.footprint.tables import footprint_tables
 from auxhead.autotune.measuring.cells import Cell
 from auxhead.autotune.measuring.environment import environment
 from auxhead.autotune.measuring.subject import build_subject
-from auxhead.autotune.overlap.parts import BARE, BOTH
+from auxhead.autotune.overlap.captured_parts import BARE, BOTH
 from auxhead.autotune.records.comparison import typical
 from auxhead.autotune.records.record import read_records
 from auxhead.plots.figures.footprint import draw
@@ -48,7 +48,7 @@ def test_footprints_are_measured(measured, tmp_path):
     assert max(one.sms for one in by_name["4 SMs"].residency) <= 4 * len(by_name["4 SMs"].theoretical)
     assert by_name["programs x8"].programs > by_name["by rule"].programs
     trunk, both = (
-        typical(found.times[key]) for key in (timing.Variant(BARE), timing.Variant(BOTH, found.footprints[0]))
+        typical(found.times[key]) for key in (timing.TimedPart(BARE), timing.TimedPart(BOTH, found.footprints[0]))
     )
     assert 0.8 < both / trunk < 3.0
     kept = footprint_records(cell, found, environment(DEVICE))

@@ -6,7 +6,7 @@ from io import StringIO
 
 import pytest
 import torch
-from auxhead.autotune.measuring.request_trace import read_trace
+from auxhead.autotune.measuring.profiled_requests import read_trace
 from auxhead.autotune.measuring.subject import own_cell
 from auxhead.autotune.profile import measure as before_and_after
 from auxhead.autotune.profile.measure import compare, demo_model, repeated

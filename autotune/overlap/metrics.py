@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..measuring.replay_trace import JOIN, SIDE, TRUNK, Replay
+from ..measuring.profiled_replays import JOIN, SIDE, TRUNK, Replay
 from ..records.comparison import Timings
 from ..records.intervals import Interval, common, length, merged
 from ..records.spread import Spread, spread

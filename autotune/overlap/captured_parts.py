@@ -8,12 +8,12 @@ import torch
 
 from ...kernels import ExitBuffers
 from ...model.runners.overlapped import OverlappedRunner
-from ..bench.variants import Workshop, bare_name, catalogue
+from ..bench.variants import BuildContext, bare_name, catalogue
 from ..heads.alone import Chain
 from ..heads.captured_launches import head_launches
 from ..heads.in_situ import HeadsInSitu
 from ..measuring.cells import NEVER
-from ..measuring.peers import HeadSaid
+from ..measuring.peers import HeadAnswer
 from ..measuring.subject import Subject
 
 #: The trunk that everything is captured with.
@@ -26,7 +26,7 @@ class WrongAnswer(RuntimeError):
     """A capture does not answer as it should, so that it is not timed."""
 
 
-class Parts(HeadsInSitu):
+class CapturedParts(HeadsInSitu):
     """A subject whose parts are captured, each time afresh; all of them answer rightly.
 
     Heads are launched as the project chooses, by the device's tuned table where it has one.
@@ -57,9 +57,9 @@ class Parts(HeadsInSitu):
 
     def _bare(self) -> Callable[[], object]:
         """The trunk with its classifier, as the benchmark captures it: on a stream of high priority."""
-        workshop = Workshop(self.subject, trunks={TRUNK_KIND: self._trunk})
+        context = BuildContext(self.subject, trunks={TRUNK_KIND: self._trunk})
         (variant,) = (one for one in catalogue(self.subject.cell) if one.name == bare_name(TRUNK_KIND))
-        captured = variant.build(workshop, NEVER)
+        captured = variant.build(context, NEVER)
         _check(BARE, self.wrong((), lambda x: captured.answer(captured.call(x))))
         return partial(captured.call, self.subject.example)
 
@@ -83,11 +83,11 @@ class Parts(HeadsInSitu):
         ends = [self._network.taps.index(fork) for fork in self.forks]
         launches = head_launches(buffers, heads, ends)
 
-        def launch() -> list[HeadSaid]:
+        def launch() -> list[HeadAnswer]:
             for part, one in launches:
                 one(features[part])
             said = (buffers.label, buffers.confidence, buffers.exits)
-            return [HeadSaid(*of_place) for of_place in zip(*said, strict=True)][: len(heads)]
+            return [HeadAnswer(*of_place) for of_place in zip(*said, strict=True)][: len(heads)]
 
         torch.cuda.synchronize(example.device)  # buffers and counters are zero before another stream uses them
         chain = Chain(launch, example.device)

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .request_trace import GRAPH_LAUNCHES
+from .profiled_requests import GRAPH_LAUNCHES
 
 #: Whose a kernel is. The trunk's: all that are no launch of heads.
 TRUNK = "trunk"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from auxhead.autotune.measuring.request_trace import (
+from auxhead.autotune.measuring.profiled_requests import (
     ANNOTATION,
     WARM_UP,
     RequestProfile,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ...kernels.residency import Residency
 from ..measuring.occupancy import check_turns
-from ..measuring.replay_trace import TRUNK, Replay
+from ..measuring.profiled_replays import TRUNK, Replay
 
 
 class Program(NamedTuple):

@@ -10,7 +10,7 @@ from ...model.runners.capture import Capture, warm_up
 from ...model.streams import stream_pair
 from ...model.taps import listening
 from ..measuring.correctness import Answer
-from ..measuring.peers import Said, bare, merged
+from ..measuring.peers import PeerAnswer, bare, merged
 
 
 class SegmentGraphs:
@@ -25,7 +25,7 @@ class SegmentGraphs:
         self._trunk, self._taps = trunk, taps
         self._input = example.clone(memory_format=trunk.memory_format)
         self._held: list[Tensor] = []  # the maps that segments hand to the next one, which is not launched with them
-        self._said: Said
+        self._said: PeerAnswer
         stream, pool = stream_pair(example.device).trunk, torch.cuda.MemPool()
         with torch.no_grad():
             warm_up(self._forward, stream)
@@ -54,7 +54,7 @@ class SegmentGraphs:
         return merged(self._said)
 
 
-class SegmentsFloor:
+class SegmentsLowerBound:
     """What the segments of a trunk take for a request, each at the smallest captured size that holds the open samples.
 
     A call launches these segments one after another, knowing beforehand how many samples of its input leave where. So

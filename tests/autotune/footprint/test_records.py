@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from auxhead.autotune.footprint.footprints import BY_RULE, footprints, stepped
+from auxhead.autotune.footprint.launch_variations import BY_RULE, footprints, stepped
 from auxhead.autotune.footprint.records import failed_record
 from auxhead.autotune.footprint.tables import footprint_tables
 from auxhead.autotune.heads.forks import NetworkPoint
