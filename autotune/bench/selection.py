@@ -1,7 +1,8 @@
 """What a run of the benchmark measures: chosen variants and exit patterns, less what is in the records already."""
 
+import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,16 @@ class BenchOptions:
 
 @dataclass
 class PatternRun:
-    """One exit pattern of one cell: what is measured in one interleaved run, and what a killed process loses."""
+    """One exit pattern of one cell, whose variants are measured in one interleaved run."""
 
     cell: Cell
     pattern: str
     variants: list[Variant]
+    id: str = field(default_factory=lambda: secrets.token_hex(6))
+    """As its records have it."""
+
+    def __str__(self) -> str:
+        return f"{self.cell}; exits {self.pattern}"
 
 
 def chosen_variants(cell: Cell, pattern: str, wanted: Sequence[str]) -> list[Variant]:

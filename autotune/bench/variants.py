@@ -1,4 +1,4 @@
-"""The variants that the benchmark compares in a cell: how each is built, and what it is measured against."""
+"""The benchmark's variants of a cell: how each is built, where it is measured, and its baselines."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...model import EagerRunner, ExitResult, Trunk, make_runner, make_trunk
+from ...model import EagerRunner, Trunk, make_runner, make_trunk
 from ...model.streams import stream_pair
 from ..measuring.cells import MIXED, NEVER, Cell
 from ..measuring.correctness import Answer
+from ..measuring.eager_truth import EagerTruth, Rounding, measure_rounding
 from ..measuring.peers import (
     Compiled,
     GraphedPeer,
@@ -52,23 +53,28 @@ class Factories:
 
 
 class BuiltVariant(NamedTuple):
-    """Something that answers, captured once."""
+    """One capture of a variant, ready to be called."""
 
     call: Callable[[Tensor], Any]
     answer: Callable[[Any], Answer]
     """Turns what ``call`` returns into what is compared."""
     close: Callable[[], None] = lambda: None
     note: str | None = None
-    """What this capture is and another may not be."""
+    """How this capture differs from another of the same variant."""
+
+    def answer_to(self, x: Tensor) -> Answer:
+        """Call for one input and return what is compared."""
+        return self.answer(self.call(x))
 
 
 @dataclass
 class BuildContext:
-    """What the variants of one cell share while they are built."""
+    """Parts that the variants of one cell share: trunks, naive heads, and the truth on each trunk."""
 
     subject: Subject
     factories: Factories = Factories()
     trunks: dict[str, Trunk] = field(default_factory=dict)
+    _truths: dict[str, EagerTruth] = field(default_factory=dict)
 
     def trunk(self, kind: str) -> Trunk:
         """Return the trunk of that kind, made once."""
@@ -77,6 +83,17 @@ class BuildContext:
             make = make_trunk if kind == AS_IS else self.factories.make_trunk
             self.trunks[kind] = make(network.backbone, network.taps, self.subject.example, kind)
         return self.trunks[kind]
+
+    def truth(self, kind: str) -> EagerTruth:
+        """Return the truth for all inputs on the trunk of that kind, computed once."""
+        if kind not in self._truths:
+            network, inputs = self.subject.network, self.subject.inputs
+            self._truths[kind] = EagerTruth(network, self.trunk(kind), inputs, self._rounding)
+        return self._truths[kind]
+
+    @cached_property
+    def _rounding(self) -> Rounding:
+        return measure_rounding(self.subject.network, self.subject.inputs)
 
     @cached_property
     def naive_heads(self) -> list[NaiveHead]:
@@ -258,7 +275,7 @@ def _runner(trunk: str, options: dict[str, Any], context: BuildContext, _pattern
     batch = subject.cell.batch
     sizes = smaller_sizes(batch) if options.get("compact") else (batch,)
     runner = context.factories.make_runner(subject.network, subject.example, batch_sizes=sizes, trunk=trunk, **options)
-    return BuiltVariant(runner, _answer_of_result, runner.close)
+    return BuiltVariant(runner, Answer.of, runner.close)
 
 
 def _auto(trunk: str, context: BuildContext, _pattern: str) -> BuiltVariant:
@@ -268,13 +285,9 @@ def _auto(trunk: str, context: BuildContext, _pattern: str) -> BuiltVariant:
     runner = context.factories.make_runner(
         subject.network, samples, exits="auto", batch_sizes=sizes, trunk=trunk, fresh=True
     )
-    return BuiltVariant(runner, _answer_of_result, runner.close, note=runner.describe().partition("\n")[0])
+    return BuiltVariant(runner, Answer.of, runner.close, note=runner.describe().partition("\n")[0])
 
 
 def samples_for_auto(subject: Subject) -> Tensor:
     """Return inputs of a subject in one batch, to choose a runner by."""
     return torch.cat(subject.inputs[: max(1, AUTO_SAMPLES // subject.cell.batch)])
-
-
-def _answer_of_result(result: ExitResult) -> Answer:
-    return Answer(result.label, result.confidence.double(), result.exit_index)

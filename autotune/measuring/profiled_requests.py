@@ -3,7 +3,6 @@
 import bisect
 import json
 import os
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -120,46 +119,6 @@ class RequestProfile:
     def synchronisations(self) -> int:
         """Calls in which the host waits for the device, in all requests together."""
         return self.total(SYNCHRONISATIONS)
-
-
-@dataclass(frozen=True)
-class HostTimes:
-    """Wall time of each request on the host, in microseconds, without a profiler."""
-
-    call_us: tuple[float, ...]
-    """Until the call returns, which is before the device is done unless the call waits for it."""
-    answer_us: tuple[float, ...]
-    """Until the caller's stream has the answer."""
-
-
-def time_requests(calls: Mapping[str, Callable[[Tensor], object]], x: Tensor, requests: int) -> dict[str, HostTimes]:
-    """Time requests without a profiler, each from an idle device; the variants take turns.
-
-    Do this before anything is profiled: the profiler's hooks into CUDA outlive it and slow later launches down.
-
-    Args:
-        calls: variants by name; each hands its answer to the caller's stream.
-        x: the input of every request.
-        requests: timed requests of each variant.
-    """
-    names = list(calls)
-    call_us: dict[str, list[float]] = {name: [] for name in names}
-    answer_us: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(-WARM_UP, requests):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            _wait_for_device(x.device)
-            began = time.perf_counter()
-            kept = calls[name](x)
-            returned = time.perf_counter()
-            if x.is_cuda:
-                torch.cuda.current_stream(x.device).synchronize()
-            answered = time.perf_counter()
-            del kept  # freed outside the timed part
-            if turn >= 0:
-                call_us[name].append((returned - began) * 1e6)
-                answer_us[name].append((answered - began) * 1e6)
-    return {name: HostTimes(tuple(call_us[name]), tuple(answer_us[name])) for name in names}
 
 
 def profile_requests(call: Callable[[Tensor], object], x: Tensor, requests: int, trace_file: Path) -> RequestProfile:

@@ -17,7 +17,7 @@ from ...model.demo.small_resnet import ARCHITECTURE
 from ...model.images import normalise
 from ...model.training.data_sets import Split, load_source
 from ...model.trunk.fused_convolution import fastest_convolutions
-from ..bench.measure import paired_with
+from ..bench.records import paired_with
 from ..bench.variants import TRUNKS, Variant
 from ..measuring.environment import clocks, environment, this_device
 from ..measuring.subject import Subject, own_cell

@@ -94,7 +94,8 @@ def faked_plan(out, monkeypatch):
         return {
             name: Samples(
                 device=[[float(len(name))] * rounds for _ in captures],
-                host=[[2.0 * len(name) + place] * rounds * requests for place, _ in enumerate(captures)],
+                host=(host := [[2.0 * len(name) + place] * rounds * requests for place, _ in enumerate(captures)]),
+                call=host,
             )
             for name, captures in calls.items()
         }

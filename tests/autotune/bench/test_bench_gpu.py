@@ -10,7 +10,8 @@ from auxhead.autotune.bench.lower_bound import SegmentsLowerBound
 from auxhead.autotune.bench.measure import run_cell
 from auxhead.autotune.bench.selection import BenchOptions, unsettled
 from auxhead.autotune.measuring.cells import Cell
-from auxhead.autotune.measuring.correctness import Comparison, eager_truth, logits_of_exits, measure_rounding, verdict
+from auxhead.autotune.measuring.correctness import Comparison, verdict
+from auxhead.autotune.measuring.eager_truth import logits_of_exits, measure_rounding, truth_of_logits
 from auxhead.autotune.measuring.environment import clocks, environment
 from auxhead.autotune.measuring.peers import GraphedPeer, NaiveHead, bare, forked, in_line, merged, truncated
 from auxhead.autotune.measuring.subject import Subject, build_subject
@@ -87,7 +88,7 @@ def test_graphs_answer_as_the_eager_network(dtype: str, peer: object, device: to
     with subject.exits(pattern):
         for x in subject.inputs:
             logits = logits_of_exits(trunk.module, taps, [head.logits for head in subject.heads], x)
-            truth = eager_truth(logits, subject.heads, rounding)
+            truth = truth_of_logits(logits, subject.heads, rounding)
             right.add(merged(graph(x)), truth)
             stale.add(merged(graph(subject.example)), truth)
     assert verdict(right.counts()) is None, right.counts()
@@ -116,7 +117,7 @@ def test_the_segments_of_the_floor_are_those_of_the_trunk(kind: str, device: tor
         for _ in range(2):
             for x in subject.inputs:
                 logits = logits_of_exits(trunk.module, network.taps, heads, x, classifier)
-                comparison.add(floor.answer(floor(x)), eager_truth(logits, subject.heads, rounding))
+                comparison.add(floor.answer(floor(x)), truth_of_logits(logits, subject.heads, rounding))
     assert verdict(comparison.counts()) is None, comparison.counts()
 
 

@@ -8,7 +8,8 @@ import torch
 from auxhead.autotune.bench.selection import unsettled
 from auxhead.autotune.bench.variants import BuiltVariant, Factories
 from auxhead.autotune.measuring.cells import NEVER, SHARES
-from auxhead.autotune.measuring.correctness import Comparison, eager_truth, measure_rounding, verdict
+from auxhead.autotune.measuring.correctness import Comparison, verdict
+from auxhead.autotune.measuring.eager_truth import measure_rounding, truth_of_logits
 from auxhead.autotune.measuring.failures import DeviceLost
 from auxhead.autotune.measuring.peers import Compiled, HeadAnswer, NaiveHead, in_line, merged, with_item
 from auxhead.autotune.measuring.subject import Subject
@@ -152,7 +153,7 @@ def test_every_captured_size_of_the_floor_is_checked(kind, mixed_subject):
     exits = [torch.tensor([0, 3, 1, 0]), torch.tensor([3, 1, 1, 1])]
     rounding = measure_rounding(network, inputs)
     with mixed_subject.exits(NEVER), torch.no_grad():
-        truths = [eager_truth(network.logits(x), mixed_subject.heads, rounding) for x in inputs]
+        truths = [truth_of_logits(network.logits(x), mixed_subject.heads, rounding) for x in inputs]
     with simulated_cuda():
         floor = segments.SegmentsLowerBound(trunk, network.taps, inputs, exits, (1, 2, 4))
         comparison = Comparison()

@@ -4,19 +4,12 @@ import dataclasses
 
 import pytest
 import torch
-from auxhead.autotune.bench.measure import paired_with
+from auxhead.autotune.bench.records import paired_with
 from auxhead.autotune.bench.selection import chosen_variants
 from auxhead.autotune.bench.variants import Variant, catalogue, smaller_sizes
 from auxhead.autotune.measuring.cells import SHARES, Cell, chosen_cells, core_matrix, resnet_cell
-from auxhead.autotune.measuring.correctness import (
-    Answer,
-    Comparison,
-    Rounding,
-    Truth,
-    eager_truth,
-    measure_rounding,
-    verdict,
-)
+from auxhead.autotune.measuring.correctness import Answer, Comparison, Truth, verdict
+from auxhead.autotune.measuring.eager_truth import Rounding, measure_rounding, truth_of_logits
 from auxhead.autotune.measuring.peers import HeadAnswer, PeerAnswer, merged
 from auxhead.autotune.measuring.subject import build_subject, thresholds_of_shares
 from auxhead.model import FusedAuxHead
@@ -126,13 +119,13 @@ def test_truth_says_what_lies_within_rounding():
     head = FusedAuxHead(4, 2, rule=0.75)
     logits = torch.tensor([[5.0, 0.0], [1.0986, 0.0], [0.0, 0.0], [0.0, 0.0]])  # 0.993, 0.75, 0.5, 0.5
     last = torch.tensor([[0.0, 1.0], [0.0, 1.0], [1.0, 1.001], [0.0, 1.0]])
-    truth = eager_truth([logits, last], [head], Rounding([1e-3, 1e-3], [1e-3, 1e-3]))
+    truth = truth_of_logits([logits, last], [head], Rounding([1e-3, 1e-3], [1e-3, 1e-3]))
     assert truth.answer.label.tolist() == [0, 1, 1, 1] and truth.answer.exit_index.tolist()[0::2] == [0, 1]
     assert truth.near.tolist() == [False, True, True, False]
     assert truth.possible.tolist() == [[True, False], [False, True], [True, True], [False, True]]
     never = FusedAuxHead(4, 2, rule=1.0)  # a confidence close to 1.0 is not near a threshold that nothing exceeds
     sure = torch.tensor([[50.0, 0.0]])
-    assert not eager_truth([sure, sure], [never], Rounding([1e-3] * 2, [1e-3] * 2)).near.any()
+    assert not truth_of_logits([sure, sure], [never], Rounding([1e-3] * 2, [1e-3] * 2)).near.any()
 
 
 def test_comparison():

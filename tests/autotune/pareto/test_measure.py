@@ -61,7 +61,7 @@ def pretended(monkeypatch):
                 [US[name.partition("@")[0]]] * len(range(place, rounds, len(captures)))
                 for place in range(len(captures))
             ]
-            samples[name] = Samples(device=own, host=own)
+            samples[name] = Samples(device=own, host=own, call=own)
         return samples
 
     monkeypatch.setattr(measuring, "LEAST_ROUNDS", 6)
