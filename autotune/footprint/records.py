@@ -1,4 +1,4 @@
-"""Footprints on disk: a record each, all of a network in one run."""
+"""Records of footprints: one each, all of a network in one run."""
 
 import secrets
 from collections.abc import Mapping
@@ -6,9 +6,10 @@ from typing import Any
 
 from ..measuring.cells import Cell
 from ..measuring.occupancy import TIERS, Resident
+from ..measuring.timers import PROTOCOL
 from ..overlap.captured_parts import BARE, BOTH, HEADS
 from ..overlap.metrics import hiding_efficiency
-from ..records.comparison import compare
+from ..overlap.records import paired_parts
 from ..records.record import Record
 from ..records.spread import spread
 from ..records.summaries import as_json, network_record, summary
@@ -34,9 +35,7 @@ def footprint_records(cell: Cell, measured: FootprintsMeasured, environment: Map
         "rounds": ROUNDS,
         "repeat": measured.repeat,
         "residency_replays": REPLAYS,
-        "order": "interleaved, shuffled every round",
-        "l2": "warm, by the variant itself",
-        "clocks": "as found",
+        **PROTOCOL,
         **measured.protocol,
     }
     found = []
@@ -66,12 +65,7 @@ def failed_record(cell: Cell, error: str, environment: Mapping[str, Any]) -> Rec
 def _found(footprint: Footprint, measured: FootprintsMeasured) -> dict[str, Any]:
     times = measured.times
     bare, both, heads = times[TimedPart(BARE)], times[TimedPart(BOTH, footprint)], times[TimedPart(HEADS, footprint)]
-    stretch = compare(both, bare)
-    interval = {"device_ratio": stretch.median_ratio, "low": stretch.low, "high": stretch.high}
-    paired: list[dict[str, Any]] = [
-        {"role": BARE, "device_us": summary(bare), **interval},
-        {"role": HEADS, "device_us": summary(heads)},
-    ]
+    paired = paired_parts(bare, heads, both)
     recorded = times.get(TimedPart(RECORDED, footprint))
     if recorded is not None:
         paired.append({"role": RECORDED, "device_us": summary(recorded)})

@@ -1,10 +1,9 @@
-"""Tables of footprints, a network each: what every footprint takes of the GPU, and what that costs the trunk."""
+"""Tables of footprint records: one a network, with the share of the GPU each footprint takes and the time it adds."""
 
-import json
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from ..records.record import Record, latest
+from ..records.grouping import latest_by_network, network_in_words
+from ..records.record import Record
 from ..records.tables import RecordTable
 
 #: Of every table; tiers of occupancy are named and never mixed.
@@ -24,19 +23,11 @@ _TEXT_COLUMNS = 1
 
 def footprint_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return a table for each network and environment, of the last measurement of each footprint."""
-    groups: dict[tuple[Any, ...], list[Record]] = {}
-    for record in latest(one for one in records if one.kind == "footprint"):
-        groups.setdefault((json.dumps(record.cell, sort_keys=True), record.environment_key), []).append(record)
-    return [_table(group) for group in groups.values()]
+    return [_table(group) for group in latest_by_network(records, "footprint")]
 
 
 def _table(records: Sequence[Record]) -> RecordTable:
-    cell, environment = records[0].cell, records[0].environment
-    title = (
-        f"Footprints: {cell['model']} {cell['dtype']}, batch {cell['batch']}, {cell['classes']} classes, "
-        f"{len(cell['taps'])} heads ({cell['placement']}), {'x'.join(map(str, cell['input']))}; "
-        f"{environment.get('gpu')}, torch {environment.get('torch')}"
-    )
+    title = f"Footprints: {network_in_words(records[0])}"
     measured = [one for one in records if one.error is None]
     remarks = [f"{one.variant}: not measured: {one.error}" for one in records if one.error is not None]
     return RecordTable(title, COLUMNS, _TEXT_COLUMNS, [_row(one) for one in measured], [*_remarks(measured), *remarks])

@@ -1,8 +1,9 @@
-"""Tables of overlap, one a network: what happened, in words and units; made without torch, anywhere."""
+"""Tables of overlap records: one a network, with times, shares and the kernels that heads slow down most."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..records.grouping import network_in_words
 from ..records.record import Record, latest
 from ..records.tables import RecordTable
 
@@ -23,12 +24,7 @@ def overlap_tables(records: Iterable[Record]) -> list[RecordTable]:
 
 
 def _table(record: Record) -> RecordTable:
-    cell, environment = record.cell, record.environment
-    title = (
-        f"Overlap: {cell['model']} {cell['dtype']}, batch {cell['batch']}, {cell['classes']} classes, "
-        f"{len(cell['taps'])} heads ({cell['placement']}), {'x'.join(map(str, cell['input']))}; "
-        f"{environment.get('gpu')}, torch {environment.get('torch')}"
-    )
+    title = f"Overlap: {network_in_words(record)}"
     if record.error is not None or record.measured is None or record.device_us is None:
         return RecordTable(title, COLUMNS, _TEXT_COLUMNS, [], [f"Not measured: {record.error}"])
     found, parts = record.measured, {pair["role"]: pair for pair in record.paired}
