@@ -1,4 +1,4 @@
-"""What a run of the benchmark measures: chosen variants and exit patterns, less what is in the records already."""
+"""Selects the variants and exit patterns that a run of the benchmark measures, less those already recorded."""
 
 import secrets
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ ROUNDS = 50
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure and where to keep it."""
+    """Options of a run of the benchmark: what it measures, and where records go."""
 
     out: Path
     environment: dict[str, Any]
@@ -26,12 +26,12 @@ class BenchOptions:
     wanted: tuple[str, ...] = ()
     """Globs of variant names; none: all that are measured by default."""
     fresh: bool = False
-    """Measure what is already there again."""
+    """Measure again what is already recorded."""
     exits: tuple[str, ...] = ()
     """Globs of exit patterns; none: all of a cell."""
     factories: Factories = Factories()
     say: Callable[[str, bool], None] = lambda line, keep: None
-    """Told what is being done, and whether that is worth keeping."""
+    """Is told what is being done, and whether that line is worth keeping."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ def check_patterns(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
 
 
 def pattern_runs(cell: Cell, options: BenchOptions, records: Iterable[Record]) -> list[PatternRun]:
-    """Return what of a cell is still to be measured.
+    """Return the runs of a cell that are still to be measured.
 
     All chosen variants of a pattern are measured together as long as one is missing, for its ratios are to variants of
     the same run; what failed before and would fail again is left out.
@@ -96,7 +96,7 @@ def pattern_runs(cell: Cell, options: BenchOptions, records: Iterable[Record]) -
 
 
 def unsettled(cells: Sequence[Cell], options: BenchOptions) -> list[tuple[Cell, list[PatternRun]]]:
-    """Return what is left to do, cell by cell.
+    """Return the cells that are not done, each with the runs that are left.
 
     Raises:
         BadRecord: ``options.out`` cannot be read.

@@ -22,7 +22,7 @@ from ..measuring.peers import (
     bare,
     forked,
     in_line,
-    merged,
+    merged_answer,
     truncated,
     with_item,
 )
@@ -34,19 +34,19 @@ from .lower_bound import SegmentsLowerBound
 AS_IS = "as_is"
 #: Trunks that are measured unless ``--variant`` names others.
 TRUNKS = (AS_IS, "cudnn")
-#: Trunks that ``--variant`` may name.
+#: Further trunks that ``--variant`` may name.
 MORE_TRUNKS = ("inductor",)
 #: Batch sizes at which max-autotune is compiled, which takes minutes.
 MAX_AUTOTUNE_BATCHES = (1, 32)
-#: Fresh captures of "auto", fewer than of the others: for each it captures and measures four runners.
+#: Fresh captures of "auto", fewer than of the others: each captures and measures several runners.
 AUTO_CAPTURES = 2
-#: Samples of the subject that it chooses by, unless one batch holds more: its trunks are checked on them in float64.
+#: Samples that "auto" chooses by, unless one batch holds more: its trunks are checked on them in float64.
 AUTO_SAMPLES = 256
 
 
 @dataclass(frozen=True)
 class Factories:
-    """Where runners and trunks come from; tests put others in."""
+    """Functions that make runners and trunks; tests replace them."""
 
     make_runner: Callable[..., Any] = make_runner
     make_trunk: Callable[..., Any] = make_trunk
@@ -107,30 +107,30 @@ Build = Callable[[BuildContext, str], BuiltVariant]
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a cell."""
+    """One way to run the network of a cell."""
 
     name: str
-    """What it is, "@", its trunk."""
+    """Kind, "@", trunk."""
     build: Build
     trunk: str = AS_IS
     captures: int = CAPTURES
     never: bool = True
     """Measured where no sample exits early."""
     exits: bool = False
-    """Measured where all samples do, at one tap."""
+    """Measured where all samples leave at one tap."""
     mixed: bool = False
     """Measured where samples leave at several exits."""
     exits_early: bool = True
-    """False: knows nothing of heads and is compared with the classifier's answer whatever the exits."""
+    """False: has no heads and is compared with the classifier's answer whatever the exits."""
     per_pattern: bool = False
     """Built anew for every exit pattern, since it depends on it."""
     by_default: bool = True
     plain: str | None = None
-    """The variant that it must not be slower than: a further baseline of its ratios."""
+    """A variant that this one must not be slower than: a further baseline of its ratios."""
     note: str | None = None
 
     def runs(self, pattern: str) -> bool:
-        """Whether it is measured for that exit pattern."""
+        """Return whether it is measured for that exit pattern."""
         if pattern == NEVER:
             return self.never
         return self.mixed if pattern in MIXED.values() else self.exits
@@ -142,12 +142,12 @@ def bare_name(trunk: str) -> str:
 
 
 def truncated_name(trunk: str) -> str:
-    """Return the name of the floor of an exit: a graph of the trunk up to the tap, and its head."""
+    """Return the name of the lower bound for one exit: a graph of the trunk up to the tap, and its head."""
     return f"truncated@{trunk}"
 
 
 def segments_name(trunk: str) -> str:
-    """Return the name of the floor of mixed exits: the trunk's segments, each for the samples that are still open."""
+    """Return the name of the lower bound for mixed exits: see :class:`SegmentsLowerBound`."""
     return f"segments-floor@{trunk}"
 
 
@@ -214,7 +214,7 @@ RUNNERS: dict[str, dict[str, Any]] = {
 def _function(
     peer: Callable[..., PeerAnswer], heads: str | None, trunk: str, context: BuildContext
 ) -> Callable[[Tensor], PeerAnswer]:
-    """Return what a peer does with one batch."""
+    """Return the function of one batch that a peer is."""
     taps = context.subject.network.taps
     if heads is None:
         return partial(peer, context.trunk(trunk), taps)
@@ -223,7 +223,7 @@ def _function(
 
 def _eager(peer: Callable[..., PeerAnswer], heads: str | None) -> Build:
     def build(context: BuildContext, _pattern: str) -> BuiltVariant:
-        return BuiltVariant(torch.no_grad()(_function(peer, heads, AS_IS, context)), merged)
+        return BuiltVariant(torch.no_grad()(_function(peer, heads, AS_IS, context)), merged_answer)
 
     return build
 
@@ -259,7 +259,7 @@ def _in_graph(function: Callable[[Tensor], PeerAnswer], trunk: str, context: Bui
         for _ in range(2):
             function(example.clone(memory_format=memory_format))
     torch.cuda.synchronize(example.device)
-    return BuiltVariant(GraphedPeer(function, example, memory_format), merged)
+    return BuiltVariant(GraphedPeer(function, example, memory_format), merged_answer)
 
 
 def _compiled(heads: str | None, mode: str, context: BuildContext, _pattern: str) -> BuiltVariant:
@@ -267,7 +267,7 @@ def _compiled(heads: str | None, mode: str, context: BuildContext, _pattern: str
     call = Compiled(subject.network, [] if heads is None else context.naive_heads, mode)
     for _ in range(3):  # compiles, then warms up, then records its graph
         call(subject.example)
-    return BuiltVariant(call, merged)
+    return BuiltVariant(call, merged_answer)
 
 
 def _runner(trunk: str, options: dict[str, Any], context: BuildContext, _pattern: str) -> BuiltVariant:

@@ -1,4 +1,4 @@
-"""The command ``auxhead-tune footprint``."""
+"""Options of the command ``auxhead-tune footprint``."""
 
 from pathlib import Path
 from typing import Annotated

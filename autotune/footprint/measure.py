@@ -1,4 +1,4 @@
-"""Measures what footprints of heads do to the trunk on a GPU: times, interleaved, and then how full the SMs are."""
+"""Measures footprints of heads on a GPU: interleaved times beside the trunk, then occupancy of the SMs."""
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,15 @@ from ..heads.forks import NetworkPoint
 from ..heads.measure import BLOCK_US
 from ..measuring.cells import NEVER
 from ..measuring.failures import Failure
-from ..measuring.occupancy import Estimate, Resident, Theoretical, estimates, max_warps, resident, theoretical
+from ..measuring.occupancy import (
+    MeasuredResidency,
+    ProfilerEstimate,
+    TheoreticalOccupancy,
+    max_warps,
+    measured_residency,
+    profiler_estimates,
+    theoretical_occupancy,
+)
 from ..measuring.profiled_requests import WARM_UP, record_trace
 from ..measuring.subject import Subject
 from ..measuring.timers import time_rounds
@@ -32,25 +40,25 @@ CAPTURES, ROUNDS = 3, 15
 #: Replays whose residency is summed up: each is the last of some back to back, as those that are timed are.
 REPLAYS = 7
 _BACK_TO_BACK = 3
-#: The network while its programs record where they run; the other parts are those of ``overlap.captured_parts``.
+#: Part: the network while its programs record where they run; the others are those of ``overlap.captured_parts``.
 RECORDED = "recorded"
 
 
 class TimedPart(NamedTuple):
-    """What is timed."""
+    """A part of the network that is timed, with the footprint of its heads if it has any."""
 
     part: str
     footprint: Footprint | None = None
 
 
 class Occupied(NamedTuple):
-    """How full the launches of one footprint beside the trunk make the SMs; see ``occupancy.TIERS``."""
+    """Occupancy by the launches of one footprint beside the trunk; see ``occupancy.TIERS``."""
 
-    theoretical: list[Theoretical]
+    theoretical: list[TheoreticalOccupancy]
     """Of each launch, as it is timed."""
-    estimate: list[Estimate]
+    estimate: list[ProfilerEstimate]
     """Of each launch, as it is timed."""
-    residency: list[Resident]
+    residency: list[MeasuredResidency]
     """Of each of ``REPLAYS``, of all these launches together, in the time of the bare trunk."""
     programs: int
     """Of all these launches together."""
@@ -58,12 +66,12 @@ class Occupied(NamedTuple):
 
 @dataclass(frozen=True)
 class FootprintsMeasured:
-    """What was measured of one network."""
+    """Times and occupancy of one network with every footprint."""
 
     shapes: Mapping[str, HeadShape]
     """Of the heads, by tap."""
     footprints: list[Footprint]
-    """Measured or failed, what is by rule first."""
+    """Measured or failed, the one by rule first."""
     times: dict[TimedPart, Timings]
     """Microseconds, [captures][rounds]."""
     occupied: dict[Footprint, Occupied]
@@ -75,7 +83,7 @@ class FootprintsMeasured:
 
 
 def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -> FootprintsMeasured:
-    """Capture a network with every footprint, check the answers, time all in the same rounds, and then look inside.
+    """Capture a network with every footprint, check answers, time all in the same rounds, then measure occupancy.
 
     Where no head is launched beside the trunk by rule there is nothing to measure.
 
@@ -84,9 +92,9 @@ def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -
         begins: is told what begins, and the share of the whole that is done.
 
     Raises:
-        WrongAnswer: what is by rule answers wrongly, or the bare trunk.
+        WrongAnswer: the bare trunk answers wrongly, or the network by rule.
         ValueError: no launch leaves the trunk by rule.
-        RuntimeError: whatever fails in a capture or call of what is by rule, or in all that comes after the captures.
+        RuntimeError: a capture or call by rule fails, or anything after the captures.
     """
     example = subject.example
     with ExitStack() as opened, fastest_convolutions(len(example)), subject.exits(NEVER):
@@ -106,11 +114,11 @@ def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -
         calls: dict[TimedPart, list[Callable[[], object]]] = {
             TimedPart(BARE): [parts.capture[BARE]() for _ in range(CAPTURES)]
         }
-        for place, point in enumerate(points):
-            begins(f"captures of {point.name}", 0.3 + 0.3 * place / len(points))
+        for index, point in enumerate(points):
+            begins(f"captures of {point.name}", 0.3 + 0.3 * index / len(points))
             if point not in failed:
                 try:
-                    calls |= _captures(parts, point, opened, recorded=place == 0)
+                    calls |= _captures(parts, point, opened, recorded=index == 0)
                 except (RuntimeError, ValueError) as error:
                     failed[point] = Failure.of(error)
         if points[0] in failed:
@@ -132,7 +140,7 @@ def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -
 
 
 def _launch(parts: CapturedParts, point: Footprint) -> None:
-    """Compile, with and without recording."""
+    """Launch once with recording and once without, which compiles."""
     taps = parts.subject.network.taps
     parts.launch(dict(point.configs), point.point, taps)
     with recording():
@@ -172,9 +180,9 @@ def _occupied(
     trunk_us: float,
     opened: ExitStack,
 ) -> dict[Footprint, Occupied]:
-    """Measure residency, of which ``trunk_us`` is the whole, and look up the other tiers; after all timing.
+    """Measure residency over the time of the trunk, and look up the other tiers; after all timing.
 
-    ``replays``: of each footprint one that was timed.
+    ``replays`` holds one timed replay of each footprint.
     """
     example = parts.subject.example
     runners, launches = [], []
@@ -185,14 +193,14 @@ def _occupied(
     residency = [_residency(runner, example, of, trunk_us) for runner, of in zip(runners, launches, strict=True)]
     estimate = _estimated(replays, example)
     return {
-        point: Occupied(_theoretical(parts, point), said[:-1], found, sum(launch.programs for launch in of))
-        for point, of, said, found in zip(points, launches, estimate, residency, strict=True)
+        point: Occupied(_theoretical(parts, point), of_launches[:-1], found, sum(launch.programs for launch in of))
+        for point, of, of_launches, found in zip(points, launches, estimate, residency, strict=True)
     }
 
 
 def _residency(
     runner: OverlappedRunner, example: torch.Tensor, launches: Sequence[Residency], trunk_us: float
-) -> list[Resident]:
+) -> list[MeasuredResidency]:
     device = example.device
     sm_count = torch.cuda.get_device_properties(device).multi_processor_count
     found = []
@@ -202,26 +210,26 @@ def _residency(
         for _ in range(_BACK_TO_BACK):
             runner(example)
         torch.cuda.synchronize(device)
-        said = [launch._replace(turns=launch.turns.cpu()) for launch in launches]
-        found.append(resident(said, sm_count, max_warps(device), trunk_us))
+        turned = [launch._replace(turns=launch.turns.cpu()) for launch in launches]
+        found.append(measured_residency(turned, sm_count, max_warps(device), trunk_us))
     return found
 
 
-def _estimated(replays: Sequence[Callable[[], object]], example: torch.Tensor) -> list[list[Estimate]]:
-    """Profile each replay once."""
+def _estimated(replays: Sequence[Callable[[], object]], example: torch.Tensor) -> list[list[ProfilerEstimate]]:
+    """Return the profiler's estimates; profiles each replay once."""
     order = iter([replays[0]] * WARM_UP + list(replays))
     with tempfile.TemporaryDirectory() as folder:
         trace = record_trace(lambda _x: next(order)(), example, len(replays), Path(folder) / "trace.json")
-    found = estimates(trace)
+    found = profiler_estimates(trace)
     if len(found) != len(replays):
         raise RuntimeError(f"the profiler saw {len(found)} of {len(replays)} replays with heads")
     return found
 
 
-def _theoretical(parts: CapturedParts, point: Footprint) -> list[Theoretical]:
-    """Ask of the kernels that do not record, which are those that are timed."""
+def _theoretical(parts: CapturedParts, point: Footprint) -> list[TheoreticalOccupancy]:
+    """Return the bounds of the kernels that are timed, which do not record."""
     device, taps = parts.subject.example.device, parts.subject.network.taps
     beside = taps[: taps.index(point.point.forks[-1]) + 1]
     with torch.cuda.device(device), torch.no_grad():
         launched = parts.launch(dict(point.configs), point.point, beside)
-    return [theoretical(one.compiled, device) for one in launched]
+    return [theoretical_occupancy(one.compiled, device) for one in launched]

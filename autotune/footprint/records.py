@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..measuring.cells import Cell
-from ..measuring.occupancy import TIERS, Resident
+from ..measuring.occupancy import TIERS, MeasuredResidency
 from ..measuring.timers import PROTOCOL
 from ..overlap.captured_parts import BARE, BOTH, HEADS
 from ..overlap.metrics import hiding_efficiency
@@ -22,11 +22,11 @@ KIND = "footprint"
 
 
 def footprint_records(cell: Cell, measured: FootprintsMeasured, environment: Mapping[str, Any]) -> list[Record]:
-    """Return a record of each footprint of a network, what is by rule first.
+    """Return a record of each footprint of a network, the one by rule first.
 
     Args:
         cell: the network.
-        measured: what was measured of it.
+        measured: its times and occupancy.
         environment: see :class:`~auxhead.autotune.records.record.Record`.
     """
     run = secrets.token_hex(6)
@@ -80,12 +80,13 @@ def _found(footprint: Footprint, measured: FootprintsMeasured) -> dict[str, Any]
 
 
 def _tiers(occupied: Occupied) -> dict[str, Any]:
-    """Return what is known of each tier."""
+    """Return the occupancy of each tier."""
     found = {
         "theoretical": occupied.theoretical,
         "estimate": occupied.estimate,
         "residency": {
-            name: spread([float(getattr(one, name)) for one in occupied.residency]) for name in Resident._fields
+            name: spread([float(getattr(one, name)) for one in occupied.residency])
+            for name in MeasuredResidency._fields
         },
     }
     return {tier: found[tier] for tier in TIERS}

@@ -68,7 +68,7 @@ class Comparison:
         self._counted.append(torch.stack([mask.sum() for mask in counts]))
 
     def counts(self) -> dict[str, int]:
-        """Return the counts that a :class:`Record` holds; confidences only of right exits."""
+        """Return the counts that a :class:`Record` holds; confidences are compared where the exit is right."""
         total = torch.stack(self._counted).sum(0).tolist() if self._counted else [0, 0, 0, 0]
         names = ("differing", "differing_near", "near", "confidence_off")
         return {"samples": self._samples, **dict(zip(names, total, strict=True))}

@@ -1,4 +1,4 @@
-"""How full launches of heads make the multiprocessors (SMs), in tiers that must not be mixed: ``TIERS`` says of each.
+"""Occupancy of the multiprocessors (SMs) by head launches, in tiers that must not be mixed; ``TIERS`` describes each.
 
 Only residency is measured. Shares are from 0 to 1.
 """
@@ -12,7 +12,7 @@ from ...kernels.residency import Residency
 from ..records.intervals import Interval, length, merged
 from .profiled_replays import HEAD_KERNEL
 
-#: What each tier is, and what it cannot see.
+#: Tiers of occupancy: how each comes about, and what it cannot show.
 TIERS = {
     "theoretical": "warps that programs of one launch could fill of an SM, by registers, shared memory and warps of "
     "the compiled kernel (cuOccupancyMaxActiveBlocksPerMultiprocessor): a bound, whatever else is there",
@@ -23,8 +23,8 @@ TIERS = {
 }
 
 
-class Theoretical(NamedTuple):
-    """Of one launch what registers, shared memory and warps allow."""
+class TheoreticalOccupancy(NamedTuple):
+    """Upper bound of one launch's occupancy, by its registers, shared memory and warps."""
 
     registers: int
     """Of a thread."""
@@ -39,7 +39,7 @@ class Theoretical(NamedTuple):
     """Of an SM's warps."""
 
 
-def theoretical(compiled: Any, device: torch.device) -> Theoretical:
+def theoretical_occupancy(compiled: Any, device: torch.device) -> TheoreticalOccupancy:
     """Ask the driver how many programs of a kernel fit on an SM.
 
     Args:
@@ -58,7 +58,7 @@ def theoretical(compiled: Any, device: torch.device) -> Theoretical:
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"cuOccupancyMaxActiveBlocksPerMultiprocessor: {status.name}")
     share = fit * num_warps / max_warps(device)
-    return Theoretical(compiled.n_regs, compiled.n_spills, shared, num_warps, int(fit), share)
+    return TheoreticalOccupancy(compiled.n_regs, compiled.n_spills, shared, num_warps, int(fit), share)
 
 
 def max_warps(device: torch.device) -> int:
@@ -67,8 +67,8 @@ def max_warps(device: torch.device) -> int:
     return int(properties.max_threads_per_multi_processor // properties.warp_size)
 
 
-class Estimate(NamedTuple):
-    """Of one launch what the profiler prints."""
+class ProfilerEstimate(NamedTuple):
+    """The occupancy that torch.profiler prints of one launch."""
 
     percent: float
     known_zero: bool
@@ -76,8 +76,8 @@ class Estimate(NamedTuple):
     programs."""
 
 
-def estimates(trace: Mapping[str, Any]) -> list[list[Estimate]]:
-    """Return the profiler's estimates of head launches in a Chrome trace, by replay and both in the order of time."""
+def profiler_estimates(trace: Mapping[str, Any]) -> list[list[ProfilerEstimate]]:
+    """Return the profiler's estimates of the head launches in a Chrome trace: [replays][launches], in order of time."""
     by_replay: dict[Any, list[Mapping[str, Any]]] = {}
     for event in sorted(trace["traceEvents"], key=lambda event: float(event.get("ts", 0.0))):
         if event.get("cat") == "kernel" and event["name"].startswith(HEAD_KERNEL):
@@ -85,32 +85,34 @@ def estimates(trace: Mapping[str, Any]) -> list[list[Estimate]]:
     return [[_estimate(arguments) for arguments in launches] for launches in by_replay.values()]
 
 
-def _estimate(arguments: Mapping[str, Any]) -> Estimate:
+def _estimate(arguments: Mapping[str, Any]) -> ProfilerEstimate:
     percent = float(arguments["est. achieved occupancy %"])
-    return Estimate(percent, percent == 0.0)
+    return ProfilerEstimate(percent, percent == 0.0)
 
 
-class Resident(NamedTuple):
-    """What of the SMs head programs took, over a span of time."""
+class MeasuredResidency(NamedTuple):
+    """The share of the SMs that head programs took, over a span of time."""
 
     warps_share: float
-    """Warps of head programs by time, of all warps that the SMs hold: occupancy as measured in the kernel."""
+    """Warps of head programs, over time, of all warps that the SMs hold: occupancy as measured in the kernel."""
     sm_share: float
-    """Time that SMs had any head program at all, of the time of all SMs."""
+    """Time during which SMs held any head program, of the time of all SMs."""
     sms: int
     """SMs that had any."""
     us: float
     """From the first program's start to the last one's end."""
 
 
-def resident(launches: Iterable[Residency], sm_count: int, sm_warps: int, span_us: float) -> Resident:
-    """Sum up what launches of one replay recorded.
+def measured_residency(
+    launches: Iterable[Residency], sm_count: int, sm_warps: int, span_us: float
+) -> MeasuredResidency:
+    """Return the share of the SMs that the launches of one replay took, by their own recording.
 
     Args:
         launches: with turns on the CPU.
         sm_count: SMs of the device.
-        sm_warps: that an SM holds.
-        span_us: what the shares are of, microseconds: the time of the trunk, say.
+        sm_warps: warps that an SM holds.
+        span_us: time that shares are of, microseconds: that of the trunk, for instance.
 
     Raises:
         ValueError: nothing was recorded, a program did not run, or its row makes no sense.
@@ -127,7 +129,9 @@ def resident(launches: Iterable[Residency], sm_count: int, sm_warps: int, span_u
     occupied = [merged(lane) for lane in lanes.values()]
     began, ended = min(lane[0][0] for lane in occupied), max(lane[-1][1] for lane in occupied)
     of_all = sm_count * span_us
-    return Resident(warps_us / (of_all * sm_warps), sum(map(length, occupied)) / of_all, len(lanes), ended - began)
+    return MeasuredResidency(
+        warps_us / (of_all * sm_warps), sum(map(length, occupied)) / of_all, len(lanes), ended - began
+    )
 
 
 def check_turns(launch: Residency, sm_count: int) -> None:

@@ -14,7 +14,7 @@ from ..records.spread import Spread, spread
 
 #: Fresh graphs of whatever is timed in one.
 CAPTURES = 5
-#: Rounds of each capture of what decides between variants.
+#: Rounds of each capture in measurements that decide between variants.
 FINAL_ROUNDS = 20
 #: Facts of every measurement made with these timers, as records keep them.
 PROTOCOL = {"order": "interleaved, shuffled every round", "l2": "warm, by the variant itself", "clocks": "as found"}

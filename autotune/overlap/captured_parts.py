@@ -1,4 +1,4 @@
-"""A network taken apart in CUDA graphs: its bare trunk, its heads alone, and both as the overlapped runner has them."""
+"""Captures a network's parts as CUDA graphs: its trunk alone, its heads alone, and both as in the overlapped runner."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,11 +23,11 @@ BARE, HEADS, BOTH = "trunk", "heads", "both"
 
 
 class WrongAnswer(RuntimeError):
-    """A capture does not answer as it should, so that it is not timed."""
+    """A capture answers wrongly, so that it is not timed."""
 
 
 class CapturedParts(HeadsInSitu):
-    """A subject whose parts are captured, each time afresh; all of them answer rightly.
+    """A subject whose parts are captured, each time afresh, and checked.
 
     Heads are launched as the project chooses, by the device's tuned table where it has one.
     """
@@ -41,11 +41,11 @@ class CapturedParts(HeadsInSitu):
             HEADS: self._heads_alone,
             BOTH: self._both,
         }
-        """By part, what captures it and returns what replays it: of ``HEADS`` ``alone_head.CHAIN`` times."""
+        """By part a function that captures it and returns its replay; that of ``HEADS`` runs ``CHAIN`` times."""
 
     @property
     def trunk_notes(self) -> tuple[str, ...]:
-        """In sentences, what was done to the backbone."""
+        """What was done to the backbone, in sentences."""
         return self._trunk.notes
 
     @cached_property
@@ -56,7 +56,7 @@ class CapturedParts(HeadsInSitu):
             return runner.forks[len(example)]
 
     def _bare(self) -> Callable[[], object]:
-        """The trunk with its classifier, as the benchmark captures it: on a stream of high priority."""
+        """Capture the trunk with its classifier, as the benchmark does: on a stream of high priority."""
         context = BuildContext(self.subject, trunks={TRUNK_KIND: self._trunk})
         (variant,) = (one for one in catalogue(self.subject.cell) if one.name == bare_name(TRUNK_KIND))
         captured = variant.build(context, NEVER)
@@ -73,7 +73,7 @@ class CapturedParts(HeadsInSitu):
         return partial(runner, example)
 
     def _heads_alone(self) -> Callable[[], object]:
-        """The runner's launches of heads one after another on one stream; those with the classifier without it."""
+        """Capture the runner's head launches one after another on one stream, without the network's classifier."""
         heads, features = [head.as_exit_head() for head in self.subject.heads], self._features
         example, classes = self.subject.example, self.subject.heads[0].num_classes
         buffers = ExitBuffers.allocate(
@@ -86,14 +86,14 @@ class CapturedParts(HeadsInSitu):
         def launch() -> list[HeadAnswer]:
             for part, one in launches:
                 one(features[part])
-            said = (buffers.label, buffers.confidence, buffers.exits)
-            return [HeadAnswer(*of_place) for of_place in zip(*said, strict=True)][: len(heads)]
+            answers = zip(buffers.label, buffers.confidence, buffers.exits, strict=True)
+            return [HeadAnswer(*answer) for answer in answers][: len(heads)]
 
         torch.cuda.synchronize(example.device)  # buffers and counters are zero before another stream uses them
         chain = Chain(launch, example.device)
         chain()
-        for head, said in zip(self.heads, chain.said, strict=True):
-            _check(HEADS, head.wrong_answer(said))
+        for head, answer in zip(self.heads, chain.said, strict=True):
+            _check(HEADS, head.wrong_answer(answer))
         return chain
 
 

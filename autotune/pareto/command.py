@@ -1,4 +1,4 @@
-"""The command ``auxhead-tune pareto``."""
+"""Options of the command ``auxhead-tune pareto``."""
 
 import gc
 import hashlib

@@ -15,7 +15,7 @@ from ...model.commands.user_model import UserModel
 from ...model.images import normalise, open_image, to_pixels
 from ..measuring.correctness import Answer, Comparison, verdict
 from ..measuring.eager_truth import EagerTruth
-from ..measuring.peers import NaiveHead, merged, with_item
+from ..measuring.peers import NaiveHead, merged_answer, with_item
 from ..measuring.profiled_requests import WARM_UP, RequestProfile, profile_requests, steady_state_problems
 from ..measuring.timers import Samples, time_captures
 
@@ -70,7 +70,7 @@ def compare(
         calls: dict[str, Callable[[Tensor], object]] = {BEFORE: before, AFTER: runner}
         own = EagerTruth(network, make_trunk(network.backbone, network.taps, x, trunk), [x])
         compared: dict[str, tuple[EagerTruth, Callable[[Tensor], Answer]]] = {
-            BEFORE: (EagerTruth(network, backbone, [x]), lambda x: merged(before(x))),
+            BEFORE: (EagerTruth(network, backbone, [x]), lambda x: merged_answer(before(x))),
             AFTER: (own, lambda x: Answer.of(runner(x))),
         }
         counts = {}

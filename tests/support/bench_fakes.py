@@ -6,7 +6,7 @@ import torch
 from auxhead.autotune.bench.measure import run_cell
 from auxhead.autotune.bench.selection import BenchOptions, unsettled
 from auxhead.autotune.bench.variants import BuiltVariant, Factories
-from auxhead.autotune.measuring.peers import bare, merged
+from auxhead.autotune.measuring.peers import bare, merged_answer
 from auxhead.autotune.measuring.subject import subject_of
 from auxhead.autotune.measuring.timers import Samples
 from auxhead.autotune.records.record import read_records
@@ -74,7 +74,7 @@ class EagerSegments:
     launched = []
 
     def __init__(self, trunk, taps, example):
-        self.answer = lambda x: merged(bare(trunk, taps, x))
+        self.answer = lambda x: merged_answer(bare(trunk, taps, x))
         size = len(example)
         self.graphs = [Launched(size, place) for place in range(len(taps) + 1)]
 
@@ -101,7 +101,7 @@ def faked_plan(out, monkeypatch):
         }
 
     monkeypatch.setattr(bench, "time_captures", time_captures)
-    monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, context: BuiltVariant(function, merged))
+    monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, context: BuiltVariant(function, merged_answer))
     monkeypatch.setattr(segments, "SegmentGraphs", EagerSegments)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(Runner, "open", 0)

@@ -6,7 +6,7 @@ from auxhead.autotune.footprint.records import footprint_records
 from auxhead.autotune.heads.forks import NetworkPoint
 from auxhead.autotune.measuring.cells import resnet_cell
 from auxhead.autotune.measuring.failures import Failure
-from auxhead.autotune.measuring.occupancy import Estimate, Resident, Theoretical
+from auxhead.autotune.measuring.occupancy import MeasuredResidency, ProfilerEstimate, TheoreticalOccupancy
 from auxhead.kernels.head_shape import HeadShape
 from support.pretended_gpu import ENVIRONMENT
 
@@ -41,9 +41,11 @@ def measured(batch=1, fails=None, added=lambda share: 0.5 + 4000.0 * share):
         cost = added(share) * (1.0 if point.point.trunk_first else 3.0)
         times[TimedPart("both", point)] = _times(TRUNK_US + cost)
         times[TimedPart("heads", point)] = _times(12.0)
-        theoretical = [Theoretical(96, 0, 2048, int(warps), 5, 0.3125)] * 2
-        residency = [Resident(share * part, 20 * share * part, 40, 30.0) for part in (0.9, 1.0, 1.1)]
-        occupied[point] = Occupied(theoretical, [Estimate(0.0, True), Estimate(3.0, False)], residency, programs)
+        theoretical = [TheoreticalOccupancy(96, 0, 2048, int(warps), 5, 0.3125)] * 2
+        residency = [MeasuredResidency(share * part, 20 * share * part, 40, 30.0) for part in (0.9, 1.0, 1.1)]
+        occupied[point] = Occupied(
+            theoretical, [ProfilerEstimate(0.0, True), ProfilerEstimate(3.0, False)], residency, programs
+        )
     times[TimedPart(RECORDED, points[0])] = _times(TRUNK_US * 1.02)
     return FootprintsMeasured(by_tap, points, times, occupied, failed, 6, {"trunk": "feed", "forks": [*FORKS]})
 

@@ -13,7 +13,7 @@ from auxhead.autotune.measuring.cells import Cell
 from auxhead.autotune.measuring.correctness import Comparison, verdict
 from auxhead.autotune.measuring.eager_truth import logits_of_exits, measure_rounding, truth_of_logits
 from auxhead.autotune.measuring.environment import clocks, environment
-from auxhead.autotune.measuring.peers import GraphedPeer, NaiveHead, bare, forked, in_line, merged, truncated
+from auxhead.autotune.measuring.peers import GraphedPeer, NaiveHead, bare, forked, in_line, merged_answer, truncated
 from auxhead.autotune.measuring.subject import Subject, build_subject
 from auxhead.autotune.measuring.timers import VariantFailed, time_captures
 from auxhead.autotune.records.record import read_records
@@ -89,8 +89,8 @@ def test_graphs_answer_as_the_eager_network(dtype: str, peer: object, device: to
         for x in subject.inputs:
             logits = logits_of_exits(trunk.module, taps, [head.logits for head in subject.heads], x)
             truth = truth_of_logits(logits, subject.heads, rounding)
-            right.add(merged(graph(x)), truth)
-            stale.add(merged(graph(subject.example)), truth)
+            right.add(merged_answer(graph(x)), truth)
+            stale.add(merged_answer(graph(subject.example)), truth)
     assert verdict(right.counts()) is None, right.counts()
     assert verdict(stale.counts()) is not None  # an answer for another input is told from rounding
 

@@ -11,7 +11,7 @@ from auxhead.autotune.measuring.cells import NEVER, SHARES
 from auxhead.autotune.measuring.correctness import Comparison, verdict
 from auxhead.autotune.measuring.eager_truth import measure_rounding, truth_of_logits
 from auxhead.autotune.measuring.failures import DeviceLost
-from auxhead.autotune.measuring.peers import Compiled, HeadAnswer, NaiveHead, in_line, merged, with_item
+from auxhead.autotune.measuring.peers import Compiled, HeadAnswer, NaiveHead, in_line, merged_answer, with_item
 from auxhead.autotune.measuring.subject import Subject
 from auxhead.autotune.measuring.timers import VariantFailed
 from auxhead.autotune.records.record import read_records
@@ -210,8 +210,8 @@ def test_one_wrong_capture_of_five_is_found(subject, plan, monkeypatch):
     def stale(function, trunk, context):
         made.append(function)
         if len(made) == 3:  # goes on answering for the input it was captured with
-            return BuiltVariant(lambda x: function(context.subject.example), merged)
-        return BuiltVariant(function, merged)
+            return BuiltVariant(lambda x: function(context.subject.example), merged_answer)
+        return BuiltVariant(function, merged_answer)
 
     monkeypatch.setattr(variants, "_in_graph", stale)
     records = run(subject, changed(plan, wanted=("graph-bare@as_is",), exits=("never",)))
@@ -289,7 +289,7 @@ def test_compiled_heads_answer_as_hooked_ones(subject, monkeypatch):
         with torch.no_grad():
             wanted = in_line(make_trunk(network.backbone, network.taps, x), network.taps, heads, x)
         assert len(said.heads) == 3 and torch.allclose(said.last, wanted.last, atol=1e-5, rtol=0.0)
-        assert torch.equal(merged(said).label, merged(wanted).label)
+        assert torch.equal(merged_answer(said).label, merged_answer(wanted).label)
         assert torch.allclose(bare(x).last, wanted.last, atol=1e-5, rtol=0.0)
     for module in network.backbone.modules():
         assert not module._forward_hooks  # those that are compiled in are a copy's
@@ -310,4 +310,4 @@ def test_what_people_write_leaves_once_every_sample_was_sure_at_some_head():
     heads = [head(True, False), head(False, True), head(False, False)]
     x = torch.randn(2, 3, 16, 16)
     said = with_item(make_trunk(backbone, SmallNet.taps, x), SmallNet.taps, heads, x)
-    assert said.last_exit == 1 and merged(said).exit_index.tolist() == [0, 1]
+    assert said.last_exit == 1 and merged_answer(said).exit_index.tolist() == [0, 1]

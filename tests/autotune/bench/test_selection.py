@@ -10,7 +10,7 @@ from auxhead.autotune.bench.variants import Variant, catalogue, smaller_sizes
 from auxhead.autotune.measuring.cells import SHARES, Cell, chosen_cells, core_matrix, resnet_cell
 from auxhead.autotune.measuring.correctness import Answer, Comparison, Truth, verdict
 from auxhead.autotune.measuring.eager_truth import Rounding, measure_rounding, truth_of_logits
-from auxhead.autotune.measuring.peers import HeadAnswer, PeerAnswer, merged
+from auxhead.autotune.measuring.peers import HeadAnswer, PeerAnswer, merged_answer
 from auxhead.autotune.measuring.subject import build_subject, thresholds_of_shares
 from auxhead.model import FusedAuxHead
 
@@ -160,7 +160,7 @@ def test_merging_takes_the_first_sure_head():
         HeadAnswer(torch.tensor([1, 1, 1]), torch.tensor([0.9, 0.1, 0.1]), torch.tensor([True, False, False])),
         HeadAnswer(torch.tensor([2, 2, 2]), torch.tensor([0.8, 0.8, 0.1]), torch.tensor([True, True, False])),
     ]
-    answer = merged(PeerAnswer(heads, torch.tensor([[9.0, 0.0]] * 3), 2))
+    answer = merged_answer(PeerAnswer(heads, torch.tensor([[9.0, 0.0]] * 3), 2))
     assert answer.label.tolist() == [1, 2, 0] and answer.exit_index.tolist() == [0, 1, 2]
 
 

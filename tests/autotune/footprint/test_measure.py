@@ -8,7 +8,7 @@ import pytest
 import torch
 from auxhead.autotune.footprint.launch_variations import BY_RULE
 from auxhead.autotune.footprint.records import footprint_records
-from auxhead.autotune.measuring.occupancy import Estimate, Resident, Theoretical
+from auxhead.autotune.measuring.occupancy import MeasuredResidency, ProfilerEstimate, TheoreticalOccupancy
 from auxhead.autotune.overlap.captured_parts import BARE, BOTH, HEADS, WrongAnswer
 from auxhead.autotune.records.comparison import typical
 from auxhead.kernels.residency import is_recording, new_turns
@@ -71,16 +71,16 @@ def measure(monkeypatch):
 
     def residency(runner, example, launches, trunk_us):
         asked.resident.append((runner.recorded, [launch.programs for launch in launches], trunk_us))
-        return [Resident(0.01, 0.02, 30, 12.0)] * timing.REPLAYS
+        return [MeasuredResidency(0.01, 0.02, 30, 12.0)] * timing.REPLAYS
 
     simulated = {
         "CapturedParts": CapturedParts,
         "time_rounds": time_rounds,
         "first_launches": first_launches,
         "fastest_convolutions": lambda samples: nullcontext(),
-        "theoretical": lambda compiled, device: Theoretical(96, 0, 0, 4, 5, 0.3125),
+        "theoretical_occupancy": lambda compiled, device: TheoreticalOccupancy(96, 0, 0, 4, 5, 0.3125),
         "_residency": residency,
-        "_estimated": lambda replays, example: [[Estimate(1.0, False)] * 3 for _ in replays],
+        "_estimated": lambda replays, example: [[ProfilerEstimate(1.0, False)] * 3 for _ in replays],
     }
     for name, value in simulated.items():
         monkeypatch.setattr(timing, name, value)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from auxhead.autotune.bench.variants import BuiltVariant
 from auxhead.autotune.measuring.cells import NEVER
-from auxhead.autotune.measuring.peers import merged
+from auxhead.autotune.measuring.peers import merged_answer
 from auxhead.autotune.measuring.subject import subject_of
 from auxhead.autotune.overlap.captured_parts import BARE, BOTH, HEADS, CapturedParts, WrongAnswer
 from auxhead.kernels import runs_triton
@@ -33,7 +33,9 @@ def subject(monkeypatch):
         pytest.skip("needs the interpreter")
 
     with simulated_chains(monkeypatch, 1):
-        monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, context: BuiltVariant(function, merged))
+        monkeypatch.setattr(
+            variants, "_in_graph", lambda function, trunk, context: BuiltVariant(function, merged_answer)
+        )
         monkeypatch.setattr(captured_parts, "TRUNK_KIND", "as_is")
         torch.manual_seed(0)
         heads, example = plain_heads(), torch.randn(1, 3, 8, 8)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from auxhead.autotune.bench.variants import BuiltVariant, Factories
 from auxhead.autotune.measuring.cells import NEVER
-from auxhead.autotune.measuring.peers import merged
+from auxhead.autotune.measuring.peers import merged_answer
 from auxhead.autotune.measuring.subject import Subject, own_cell
 from auxhead.autotune.measuring.timers import Samples, VariantFailed
 from auxhead.autotune.pareto.measure import LEAST_ROUNDS, Pareto, Point, in_turns, mean_time, operating_points
@@ -67,7 +67,7 @@ def pretended(monkeypatch):
     monkeypatch.setattr(measuring, "LEAST_ROUNDS", 6)
     monkeypatch.setattr(measuring, "time_captures", time_captures)
     monkeypatch.setattr(measuring, "Factories", lambda: Factories(make_runner))
-    monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, context: BuiltVariant(function, merged))
+    monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, context: BuiltVariant(function, merged_answer))
     monkeypatch.setattr(Runner, "shift", 0)
     return timed
 
