@@ -19,8 +19,8 @@ class Answer(NamedTuple):
     """[N] int64; the number of taps for the classifier."""
 
     @classmethod
-    def of(cls, result: ExitResult) -> "Answer":
-        """Return a runner's answer."""
+    def of(cls, result: "ExitResult | Answer") -> "Answer":
+        """Return the answer in a runner's result, confidences in float64."""
         return cls(result.label, result.confidence.double(), result.exit_index)
 
 

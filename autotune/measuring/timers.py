@@ -132,7 +132,9 @@ def time_captures(
         VariantFailed: a call raised.
     """
     names, events, order = list(variants), _Events(inputs[0].device), random.Random(0)
-    samples = {name: Samples(*([[] for _ in calls] for _ in Samples._fields)) for name, calls in variants.items()}
+    samples = {
+        name: Samples([[] for _ in calls], [[] for _ in calls], [[] for _ in calls]) for name, calls in variants.items()
+    }
     for turn in range(-warm_up, rounds):
         x = inputs[turn % len(inputs)]
         for name in order.sample(names, len(names)):
