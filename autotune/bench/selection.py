@@ -42,7 +42,7 @@ class PatternRun:
     pattern: str
     variants: list[Variant]
     id: str = field(default_factory=lambda: secrets.token_hex(6))
-    """As its records have it."""
+    """Identifier shared by its records."""
 
     def __str__(self) -> str:
         return f"{self.cell}; exits {self.pattern}"

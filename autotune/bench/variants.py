@@ -60,7 +60,7 @@ class BuiltVariant(NamedTuple):
     """Turns what ``call`` returns into what is compared."""
     close: Callable[[], None] = lambda: None
     note: str | None = None
-    """How this capture differs from another of the same variant."""
+    """A sentence on what other captures of the variant may not share."""
 
     def answer_to(self, x: Tensor) -> Answer:
         """Call for one input and return what is compared."""

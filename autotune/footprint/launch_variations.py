@@ -27,7 +27,7 @@ _KEPT = ("block_n", "block_f", "num_warps", "waits", "max_registers", "max_progr
 
 
 class Footprint(NamedTuple):
-    """How all heads of a network are launched beside its trunk."""
+    """Launches of all heads of a network beside its trunk."""
 
     name: str
     configs: tuple[tuple[HeadShape, LaunchConfig], ...]
@@ -35,7 +35,7 @@ class Footprint(NamedTuple):
     point: NetworkPoint
 
 
-def footprints(shapes: Sequence[HeadShape], by_rule: NetworkPoint) -> list[Footprint]:
+def footprints_to_measure(shapes: Sequence[HeadShape], by_rule: NetworkPoint) -> list[Footprint]:
     """Return the footprints to measure for heads of these shapes, the one by rule first.
 
     Fewer and more programs, fewer and more warps of each, caps of registers and of SMs, the trunk's priority, and the

@@ -33,7 +33,7 @@ from ..measuring.subject import Subject
 from ..measuring.timers import time_rounds
 from ..overlap.captured_parts import BARE, BOTH, HEADS, CapturedParts, WrongAnswer
 from ..records.comparison import Timings, typical
-from .launch_variations import Footprint, footprints
+from .launch_variations import Footprint, footprints_to_measure
 
 #: Fresh captures of everything, and timed rounds of each.
 CAPTURES, ROUNDS = 3, 15
@@ -55,13 +55,13 @@ class Occupied(NamedTuple):
     """Occupancy by the launches of one footprint beside the trunk; see ``occupancy.TIERS``."""
 
     theoretical: list[TheoreticalOccupancy]
-    """Of each launch, as it is timed."""
+    """For each launch, as it is timed."""
     estimate: list[ProfilerEstimate]
-    """Of each launch, as it is timed."""
+    """For each launch, as it is timed."""
     residency: list[MeasuredResidency]
-    """Of each of ``REPLAYS``, of all these launches together, in the time of the bare trunk."""
+    """For each of ``REPLAYS``, all these launches together, over the time of the bare trunk."""
     programs: int
-    """Of all these launches together."""
+    """Programs of all these launches together."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class FootprintsMeasured:
     """Times and occupancy of one network with every footprint."""
 
     shapes: Mapping[str, HeadShape]
-    """Of the heads, by tap."""
+    """Shapes of the heads, by tap."""
     footprints: list[Footprint]
     """Measured or failed, the one by rule first."""
     times: dict[TimedPart, Timings]
@@ -79,7 +79,7 @@ class FootprintsMeasured:
     repeat: int = 1
     """Calls back to back between two events."""
     protocol: Mapping[str, Any] = field(default_factory=dict)
-    """Of the network; see ``HeadsInSitu``."""
+    """Facts of the network for records; see ``HeadsInSitu``."""
 
 
 def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -> FootprintsMeasured:
@@ -105,24 +105,24 @@ def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -
                 "forks: got none by rule, wants launches beside the trunk: its batch or depth is too small"
             )
         shapes = {tap: head.shape for tap, head in zip(subject.network.taps, parts.heads, strict=True)}
-        points = footprints(list(shapes.values()), NetworkPoint(parts.forks))
-        begins(f"compiling {len(points)} footprints", 0.15)
-        failed = first_launches(points, lambda point: _launch(parts, point), example.device)
-        for point, failure in failed.items():
+        footprints = footprints_to_measure(list(shapes.values()), NetworkPoint(parts.forks))
+        begins(f"compiling {len(footprints)} footprints", 0.15)
+        failed = first_launches(footprints, lambda footprint: _launch(parts, footprint), example.device)
+        for footprint, failure in failed.items():
             if failure.kind == NEVER_ENDS:
-                raise RuntimeError(f"{point.name}: {failure}")
+                raise RuntimeError(f"{footprint.name}: {failure}")
         calls: dict[TimedPart, list[Callable[[], object]]] = {
             TimedPart(BARE): [parts.capture[BARE]() for _ in range(CAPTURES)]
         }
-        for index, point in enumerate(points):
-            begins(f"captures of {point.name}", 0.3 + 0.3 * index / len(points))
-            if point not in failed:
+        for index, footprint in enumerate(footprints):
+            begins(f"captures of {footprint.name}", 0.3 + 0.3 * index / len(footprints))
+            if footprint not in failed:
                 try:
-                    calls |= _captures(parts, point, opened, recorded=index == 0)
+                    calls |= _captures(parts, footprint, opened, recorded=index == 0)
                 except (RuntimeError, ValueError) as error:
-                    failed[point] = Failure.of(error)
-        if points[0] in failed:
-            raise RuntimeError(f"{points[0].name}: {failed[points[0]]}")
+                    failed[footprint] = Failure.of(error)
+        if footprints[0] in failed:
+            raise RuntimeError(f"{footprints[0].name}: {failed[footprints[0]]}")
         begins("timing", 0.65)
         first = time_rounds({BARE: calls[TimedPart(BARE)][:1]}, example.device, rounds=2, repeat=2)
         repeat = max(2, round(BLOCK_US / min(first[BARE][0])))
@@ -132,50 +132,50 @@ def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -
             for variant, captures in found.items()
         }
         begins("residency and occupancy", 0.85)
-        left = [point for point in points if point not in failed]
-        replays = [calls[TimedPart(BOTH, point)][0] for point in left]
+        left = [footprint for footprint in footprints if footprint not in failed]
+        replays = [calls[TimedPart(BOTH, footprint)][0] for footprint in left]
         occupied = _occupied(parts, left, replays, typical(times[TimedPart(BARE)]), opened)
         protocol = {**parts.protocol, "forks": list(parts.forks)}
-        return FootprintsMeasured(shapes, points, times, occupied, failed, repeat, protocol)
+        return FootprintsMeasured(shapes, footprints, times, occupied, failed, repeat, protocol)
 
 
-def _launch(parts: CapturedParts, point: Footprint) -> None:
+def _launch(parts: CapturedParts, footprint: Footprint) -> None:
     """Launch once with recording and once without, which compiles."""
     taps = parts.subject.network.taps
-    parts.launch(dict(point.configs), point.point, taps)
+    parts.launch(dict(footprint.configs), footprint.point, taps)
     with recording():
-        parts.launch(dict(point.configs), point.point, taps)
+        parts.launch(dict(footprint.configs), footprint.point, taps)
 
 
 def _captures(
-    parts: CapturedParts, point: Footprint, opened: ExitStack, *, recorded: bool
+    parts: CapturedParts, footprint: Footprint, opened: ExitStack, *, recorded: bool
 ) -> dict[TimedPart, list[Callable[[], object]]]:
     def replay(runner: OverlappedRunner) -> Callable[[], object]:
         return lambda: runner(parts.subject.example)
 
-    runners = [_runner(parts, point, opened) for _ in range(CAPTURES)]
-    with parts.launching(dict(point.configs)):
+    runners = [_runner(parts, footprint, opened) for _ in range(CAPTURES)]
+    with parts.launching(dict(footprint.configs)):
         alone = [parts.capture[HEADS]() for _ in range(CAPTURES)]
-    calls = {TimedPart(BOTH, point): [replay(runner) for runner in runners], TimedPart(HEADS, point): alone}
+    calls = {TimedPart(BOTH, footprint): [replay(runner) for runner in runners], TimedPart(HEADS, footprint): alone}
     if recorded:
         with recording():
-            recording_ones = [_runner(parts, point, opened) for _ in range(CAPTURES)]
-        calls[TimedPart(RECORDED, point)] = [replay(runner) for runner in recording_ones]
+            recording_ones = [_runner(parts, footprint, opened) for _ in range(CAPTURES)]
+        calls[TimedPart(RECORDED, footprint)] = [replay(runner) for runner in recording_ones]
     return calls
 
 
-def _runner(parts: CapturedParts, point: Footprint, opened: ExitStack) -> OverlappedRunner:
-    runner = parts.runner(dict(point.configs), point.point)
+def _runner(parts: CapturedParts, footprint: Footprint, opened: ExitStack) -> OverlappedRunner:
+    runner = parts.runner(dict(footprint.configs), footprint.point)
     opened.callback(runner.close)
     wrong = parts.wrong(parts.subject.network.taps, runner)
     if wrong is not None:
-        raise WrongAnswer(f"{point.name}: {wrong}; not timed")
+        raise WrongAnswer(f"{footprint.name}: {wrong}; not timed")
     return runner
 
 
 def _occupied(
     parts: CapturedParts,
-    points: Sequence[Footprint],
+    footprints: Sequence[Footprint],
     replays: Sequence[Callable[[], object]],
     trunk_us: float,
     opened: ExitStack,
@@ -186,15 +186,17 @@ def _occupied(
     """
     example = parts.subject.example
     runners, launches = [], []
-    for point in points:
+    for footprint in footprints:
         with recording() as recorded:
-            runners.append(_runner(parts, point, opened))
+            runners.append(_runner(parts, footprint, opened))
         launches.append(recorded[:-1])  # the last one waits for the trunk
     residency = [_residency(runner, example, of, trunk_us) for runner, of in zip(runners, launches, strict=True)]
     estimate = _estimated(replays, example)
     return {
-        point: Occupied(_theoretical(parts, point), of_launches[:-1], found, sum(launch.programs for launch in of))
-        for point, of, of_launches, found in zip(points, launches, estimate, residency, strict=True)
+        footprint: Occupied(
+            _theoretical(parts, footprint), estimates[:-1], found, sum(launch.programs for launch in of)
+        )
+        for footprint, of, estimates, found in zip(footprints, launches, estimate, residency, strict=True)
     }
 
 
@@ -226,10 +228,10 @@ def _estimated(replays: Sequence[Callable[[], object]], example: torch.Tensor) -
     return found
 
 
-def _theoretical(parts: CapturedParts, point: Footprint) -> list[TheoreticalOccupancy]:
+def _theoretical(parts: CapturedParts, footprint: Footprint) -> list[TheoreticalOccupancy]:
     """Return the bounds of the kernels that are timed, which do not record."""
     device, taps = parts.subject.example.device, parts.subject.network.taps
-    beside = taps[: taps.index(point.point.forks[-1]) + 1]
+    beside = taps[: taps.index(footprint.point.forks[-1]) + 1]
     with torch.cuda.device(device), torch.no_grad():
-        launched = parts.launch(dict(point.configs), point.point, beside)
+        launched = parts.launch(dict(footprint.configs), footprint.point, beside)
     return [theoretical_occupancy(one.compiled, device) for one in launched]

@@ -6,7 +6,7 @@ from ..records.grouping import latest_by_network, network_in_words
 from ..records.record import Record
 from ..records.tables import RecordTable
 
-#: Of every table; tiers of occupancy are named and never mixed.
+#: Columns of every table; tiers of occupancy are named and never mixed.
 COLUMNS = (
     "heads launched",
     "programs",

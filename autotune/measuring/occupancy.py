@@ -27,16 +27,16 @@ class TheoreticalOccupancy(NamedTuple):
     """Upper bound of one launch's occupancy, by its registers, shared memory and warps."""
 
     registers: int
-    """Of a thread."""
+    """Registers of a thread."""
     spills: int
     """Bytes that a thread spills."""
     shared_bytes: int
-    """Of a program."""
+    """Shared memory of a program."""
     num_warps: int
-    """Of a program."""
+    """Warps of a program."""
     programs_per_sm: int
     share: float
-    """Of an SM's warps."""
+    """Share of an SM's warps that these programs have."""
 
 
 def theoretical_occupancy(compiled: Any, device: torch.device) -> TheoreticalOccupancy:
@@ -72,8 +72,8 @@ class ProfilerEstimate(NamedTuple):
 
     percent: float
     known_zero: bool
-    """Whether it is 0, which no launch that runs is: it has more shared memory than the profiler reckons with, or few
-    programs."""
+    """True: the profiler says 0, which no launch that runs is; it has few programs, or more shared memory than the
+    profiler reckons with."""
 
 
 def profiler_estimates(trace: Mapping[str, Any]) -> list[list[ProfilerEstimate]]:
@@ -100,7 +100,7 @@ class MeasuredResidency(NamedTuple):
     sms: int
     """SMs that had any."""
     us: float
-    """From the first program's start to the last one's end."""
+    """Time from the first program's start to the last one's end."""
 
 
 def measured_residency(

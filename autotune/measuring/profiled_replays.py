@@ -33,7 +33,7 @@ class Kernel(NamedTuple):
     block: tuple[int, ...] | None
     """Threads in x, y and z."""
     registers: int | None
-    """Of a thread."""
+    """Registers of a thread."""
 
     @property
     def end_us(self) -> float:

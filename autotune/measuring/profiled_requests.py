@@ -107,7 +107,7 @@ class RequestProfile:
 
     @property
     def graph_launches(self) -> float:
-        """Those of them that launch a graph, per request."""
+        """Calls that launch a graph, per request."""
         return self.total(GRAPH_LAUNCHES) / self.requests
 
     @property

@@ -16,9 +16,9 @@ class Status(NamedTuple):
     """Share of all targets, from 0 to 1."""
     doing: str
     best: str
-    """Of the target under way; empty if nothing was measured yet."""
+    """Best so far of the target under way; empty if nothing was measured yet."""
     failures: Counter[str]
-    """Of all targets, by kind."""
+    """Failures of all targets, by kind."""
 
 
 class SweepProgress:

@@ -162,7 +162,7 @@ def _inputs_for(cell: Cell) -> int:
 
 
 def is_factory(model: str) -> bool:
-    """Whether ``--model`` names a user's factory."""
+    """Return whether ``--model`` names a user's factory."""
     return ":" in model
 
 

@@ -20,7 +20,7 @@ FINAL_ROUNDS = 20
 PROTOCOL = {"order": "interleaved, shuffled every round", "l2": "warm, by the variant itself", "clocks": "as found"}
 
 Key = TypeVar("Key", bound=Hashable)
-#: What is timed of a variant, and what a timer returns.
+#: A variant as it is timed, and the result of a timer.
 Timed = TypeVar("Timed")
 Times = TypeVar("Times")
 
@@ -96,11 +96,11 @@ class Samples(NamedTuple):
     """Timed calls of one variant in microseconds: [captures][calls]."""
 
     device: list[list[float]]
-    """What one call takes on the device when calls follow back to back."""
+    """Device time of one call when calls follow back to back."""
     host: list[list[float]]
     """Wall time of one request, from an idle device until the caller's stream has the answer."""
     call: list[list[float]]
-    """Of that the time until the call returns, which is earlier unless the call waits for the device."""
+    """The part of ``host`` until the call returns, which is earlier unless the call waits for the device."""
 
 
 def time_captures(
@@ -158,13 +158,13 @@ def time_rounds(
     """Time all captures of all variants in every round, in another order each time; see ``time_captures``.
 
     Args:
-        variants: of each its captures, which join their streams to the current one.
+        variants: captures by variant; they join their streams to the current one.
         device: a CUDA device.
         rounds: of each capture; one more is not timed.
         repeat: calls between two events, back to back.
 
     Returns:
-        Of each variant what one call takes on the device, microseconds: [captures][rounds].
+        By variant, device time of one call in microseconds: [captures][rounds].
 
     Raises:
         VariantFailed: a call raised.

@@ -45,7 +45,7 @@ class CapturedParts(HeadsInSitu):
 
     @property
     def trunk_notes(self) -> tuple[str, ...]:
-        """What was done to the backbone, in sentences."""
+        """Changes made to the backbone, in sentences."""
         return self._trunk.notes
 
     @cached_property

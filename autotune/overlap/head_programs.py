@@ -13,7 +13,7 @@ class Program(NamedTuple):
     """A program of a head launch, or one of the pieces of work that it did."""
 
     launch: int
-    """Of the replay's launches of heads, counted from 0; the last is the joining one."""
+    """Index among the replay's launches of heads; the last is the joining one."""
     sm: int
     start_us: float
     """Since the replay's first kernel began, as the profiler tells the time."""
@@ -25,7 +25,7 @@ class RecordedReplay(NamedTuple):
 
     replay: Replay
     programs: list[Program]
-    """Of all launches of heads, in the order of the launches and in each by start."""
+    """Programs of all launches of heads, by launch and then by start."""
     clocks_differ_us: float
     """Uncertainty of the programs' times: by how much launches disagree on the offset of the device's clock, which
     the programs read, to the profiler's."""

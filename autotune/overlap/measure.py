@@ -38,13 +38,13 @@ class OverlapMeasured:
     replays: dict[str, list[Replay]]
     """``REPLAYS`` replays of these captures in the profiler's trace, each from an idle device."""
     recorded: list[RecordedReplay]
-    """As many of a capture of ``BOTH`` whose heads record where their programs run."""
+    """``REPLAYS`` of a capture of ``BOTH`` whose heads record where their programs run."""
     forks: tuple[str, ...]
     """Taps after which launches of heads leave the trunk."""
     repeat: int
     """Calls back to back between two events."""
     notes: tuple[str, ...]
-    """What was done to the trunk."""
+    """Changes made to the backbone, in sentences."""
 
 
 def measure_overlap(subject: Subject, begins: Callable[[str, float], None]) -> OverlapMeasured:

@@ -21,11 +21,11 @@ class Overlap(NamedTuple):
     exposed_us: float
     """The part of ``side_us`` that no kernel of the trunk covers."""
     join_stall_us: float
-    """From the end of the trunk's last kernel to the end of the replay."""
+    """Time from the end of the trunk's last kernel to the end of the replay."""
     join_us: float
     """The part of ``join_stall_us`` that the joining launch itself takes, with late heads and classifier."""
     span_us: float
-    """From the begin of the first kernel to the end of the last."""
+    """Time from the begin of the first kernel to the end of the last."""
 
     @property
     def coverage(self) -> float | None:
@@ -42,7 +42,7 @@ class KernelStretch(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times as long it takes with heads."""
+        """Time with heads over time without."""
         return self.both_us / self.bare_us
 
 

@@ -7,10 +7,10 @@ from ..records.grouping import network_in_words
 from ..records.record import Record, latest
 from ..records.tables import RecordTable
 
-#: Of every table.
+#: Columns of every table.
 COLUMNS = ("measured", "what", "unit", "median", "20th to 80th percentile")
 _TEXT_COLUMNS = 3
-#: How the numbers came about.
+#: First column: whether a profiler was on.
 _TIMED, _TRACED = "no profiler", "profiler"
 #: Kernels of the trunk that are named.
 _NAMED_KERNELS = 3

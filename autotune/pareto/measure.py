@@ -23,7 +23,7 @@ from ..measuring.failures import Failure
 from ..measuring.subject import Subject
 from ..measuring.timers import Samples, time_captures, time_those_that_run
 
-#: What early exit may cost on the validation split, one set of thresholds each; 0.005 is half a percentage point.
+#: Losses of accuracy allowed on the validation split, one set of thresholds each; 0.005 is half a percentage point.
 DROPS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
 #: The network without heads as people run it.
 EAGER = "eager-bare@as_is"
@@ -33,13 +33,13 @@ RUNNERS = ("overlapped", "polled", "gated")
 LEAST_ROUNDS = 100
 
 
-class Point(NamedTuple):
+class OperatingPoint(NamedTuple):
     """One set of thresholds."""
 
     exits: str
-    """As records name it."""
+    """Name of the exit pattern in records."""
     thresholds: tuple[float, ...]
-    """Of each head."""
+    """One for each head."""
 
 
 @dataclass
@@ -48,13 +48,15 @@ class PointResult:
 
     counts: dict[str, int] | None = None
     accuracy: float | None = None
-    """Of its own answers on the test split, 0 to 1."""
+    """Accuracy of its own answers on the test split, 0 to 1."""
     samples: Samples | None = None
     mean_host_us: float | None = None
     error: str | None = None
 
 
-def operating_points(network: EarlyExitNetwork, validation: Split, drops: Sequence[float] = DROPS) -> list[Point]:
+def operating_points(
+    network: EarlyExitNetwork, validation: Split, drops: Sequence[float] = DROPS
+) -> list[OperatingPoint]:
     """Return the thresholds that :func:`calibrate` chooses for each drop of accuracy, and before them no exit at all.
 
     Equal thresholds are there once: a small validation split cannot tell some drops apart.
@@ -65,7 +67,7 @@ def operating_points(network: EarlyExitNetwork, validation: Split, drops: Sequen
     for drop in drops:
         thresholds = calibrate(answers.confidence[:-1], correct, drop).thresholds
         found.setdefault(thresholds, f"calibrated {100 * drop:g} %")
-    return [Point(exits, thresholds) for thresholds, exits in found.items()]
+    return [OperatingPoint(exits, thresholds) for thresholds, exits in found.items()]
 
 
 def in_turns(inputs: int) -> list[int]:
@@ -120,7 +122,7 @@ class Pareto:
 
     @property
     def samples(self) -> int:
-        """Of the test split."""
+        """Samples of the test split."""
         return len(self._labels)
 
     def notes(self, variant: Variant) -> list[str]:
@@ -131,14 +133,14 @@ class Pareto:
         """Free what was captured."""
         self._captures.close()
 
-    def measure(self, point: Point) -> dict[str, PointResult]:
+    def measure(self, point: OperatingPoint) -> dict[str, PointResult]:
         """Check all variants under the thresholds of ``point``, then time those that answer rightly; by name."""
         with self._subject.thresholds(point.thresholds):
             results = {variant.name: self._check(variant) for variant in self.variants}
             self._time(results)
         return results
 
-    def samples_by_exit(self, point: Point, variant: Variant) -> dict[str, int]:
+    def samples_by_exit(self, point: OperatingPoint, variant: Variant) -> dict[str, int]:
         """Count how many samples of the test split leave where, by the eager network on the variant's trunk."""
         with self._subject.thresholds(point.thresholds), self._exits_of(variant):
             return self._captures.context.truth(variant.trunk).samples_by_exit(self.samples)

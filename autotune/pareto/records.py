@@ -9,14 +9,14 @@ from ..measuring.subject import Subject
 from ..measuring.timers import PROTOCOL
 from ..records.record import Record, utc_now
 from ..records.summaries import summary
-from .measure import Pareto, Point, PointResult
+from .measure import OperatingPoint, Pareto, PointResult
 from .tables import KIND
 
 
 def pareto_records(
     measured: Pareto,
     subject: Subject,
-    point: Point,
+    point: OperatingPoint,
     results: Mapping[str, PointResult],
     about: Mapping[str, Any],
     run: str,

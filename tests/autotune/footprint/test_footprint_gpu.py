@@ -1,4 +1,4 @@
-"""Footprints on a GPU: every program recorded, answers as they are, and numbers that can be."""
+"""Footprints on a GPU: every program is recorded, answers are right, and numbers are possible."""
 
 import importlib
 
@@ -26,10 +26,14 @@ NAMES = ("by rule", "programs x8", "16 warps a program", "64 registers", "4 SMs"
 
 @pytest.fixture(scope="module")
 def measured():
-    footprints = timing.footprints
+    footprints_to_measure = timing.footprints_to_measure
     cell = Cell("resnet18", "float16", 8, 10, "own", ("layer1.0", "layer1.1", "layer4.0"), (3, 64, 64))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timing, "footprints", lambda *heads: [one for one in footprints(*heads) if one.name in NAMES])
+        patch.setattr(
+            timing,
+            "footprints_to_measure",
+            lambda *heads: [one for one in footprints_to_measure(*heads) if one.name in NAMES],
+        )
         return cell, timing.measure_footprints(build_subject(cell, DEVICE), lambda what, share: None)
 
 

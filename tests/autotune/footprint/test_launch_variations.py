@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from auxhead.autotune.footprint.launch_variations import BY_RULE, footprints, stepped
+from auxhead.autotune.footprint.launch_variations import BY_RULE, footprints_to_measure, stepped
 from auxhead.autotune.heads.forks import NetworkPoint
 from auxhead.autotune.sweep.exclusion import excluded
 from support.footprint_fakes import FORKS, shapes
@@ -15,7 +15,7 @@ POINT = NetworkPoint(FORKS)
 @pytest.mark.parametrize("batch", [1, 8, 32])
 def test_what_is_swept(batch, classes):
     of_heads = list(shapes(batch, classes).values())
-    found = footprints(of_heads, POINT)
+    found = footprints_to_measure(of_heads, POINT)
     assert found[0] == (BY_RULE, tuple((shape, shape.by_rule()) for shape in of_heads), POINT)
     assert 12 <= len(found) <= 18 and max(Counter(one.name for one in found).values()) == 1
     assert len({(one.configs, one.point) for one in found}) == len(found), "nothing twice"

@@ -1,4 +1,4 @@
-"""How footprints are measured on a GPU, on a machine without one: what is captured, checked, timed and recorded."""
+"""Measuring footprints without a GPU: captures, checks, timing and recording are simulated."""
 
 import importlib
 from contextlib import nullcontext

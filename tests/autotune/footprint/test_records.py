@@ -1,4 +1,4 @@
-"""Footprints: what is swept, what is kept of it, and what its tables say; without a GPU."""
+"""Records and tables of footprints, and the command, without a GPU."""
 
 import pytest
 from auxhead.autotune.footprint.launch_variations import BY_RULE

@@ -1,4 +1,4 @@
-"""Occupancy in tiers: residency by hand-computed programs, and what the profiler says of a launch."""
+"""Occupancy in tiers: residency by hand-computed programs, and the profiler's estimates."""
 
 import pytest
 import torch

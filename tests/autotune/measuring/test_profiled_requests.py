@@ -1,4 +1,4 @@
-"""What is read from a profiler's trace: every number of traces made by hand, and real ones."""
+"""Requests in a profiler's trace: every number of traces made by hand, and real ones."""
 
 import json
 

@@ -8,7 +8,7 @@ from auxhead.autotune.measuring.subject import build_subject, thresholds_of_shar
 
 
 def exits_of(confidence, thresholds):
-    """How many samples leave at each head, and how many at none."""
+    """Count samples that leave at each head, and at none."""
     sure = confidence > torch.tensor(thresholds).double()[:, None]
     first = torch.where(sure.any(0), sure.int().argmax(0), len(thresholds))
     return torch.bincount(first, minlength=len(thresholds) + 1).tolist()

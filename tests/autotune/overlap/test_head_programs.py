@@ -1,4 +1,4 @@
-"""Programs laid under the kernels of their replay: two clocks, one time."""
+"""Head programs under the kernels of their replay: two clocks are aligned."""
 
 import pytest
 from auxhead.autotune.measuring.profiled_replays import Kernel

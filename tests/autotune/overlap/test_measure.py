@@ -1,4 +1,4 @@
-"""How overlap is measured on a GPU, on a machine without one: what is captured, checked, timed and profiled."""
+"""Measuring overlap without a GPU: captures, checks, timing and profiling are simulated."""
 
 import importlib
 import itertools

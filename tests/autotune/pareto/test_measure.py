@@ -12,7 +12,7 @@ from auxhead.autotune.measuring.cells import NEVER
 from auxhead.autotune.measuring.peers import merged_answer
 from auxhead.autotune.measuring.subject import Subject, own_cell
 from auxhead.autotune.measuring.timers import Samples, VariantFailed
-from auxhead.autotune.pareto.measure import LEAST_ROUNDS, Pareto, Point, in_turns, mean_time, operating_points
+from auxhead.autotune.pareto.measure import LEAST_ROUNDS, OperatingPoint, Pareto, in_turns, mean_time, operating_points
 from auxhead.autotune.records.record import read_records
 from auxhead.model import EagerRunner, EarlyExitNetwork
 from auxhead.model.checkpoint import save_checkpoint
@@ -87,7 +87,9 @@ def test_accuracy_is_that_of_the_answers_and_thresholds_are_put_back(pretended):
     names = ["eager-bare@as_is", "graph-bare@as_is", "overlapped@as_is", "polled@as_is", "gated@as_is"]
     assert [variant.name for variant in measured.variants] == names
     confidence = [logits.softmax(1).amax(1) for logits in subject.network.logits(x)]
-    point = Point("calibrated 1 %", (confidence[0].quantile(0.5).item(), confidence[1].quantile(0.5).item(), 1.0))
+    point = OperatingPoint(
+        "calibrated 1 %", (confidence[0].quantile(0.5).item(), confidence[1].quantile(0.5).item(), 1.0)
+    )
     results = measured.measure(point)
     assert [head.rule.threshold for head in subject.heads] == [1.0] * 3
     with subject.thresholds(point.thresholds):
@@ -107,7 +109,9 @@ def test_accuracy_is_that_of_the_answers_and_thresholds_are_put_back(pretended):
 def test_what_answers_wrongly_is_not_timed(pretended, monkeypatch):
     subject, _ = small_subject()
     monkeypatch.setattr(Runner, "shift", 1)
-    results = Pareto(subject, torch.zeros(12, dtype=torch.int64), "as_is").measure(Point(NEVER, (1.0, 1.0, 1.0)))
+    results = Pareto(subject, torch.zeros(12, dtype=torch.int64), "as_is").measure(
+        OperatingPoint(NEVER, (1.0, 1.0, 1.0))
+    )
     assert "answers differ" in results["gated@as_is"].error and results["gated@as_is"].samples is None
     assert pretended == [(["eager-bare@as_is", "graph-bare@as_is"], 6)]
 
@@ -130,7 +134,7 @@ def test_what_cannot_be_built_or_timed_is_an_error_and_the_rest_goes_on(pretende
 
     monkeypatch.setattr(measuring, "time_captures", fails("polled@as_is"))
     measured = Pareto(subject, torch.zeros(12, dtype=torch.int64), "as_is", Factories(make_runner))
-    results = measured.measure(Point(NEVER, (1.0, 1.0, 1.0)))
+    results = measured.measure(OperatingPoint(NEVER, (1.0, 1.0, 1.0)))
     assert results["gated@as_is"].error == "RuntimeError: no conditional nodes"
     assert results["polled@as_is"].error == "RuntimeError: an illegal address"
     assert results["overlapped@as_is"].mean_host_us == pytest.approx(220.0)
@@ -254,7 +258,7 @@ class TestOnAGpu:
         measured = Pareto(subject, torch.zeros(10, dtype=torch.int64), trunk)
         try:
             for thresholds in ((1.0, 1.0, 1.0), (confidence[0].quantile(0.5).item(), 1.0, 1.0)):
-                results = measured.measure(Point("tried", thresholds))
+                results = measured.measure(OperatingPoint("tried", thresholds))
                 assert len(results) == 5 and all(one.error is None for one in results.values()), results
                 assert all(one.mean_host_us > 0 for one in results.values())
         finally:
