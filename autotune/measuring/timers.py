@@ -103,6 +103,70 @@ class Samples(NamedTuple):
     """The part of ``host`` until the call returns, which is earlier unless the call waits for the device."""
 
 
+class _Events:
+    """Two events on the current stream, and the clock of the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def wait_for_device(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def request(self, call: Callable[[Tensor], object], x: Tensor) -> tuple[float, float]:
+        """Return the wall time of a call until it returns, and until its answer is there."""
+        began = time.perf_counter()
+        kept = call(x)
+        returned = time.perf_counter()
+        self._end.record()
+        self._end.synchronize()
+        answered = time.perf_counter()
+        del kept  # freed outside the timed part
+        return (returned - began) * 1e6, (answered - began) * 1e6
+
+    def back_to_back(self, call: Callable[..., object], *arguments: Tensor, repeat: int) -> float:
+        """Return the device time of one call, after one that keeps the device busy while the next is launched."""
+        call(*arguments)
+        self._start.record()
+        for _ in range(repeat):
+            call(*arguments)
+        self._end.record()
+        self._end.synchronize()
+        return self._start.elapsed_time(self._end) * 1e3 / repeat
+
+
+@contextmanager
+def _naming(name: Any) -> Iterator[None]:
+    """Say which variant raised."""
+    try:
+        yield
+    except Exception as error:
+        raise VariantFailed(name) from error
+
+
+def time_those_that_run(
+    variants: dict[Key, Timed],
+    timed: Callable[[Mapping[Key, Timed]], Times],
+    failed: Callable[[Key, Timed, BaseException], None],
+) -> Times | None:
+    """Time variants together; one that raises meanwhile is taken out, told of, and the rest begins again.
+
+    Args:
+        variants: what to time, by name; those that raise are removed.
+        timed: calls one of the timers below.
+        failed: is told of each that raised, and the error.
+
+    Returns:
+        What ``timed`` returns; None if no variant is left.
+    """
+    while variants:
+        try:
+            return timed(variants)
+        except VariantFailed as failure:
+            failed(failure.name, variants.pop(failure.name), failure.__cause__ or failure)
+    return None
+
+
 def time_captures(
     variants: Mapping[str, Sequence[Callable[[Tensor], object]]],
     inputs: Sequence[Tensor],
@@ -180,70 +244,6 @@ def time_rounds(
             if turn >= 0:
                 found[name][index].append(device_us)
     return found
-
-
-def time_those_that_run(
-    variants: dict[Key, Timed],
-    timed: Callable[[Mapping[Key, Timed]], Times],
-    failed: Callable[[Key, Timed, BaseException], None],
-) -> Times | None:
-    """Time variants together; one that raises meanwhile is taken out, told of, and the rest begins again.
-
-    Args:
-        variants: what to time, by name; those that raise are removed.
-        timed: calls a timer above.
-        failed: is told of each that raised, and the error.
-
-    Returns:
-        What ``timed`` returns; None if no variant is left.
-    """
-    while variants:
-        try:
-            return timed(variants)
-        except VariantFailed as failure:
-            failed(failure.name, variants.pop(failure.name), failure.__cause__ or failure)
-    return None
-
-
-class _Events:
-    """Two events on the current stream, and the clock of the host."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-
-    def wait_for_device(self) -> None:
-        torch.cuda.synchronize(self._device)
-
-    def request(self, call: Callable[[Tensor], object], x: Tensor) -> tuple[float, float]:
-        """Return the wall time of a call until it returns, and until its answer is there."""
-        began = time.perf_counter()
-        kept = call(x)
-        returned = time.perf_counter()
-        self._end.record()
-        self._end.synchronize()
-        answered = time.perf_counter()
-        del kept  # freed outside the timed part
-        return (returned - began) * 1e6, (answered - began) * 1e6
-
-    def back_to_back(self, call: Callable[..., object], *arguments: Tensor, repeat: int) -> float:
-        """Return the device time of one call, after one that keeps the device busy while the next is launched."""
-        call(*arguments)
-        self._start.record()
-        for _ in range(repeat):
-            call(*arguments)
-        self._end.record()
-        self._end.synchronize()
-        return self._start.elapsed_time(self._end) * 1e3 / repeat
-
-
-@contextmanager
-def _naming(name: Any) -> Iterator[None]:
-    """Say which variant raised."""
-    try:
-        yield
-    except Exception as error:
-        raise VariantFailed(name) from error
 
 
 def captured(function: Callable[[Tensor], object], example: Tensor) -> Callable[[Tensor], object]:

@@ -1,4 +1,4 @@
-"""Splits pictures into training, validation and test as the demo did that wrote a checkpoint."""
+"""The pictures that a checkpoint of the demo was trained, calibrated and tested on, cut as the demo cut them."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ def demo_splits(directory: Path, checkpoint: Checkpoint, source: LabelledImages)
 
     Args:
         directory: of the checkpoint, with the demo's ``report.json``.
-        checkpoint: read from there.
+        checkpoint: what was read from there.
         source: the pictures.
 
     Raises:
