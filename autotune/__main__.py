@@ -16,7 +16,7 @@ from rich.markup import escape
 from ..model.bad_input import BadInput
 from ..model.commands.errors import one_line_errors
 from .bench.measure import run_cell
-from .bench.selection import ROUNDS, Plan, check_patterns, unsettled
+from .bench.selection import ROUNDS, BenchOptions, check_patterns, unsettled
 from .bench.variants import RUNNERS, TRUNKS, catalogue
 from .footprint.command import footprint
 from .footprint.tables import footprint_tables
@@ -113,7 +113,7 @@ def bench(
         check_patterns(where_to_exit, cells)
         where = records_path(out, "bench", torch.cuda.get_device_name(device))
         progress = _Progress(console)
-        plan = Plan(
+        plan = BenchOptions(
             out=where,
             environment=environment(device),
             rounds=rounds or (QUICK_ROUNDS if quick else ROUNDS),

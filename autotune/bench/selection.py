@@ -1,7 +1,8 @@
-"""What a run of the benchmark measures: chosen variants and exit patterns, less what is in the records already."""
+"""Selects the variants and exit patterns that a run of the benchmark measures, less those already recorded."""
 
+import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ ROUNDS = 50
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to measure and where to keep it."""
+class BenchOptions:
+    """Options of a run of the benchmark: what it measures, and where records go."""
 
     out: Path
     environment: dict[str, Any]
@@ -25,21 +26,26 @@ class Plan:
     wanted: tuple[str, ...] = ()
     """Globs of variant names; none: all that are measured by default."""
     fresh: bool = False
-    """Measure what is already there again."""
+    """Measure again what is already recorded."""
     exits: tuple[str, ...] = ()
     """Globs of exit patterns; none: all of a cell."""
     factories: Factories = Factories()
     say: Callable[[str, bool], None] = lambda line, keep: None
-    """Told what is being done, and whether that is worth keeping."""
+    """Is told what is being done, and whether that line is worth keeping."""
 
 
 @dataclass
-class Unit:
-    """One exit pattern of one cell: what is measured in one interleaved run, and what a killed process loses."""
+class PatternRun:
+    """One exit pattern of one cell, whose variants are measured in one interleaved run."""
 
     cell: Cell
     pattern: str
     variants: list[Variant]
+    id: str = field(default_factory=lambda: secrets.token_hex(6))
+    """Identifier shared by its records."""
+
+    def __str__(self) -> str:
+        return f"{self.cell}; exits {self.pattern}"
 
 
 def chosen_variants(cell: Cell, pattern: str, wanted: Sequence[str]) -> list[Variant]:
@@ -69,35 +75,35 @@ def check_patterns(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
             raise BadInput(f"--exits: got {glob}, wants names or globs of: {', '.join(names)}")
 
 
-def units_of(cell: Cell, plan: Plan, records: Iterable[Record]) -> list[Unit]:
-    """Return what of a cell is still to be measured.
+def pattern_runs(cell: Cell, options: BenchOptions, records: Iterable[Record]) -> list[PatternRun]:
+    """Return the runs of a cell that are still to be measured.
 
     All chosen variants of a pattern are measured together as long as one is missing, for its ratios are to variants of
     the same run; what failed before and would fail again is left out.
     """
-    settled = {record.key: record for record in records if is_settled(record, plan.environment, plan.rounds)}
-    units = []
-    for pattern in chosen_patterns(cell, plan.exits):
-        chosen = chosen_variants(cell, pattern, plan.wanted)
-        if not plan.fresh:
+    settled = {record.key: record for record in records if is_settled(record, options.environment, options.rounds)}
+    runs = []
+    for pattern in chosen_patterns(cell, options.exits):
+        chosen = chosen_variants(cell, pattern, options.wanted)
+        if not options.fresh:
             found = {variant.name: settled.get(_key(cell, pattern, variant.name)) for variant in chosen}
             if all(found.values()):
                 continue
             chosen = [variant for variant in chosen if not ((record := found[variant.name]) and record.error)]
         if chosen:
-            units.append(Unit(cell, pattern, chosen))
-    return units
+            runs.append(PatternRun(cell, pattern, chosen))
+    return runs
 
 
-def unsettled(cells: Sequence[Cell], plan: Plan) -> list[tuple[Cell, list[Unit]]]:
-    """Return what is left to do, cell by cell.
+def unsettled(cells: Sequence[Cell], options: BenchOptions) -> list[tuple[Cell, list[PatternRun]]]:
+    """Return the cells that are not done, each with the runs that are left.
 
     Raises:
-        BadRecord: ``plan.out`` cannot be read.
+        BadRecord: ``options.out`` cannot be read.
     """
-    records = read_records(plan.out) if plan.out.exists() else []
-    left = [(cell, units_of(cell, plan, records)) for cell in cells]
-    return [(cell, units) for cell, units in left if units]
+    records = read_records(options.out) if options.out.exists() else []
+    left = [(cell, pattern_runs(cell, options, records)) for cell in cells]
+    return [(cell, runs) for cell, runs in left if runs]
 
 
 def _key(cell: Cell, pattern: str, variant: str) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""The variants that the benchmark compares in a cell: how each is built, and what it is measured against."""
+"""The benchmark's variants of a cell: how each is built, where it is measured, and its baselines."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,55 +9,72 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...model import EagerRunner, ExitResult, Trunk, make_runner, make_trunk
+from ...model import EagerRunner, Trunk, make_runner, make_trunk
 from ...model.streams import stream_pair
 from ..measuring.cells import MIXED, NEVER, Cell
 from ..measuring.correctness import Answer
-from ..measuring.peers import Compiled, Graph, NaiveHead, Said, bare, forked, in_line, merged, truncated, with_item
+from ..measuring.eager_truth import EagerTruth, Rounding, measure_rounding
+from ..measuring.peers import (
+    Compiled,
+    GraphedPeer,
+    NaiveHead,
+    PeerAnswer,
+    bare,
+    forked,
+    in_line,
+    merged_answer,
+    truncated,
+    with_item,
+)
 from ..measuring.subject import Subject
 from ..measuring.timers import CAPTURES
-from .segments_floor import SegmentsFloor
+from .lower_bound import SegmentsLowerBound
 
 #: The trunk as the user wrote it.
 AS_IS = "as_is"
 #: Trunks that are measured unless ``--variant`` names others.
 TRUNKS = (AS_IS, "cudnn")
-#: Trunks that ``--variant`` may name.
+#: Further trunks that ``--variant`` may name.
 MORE_TRUNKS = ("inductor",)
 #: Batch sizes at which max-autotune is compiled, which takes minutes.
 MAX_AUTOTUNE_BATCHES = (1, 32)
-#: Fresh captures of "auto", fewer than of the others: for each it captures and measures four runners.
+#: Fresh captures of "auto", fewer than of the others: each captures and measures several runners.
 AUTO_CAPTURES = 2
-#: Samples of the subject that it chooses by, unless one batch holds more: its trunks are checked on them in float64.
+#: Samples that "auto" chooses by, unless one batch holds more: its trunks are checked on them in float64.
 AUTO_SAMPLES = 256
 
 
 @dataclass(frozen=True)
 class Factories:
-    """Where runners and trunks come from; tests put others in."""
+    """Functions that make runners and trunks; tests replace them."""
 
     make_runner: Callable[..., Any] = make_runner
     make_trunk: Callable[..., Any] = make_trunk
 
 
-class Capture(NamedTuple):
-    """Something that answers, captured once."""
+class BuiltVariant(NamedTuple):
+    """One capture of a variant, ready to be called."""
 
     call: Callable[[Tensor], Any]
     answer: Callable[[Any], Answer]
     """Turns what ``call`` returns into what is compared."""
     close: Callable[[], None] = lambda: None
     note: str | None = None
-    """What this capture is and another may not be."""
+    """A sentence on what other captures of the variant may not share."""
+
+    def answer_to(self, x: Tensor) -> Answer:
+        """Call for one input and return what is compared."""
+        return self.answer(self.call(x))
 
 
 @dataclass
-class Workshop:
-    """What the variants of one cell share while they are built."""
+class BuildContext:
+    """Parts that the variants of one cell share: trunks, naive heads, and the truth on each trunk."""
 
     subject: Subject
     factories: Factories = Factories()
     trunks: dict[str, Trunk] = field(default_factory=dict)
+    _truths: dict[str, EagerTruth] = field(default_factory=dict)
 
     def trunk(self, kind: str) -> Trunk:
         """Return the trunk of that kind, made once."""
@@ -67,6 +84,17 @@ class Workshop:
             self.trunks[kind] = make(network.backbone, network.taps, self.subject.example, kind)
         return self.trunks[kind]
 
+    def truth(self, kind: str) -> EagerTruth:
+        """Return the truth for all inputs on the trunk of that kind, computed once."""
+        if kind not in self._truths:
+            network, inputs = self.subject.network, self.subject.inputs
+            self._truths[kind] = EagerTruth(network, self.trunk(kind), inputs, self._rounding)
+        return self._truths[kind]
+
+    @cached_property
+    def _rounding(self) -> Rounding:
+        return measure_rounding(self.subject.network, self.subject.inputs)
+
     @cached_property
     def naive_heads(self) -> list[NaiveHead]:
         """Heads of many launches with the weights of the network's."""
@@ -74,35 +102,35 @@ class Workshop:
 
 
 #: Builds one fresh capture of a variant for an exit pattern.
-Build = Callable[[Workshop, str], Capture]
+Build = Callable[[BuildContext, str], BuiltVariant]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a cell."""
+    """One way to run the network of a cell."""
 
     name: str
-    """What it is, "@", its trunk."""
+    """Kind, "@", trunk."""
     build: Build
     trunk: str = AS_IS
     captures: int = CAPTURES
     never: bool = True
     """Measured where no sample exits early."""
     exits: bool = False
-    """Measured where all samples do, at one tap."""
+    """Measured where all samples leave at one tap."""
     mixed: bool = False
     """Measured where samples leave at several exits."""
     exits_early: bool = True
-    """False: knows nothing of heads and is compared with the classifier's answer whatever the exits."""
+    """False: has no heads and is compared with the classifier's answer whatever the exits."""
     per_pattern: bool = False
     """Built anew for every exit pattern, since it depends on it."""
     by_default: bool = True
     plain: str | None = None
-    """The variant that it must not be slower than: a further baseline of its ratios."""
+    """A variant that this one must not be slower than: a further baseline of its ratios."""
     note: str | None = None
 
     def runs(self, pattern: str) -> bool:
-        """Whether it is measured for that exit pattern."""
+        """Return whether it is measured for that exit pattern."""
         if pattern == NEVER:
             return self.never
         return self.mixed if pattern in MIXED.values() else self.exits
@@ -114,12 +142,12 @@ def bare_name(trunk: str) -> str:
 
 
 def truncated_name(trunk: str) -> str:
-    """Return the name of the floor of an exit: a graph of the trunk up to the tap, and its head."""
+    """Return the name of the lower bound for one exit: a graph of the trunk up to the tap, and its head."""
     return f"truncated@{trunk}"
 
 
 def segments_name(trunk: str) -> str:
-    """Return the name of the floor of mixed exits: the trunk's segments, each for the samples that are still open."""
+    """Return the name of the lower bound for mixed exits: see :class:`SegmentsLowerBound`."""
     return f"segments-floor@{trunk}"
 
 
@@ -182,85 +210,82 @@ RUNNERS: dict[str, dict[str, Any]] = {
 }
 
 
-def _function(peer: Callable[..., Said], heads: str | None, trunk: str, workshop: Workshop) -> Callable[[Tensor], Said]:
-    """Return what a peer does with one batch."""
-    taps = workshop.subject.network.taps
+def _function(
+    peer: Callable[..., PeerAnswer], heads: str | None, trunk: str, context: BuildContext
+) -> Callable[[Tensor], PeerAnswer]:
+    """Return the function of one batch that a peer is."""
+    taps = context.subject.network.taps
     if heads is None:
-        return partial(peer, workshop.trunk(trunk), taps)
-    return partial(
-        peer, workshop.trunk(trunk), taps, workshop.naive_heads if heads == "naive" else workshop.subject.heads
-    )
+        return partial(peer, context.trunk(trunk), taps)
+    return partial(peer, context.trunk(trunk), taps, context.naive_heads if heads == "naive" else context.subject.heads)
 
 
-def _eager(peer: Callable[..., Said], heads: str | None) -> Build:
-    def build(workshop: Workshop, _pattern: str) -> Capture:
-        return Capture(torch.no_grad()(_function(peer, heads, AS_IS, workshop)), merged)
+def _eager(peer: Callable[..., PeerAnswer], heads: str | None) -> Build:
+    def build(context: BuildContext, _pattern: str) -> BuiltVariant:
+        return BuiltVariant(torch.no_grad()(_function(peer, heads, AS_IS, context)), merged_answer)
 
     return build
 
 
-def _graph(peer: Callable[..., Said], heads: str | None, trunk: str) -> Build:
-    def build(workshop: Workshop, _pattern: str) -> Capture:
-        return _in_graph(_function(peer, heads, trunk, workshop), trunk, workshop)
+def _graph(peer: Callable[..., PeerAnswer], heads: str | None, trunk: str) -> Build:
+    def build(context: BuildContext, _pattern: str) -> BuiltVariant:
+        return _in_graph(_function(peer, heads, trunk, context), trunk, context)
 
     return build
 
 
-def _truncated(trunk: str, workshop: Workshop, pattern: str) -> Capture:
-    network = workshop.subject.network
+def _truncated(trunk: str, context: BuildContext, pattern: str) -> BuiltVariant:
+    network = context.subject.network
     stop_at = network.taps.index(pattern)
-    function = partial(truncated, workshop.trunk(trunk), network.taps, workshop.subject.heads, stop_at)
-    return _in_graph(function, trunk, workshop)
+    function = partial(truncated, context.trunk(trunk), network.taps, context.subject.heads, stop_at)
+    return _in_graph(function, trunk, context)
 
 
-def _segments_floor(trunk: str, workshop: Workshop, _pattern: str) -> Capture:
-    subject, made = workshop.subject, workshop.trunk(trunk)
+def _segments_floor(trunk: str, context: BuildContext, _pattern: str) -> BuiltVariant:
+    subject, made = context.subject, context.trunk(trunk)
     eager = EagerRunner(subject.network, trunk=made)
     exits = [eager(x).exit_index for x in subject.inputs]
     sizes = smaller_sizes(subject.cell.batch)
-    floor = SegmentsFloor(made, subject.network.taps, subject.inputs, exits, sizes)
-    return Capture(floor, floor.answer)
+    floor = SegmentsLowerBound(made, subject.network.taps, subject.inputs, exits, sizes)
+    return BuiltVariant(floor, floor.answer)
 
 
-def _in_graph(function: Callable[[Tensor], Said], trunk: str, workshop: Workshop) -> Capture:
-    example, memory_format = workshop.subject.example, workshop.trunk(trunk).memory_format
+def _in_graph(function: Callable[[Tensor], PeerAnswer], trunk: str, context: BuildContext) -> BuiltVariant:
+    example, memory_format = context.subject.example, context.trunk(trunk).memory_format
     stream = stream_pair(example.device).trunk
     stream.wait_stream(torch.cuda.current_stream(example.device))
     with torch.no_grad(), torch.cuda.stream(stream):  # compilation and cuDNN's choices must not happen in the capture
         for _ in range(2):
             function(example.clone(memory_format=memory_format))
     torch.cuda.synchronize(example.device)
-    return Capture(Graph(function, example, memory_format), merged)
+    return BuiltVariant(GraphedPeer(function, example, memory_format), merged_answer)
 
 
-def _compiled(heads: str | None, mode: str, workshop: Workshop, _pattern: str) -> Capture:
-    subject = workshop.subject
-    call = Compiled(subject.network, [] if heads is None else workshop.naive_heads, mode)
+def _compiled(heads: str | None, mode: str, context: BuildContext, _pattern: str) -> BuiltVariant:
+    subject = context.subject
+    call = Compiled(subject.network, [] if heads is None else context.naive_heads, mode)
     for _ in range(3):  # compiles, then warms up, then records its graph
         call(subject.example)
-    return Capture(call, merged)
+    return BuiltVariant(call, merged_answer)
 
 
-def _runner(trunk: str, options: dict[str, Any], workshop: Workshop, _pattern: str) -> Capture:
-    subject = workshop.subject
+def _runner(trunk: str, options: dict[str, Any], context: BuildContext, _pattern: str) -> BuiltVariant:
+    subject = context.subject
     batch = subject.cell.batch
     sizes = smaller_sizes(batch) if options.get("compact") else (batch,)
-    runner = workshop.factories.make_runner(subject.network, subject.example, batch_sizes=sizes, trunk=trunk, **options)
-    return Capture(runner, _answer_of_result, runner.close)
+    runner = context.factories.make_runner(subject.network, subject.example, batch_sizes=sizes, trunk=trunk, **options)
+    return BuiltVariant(runner, Answer.of, runner.close)
 
 
-def _auto(trunk: str, workshop: Workshop, _pattern: str) -> Capture:
+def _auto(trunk: str, context: BuildContext, _pattern: str) -> BuiltVariant:
     """Let "auto" choose by the subject's inputs and the rules in force now."""
-    subject = workshop.subject
+    subject = context.subject
     samples, sizes = samples_for_auto(subject), (subject.cell.batch,)
-    runner = workshop.factories.make_runner(subject.network, samples, exits="auto", batch_sizes=sizes, trunk=trunk)
-    return Capture(runner, _answer_of_result, runner.close, note=runner.describe().partition("\n")[0])
+    runner = context.factories.make_runner(subject.network, samples, exits="auto", batch_sizes=sizes, trunk=trunk)
+    return BuiltVariant(runner, Answer.of, runner.close, note=runner.describe().partition("
+")[0])
 
 
 def samples_for_auto(subject: Subject) -> Tensor:
     """Return inputs of a subject in one batch, to choose a runner by."""
     return torch.cat(subject.inputs[: max(1, AUTO_SAMPLES // subject.cell.batch)])
-
-
-def _answer_of_result(result: ExitResult) -> Answer:
-    return Answer(result.label, result.confidence.double(), result.exit_index)

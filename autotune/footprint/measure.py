@@ -1,4 +1,4 @@
-"""Measures what footprints of heads do to the trunk on a GPU: times, interleaved, and then how full the SMs are."""
+"""Measures footprints of heads on a GPU: interleaved times beside the trunk, then occupancy of the SMs."""
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -19,67 +19,71 @@ from ..heads.forks import NetworkPoint
 from ..heads.measure import BLOCK_US
 from ..measuring.cells import NEVER
 from ..measuring.failures import Failure
-from ..measuring.occupancy import Estimate, Resident, Theoretical, estimates, max_warps, resident, theoretical
-from ..measuring.request_trace import WARM_UP, record_trace
+from ..measuring.occupancy import (
+    MeasuredResidency,
+    ProfilerEstimate,
+    TheoreticalOccupancy,
+    max_warps,
+    measured_residency,
+    profiler_estimates,
+    theoretical_occupancy,
+)
+from ..measuring.profiled_requests import WARM_UP, record_trace
 from ..measuring.subject import Subject
 from ..measuring.timers import time_rounds
-from ..overlap.parts import BARE, BOTH, HEADS, Parts, WrongAnswer
+from ..overlap.captured_parts import BARE, BOTH, HEADS, CapturedParts, WrongAnswer
 from ..records.comparison import Timings, typical
-from .footprints import Footprint, footprints
-from .launches import launch_beside
-from .trunk_probe import Room, probe_trunk
+from .launch_variations import Footprint, footprints_to_measure
 
 #: Fresh captures of everything, and timed rounds of each.
 CAPTURES, ROUNDS = 3, 15
 #: Replays whose residency is summed up: each is the last of some back to back, as those that are timed are.
 REPLAYS = 7
 _BACK_TO_BACK = 3
-#: The network while its programs record where they run; the other parts are those of ``overlap_parts``.
+#: Part: the network while its programs record where they run; the others are those of ``overlap.captured_parts``.
 RECORDED = "recorded"
 
 
-class Variant(NamedTuple):
-    """What is timed."""
+class TimedPart(NamedTuple):
+    """A part of the network that is timed, with the footprint of its heads if it has any."""
 
     part: str
     footprint: Footprint | None = None
 
 
 class Occupied(NamedTuple):
-    """How full the launches of one footprint beside the trunk make the SMs; see ``occupancy.TIERS``."""
+    """Occupancy by the launches of one footprint beside the trunk; see ``occupancy.TIERS``."""
 
-    theoretical: list[Theoretical]
-    """Of each launch, as it is timed."""
-    estimate: list[Estimate]
-    """Of each launch, as it is timed."""
-    residency: list[Resident]
-    """Of each of ``REPLAYS``, of all these launches together, in the time of the bare trunk."""
+    theoretical: list[TheoreticalOccupancy]
+    """For each launch, as it is timed."""
+    estimate: list[ProfilerEstimate]
+    """For each launch, as it is timed."""
+    residency: list[MeasuredResidency]
+    """For each of ``REPLAYS``, all these launches together, over the time of the bare trunk."""
     programs: int
-    """Of all these launches together."""
+    """Programs of all these launches together."""
 
 
 @dataclass(frozen=True)
 class FootprintsMeasured:
-    """What was measured of one network."""
+    """Times and occupancy of one network with every footprint."""
 
     shapes: Mapping[str, HeadShape]
-    """Of the heads, by tap."""
+    """Shapes of the heads, by tap."""
     footprints: list[Footprint]
-    """Measured or failed, what is by rule first."""
-    times: dict[Variant, Timings]
+    """Measured or failed, the one by rule first."""
+    times: dict[TimedPart, Timings]
     """Microseconds, [captures][rounds]."""
     occupied: dict[Footprint, Occupied]
-    room: Room
-    """What the bare trunk leaves free."""
     failed: dict[Footprint, Failure] = field(default_factory=dict)
     repeat: int = 1
     """Calls back to back between two events."""
     protocol: Mapping[str, Any] = field(default_factory=dict)
-    """Of the network; see ``HeadsInSitu``."""
+    """Facts of the network for records; see ``HeadsInSitu``."""
 
 
 def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -> FootprintsMeasured:
-    """Capture a network with every footprint, check the answers, time all in the same rounds, and then look inside.
+    """Capture a network with every footprint, check answers, time all in the same rounds, then measure occupancy.
 
     Where no head is launched beside the trunk by rule there is nothing to measure.
 
@@ -88,116 +92,117 @@ def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -
         begins: is told what begins, and the share of the whole that is done.
 
     Raises:
-        WrongAnswer: what is by rule answers wrongly, or the bare trunk.
+        WrongAnswer: the bare trunk answers wrongly, or the network by rule.
         ValueError: no launch leaves the trunk by rule.
-        RuntimeError: whatever fails in a capture or call of what is by rule, or in all that comes after the captures.
+        RuntimeError: a capture or call by rule fails, or anything after the captures.
     """
     example = subject.example
     with ExitStack() as opened, fastest_convolutions(len(example)), subject.exits(NEVER):
         begins("trunk", 0.1)
-        parts = Parts(subject, opened)
+        parts = CapturedParts(subject, opened)
         if not parts.forks:
             raise ValueError(
                 "forks: got none by rule, wants launches beside the trunk: its batch or depth is too small"
             )
         shapes = {tap: head.shape for tap, head in zip(subject.network.taps, parts.heads, strict=True)}
-        points = footprints(list(shapes.values()), NetworkPoint(parts.forks))
-        begins(f"compiling {len(points)} footprints", 0.15)
-        failed = first_launches(points, lambda point: _launch(parts, point), example.device)
-        for point, failure in failed.items():
+        footprints = footprints_to_measure(list(shapes.values()), NetworkPoint(parts.forks))
+        begins(f"compiling {len(footprints)} footprints", 0.15)
+        failed = first_launches(footprints, lambda footprint: _launch(parts, footprint), example.device)
+        for footprint, failure in failed.items():
             if failure.kind == NEVER_ENDS:
-                raise RuntimeError(f"{point.name}: {failure}")
-        calls: dict[Variant, list[Callable[[], object]]] = {
-            Variant(BARE): [parts.capture[BARE]() for _ in range(CAPTURES)]
+                raise RuntimeError(f"{footprint.name}: {failure}")
+        calls: dict[TimedPart, list[Callable[[], object]]] = {
+            TimedPart(BARE): [parts.capture[BARE]() for _ in range(CAPTURES)]
         }
-        for place, point in enumerate(points):
-            begins(f"captures of {point.name}", 0.3 + 0.3 * place / len(points))
-            if point not in failed:
+        for index, footprint in enumerate(footprints):
+            begins(f"captures of {footprint.name}", 0.3 + 0.3 * index / len(footprints))
+            if footprint not in failed:
                 try:
-                    calls |= _captures(parts, point, opened, recorded=place == 0)
+                    calls |= _captures(parts, footprint, opened, recorded=index == 0)
                 except (RuntimeError, ValueError) as error:
-                    failed[point] = Failure.of(error)
-        if points[0] in failed:
-            raise RuntimeError(f"{points[0].name}: {failed[points[0]]}")
+                    failed[footprint] = Failure.of(error)
+        if footprints[0] in failed:
+            raise RuntimeError(f"{footprints[0].name}: {failed[footprints[0]]}")
         begins("timing", 0.65)
-        first = time_rounds({BARE: calls[Variant(BARE)][:1]}, example.device, rounds=2, repeat=2)
+        first = time_rounds({BARE: calls[TimedPart(BARE)][:1]}, example.device, rounds=2, repeat=2)
         repeat = max(2, round(BLOCK_US / min(first[BARE][0])))
         found = time_rounds(calls, example.device, rounds=ROUNDS, repeat=repeat)
-        times: dict[Variant, Timings] = {
+        times: dict[TimedPart, Timings] = {
             variant: [[us / (CHAIN if variant.part == HEADS else 1) for us in rounds] for rounds in captures]
             for variant, captures in found.items()
         }
         begins("residency and occupancy", 0.85)
-        left = [point for point in points if point not in failed]
-        replays = [calls[Variant(BOTH, point)][0] for point in left]
-        occupied = _occupied(parts, left, replays, typical(times[Variant(BARE)]), opened)
-        room = probe_trunk(parts.bare_graph().replay, typical(times[Variant(BARE)]), example.device)
+        left = [footprint for footprint in footprints if footprint not in failed]
+        replays = [calls[TimedPart(BOTH, footprint)][0] for footprint in left]
+        occupied = _occupied(parts, left, replays, typical(times[TimedPart(BARE)]), opened)
         protocol = {**parts.protocol, "forks": list(parts.forks)}
-        return FootprintsMeasured(shapes, points, times, occupied, room, failed, repeat, protocol)
+        return FootprintsMeasured(shapes, footprints, times, occupied, failed, repeat, protocol)
 
 
-def _launch(parts: Parts, point: Footprint) -> None:
-    """Compile, with and without recording."""
+def _launch(parts: CapturedParts, footprint: Footprint) -> None:
+    """Launch once with recording and once without, which compiles."""
     taps = parts.subject.network.taps
-    parts.launch(dict(point.configs), point.point, taps)
+    parts.launch(dict(footprint.configs), footprint.point, taps)
     with recording():
-        parts.launch(dict(point.configs), point.point, taps)
+        parts.launch(dict(footprint.configs), footprint.point, taps)
 
 
 def _captures(
-    parts: Parts, point: Footprint, opened: ExitStack, *, recorded: bool
-) -> dict[Variant, list[Callable[[], object]]]:
+    parts: CapturedParts, footprint: Footprint, opened: ExitStack, *, recorded: bool
+) -> dict[TimedPart, list[Callable[[], object]]]:
     def replay(runner: OverlappedRunner) -> Callable[[], object]:
         return lambda: runner(parts.subject.example)
 
-    runners = [_runner(parts, point, opened) for _ in range(CAPTURES)]
-    with parts.launching(dict(point.configs)):
+    runners = [_runner(parts, footprint, opened) for _ in range(CAPTURES)]
+    with parts.launching(dict(footprint.configs)):
         alone = [parts.capture[HEADS]() for _ in range(CAPTURES)]
-    calls = {Variant(BOTH, point): [replay(runner) for runner in runners], Variant(HEADS, point): alone}
+    calls = {TimedPart(BOTH, footprint): [replay(runner) for runner in runners], TimedPart(HEADS, footprint): alone}
     if recorded:
         with recording():
-            recording_ones = [_runner(parts, point, opened) for _ in range(CAPTURES)]
-        calls[Variant(RECORDED, point)] = [replay(runner) for runner in recording_ones]
+            recording_ones = [_runner(parts, footprint, opened) for _ in range(CAPTURES)]
+        calls[TimedPart(RECORDED, footprint)] = [replay(runner) for runner in recording_ones]
     return calls
 
 
-def _runner(parts: Parts, point: Footprint, opened: ExitStack) -> OverlappedRunner:
-    runner = parts.runner(dict(point.configs), point.point)
+def _runner(parts: CapturedParts, footprint: Footprint, opened: ExitStack) -> OverlappedRunner:
+    runner = parts.runner(dict(footprint.configs), footprint.point)
     opened.callback(runner.close)
     wrong = parts.wrong(parts.subject.network.taps, runner)
     if wrong is not None:
-        raise WrongAnswer(f"{point.name}: {wrong}; not timed")
+        raise WrongAnswer(f"{footprint.name}: {wrong}; not timed")
     return runner
 
 
 def _occupied(
-    parts: Parts,
-    points: Sequence[Footprint],
+    parts: CapturedParts,
+    footprints: Sequence[Footprint],
     replays: Sequence[Callable[[], object]],
     trunk_us: float,
     opened: ExitStack,
 ) -> dict[Footprint, Occupied]:
-    """Measure residency, of which ``trunk_us`` is the whole, and look up the other tiers; after all timing.
+    """Measure residency over the time of the trunk, and look up the other tiers; after all timing.
 
-    ``replays``: of each footprint one that was timed.
+    ``replays`` holds one timed replay of each footprint.
     """
     example = parts.subject.example
     runners, launches = [], []
-    for point in points:
+    for footprint in footprints:
         with recording() as recorded:
-            runners.append(_runner(parts, point, opened))
+            runners.append(_runner(parts, footprint, opened))
         launches.append(recorded[:-1])  # the last one waits for the trunk
     residency = [_residency(runner, example, of, trunk_us) for runner, of in zip(runners, launches, strict=True)]
     estimate = _estimated(replays, example)
     return {
-        point: Occupied(_theoretical(parts, point), said[:-1], found, sum(launch.programs for launch in of))
-        for point, of, said, found in zip(points, launches, estimate, residency, strict=True)
+        footprint: Occupied(
+            _theoretical(parts, footprint), estimates[:-1], found, sum(launch.programs for launch in of)
+        )
+        for footprint, of, estimates, found in zip(footprints, launches, estimate, residency, strict=True)
     }
 
 
 def _residency(
     runner: OverlappedRunner, example: torch.Tensor, launches: Sequence[Residency], trunk_us: float
-) -> list[Resident]:
+) -> list[MeasuredResidency]:
     device = example.device
     sm_count = torch.cuda.get_device_properties(device).multi_processor_count
     found = []
@@ -207,25 +212,26 @@ def _residency(
         for _ in range(_BACK_TO_BACK):
             runner(example)
         torch.cuda.synchronize(device)
-        said = [launch._replace(turns=launch.turns.cpu()) for launch in launches]
-        found.append(resident(said, sm_count, max_warps(device), trunk_us))
+        turned = [launch._replace(turns=launch.turns.cpu()) for launch in launches]
+        found.append(measured_residency(turned, sm_count, max_warps(device), trunk_us))
     return found
 
 
-def _estimated(replays: Sequence[Callable[[], object]], example: torch.Tensor) -> list[list[Estimate]]:
-    """Profile each replay once."""
+def _estimated(replays: Sequence[Callable[[], object]], example: torch.Tensor) -> list[list[ProfilerEstimate]]:
+    """Return the profiler's estimates; profiles each replay once."""
     order = iter([replays[0]] * WARM_UP + list(replays))
     with tempfile.TemporaryDirectory() as folder:
         trace = record_trace(lambda _x: next(order)(), example, len(replays), Path(folder) / "trace.json")
-    found = estimates(trace)
+    found = profiler_estimates(trace)
     if len(found) != len(replays):
         raise RuntimeError(f"the profiler saw {len(found)} of {len(replays)} replays with heads")
     return found
 
 
-def _theoretical(parts: Parts, point: Footprint) -> list[Theoretical]:
-    """Ask of the kernels that do not record, which are those that are timed."""
-    device = parts.subject.example.device
+def _theoretical(parts: CapturedParts, footprint: Footprint) -> list[TheoreticalOccupancy]:
+    """Return the bounds of the kernels that are timed, which do not record."""
+    device, taps = parts.subject.example.device, parts.subject.network.taps
+    beside = taps[: taps.index(footprint.point.forks[-1]) + 1]
     with torch.cuda.device(device), torch.no_grad():
-        launched = launch_beside(parts, point)
-    return [theoretical(one.compiled, device) for one in launched]
+        launched = parts.launch(dict(footprint.configs), footprint.point, beside)
+    return [theoretical_occupancy(one.compiled, device) for one in launched]

@@ -1,36 +1,32 @@
-"""Footprints on disk: a record each, all of a network in one run."""
+"""Records of footprints: one each, all of a network in one run."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ..measuring.cells import Cell
-from ..measuring.occupancy import TIERS, Active, Resident
-from ..overlap.parts import BARE, BOTH, HEADS
-from ..overlap.summary import hiding_efficiency
-from ..records.comparison import compare
+from ..measuring.occupancy import TIERS, MeasuredResidency
+from ..measuring.timers import PROTOCOL
+from ..overlap.captured_parts import BARE, BOTH, HEADS
+from ..overlap.metrics import hiding_efficiency
+from ..overlap.records import paired_parts
 from ..records.record import Record
 from ..records.spread import spread
 from ..records.summaries import as_json, network_record, summary
 from ..sweep.space import text
-from .footprints import BY_RULE, Footprint
-from .measure import CAPTURES, RECORDED, REPLAYS, ROUNDS, FootprintsMeasured, Occupied, Variant
-from .nsight_compute import Counted
-from .trunk_probe import HOLD_NS
+from .launch_variations import BY_RULE, Footprint
+from .measure import CAPTURES, RECORDED, REPLAYS, ROUNDS, FootprintsMeasured, Occupied, TimedPart
 
 #: The kind of these records.
 KIND = "footprint"
 
 
-def footprint_records(
-    cell: Cell, measured: FootprintsMeasured, counted: Counted, environment: Mapping[str, Any]
-) -> list[Record]:
-    """Return a record of each footprint of a network, what is by rule first.
+def footprint_records(cell: Cell, measured: FootprintsMeasured, environment: Mapping[str, Any]) -> list[Record]:
+    """Return a record of each footprint of a network, the one by rule first.
 
     Args:
         cell: the network.
-        measured: what was measured of it.
-        counted: what Nsight Compute says of these footprints.
+        measured: its times and occupancy.
         environment: see :class:`~auxhead.autotune.records.record.Record`.
     """
     run = secrets.token_hex(6)
@@ -39,9 +35,7 @@ def footprint_records(
         "rounds": ROUNDS,
         "repeat": measured.repeat,
         "residency_replays": REPLAYS,
-        "order": "interleaved, shuffled every round",
-        "l2": "warm, by the variant itself",
-        "clocks": "as found",
+        **PROTOCOL,
         **measured.protocol,
     }
     found = []
@@ -54,7 +48,7 @@ def footprint_records(
         if footprint in measured.failed:
             rest: dict[str, Any] = {"error": str(measured.failed[footprint])}
         else:
-            rest = _found(footprint, measured, counted)
+            rest = _found(footprint, measured)
         found.append(
             network_record(KIND, cell.as_json(), footprint.name, environment, run=run, protocol=protocol, **rest)
         )
@@ -68,38 +62,31 @@ def failed_record(cell: Cell, error: str, environment: Mapping[str, Any]) -> Rec
     )
 
 
-def _found(footprint: Footprint, measured: FootprintsMeasured, counted: Counted) -> dict[str, Any]:
+def _found(footprint: Footprint, measured: FootprintsMeasured) -> dict[str, Any]:
     times = measured.times
-    bare, both, heads = times[Variant(BARE)], times[Variant(BOTH, footprint)], times[Variant(HEADS, footprint)]
-    stretch = compare(both, bare)
-    interval = {"device_ratio": stretch.median_ratio, "low": stretch.low, "high": stretch.high}
-    paired: list[dict[str, Any]] = [
-        {"role": BARE, "device_us": summary(bare), **interval},
-        {"role": HEADS, "device_us": summary(heads)},
-    ]
-    recorded = times.get(Variant(RECORDED, footprint))
+    bare, both, heads = times[TimedPart(BARE)], times[TimedPart(BOTH, footprint)], times[TimedPart(HEADS, footprint)]
+    paired = paired_parts(bare, heads, both)
+    recorded = times.get(TimedPart(RECORDED, footprint))
     if recorded is not None:
         paired.append({"role": RECORDED, "device_us": summary(recorded)})
     occupied = measured.occupied[footprint]
     details: dict[str, Any] = {
         "hiding_efficiency": hiding_efficiency(bare, heads, both),
         "programs": occupied.programs,
-        "occupancy": _tiers(occupied, counted.active.get(footprint)),
+        "occupancy": _tiers(occupied),
     }
-    if footprint == measured.footprints[0]:
-        details["trunk_room"] = {"hold_us": HOLD_NS / 1e3, **measured.room._asdict()}
-    notes = [] if counted.absent is None else [counted.absent]
-    return {**as_json({"device_us": summary(both), "paired": paired, "measured": details}), "notes": notes}
+    timed: dict[str, Any] = as_json({"device_us": summary(both), "paired": paired, "measured": details})
+    return timed
 
 
-def _tiers(occupied: Occupied, active: Sequence[Active] | None) -> dict[str, Any]:
-    """Return what is known of each tier."""
+def _tiers(occupied: Occupied) -> dict[str, Any]:
+    """Return the occupancy of each tier."""
     found = {
         "theoretical": occupied.theoretical,
         "estimate": occupied.estimate,
         "residency": {
-            name: spread([float(getattr(one, name)) for one in occupied.residency]) for name in Resident._fields
+            name: spread([float(getattr(one, name)) for one in occupied.residency])
+            for name in MeasuredResidency._fields
         },
-        "ncu": active,
     }
     return {tier: found[tier] for tier in TIERS}

@@ -1,13 +1,12 @@
-"""Tables of footprints, a network each: what every footprint takes of the GPU, and what that costs the trunk."""
+"""Tables of footprint records: one a network, with the share of the GPU each footprint takes and the time it adds."""
 
-import json
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from ..records.record import Record, latest
+from ..records.grouping import latest_by_network, network_in_words
+from ..records.record import Record
 from ..records.tables import RecordTable
 
-#: Of every table; tiers of occupancy are named and never mixed.
+#: Columns of every table; tiers of occupancy are named and never mixed.
 COLUMNS = (
     "heads launched",
     "programs",
@@ -18,26 +17,17 @@ COLUMNS = (
     "warps, % (residency)",
     "warps of an SM, % (theoretical)",
     "warps, % (profiler's estimate)",
-    "warps of an SM, % (Nsight Compute)",
 )
 _TEXT_COLUMNS = 1
 
 
 def footprint_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return a table for each network and environment, of the last measurement of each footprint."""
-    groups: dict[tuple[Any, ...], list[Record]] = {}
-    for record in latest(one for one in records if one.kind == "footprint"):
-        groups.setdefault((json.dumps(record.cell, sort_keys=True), record.environment_key), []).append(record)
-    return [_table(group) for group in groups.values()]
+    return [_table(group) for group in latest_by_network(records, "footprint")]
 
 
 def _table(records: Sequence[Record]) -> RecordTable:
-    cell, environment = records[0].cell, records[0].environment
-    title = (
-        f"Footprints: {cell['model']} {cell['dtype']}, batch {cell['batch']}, {cell['classes']} classes, "
-        f"{len(cell['taps'])} heads ({cell['placement']}), {'x'.join(map(str, cell['input']))}; "
-        f"{environment.get('gpu')}, torch {environment.get('torch')}"
-    )
+    title = f"Footprints: {network_in_words(records[0])}"
     measured = [one for one in records if one.error is None]
     remarks = [f"{one.variant}: not measured: {one.error}" for one in records if one.error is not None]
     return RecordTable(title, COLUMNS, _TEXT_COLUMNS, [_row(one) for one in measured], [*_remarks(measured), *remarks])
@@ -57,7 +47,6 @@ def _row(record: Record) -> tuple[str, ...]:
         f"{100 * tiers['residency']['warps_share']['median']:.3f}",
         _of_launches([100 * one["share"] for one in tiers["theoretical"]], [False] * len(tiers["theoretical"])),
         _of_launches([one["percent"] for one in tiers["estimate"]], [one["known_zero"] for one in tiers["estimate"]]),
-        "-" if tiers["ncu"] is None else ", ".join(f"{one['percent']:.1f}" for one in tiers["ncu"]),
     )
 
 
@@ -73,15 +62,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         f"The trunk alone takes {bare:,.1f} us, launches leave it after {', '.join(records[0].protocol['forks'])}. "
         "Shares by residency are of the time that it takes and of all SMs; other tiers say one for each launch. "
         "0?: the profiler says 0 of a launch that runs.",
-        *dict.fromkeys(note for one in records for note in one.notes),
     ]
-    room = (records[0].measured or {}).get("trunk_room")
-    if room is not None:
-        left = [100 * one for one in room["by_sm"]]
-        lines.append(
-            f"The trunk alone leaves {sum(left) / len(left):.0f} % of the places for programs of one warp free, from "
-            f"{min(left):.0f} to {max(left):.0f} % by SM; asking took {100 * (room['stretch'] - 1):+.0f} % of its time."
-        )
     for record in records:
         own = next((pair for pair in record.paired if pair["role"] == "recorded"), None)
         if own is not None and record.device_us is not None:

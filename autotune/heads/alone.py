@@ -16,7 +16,7 @@ from ...kernels.head_view import HeadView, head_view
 from ...kernels.launch_config import LaunchConfig
 from ...model import FusedAuxHead
 from ...model.streams import stream_pair
-from ..measuring.peers import HeadSaid
+from ..measuring.peers import HeadAnswer
 from ..measuring.targets import ALONE
 
 #: What a launch returns.
@@ -119,12 +119,12 @@ class AloneHead:
                 return "two launches on the same input differ"
         return None
 
-    def wrong_answer(self, said: HeadOutput | HeadSaid) -> str | None:
+    def wrong_answer(self, said: HeadOutput | HeadAnswer) -> str | None:
         """Say what is wrong with one answer, the fused head's or a peer's, which may be less exact, or return None."""
         exact, off_by_pytorch = self._truth
         assert exact.probs is not None
         allowed = max(2.0 * off_by_pytorch, _FLOOR_ROUNDINGS * torch.finfo(said.confidence.dtype).eps)
-        if isinstance(said, HeadSaid) and said.confidence.dtype == torch.float32:
+        if isinstance(said, HeadAnswer) and said.confidence.dtype == torch.float32:
             allowed *= _PEERS_ROUNDING
         off = (said.confidence.double() - exact.confidence).abs().max().item()
         if isinstance(said, HeadOutput) and said.probs is not None:

@@ -19,7 +19,8 @@ from ...model.runners.captured_batch import CapturedBatch
 from ...model.runners.overlapped import OverlappedRunner
 from ...model.taps import listening
 from ..measuring.cells import NEVER
-from ..measuring.correctness import Answer, Comparison, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
+from ..measuring.correctness import Answer, Comparison, verdict
+from ..measuring.eager_truth import EagerTruth
 from ..measuring.subject import Subject
 from ..measuring.targets import NETWORK
 from .alone import AloneHead
@@ -111,29 +112,8 @@ class HeadsInSitu:
         )
 
     @cached_property
-    def _logits(self) -> list[list[Tensor]]:
-        """Of each input the logits of every exit, as the trunk gives them eagerly."""
-        classifier = self._trunk.classifier
-        return [
-            logits_of_exits(
-                self._trunk.module,
-                self._network.taps,
-                [head.logits for head in self.subject.heads],
-                x.contiguous(memory_format=self._trunk.memory_format),
-                None if classifier is None else classifier.logits,
-            )
-            for x in self.subject.inputs
-        ]
-
-    @cached_property
-    def _truths(self) -> dict[str, list[Truth]]:
-        """Of each exit pattern the truth for each input."""
-        rounding = measure_rounding(self._network, self.subject.inputs)
-        found = {}
-        for pattern in (NEVER, *self._network.taps):
-            with self.subject.exits(pattern):
-                found[pattern] = [eager_truth(logits, self.subject.heads, rounding) for logits in self._logits]
-        return found
+    def _truth(self) -> EagerTruth:
+        return EagerTruth(self._network, self._trunk, self.subject.inputs)
 
     def wrong(self, which: Sequence[str], runner: Callable[[Tensor], ExitResult | Answer]) -> str | None:
         """Say what is wrong with a captured network's answers where nothing and where all leaves at each of some taps.
@@ -143,9 +123,7 @@ class HeadsInSitu:
         comparison = Comparison()
         for pattern in (NEVER, *which):
             with self.subject.exits(pattern):
-                for x, truth in list(zip(self.subject.inputs, self._truths[pattern], strict=True))[:2]:
-                    said = runner(x)
-                    comparison.add(Answer(said.label, said.confidence.double(), said.exit_index), truth)
+                self._truth.compare(lambda x: Answer.of(runner(x)), comparison, inputs=2)
         return verdict(comparison.counts())
 
 

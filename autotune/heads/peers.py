@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from ...kernels import HeadOutput
-from ..measuring.peers import HeadSaid, NaiveHead
+from ..measuring.peers import HeadAnswer, NaiveHead
 from .alone import AloneHead
 
 FUSED, EAGER, COMPILED = "fused", "eager", "compiled"
@@ -19,7 +19,7 @@ FUSED, EAGER, COMPILED = "fused", "eager", "compiled"
 _WARM_UP = 3
 
 #: What answers for a head's input, as it is launched on the current stream.
-Launch = Callable[[], HeadOutput | HeadSaid]
+Launch = Callable[[], HeadOutput | HeadAnswer]
 
 
 def _fused(head: AloneHead) -> Launch:

@@ -1,4 +1,4 @@
-"""What the benchmark measures: networks by data type, batch, classes and placement of their heads."""
+"""Cells: the networks that are measured, by data type, batch, classes and placement of their heads."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,18 @@ STAGES = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4,
 
 #: The exit pattern in which every sample goes through to the classifier.
 NEVER = "never"
-#: The exit pattern of the thresholds that a user's model came with.
+#: The exit pattern given by the thresholds that a user's model came with.
 OWN = "own"
 #: The exit pattern in which so many percent of all samples leave at each of three taps, and last at the classifier.
 SHARES = "40/30/20/10"
 #: The placement of heads that ``SHARES`` is for.
 INNER_STAGES = "inner-stages"
-#: Of each placement that has one, the exit pattern in which samples of one batch leave at several exits.
+#: Exit patterns in which samples of one batch leave at several exits, by placement.
 MIXED = {INNER_STAGES: SHARES, "own": OWN}
 
 
 class Dtype(str, Enum):
-    """Data types by name."""
+    """Data types of weights and inputs, by name."""
 
     float16 = "float16"
     bfloat16 = "bfloat16"
@@ -30,7 +30,7 @@ class Dtype(str, Enum):
 
 
 class Placement(str, Enum):
-    """Where heads are."""
+    """Placements of heads in a torchvision ResNet."""
 
     blocks = "blocks"
     stages = "stages"
@@ -42,7 +42,7 @@ class Cell:
     """One network and batch; all variants of it are measured together."""
 
     model: str
-    """"resnet18", "resnet34", "resnet50", or where a user's factory is: "package.module:function"."""
+    """"resnet18", "resnet34", "resnet50", or a user's factory: "package.module:function"."""
     dtype: str
     batch: int
     classes: int
@@ -71,7 +71,7 @@ class Cell:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Cell":
-        """Return the cell that records hold so."""
+        """Return the cell that ``as_json`` gave."""
         return cls(**{**values, "taps": tuple(values["taps"]), "input": tuple(values["input"])})
 
 
@@ -122,9 +122,9 @@ def chosen_cells(
     classes: Sequence[int] = (),
     placements: Sequence[str] = (),
 ) -> list[Cell]:
-    """Return the cells of the matrix that fit what was asked for; nothing asked for fits all.
+    """Return the cells of the matrix that fit the values asked for; no value fits all.
 
-    A value that no cell left has takes the place of every cell's own: ``--model resnet50 --batch 8`` is measured though
+    A value that no remaining cell has replaces every cell's own: ``--model resnet50 --batch 8`` is measured though
     the core matrix holds ResNet-50 at batch 1 and 32 only.
     """
     matrix = quick_matrix() if quick else core_matrix()

@@ -1,22 +1,15 @@
-"""Whether a variant answers as the eager network does, sample by sample; what differs by rounding alone is counted."""
+"""Compares a variant's answers with the truth, sample by sample; what rounding explains is counted apart."""
 
-import copy
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...model import EarlyExitNetwork, FusedAuxHead
-from ...model.taps import listening
-
-#: Two right answers may differ by this many times the rounding error that the eager network was measured to have: each
-#: of them may be off by twice that (DESIGN.md's bound), on either side.
-ROUNDINGS = 4.0
+from ...model import ExitResult
 
 
 class Answer(NamedTuple):
-    """What a variant says about a batch of N."""
+    """A variant's answer for a batch of N."""
 
     label: Tensor
     """[N] int64."""
@@ -25,9 +18,14 @@ class Answer(NamedTuple):
     exit_index: Tensor
     """[N] int64; the number of taps for the classifier."""
 
+    @classmethod
+    def of(cls, result: "ExitResult | Answer") -> "Answer":
+        """Return the answer in a runner's result, confidences in float64."""
+        return cls(result.label, result.confidence.double(), result.exit_index)
+
 
 class Truth(NamedTuple):
-    """What the eager network says about a batch of N, and how sure that is."""
+    """The eager network's answer for a batch of N, and by how much rounding may change it."""
 
     answer: Answer
     near_threshold: Tensor
@@ -43,78 +41,8 @@ class Truth(NamedTuple):
         return self.near_threshold | (self.possible.sum(1) > 1)
 
 
-class Rounding(NamedTuple):
-    """How far the eager network is from itself in float64: the largest error of each exit over the inputs."""
-
-    logit: list[float]
-    confidence: list[float]
-
-
-def logits_of_exits(
-    module: nn.Module, taps: Sequence[str], heads: Sequence[Callable[[Tensor], Tensor]], x: Tensor,
-    classifier: Callable[[Tensor], Tensor] | None = None,
-) -> list[Tensor]:  # fmt: skip
-    """Run eagerly and return the logits [N, K] of every exit, the classifier's last."""
-    logits: list[Tensor] = []
-    with torch.no_grad(), listening(module, taps, lambda place, y: logits.append(heads[place](y))):
-        final = module(x)
-    return [*logits, final if classifier is None else classifier(final)]
-
-
-def measure_rounding(network: EarlyExitNetwork, inputs: Sequence[Tensor]) -> Rounding:
-    """Compare the eager network with a copy of it in float64."""
-    exact = copy.deepcopy(network).double()
-    logit = [0.0] * len(exact.heads) + [0.0]
-    confidence = list(logit)
-    rules = [head.rule for head in _fused(network)]
-    temperatures = [*(rule.temperature for rule in rules), 1.0]
-    for x in inputs:
-        found = logits_of_exits(network.backbone, network.taps, [head.logits for head in _fused(network)], x)
-        wide = x.double() if x.is_floating_point() else x
-        wanted = logits_of_exits(exact.backbone, exact.taps, [head.logits for head in _fused(exact)], wide)
-        for place, (had, want) in enumerate(zip(found, wanted, strict=True)):
-            step = 2.0 * _eps(had)
-            off = (had.double() - want).abs().max() + step * want.abs().max()
-            logit[place] = max(logit[place], off.item())
-            had, want = (_softmax(y, temperatures[place]).amax(1) for y in (had, want))
-            confidence[place] = max(confidence[place], (had - want).abs().max().item() + step)
-    return Rounding(logit, confidence)
-
-
-def eager_truth(logits: Sequence[Tensor], heads: Sequence[FusedAuxHead], rounding: Rounding) -> Truth:
-    """Let the first sure exit answer for each sample, by the heads' rules as they are now.
-
-    Args:
-        logits: [N, K] of every exit, as the trunk in question gives them eagerly.
-        heads: whose rules apply, for all exits but the last.
-        rounding: of the network.
-    """
-    samples, device = len(logits[0]), logits[0].device
-    open_, near_threshold = (torch.full((samples,), value, device=device) for value in (True, False))
-    possible = torch.zeros_like(logits[0], dtype=torch.bool)
-    label, exit_index = (torch.zeros(samples, dtype=torch.int64, device=device) for _ in range(2))
-    confidence, slack = (torch.zeros(samples, dtype=torch.float64, device=device) for _ in range(2))
-    for place, at_exit in enumerate(logits):
-        rule = heads[place].rule if place < len(heads) else None
-        sure = _softmax(at_exit, rule.temperature if rule else 1.0).amax(1)
-        leaves = open_.clone()
-        if rule is not None:
-            threshold = float(rule.threshold_tensor.item())
-            leaves &= sure > threshold
-            if 0.0 < threshold < 1.0:  # beyond the ends of the range nothing can be rounded
-                near_threshold |= open_ & ((sure - threshold).abs() <= ROUNDINGS * rounding.confidence[place])
-        below_first = at_exit.double().amax(1, keepdim=True) - at_exit.double()  # [N, K]
-        possible |= leaves[:, None] & (below_first <= ROUNDINGS * rounding.logit[place])
-        label = torch.where(leaves, at_exit.argmax(1), label)
-        exit_index = torch.where(leaves, place, exit_index)
-        confidence = torch.where(leaves, sure, confidence)
-        slack = torch.where(leaves, ROUNDINGS * rounding.confidence[place], slack)
-        open_ &= ~leaves
-    return Truth(Answer(label, confidence, exit_index), near_threshold, possible, slack)
-
-
 class Comparison:
-    """Counts over batches; nothing waits for the device until ``counts`` is asked."""
+    """Counts differences over batches; nothing waits for the device until ``counts`` is called."""
 
     def __init__(self) -> None:
         self._samples = 0
@@ -140,7 +68,7 @@ class Comparison:
         self._counted.append(torch.stack([mask.sum() for mask in counts]))
 
     def counts(self) -> dict[str, int]:
-        """Return the counts that a :class:`Record` holds; confidences only of right exits."""
+        """Return the counts that a :class:`Record` holds; confidences are compared where the exit is right."""
         total = torch.stack(self._counted).sum(0).tolist() if self._counted else [0, 0, 0, 0]
         names = ("differing", "differing_near", "near", "confidence_off")
         return {"samples": self._samples, **dict(zip(names, total, strict=True))}
@@ -154,18 +82,3 @@ def verdict(counts: dict[str, int]) -> str | None:
     if counts["confidence_off"]:
         return f"confidences differ from the eager network's: {counts['confidence_off']} of {counts['samples']} samples"
     return None if counts["samples"] else "nothing was compared"
-
-
-def _eps(logits: Tensor) -> float:
-    """The precision of what led to the logits: cuDNN may choose TF32 (10 bits) for one variant and not for another."""
-    if logits.is_cuda and logits.dtype == torch.float32 and torch.backends.cudnn.allow_tf32:
-        return 2.0**-10
-    return torch.finfo(logits.dtype).eps
-
-
-def _softmax(logits: Tensor, temperature: float) -> Tensor:
-    return torch.softmax(logits.double() / temperature, dim=1)
-
-
-def _fused(network: EarlyExitNetwork) -> list[FusedAuxHead]:
-    return [head for head in network.heads if isinstance(head, FusedAuxHead)]

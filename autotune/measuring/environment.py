@@ -1,4 +1,4 @@
-"""What a record's numbers belong to: the GPU, its driver and clocks, the versions, the commit."""
+"""Environment of a measurement, as records keep it: GPU, driver, clocks, versions, commit."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -15,8 +15,8 @@ def this_device(command: str, otherwise: str = "; `auxhead-tune table` needs non
     """Return the current CUDA device.
 
     Args:
-        command: that wants one.
-        otherwise: what can be done without, as the end of the error.
+        command: the command that wants one.
+        otherwise: end of the error, which says what can be done without.
 
     Raises:
         BadInput: there is none.
@@ -27,7 +27,7 @@ def this_device(command: str, otherwise: str = "; `auxhead-tune table` needs non
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return what does not change during a run; see :class:`Record`. Unknown is None."""
+    """Return the fields that do not change during a run; see :class:`Record`. Unknown ones are None."""
     return {
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "sm_count": torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None,
@@ -48,8 +48,8 @@ def clocks(device: torch.device) -> dict[str, float] | None:
         return None
     names = ("clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu", "power.draw")
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    said = output_of(["nvidia-smi", "-i", uuid, f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"])
-    values = (said or "").split(",")
+    output = output_of(["nvidia-smi", "-i", uuid, f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"])
+    values = (output or "").split(",")
     if len(values) != len(names):
         return None
     found = {}

@@ -1,6 +1,9 @@
-"""Why something was not measured: a variant that failed, or a CUDA context that is lost."""
+"""Failures of a measurement: a variant that was not timed, or a CUDA context that is lost."""
 
 from typing import NamedTuple
+
+#: Characters of an error's text that are kept.
+_MOST_SAID = 500
 
 
 class DeviceLost(RuntimeError):
@@ -8,16 +11,16 @@ class DeviceLost(RuntimeError):
 
 
 class Failure(NamedTuple):
-    """Why a configuration was not timed."""
+    """The reason why a variant was not timed; ``str`` of it is one line."""
 
     kind: str
-    """In a few words that others may have in common."""
+    """In a few words that other failures may have in common."""
     detail: str
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """Return what an error says, in one line."""
-        return cls(type(error).__name__, " ".join(str(error).split())[:300])
+        """Return an error's type and text, in one line."""
+        return cls(type(error).__name__, " ".join(str(error).split())[:_MOST_SAID])
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.detail}"

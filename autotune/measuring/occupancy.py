@@ -1,6 +1,6 @@
-"""How full launches of heads make the multiprocessors (SMs), in tiers that must not be mixed: ``TIERS`` says of each.
+"""Occupancy of the multiprocessors (SMs) by head launches, in tiers that must not be mixed; ``TIERS`` describes each.
 
-Only residency and what Nsight Compute reads are measured. Shares are from 0 to 1.
+Only residency is measured. Shares are from 0 to 1.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,9 +10,9 @@ import torch
 
 from ...kernels.residency import Residency
 from ..records.intervals import Interval, length, merged
-from .replay_trace import HEAD_KERNEL
+from .profiled_replays import HEAD_KERNEL
 
-#: What each tier is, and what it cannot see.
+#: Tiers of occupancy: how each comes about, and what it cannot show.
 TIERS = {
     "theoretical": "warps that programs of one launch could fill of an SM, by registers, shared memory and warps of "
     "the compiled kernel (cuOccupancyMaxActiveBlocksPerMultiprocessor): a bound, whatever else is there",
@@ -20,28 +20,26 @@ TIERS = {
     "launch of few programs rounds to 0, and more than 48 KB of shared memory is 0",
     "residency": "warps of head programs that were there, over time, of all that the SMs hold: measured in the kernel, "
     "by SM, start and end of each program; there, not necessarily issuing",
-    "ncu": "warps that were there of those that an SM holds, while it had any: sm__warps_active, measured by Nsight "
-    "Compute, of each launch by itself, since it lets none overlap",
 }
 
 
-class Theoretical(NamedTuple):
-    """Of one launch what registers, shared memory and warps allow."""
+class TheoreticalOccupancy(NamedTuple):
+    """Upper bound of one launch's occupancy, by its registers, shared memory and warps."""
 
     registers: int
-    """Of a thread."""
+    """Registers of a thread."""
     spills: int
     """Bytes that a thread spills."""
     shared_bytes: int
-    """Of a program."""
+    """Shared memory of a program."""
     num_warps: int
-    """Of a program."""
+    """Warps of a program."""
     programs_per_sm: int
     share: float
-    """Of an SM's warps."""
+    """Share of an SM's warps that these programs have."""
 
 
-def theoretical(compiled: Any, device: torch.device) -> Theoretical:
+def theoretical_occupancy(compiled: Any, device: torch.device) -> TheoreticalOccupancy:
     """Ask the driver how many programs of a kernel fit on an SM.
 
     Args:
@@ -60,7 +58,7 @@ def theoretical(compiled: Any, device: torch.device) -> Theoretical:
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"cuOccupancyMaxActiveBlocksPerMultiprocessor: {status.name}")
     share = fit * num_warps / max_warps(device)
-    return Theoretical(compiled.n_regs, compiled.n_spills, shared, num_warps, int(fit), share)
+    return TheoreticalOccupancy(compiled.n_regs, compiled.n_spills, shared, num_warps, int(fit), share)
 
 
 def max_warps(device: torch.device) -> int:
@@ -69,17 +67,17 @@ def max_warps(device: torch.device) -> int:
     return int(properties.max_threads_per_multi_processor // properties.warp_size)
 
 
-class Estimate(NamedTuple):
-    """Of one launch what the profiler prints."""
+class ProfilerEstimate(NamedTuple):
+    """The occupancy that torch.profiler prints of one launch."""
 
     percent: float
     known_zero: bool
-    """Whether it is 0, which no launch that runs is: it has more shared memory than the profiler reckons with, or few
-    programs."""
+    """True: the profiler says 0, which no launch that runs is; it has few programs, or more shared memory than the
+    profiler reckons with."""
 
 
-def estimates(trace: Mapping[str, Any]) -> list[list[Estimate]]:
-    """Return the profiler's estimates of head launches in a Chrome trace, by replay and both in the order of time."""
+def profiler_estimates(trace: Mapping[str, Any]) -> list[list[ProfilerEstimate]]:
+    """Return the profiler's estimates of the head launches in a Chrome trace: [replays][launches], in order of time."""
     by_replay: dict[Any, list[Mapping[str, Any]]] = {}
     for event in sorted(trace["traceEvents"], key=lambda event: float(event.get("ts", 0.0))):
         if event.get("cat") == "kernel" and event["name"].startswith(HEAD_KERNEL):
@@ -87,32 +85,34 @@ def estimates(trace: Mapping[str, Any]) -> list[list[Estimate]]:
     return [[_estimate(arguments) for arguments in launches] for launches in by_replay.values()]
 
 
-def _estimate(arguments: Mapping[str, Any]) -> Estimate:
+def _estimate(arguments: Mapping[str, Any]) -> ProfilerEstimate:
     percent = float(arguments["est. achieved occupancy %"])
-    return Estimate(percent, percent == 0.0)
+    return ProfilerEstimate(percent, percent == 0.0)
 
 
-class Resident(NamedTuple):
-    """What of the SMs head programs took, over a span of time."""
+class MeasuredResidency(NamedTuple):
+    """The share of the SMs that head programs took, over a span of time."""
 
     warps_share: float
-    """Warps of head programs by time, of all warps that the SMs hold: occupancy as measured in the kernel."""
+    """Warps of head programs, over time, of all warps that the SMs hold: occupancy as measured in the kernel."""
     sm_share: float
-    """Time that SMs had any head program at all, of the time of all SMs."""
+    """Time during which SMs held any head program, of the time of all SMs."""
     sms: int
     """SMs that had any."""
     us: float
-    """From the first program's start to the last one's end."""
+    """Time from the first program's start to the last one's end."""
 
 
-def resident(launches: Iterable[Residency], sm_count: int, sm_warps: int, span_us: float) -> Resident:
-    """Sum up what launches of one replay recorded.
+def measured_residency(
+    launches: Iterable[Residency], sm_count: int, sm_warps: int, span_us: float
+) -> MeasuredResidency:
+    """Return the share of the SMs that the launches of one replay took, by their own recording.
 
     Args:
         launches: with turns on the CPU.
         sm_count: SMs of the device.
-        sm_warps: that an SM holds.
-        span_us: what the shares are of, microseconds: the time of the trunk, say.
+        sm_warps: warps that an SM holds.
+        span_us: time that shares are of, microseconds: that of the trunk, for instance.
 
     Raises:
         ValueError: nothing was recorded, a program did not run, or its row makes no sense.
@@ -129,14 +129,9 @@ def resident(launches: Iterable[Residency], sm_count: int, sm_warps: int, span_u
     occupied = [merged(lane) for lane in lanes.values()]
     began, ended = min(lane[0][0] for lane in occupied), max(lane[-1][1] for lane in occupied)
     of_all = sm_count * span_us
-    return Resident(warps_us / (of_all * sm_warps), sum(map(length, occupied)) / of_all, len(lanes), ended - began)
-
-
-class Active(NamedTuple):
-    """Of one launch what Nsight Compute counts."""
-
-    percent: float
-    """Of the warps of an SM, those that were there on average while there were any; SMs without any do not count."""
+    return MeasuredResidency(
+        warps_us / (of_all * sm_warps), sum(map(length, occupied)) / of_all, len(lanes), ended - began
+    )
 
 
 def check_turns(launch: Residency, sm_count: int) -> None:

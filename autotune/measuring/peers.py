@@ -1,4 +1,4 @@
-"""What the runners are compared with: heads as people write them, plain graphs, truncated networks, torch.compile."""
+"""Peers that runners are compared with: heads as people write them, plain graphs, truncated networks, torch.compile."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -15,21 +15,22 @@ from ...model.taps import ForwardLeft, listening
 from .correctness import Answer
 
 
-class HeadSaid(NamedTuple):
-    """What one head says about N samples, without probabilities."""
+class HeadAnswer(NamedTuple):
+    """The answer of one head for N samples, without probabilities."""
 
     label: Tensor
     confidence: Tensor
     exit: Tensor
 
 
-class Said(NamedTuple):
-    """What a peer says: its heads one by one, unmerged (which is in the peers' favour), and its last exit."""
+class PeerAnswer(NamedTuple):
+    """The answer of a peer: its heads one by one, unmerged (which is in the peers' favour), and its last exit."""
 
-    heads: Sequence[HeadSaid | HeadOutput]
+    heads: Sequence[HeadAnswer | HeadOutput]
     last: Tensor | HeadOutput
-    """Logits [N, K], or what a fused head says."""
+    """Logits [N, K], or the answer of a fused head."""
     last_exit: int
+    """Its exit index."""
 
 
 class NaiveHead(nn.Module):
@@ -41,14 +42,14 @@ class NaiveHead(nn.Module):
         pool = nn.AdaptiveMaxPool2d if head.pool == "max" else nn.AdaptiveAvgPool2d
         self.classifier = nn.Sequential(pool(head.pool_size), nn.Flatten(), head.linear)
 
-    def forward(self, x: Tensor) -> HeadSaid:
+    def forward(self, x: Tensor) -> HeadAnswer:
         """Answer for a map [N, C, H, W], or for whatever the fused head takes."""
         plain = x.ndim == 4 and self.head.pool in ("avg", "max")
         logits = self.classifier(x) if plain else self.head.logits(x)
         if self.head.rule.temperature != 1.0:
             logits = logits / self.head.rule.temperature_tensor
         confidence, label = torch.softmax(logits, dim=1).max(dim=1)
-        return HeadSaid(label, confidence, confidence > self.head.rule.threshold_tensor)
+        return HeadAnswer(label, confidence, confidence > self.head.rule.threshold_tensor)
 
 
 #: The heads of a network, naive or fused.
@@ -60,44 +61,44 @@ def _last(trunk: Trunk, y: Tensor) -> Tensor | HeadOutput:
     return y if trunk.classifier is None else trunk.classifier(y)
 
 
-def bare(trunk: Trunk, taps: Sequence[str], x: Tensor) -> Said:
-    """Run without any head."""
-    return Said([], _last(trunk, trunk.module(x)), len(taps))
+def bare(trunk: Trunk, taps: Sequence[str], x: Tensor) -> PeerAnswer:
+    """Run the trunk without any head."""
+    return PeerAnswer([], _last(trunk, trunk.module(x)), len(taps))
 
 
-def in_line(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Said:
+def in_line(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> PeerAnswer:
     """Run every head on the stream of the trunk."""
-    said: list[Any] = []
-    with listening(trunk.module, taps, lambda place, y: said.append(heads[place](y))):
+    answers: list[Any] = []
+    with listening(trunk.module, taps, lambda index, y: answers.append(heads[index](y))):
         y = trunk.module(x)
-    return Said(said, _last(trunk, y), len(taps))
+    return PeerAnswer(answers, _last(trunk, y), len(taps))
 
 
-def forked(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Said:
+def forked(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> PeerAnswer:
     """Run every head on the low-priority stream; for a capture, which keeps what the side stream still reads."""
     main, side = torch.cuda.current_stream(x.device), stream_pair(x.device).side
-    said: list[Any] = []
+    answers: list[Any] = []
     held: list[Tensor] = []
 
-    def on_tap(place: int, y: Tensor) -> None:
+    def on_tap(index: int, y: Tensor) -> None:
         side.wait_stream(main)
         held.append(y)
         with torch.cuda.stream(side):
-            said.append(heads[place](y))
+            answers.append(heads[index](y))
 
     with listening(trunk.module, taps, on_tap):
         last = _last(trunk, trunk.module(x))
     main.wait_stream(side)
-    return Said(said, last, len(taps))
+    return PeerAnswer(answers, last, len(taps))
 
 
-def truncated(trunk: Trunk, taps: Sequence[str], heads: Heads, stop_at: int, x: Tensor) -> Said:
-    """Run up to a tap and let its head answer: the least that an exit there can cost."""
-    said: list[Any] = []
+def truncated(trunk: Trunk, taps: Sequence[str], heads: Heads, stop_at: int, x: Tensor) -> PeerAnswer:
+    """Run up to a tap and let its head answer: a lower bound of what an exit there costs."""
+    answers: list[Any] = []
 
-    def on_tap(place: int, y: Tensor) -> None:
-        if place == stop_at:
-            said.append(heads[place](y))
+    def on_tap(index: int, y: Tensor) -> None:
+        if index == stop_at:
+            answers.append(heads[index](y))
             raise ForwardLeft
 
     try:
@@ -105,18 +106,18 @@ def truncated(trunk: Trunk, taps: Sequence[str], heads: Heads, stop_at: int, x: 
             trunk.module(x)
     except ForwardLeft:
         pass
-    return Said([], said[0], stop_at)
+    return PeerAnswer([], answers[0], stop_at)
 
 
-def with_item(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Said:
-    """Ask the device after every head whether all samples are sure, and leave if so: what people write."""
-    said: list[Any] = []
+def with_item(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> PeerAnswer:
+    """Ask the device after every head whether all samples are sure, and leave if so, as people write early exit."""
+    answers: list[Any] = []
     sure: Tensor | None = None
 
-    def on_tap(place: int, y: Tensor) -> None:
+    def on_tap(index: int, y: Tensor) -> None:
         nonlocal sure
-        said.append(heads[place](y))
-        sure = said[-1].exit if sure is None else sure | said[-1].exit
+        answers.append(heads[index](y))
+        sure = answers[-1].exit if sure is None else sure | answers[-1].exit
         if sure.all().item():
             raise ForwardLeft
 
@@ -124,11 +125,11 @@ def with_item(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Sai
         with listening(trunk.module, taps, on_tap):
             y = trunk.module(x)
     except ForwardLeft:
-        return Said(said[:-1], HeadOutput(None, *said[-1]), len(said) - 1)
-    return Said(said, _last(trunk, y), len(taps))
+        return PeerAnswer(answers[:-1], HeadOutput(None, *answers[-1]), len(answers) - 1)
+    return PeerAnswer(answers, _last(trunk, y), len(taps))
 
 
-class Graph:
+class GraphedPeer:
     """A function of one tensor in a CUDA graph of its own: copies the input in, replays, clones the last exit's answer.
 
     The clone is what the runners pay for as well: an answer that the next call does not write over.
@@ -136,7 +137,7 @@ class Graph:
 
     def __init__(
         self,
-        function: Callable[[Tensor], Said],
+        function: Callable[[Tensor], PeerAnswer],
         example: Tensor,
         memory_format: torch.memory_format = torch.preserve_format,
     ) -> None:
@@ -144,16 +145,16 @@ class Graph:
         self._input = example.clone(memory_format=memory_format)
         self._graph = torch.cuda.CUDAGraph()
         with torch.no_grad(), torch.cuda.graph(self._graph, stream=stream_pair(example.device).trunk):
-            self._said = function(self._input)
+            self._answer = function(self._input)
 
-    def __call__(self, x: Tensor) -> Said:
-        """Answer for a batch like the example; what heads before the last exit say is valid until the next call."""
+    def __call__(self, x: Tensor) -> PeerAnswer:
+        """Answer for a batch like the example; answers of heads before the last exit are valid until the next call."""
         self._input.copy_(x)
         self.replay()
-        return self._said._replace(last=_owned(self._said.last))
+        return self._answer._replace(last=_owned(self._answer.last))
 
     def replay(self) -> None:
-        """Replay on the input that is there, and do nothing else."""
+        """Replay on the input of the last call, and do nothing else."""
         self._graph.replay()
 
 
@@ -169,34 +170,34 @@ class Compiled:
         self._last_exit = len(network.taps)
 
     @torch.no_grad()
-    def __call__(self, x: Tensor) -> Said:
-        """Answer for a batch like the first; what the heads say is valid until the next call."""
+    def __call__(self, x: Tensor) -> PeerAnswer:
+        """Answer for a batch like the first; answers of the heads are valid until the next call."""
         torch.compiler.cudagraph_mark_step_begin()
         heads, logits = self._compiled(x) if self._heads else ([], self._compiled(x))
         if len(heads) != self._heads:  # samples that leave at the classifier would not show it
-            raise RuntimeError(f"torch.compile left out heads: {len(heads)} of {self._heads} said something")
-        return Said(heads, logits.clone(), self._last_exit)
+            raise RuntimeError(f"torch.compile left out heads: {len(heads)} of {self._heads} answered")
+        return PeerAnswer(heads, logits.clone(), self._last_exit)
 
 
 class _HeadsInForward(nn.Module):
-    """A backbone whose taps call their heads for good: hooks that are there before compilation are compiled in."""
+    """A backbone whose taps call their heads by permanent hooks: hooks set before compilation are compiled in."""
 
     def __init__(self, network: EarlyExitNetwork, heads: Sequence[NaiveHead]) -> None:
         super().__init__()
         self.backbone = copy.deepcopy(network.backbone)
         self.heads = nn.ModuleList(heads)
-        self._said: list[HeadSaid] = []
+        self._answers: list[HeadAnswer] = []
         for tap, head in zip(network.taps, heads, strict=False):
             self.backbone.get_submodule(tap).register_forward_hook(partial(self._on_tap, head))
 
     def _on_tap(self, head: NaiveHead, _module: nn.Module, _inputs: Any, y: Tensor) -> None:
-        self._said.append(head(y))
+        self._answers.append(head(y))
 
-    def forward(self, x: Tensor) -> tuple[list[HeadSaid], Tensor]:
+    def forward(self, x: Tensor) -> tuple[list[HeadAnswer], Tensor]:
         logits = self.backbone(x)
-        said = list(self._said)
-        self._said.clear()
-        return said, logits
+        answers = list(self._answers)
+        self._answers.clear()
+        return answers, logits
 
 
 def _owned(last: Tensor | HeadOutput) -> Tensor | HeadOutput:
@@ -207,16 +208,16 @@ def _owned(last: Tensor | HeadOutput) -> Tensor | HeadOutput:
     return last._replace(probs=last.probs.clone())
 
 
-def merged(said: Said) -> Answer:
-    """Let the first sure exit answer for each sample; outside of what is timed."""
-    last = said.last
+def merged_answer(peer: PeerAnswer) -> Answer:
+    """Let the first sure exit answer for each sample; not part of what is timed."""
+    last = peer.last
     if isinstance(last, Tensor):
         confidence, label = torch.softmax(last.double(), dim=1).max(dim=1)
     else:
         confidence, label = last.confidence if last.probs is None else last.probs.amax(dim=1), last.label
-    answer = Answer(label, confidence.double(), torch.full_like(label, said.last_exit))
-    for place in reversed(range(len(said.heads))):
-        head = said.heads[place]
-        earlier = Answer(head.label, head.confidence.double(), torch.full_like(label, place))
+    answer = Answer(label, confidence.double(), torch.full_like(label, peer.last_exit))
+    for index in reversed(range(len(peer.heads))):
+        head = peer.heads[index]
+        earlier = Answer(head.label, head.confidence.double(), torch.full_like(label, index))
         answer = Answer(*(torch.where(head.exit, new, old) for new, old in zip(earlier, answer, strict=True)))
     return answer

@@ -1,4 +1,4 @@
-"""What a sweep shows while it runs."""
+"""Progress of a sweep on the terminal: share done, time left, best so far, failures."""
 
 import time
 from collections import Counter
@@ -10,22 +10,19 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 
 class Status(NamedTuple):
-    """How far a sweep is."""
+    """Progress of a sweep at one moment."""
 
     done: float
     """Share of all targets, from 0 to 1."""
     doing: str
     best: str
-    """Of the target under way; empty if nothing was measured yet."""
+    """Best so far of the target under way; empty if nothing was measured yet."""
     failures: Counter[str]
-    """Of all targets, by kind."""
+    """Failures of all targets, by kind."""
 
 
 class SweepProgress:
-    """How far a sweep is, about how long the rest takes, what is best so far, and what failed and why.
-
-    A bar on a terminal, elsewhere a line for each thing that is measured.
-    """
+    """Shows a bar on a terminal, elsewhere a line for each thing that is measured."""
 
     def __init__(self, console: Console) -> None:
         """Show on ``console``."""
@@ -51,13 +48,13 @@ class SweepProgress:
             self._progress.stop()
 
     def show(self, status: Status) -> None:
-        """Show what begins."""
-        said = [status.doing]
+        """Show what begins now."""
+        parts = [status.doing]
         if status.best:
-            said.append(f"best so far {status.best}")
+            parts.append(f"best so far {status.best}")
         if status.failures:
-            said.append(f"failed: {failures_in_words(status.failures)}")
-        line = "; ".join(said)
+            parts.append(f"failed: {failures_in_words(status.failures)}")
+        line = "; ".join(parts)
         self._done = max(self._done, status.done)  # some work goes back to what was done with
         left = self._left()
         if self._progress is not None and self._task is not None:

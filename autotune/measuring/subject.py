@@ -1,4 +1,4 @@
-"""What a cell's variants run: the network with its random weights, or a user's own, and random inputs."""
+"""Subjects of measurements: a cell's network with random weights, or a user's own, and random inputs."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,9 +18,9 @@ from .cells import MIXED, OWN, SHARES, Cell
 SEED = 0
 #: Spread of the logits over samples: wide enough that labels and confidences tell one input from another.
 LOGIT_SPREAD = 3.0
-#: What the last batch-norm of a residual block multiplies by.
+#: Scale of the last batch-norm of a residual block.
 RESIDUAL_SCALE = 0.2
-#: Samples that the statistics of random weights are set with.
+#: Samples by which the batch-norm statistics of random weights are set.
 SAMPLES = 64
 
 
@@ -41,15 +41,15 @@ class Subject:
     @property
     def heads(self) -> list[FusedAuxHead]:
         """The heads, in the order of the taps."""
-        return [head for head in self.network.heads if isinstance(head, FusedAuxHead)]
+        return self.network.fused_heads
 
     @cached_property
     def share_thresholds(self) -> list[float]:
-        """The thresholds of the heads by which the shares of ``SHARES`` hold over all inputs together."""
+        """Thresholds of the heads with which the shares of ``SHARES`` hold over all inputs together."""
         with torch.no_grad():
             by_input = [
-                torch.stack([(y.double() / head.rule.temperature).softmax(1).amax(1) for y, head in said])
-                for said in (zip(self.network.logits(x), self.heads, strict=False) for x in self.inputs)
+                torch.stack([(y.double() / head.rule.temperature).softmax(1).amax(1) for y, head in exits])
+                for exits in (zip(self.network.logits(x), self.heads, strict=False) for x in self.inputs)
             ]
         return thresholds_of_shares(torch.cat(by_input, dim=1), [int(share) for share in SHARES.split("/")])
 
@@ -62,7 +62,7 @@ class Subject:
 
     @contextmanager
     def exits(self, pattern: str) -> Iterator[None]:
-        """While open, samples leave as ``pattern`` says."""
+        """Let samples leave as ``pattern`` says until the context ends."""
         if pattern == OWN:
             yield
             return
@@ -71,7 +71,7 @@ class Subject:
 
     @contextmanager
     def thresholds(self, values: Sequence[float]) -> Iterator[None]:
-        """While open, heads have these thresholds, written in place, so nothing is recaptured."""
+        """Give heads these thresholds until the context ends; written in place, so that nothing is recaptured."""
         rules = [head.rule for head in self.heads]
         before = [(rule.threshold, rule.enabled) for rule in rules]
         try:
@@ -156,13 +156,13 @@ def thresholds_of_shares(confidence: Tensor, shares: Sequence[int]) -> list[floa
 
 
 def _inputs_for(cell: Cell) -> int:
-    """At least two inputs, so that an answer for the one before shows, and some 16 samples; tens where exits mix."""
+    """Return at least two, so that an answer for the input before shows, some 16 samples, and tens where exits mix."""
     inputs = max(2, 16 // cell.batch)
     return -(-inputs // 10) * 10 if MIXED.get(cell.placement) == SHARES else inputs
 
 
 def is_factory(model: str) -> bool:
-    """Whether ``--model`` names a user's factory."""
+    """Return whether ``--model`` names a user's factory."""
     return ":" in model
 
 

@@ -1,9 +1,10 @@
-"""A small interleaved timer: variants take turns, so that a drifting clock or a busy host touches them alike."""
+"""Times variants in turns on a CUDA device, so that a drifting clock or a busy host touches all of them alike."""
 
 import itertools
 import random
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -13,11 +14,15 @@ from ..records.spread import Spread, spread
 
 #: Fresh graphs of whatever is timed in one.
 CAPTURES = 5
-#: Rounds of each capture of what decides between variants.
+#: Rounds of each capture in measurements that decide between variants.
 FINAL_ROUNDS = 20
-
+#: Facts of every measurement made with these timers, as records keep them.
+PROTOCOL = {"order": "interleaved, shuffled every round", "l2": "warm, by the variant itself", "clocks": "as found"}
 
 Key = TypeVar("Key", bound=Hashable)
+#: A variant as it is timed, and the result of a timer.
+Timed = TypeVar("Timed")
+Times = TypeVar("Times")
 
 
 class Timing(NamedTuple):
@@ -88,12 +93,78 @@ class VariantFailed(RuntimeError):
 
 
 class Samples(NamedTuple):
-    """Timed calls of one variant in microseconds, capture by capture."""
+    """Timed calls of one variant in microseconds: [captures][calls]."""
 
     device: list[list[float]]
-    """What one call takes on the device when calls follow back to back."""
+    """Device time of one call when calls follow back to back."""
     host: list[list[float]]
     """Wall time of one request, from an idle device until the caller's stream has the answer."""
+    call: list[list[float]]
+    """The part of ``host`` until the call returns, which is earlier unless the call waits for the device."""
+
+
+class _Events:
+    """Two events on the current stream, and the clock of the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def wait_for_device(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def request(self, call: Callable[[Tensor], object], x: Tensor) -> tuple[float, float]:
+        """Return the wall time of a call until it returns, and until its answer is there."""
+        began = time.perf_counter()
+        kept = call(x)
+        returned = time.perf_counter()
+        self._end.record()
+        self._end.synchronize()
+        answered = time.perf_counter()
+        del kept  # freed outside the timed part
+        return (returned - began) * 1e6, (answered - began) * 1e6
+
+    def back_to_back(self, call: Callable[..., object], *arguments: Tensor, repeat: int) -> float:
+        """Return the device time of one call, after one that keeps the device busy while the next is launched."""
+        call(*arguments)
+        self._start.record()
+        for _ in range(repeat):
+            call(*arguments)
+        self._end.record()
+        self._end.synchronize()
+        return self._start.elapsed_time(self._end) * 1e3 / repeat
+
+
+@contextmanager
+def _naming(name: Any) -> Iterator[None]:
+    """Say which variant raised."""
+    try:
+        yield
+    except Exception as error:
+        raise VariantFailed(name) from error
+
+
+def time_those_that_run(
+    variants: dict[Key, Timed],
+    timed: Callable[[Mapping[Key, Timed]], Times],
+    failed: Callable[[Key, Timed, BaseException], None],
+) -> Times | None:
+    """Time variants together; one that raises meanwhile is taken out, told of, and the rest begins again.
+
+    Args:
+        variants: what to time, by name; those that raise are removed.
+        timed: calls one of the timers below.
+        failed: is told of each that raised, and the error.
+
+    Returns:
+        What ``timed`` returns; None if no variant is left.
+    """
+    while variants:
+        try:
+            return timed(variants)
+        except VariantFailed as failure:
+            failed(failure.name, variants.pop(failure.name), failure.__cause__ or failure)
+    return None
 
 
 def time_captures(
@@ -124,38 +195,24 @@ def time_captures(
     Raises:
         VariantFailed: a call raised.
     """
-    names = list(variants)
-    device = inputs[0].device
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    samples = {name: Samples([[] for _ in calls], [[] for _ in calls]) for name, calls in variants.items()}
-    order = random.Random(0)
+    names, events, order = list(variants), _Events(inputs[0].device), random.Random(0)
+    samples = {
+        name: Samples([[] for _ in calls], [[] for _ in calls], [[] for _ in calls]) for name, calls in variants.items()
+    }
     for turn in range(-warm_up, rounds):
         x = inputs[turn % len(inputs)]
         for name in order.sample(names, len(names)):
             capture = turn % len(variants[name])
             call = variants[name][capture]
-            host_us = []
-            try:
+            with _naming(name):
                 call(x)
-                torch.cuda.synchronize(device)
-                for _ in range(requests):
-                    began = time.perf_counter()
-                    kept = call(x)
-                    end.record()
-                    end.synchronize()
-                    host_us.append((time.perf_counter() - began) * 1e6)
-                    del kept  # freed outside the timed part
-                call(x)
-                start.record()
-                for _ in range(repeat):
-                    call(x)
-                end.record()
-                end.synchronize()
-            except Exception as error:
-                raise VariantFailed(name) from error
+                events.wait_for_device()
+                waited = [events.request(call, x) for _ in range(requests)]
+                device_us = events.back_to_back(call, x, repeat=repeat)
             if turn >= 0:
-                samples[name].host[capture] += host_us
-                samples[name].device[capture].append(start.elapsed_time(end) * 1e3 / repeat)
+                samples[name].host[capture] += [answered for _, answered in waited]
+                samples[name].call[capture] += [returned for returned, _ in waited]
+                samples[name].device[capture].append(device_us)
     return samples
 
 
@@ -165,35 +222,27 @@ def time_rounds(
     """Time all captures of all variants in every round, in another order each time; see ``time_captures``.
 
     Args:
-        variants: of each its captures, which join their streams to the current one.
+        variants: captures by variant; they join their streams to the current one.
         device: a CUDA device.
         rounds: of each capture; one more is not timed.
         repeat: calls between two events, back to back.
 
     Returns:
-        Of each variant what one call takes on the device, microseconds: [captures][rounds].
+        By variant, device time of one call in microseconds: [captures][rounds].
 
     Raises:
         VariantFailed: a call raised.
     """
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    calls = [(name, place, call) for name, captures in variants.items() for place, call in enumerate(captures)]
+    events, order = _Events(device), random.Random(0)
+    calls = [(name, index, call) for name, captures in variants.items() for index, call in enumerate(captures)]
     found: dict[Key, list[list[float]]] = {name: [[] for _ in captures] for name, captures in variants.items()}
-    order = random.Random(0)
     for turn in range(-1, rounds):
-        for name, place, call in order.sample(calls, len(calls)):
-            try:
-                torch.cuda.synchronize(device)
-                call()
-                start.record()
-                for _ in range(repeat):
-                    call()
-                end.record()
-                end.synchronize()
-            except Exception as error:
-                raise VariantFailed(name) from error
+        for name, index, call in order.sample(calls, len(calls)):
+            with _naming(name):
+                events.wait_for_device()
+                device_us = events.back_to_back(call, repeat=repeat)
             if turn >= 0:
-                found[name][place].append(start.elapsed_time(end) * 1e3 / repeat)
+                found[name][index].append(device_us)
     return found
 
 

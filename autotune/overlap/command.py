@@ -1,4 +1,4 @@
-"""The command ``auxhead-tune overlap``."""
+"""Options of the command ``auxhead-tune overlap``."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""What runs beside what in an overlapped network, on a GPU: times without a profiler, then replays under it."""
+"""Measures overlap on a GPU: times of trunk, heads and both without a profiler, then replays under it."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from ...model.trunk.fused_convolution import fastest_convolutions
 from ..heads.alone import CHAIN
 from ..heads.measure import BLOCK_US
 from ..measuring.cells import NEVER
-from ..measuring.replay_trace import Replay, read_replays
-from ..measuring.request_trace import activities, record_trace
+from ..measuring.profiled_replays import Replay, read_replays
+from ..measuring.profiled_requests import activities, record_trace
 from ..measuring.subject import Subject
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS, time_rounds
 from ..records.comparison import Timings
-from .parts import BARE, BOTH, HEADS, Parts
-from .sm_lanes import RecordedReplay, recorded_replay
+from .captured_parts import BARE, BOTH, HEADS, CapturedParts
+from .head_programs import RecordedReplay, recorded_replay
 
 #: Profiled replays of the bare trunk and of the whole network.
 REPLAYS = 20
@@ -29,22 +29,22 @@ REPLAYS = 20
 
 @dataclass(frozen=True)
 class OverlapMeasured:
-    """What was measured of one network."""
+    """Times and replays of one network."""
 
     times: dict[str, Timings]
-    """Of each part what it takes without a profiler, back to back: microseconds, [captures][rounds]."""
+    """Times by part, without a profiler and back to back: microseconds, [captures][rounds]."""
     profiled: dict[str, list[float]]
-    """Of the first capture of ``BARE`` and ``BOTH`` the same under the profiler, [rounds]."""
+    """Times of the first captures of ``BARE`` and ``BOTH`` under the profiler: microseconds, [rounds]."""
     replays: dict[str, list[Replay]]
-    """``REPLAYS`` of these captures in the profiler's trace, each from an idle device."""
+    """``REPLAYS`` replays of these captures in the profiler's trace, each from an idle device."""
     recorded: list[RecordedReplay]
-    """``REPLAYS`` of a capture of ``BOTH`` whose heads record where their programs run, likewise."""
+    """``REPLAYS`` of a capture of ``BOTH`` whose heads record where their programs run."""
     forks: tuple[str, ...]
     """Taps after which launches of heads leave the trunk."""
     repeat: int
     """Calls back to back between two events."""
     notes: tuple[str, ...]
-    """What was done to the trunk."""
+    """Changes made to the backbone, in sentences."""
 
 
 def measure_overlap(subject: Subject, begins: Callable[[str, float], None]) -> OverlapMeasured:
@@ -63,10 +63,10 @@ def measure_overlap(subject: Subject, begins: Callable[[str, float], None]) -> O
     example = subject.example
     with ExitStack() as opened, fastest_convolutions(len(example)), subject.exits(NEVER):
         begins("trunk", 0.1)
-        parts = Parts(subject, opened)
+        parts = CapturedParts(subject, opened)
         calls: dict[str, list[Callable[[], object]]] = {}
-        for place, (name, capture) in enumerate(parts.capture.items()):
-            begins(f"captures of {name}", 0.2 + 0.2 * place)
+        for index, (name, capture) in enumerate(parts.capture.items()):
+            begins(f"captures of {name}", 0.2 + 0.2 * index)
             calls[name] = [capture() for _ in range(CAPTURES)]
         begins("timing", 0.8)
         first = time_rounds({BARE: calls[BARE][:1]}, example.device, rounds=2, repeat=2)
@@ -103,14 +103,14 @@ def _profiled_replays(name: str, call: Callable[[], object], example: Tensor) ->
 def _recorded_replays(
     call: Callable[[], object], launches: Sequence[Residency], example: Tensor
 ) -> list[RecordedReplay]:
-    said: list[list[Residency]] = []
+    recordings: list[list[Residency]] = []
 
     def keep() -> None:
         call()
-        said.append(
+        recordings.append(
             [launch._replace(turns=launch.turns.to("cpu", copy=True)) for launch in launches]
         )  # each replay writes them anew
 
     replays = _profiled_replays("recorded", keep, example)
     sm_count = torch.cuda.get_device_properties(example.device).multi_processor_count
-    return [recorded_replay(replay, of, sm_count) for replay, of in zip(replays, said[-REPLAYS:], strict=True)]
+    return [recorded_replay(replay, of, sm_count) for replay, of in zip(replays, recordings[-REPLAYS:], strict=True)]

@@ -1,4 +1,4 @@
-"""Overlap on disk: a summary of each network measured, and the kernels of one of its replays."""
+"""Records of overlap: a summary of each network measured, and the kernels of one of its replays."""
 
 import secrets
 import statistics
@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..measuring.cells import Cell
-from ..measuring.replay_trace import Replay
-from ..measuring.timers import CAPTURES, FINAL_ROUNDS
-from ..records.comparison import compare
+from ..measuring.profiled_replays import Replay
+from ..measuring.timers import CAPTURES, FINAL_ROUNDS, PROTOCOL
+from ..records.comparison import Timings, compare
 from ..records.record import Record
 from ..records.spread import spread
 from ..records.summaries import as_json, network_record, summary
+from .captured_parts import BARE, BOTH, HEADS, TRUNK_KIND
 from .measure import REPLAYS, OverlapMeasured
-from .parts import BARE, BOTH, HEADS, TRUNK_KIND
-from .summary import KernelStretch, hiding_efficiency, kernel_stretches, median_replay, overlap_of, spreads
+from .metrics import KernelStretch, hiding_efficiency, kernel_stretches, median_replay, overlap_of, spreads
 
 #: The kinds of these records.
 KIND, TIMELINE = "overlap", "timeline"
-#: What is measured.
+#: The variant of these records.
 VARIANT = f"overlapped@{TRUNK_KIND}"
 
 
@@ -31,9 +31,9 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
         environment: see :class:`~auxhead.autotune.records.record.Record`.
     """
     replays = measured.replays[BOTH]
-    # shown is one whose heads recorded their programs, so that all of it is of one replay
-    place = median_replay([one.replay for one in measured.recorded])
-    drawn, programs, clocks_differ_us = measured.recorded[place]
+    # the replay shown is one whose heads recorded their programs, so that all of it is of one replay
+    index = median_replay([one.replay for one in measured.recorded])
+    drawn, programs, clocks_differ_us = measured.recorded[index]
     recording = _span_us([one.replay for one in measured.recorded]) / _span_us(replays)
     notes = list(measured.notes)
     kernels: list[KernelStretch] = []
@@ -41,21 +41,16 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
         kernels = kernel_stretches(measured.replays[BARE], replays)
     except ValueError as error:
         notes.append(f"No stretch by kernel: {error}.")
-    stretch = compare(measured.times[BOTH], measured.times[BARE])
-    interval = {"device_ratio": stretch.median_ratio, "low": stretch.low, "high": stretch.high}
-    paired = [
-        {"role": BARE, "device_us": summary(measured.times[BARE]), **interval},
-        {"role": HEADS, "device_us": summary(measured.times[HEADS])},
-    ]
+    trunk, heads, both = (measured.times[part] for part in (BARE, HEADS, BOTH))
     details = {
         **spreads([overlap_of(replay) for replay in replays]),
         "bare_span_us": spread([overlap_of(replay).span_us for replay in measured.replays[BARE]]),
-        "hiding_efficiency": hiding_efficiency(*(measured.times[part] for part in (BARE, HEADS, BOTH))),
+        "hiding_efficiency": hiding_efficiency(trunk, heads, both),
         "inflation": {name: _inflation(measured, name) for name in (BARE, BOTH)},
         "kernels": kernels,
     }
     timeline = {
-        "replay": place + 1,
+        "replay": index + 1,
         **overlap_of(drawn)._asdict(),
         "coverage": overlap_of(drawn).coverage,
         "kernels": drawn,
@@ -70,15 +65,29 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
         "replays": REPLAYS,
         "trunk_kind": TRUNK_KIND,
         "forks": list(measured.forks),
-        "order": "interleaved, shuffled every round",
-        "l2": "warm, by the variant itself",
-        "clocks": "as found",
+        **PROTOCOL,
     }
     common = {"run": secrets.token_hex(6), "protocol": how, "notes": notes}
-    timed = as_json({"device_us": summary(measured.times[BOTH]), "paired": paired, "measured": details})
+    timed = as_json({"device_us": summary(both), "paired": paired_parts(trunk, heads, both), "measured": details})
     return [
         network_record(KIND, cell.as_json(), VARIANT, environment, **timed, **common),
         network_record(TIMELINE, cell.as_json(), VARIANT, environment, measured=as_json(timeline), **common),
+    ]
+
+
+def paired_parts(trunk: Timings, heads: Timings, both: Timings) -> list[dict[str, Any]]:
+    """Return the parts of a network that it is compared with: its trunk alone, with the ratio to it, and its heads.
+
+    Args:
+        trunk: microseconds of the trunk alone, [captures][rounds].
+        heads: of all heads alone, one launch after another.
+        both: of the network with its heads.
+    """
+    stretch = compare(both, trunk)
+    interval = {"device_ratio": stretch.median_ratio, "low": stretch.low, "high": stretch.high}
+    return [
+        {"role": BARE, "device_us": summary(trunk), **interval},
+        {"role": HEADS, "device_us": summary(heads)},
     ]
 
 

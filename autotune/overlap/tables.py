@@ -1,15 +1,16 @@
-"""Tables of overlap, one a network: what happened, in words and units; made without torch, anywhere."""
+"""Tables of overlap records: one a network, with times, shares and the kernels that heads slow down most."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..records.grouping import network_in_words
 from ..records.record import Record, latest
 from ..records.tables import RecordTable
 
-#: Of every table.
+#: Columns of every table.
 COLUMNS = ("measured", "what", "unit", "median", "20th to 80th percentile")
 _TEXT_COLUMNS = 3
-#: How the numbers came about.
+#: First column: whether a profiler was on.
 _TIMED, _TRACED = "no profiler", "profiler"
 #: Kernels of the trunk that are named.
 _NAMED_KERNELS = 3
@@ -23,12 +24,7 @@ def overlap_tables(records: Iterable[Record]) -> list[RecordTable]:
 
 
 def _table(record: Record) -> RecordTable:
-    cell, environment = record.cell, record.environment
-    title = (
-        f"Overlap: {cell['model']} {cell['dtype']}, batch {cell['batch']}, {cell['classes']} classes, "
-        f"{len(cell['taps'])} heads ({cell['placement']}), {'x'.join(map(str, cell['input']))}; "
-        f"{environment.get('gpu')}, torch {environment.get('torch')}"
-    )
+    title = f"Overlap: {network_in_words(record)}"
     if record.error is not None or record.measured is None or record.device_us is None:
         return RecordTable(title, COLUMNS, _TEXT_COLUMNS, [], [f"Not measured: {record.error}"])
     found, parts = record.measured, {pair["role"]: pair for pair in record.paired}

@@ -1,10 +1,10 @@
-"""The command ``auxhead-tune pareto``."""
+"""Options of the command ``auxhead-tune pareto``."""
 
 import gc
 import hashlib
 import secrets
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -17,15 +17,14 @@ from ...model.demo.small_resnet import ARCHITECTURE
 from ...model.images import normalise
 from ...model.training.data_sets import Split, load_source
 from ...model.trunk.fused_convolution import fastest_convolutions
-from ..bench.measure import paired_with
-from ..bench.variants import TRUNKS, Variant
-from ..measuring.environment import clocks, environment, this_device
+from ..bench.variants import TRUNKS
+from ..measuring.environment import this_device
 from ..measuring.subject import Subject, own_cell
-from ..records.record import BadRecord, Record, append_record, read_records, records_path, utc_now
-from ..records.summaries import summary
+from ..records.record import BadRecord, append_record, read_records, records_path
 from ..records.tables import print_tables, wide_console
 from .demo_splits import demo_splits
-from .measure import Outcome, Pareto, Point, operating_points
+from .measure import Pareto, operating_points
+from .records import pareto_records
 from .tables import KIND, pareto_tables
 
 
@@ -70,8 +69,8 @@ def pareto(
                 try:
                     for point in points:
                         console.print(f"batch {size}: {point.exits}")
-                        outcomes = measured.measure(point)
-                        for record in _records(measured, subject, point, outcomes, about, run):
+                        results = measured.measure(point)
+                        for record in pareto_records(measured, subject, point, results, about, run):
                             append_record(where, record)
                 finally:
                     measured.close()
@@ -83,7 +82,7 @@ def pareto(
 
 
 def _subject(loaded: Checkpoint, test: Split, batch: int, device: torch.device) -> Subject:
-    """The test split in batches, the last one filled up with the first pictures."""
+    """Return the test split in batches, the last one filled up with the first pictures."""
     count = -(-len(test.labels) // batch) * batch
     pixels: Tensor = torch.cat([test.pixels] * -(-count // len(test.labels)))[:count]
     inputs = tuple(
@@ -91,58 +90,3 @@ def _subject(loaded: Checkpoint, test: Split, batch: int, device: torch.device) 
         for chunk in pixels.split(batch)
     )
     return Subject(own_cell(ARCHITECTURE, loaded.network, inputs[0]), loaded.network, inputs)
-
-
-def _records(
-    measured: Pareto, subject: Subject, point: Point, outcomes: dict[str, Outcome], about: dict[str, Any], run: str
-) -> list[Record]:
-    device = subject.example.device
-    where = {**environment(device), "clocks": clocks(device)}
-    times = {
-        name: (summary(one.samples.host), summary(one.samples.device))
-        for name, one in outcomes.items()
-        if one.samples is not None
-    }
-
-    def record(variant: Variant) -> Record:
-        one = outcomes[variant.name]
-        timed: dict[str, Any] = {}
-        if one.samples is not None:
-            host, of_device = times[variant.name]
-            timed = {"host_us": host, "device_us": of_device, "paired": paired_with(variant, times)}
-            for pair in timed["paired"]:
-                baseline = outcomes[pair["variant"]].mean_host_us
-                assert baseline is not None and one.mean_host_us is not None
-                pair["mean_host_us"], pair["mean_host_ratio"] = baseline, one.mean_host_us / baseline
-            timed["measured"] = {
-                "samples": measured.samples,
-                "accuracy": one.accuracy,
-                "mean_host_us": one.mean_host_us,
-            }
-        return Record(
-            kind=KIND,
-            cell=subject.cell.as_json(),
-            exits=point.exits,
-            variant=variant.name,
-            run=run,
-            utc=utc_now(),
-            environment=where,
-            protocol={
-                "rounds": measured.rounds,
-                "captures": variant.captures,
-                "inputs": len(subject.inputs),
-                "repeat": 1,
-                "order": "interleaved, shuffled every round",
-                "l2": "warm, by the variant itself",
-                "clocks": "as found",
-                "thresholds": dict(zip(subject.network.taps, point.thresholds, strict=True)),
-                "samples_by_exit": measured.samples_by_exit(point, variant),
-                **about,
-            },
-            correctness=one.counts,
-            notes=measured.notes(variant),
-            error=one.error,
-            **timed,
-        )
-
-    return [record(variant) for variant in measured.variants]

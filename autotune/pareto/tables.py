@@ -1,10 +1,9 @@
-"""Tables of accuracy against latency: a line a set of thresholds and variant; made without torch, anywhere."""
+"""Tables of accuracy against time to the answer: one a network, a row for each set of thresholds and variant."""
 
-import json
 from collections.abc import Iterable
-from typing import Any
 
-from ..records.record import Record, latest
+from ..records.grouping import latest_by_network
+from ..records.record import Record
 from ..records.tables import RecordTable
 
 #: The kind of these records.
@@ -24,10 +23,7 @@ _TEXT_COLUMNS = 2
 
 def pareto_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return one table for each cell and environment, of the last measurement of each variant."""
-    groups: dict[tuple[Any, ...], list[Record]] = {}
-    for record in latest(record for record in records if record.kind == KIND):
-        groups.setdefault((json.dumps(record.cell, sort_keys=True), record.environment_key), []).append(record)
-    return [_table(group) for group in groups.values()]
+    return [_table(group) for group in latest_by_network(records, KIND)]
 
 
 def _table(records: list[Record]) -> RecordTable:

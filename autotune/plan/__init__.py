@@ -1,4 +1,4 @@
-"""``auxhead-tune plan``: what ``exits="auto"`` measures for a network, what it chooses, and why.
+"""``auxhead-tune plan``: measures and prints the choice that ``exits="auto"`` makes for a network.
 
 In: a network. Out: tables of all candidates.
 """

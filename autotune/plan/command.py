@@ -1,4 +1,4 @@
-"""The command ``auxhead-tune plan``: what ``exits="auto"`` measures for a network, what it chooses, and why."""
+"""Options of the command ``auxhead-tune plan``, and the table of what ``exits="auto"`` measured, chose and why."""
 
 import dataclasses
 import statistics

@@ -8,14 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...model import EarlyExitNetwork, ExitResult, make_runner, make_trunk
+from ...model import EarlyExitNetwork, make_runner, make_trunk
 from ...model.bad_input import BadInput
 from ...model.checkpoint import load_checkpoint
 from ...model.commands.user_model import UserModel
 from ...model.images import normalise, open_image, to_pixels
-from ..measuring.correctness import Answer, Comparison, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
-from ..measuring.peers import NaiveHead, merged, with_item
-from ..measuring.request_trace import HostTimes, RequestProfile, profile_requests, steady_state_problems, time_requests
+from ..measuring.correctness import Answer, Comparison, verdict
+from ..measuring.eager_truth import EagerTruth
+from ..measuring.peers import NaiveHead, merged_answer, with_item
+from ..measuring.profiled_requests import WARM_UP, RequestProfile, profile_requests, steady_state_problems
+from ..measuring.timers import Samples, time_captures
 
 BEFORE, AFTER = "before", "after"
 
@@ -25,7 +27,8 @@ class BeforeAndAfter:
     """What was found for one network and one batch; each by ``BEFORE`` and ``AFTER``."""
 
     profiles: dict[str, RequestProfile]
-    times: dict[str, HostTimes]
+    times: dict[str, Samples]
+    """Without a profiler, which outlives its use and slows later launches down; one capture each."""
     counts: dict[str, dict[str, int]]
     """How samples compared with the eager network, as records count them: before on the backbone as it is, after on the
     same trunk as the runner."""
@@ -65,41 +68,25 @@ def compare(
         heads = [NaiveHead(head) for head in network.fused_heads]
         before = torch.no_grad()(partial(with_item, backbone, network.taps, heads))
         calls: dict[str, Callable[[Tensor], object]] = {BEFORE: before, AFTER: runner}
-        truths = {BEFORE: _truth(network, "as_is", x), AFTER: _truth(network, trunk, x)}
-        answers = {BEFORE: merged(before(x)), AFTER: _answer(runner(x))}
+        own = EagerTruth(network, make_trunk(network.backbone, network.taps, x, trunk), [x])
+        compared: dict[str, tuple[EagerTruth, Callable[[Tensor], Answer]]] = {
+            BEFORE: (EagerTruth(network, backbone, [x]), lambda x: merged_answer(before(x))),
+            AFTER: (own, lambda x: Answer.of(runner(x))),
+        }
         counts = {}
-        for name, truth in truths.items():
+        for name, (truth, answer) in compared.items():
             comparison = Comparison()
-            comparison.add(answers[name], truth)
+            truth.compare(answer, comparison)
             counts[name] = comparison.counts()
             wrong = verdict(counts[name])
             if wrong is not None:
                 raise RuntimeError(f"{name}: {wrong}; not timed")
-        exit_index = truths[AFTER].answer.exit_index
-        samples = torch.bincount(exit_index.cpu(), minlength=len(network.taps) + 1).tolist()
-        times = time_requests(calls, x, requests)
+        captures = {name: [call] for name, call in calls.items()}
+        times = time_captures(captures, [x], rounds=requests, warm_up=WARM_UP, repeat=1)
         profiles = {name: profile_requests(call, x, requests, out / f"{name}.json") for name, call in calls.items()}
     finally:
         runner.close()
-    return BeforeAndAfter(profiles, times, counts, dict(zip([*network.taps, "classifier"], samples, strict=True)))
-
-
-def _truth(network: EarlyExitNetwork, trunk: str, x: Tensor) -> Truth:
-    """What the eager network says on a trunk."""
-    made = make_trunk(network.backbone, network.taps, x, trunk)
-    heads = network.fused_heads
-    logits = logits_of_exits(
-        made.module,
-        network.taps,
-        [head.logits for head in heads],
-        x.contiguous(memory_format=made.memory_format),
-        None if made.classifier is None else made.classifier.logits,
-    )
-    return eager_truth(logits, heads, measure_rounding(network, [x]))
-
-
-def _answer(result: ExitResult) -> Answer:
-    return Answer(result.label, result.confidence, result.exit_index)
+    return BeforeAndAfter(profiles, times, counts, own.samples_by_exit())
 
 
 def demo_model(checkpoint: Path, batch: int) -> tuple[UserModel, str]:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..measuring.cells import OWN, Cell
-from ..measuring.request_trace import WARM_UP, RequestProfile
+from ..measuring.profiled_requests import WARM_UP, RequestProfile
+from ..measuring.timers import PROTOCOL
 from ..records.record import Record, utc_now
 from ..records.spread import spread
 from .measure import AFTER, BEFORE, BeforeAndAfter
@@ -26,7 +27,7 @@ def profile_records(found: BeforeAndAfter, cell: Cell, runner: str, environment:
         environment: see :class:`~auxhead.autotune.records.record.Record`.
     """
     run = secrets.token_hex(6)
-    answers = {name: _summary(times.answer_us) for name, times in found.times.items()}
+    answers = {name: _summary(times.host[0]) for name, times in found.times.items()}
     before = {"role": BEFORE, "variant": NAIVE, "host_us": answers[BEFORE]["median"]}
     before["host_ratio"] = answers[AFTER]["median"] / answers[BEFORE]["median"]
     return [
@@ -41,14 +42,13 @@ def profile_records(found: BeforeAndAfter, cell: Cell, runner: str, environment:
             protocol={
                 "requests": found.profiles[name].requests,
                 "warm_up": WARM_UP,
-                "order": "interleaved without a profiler, then one after the other under it",
-                "l2": "warm",
-                "clocks": "as found",
+                **PROTOCOL,
+                "order": f"{PROTOCOL['order']}, without a profiler; then one after the other under it",
                 "samples_by_exit": found.samples_by_exit,
             },
             host_us={**answers[name], "captures": [answers[name]["median"]]},
             paired=[before] if name == AFTER else [],
-            measured={"call_us": _summary(found.times[name].call_us), **_of_profile(found.profiles[name])},
+            measured={"call_us": _summary(found.times[name].call[0]), **_of_profile(found.profiles[name])},
             correctness=found.counts[name],
             notes=found.problems if name == AFTER else [],
         )

@@ -100,10 +100,9 @@ class Record:
     bare_us and both_us, medians over replays.
 
     Of a footprint: hiding_efficiency as of overlap; programs, of all launches beside the trunk; and occupancy, by tier
-    (``measuring.occupancy.TIERS``): theoretical, estimate and ncu, of each of these launches in order, and
-    residency, of all of them together, each with median, p20 and p80 over replays. Only ncu may be None. Of what is by
-    rule also trunk_room, what the bare trunk leaves free for programs of one warp that each stay for hold_us: by_sm
-    and by_time, shares of the idle_programs that an SM of the idle GPU holds, and stretch, of the trunk by the probe.
+    (``measuring.occupancy.TIERS``): theoretical and estimate, of each of these launches in order, and residency, of
+    all of them together, each with median, p20 and p80 over replays. Older records also hold the tier ncu and
+    trunk_room, which nothing reads any more.
 
     Of a timeline: replay, its number; coverage and the others as above, but plain numbers, of this replay; kernels in
     order: name, role ("trunk", "side" of heads beside it, "join" of the launch that waits for both), stream, start_us
@@ -114,7 +113,7 @@ class Record:
     those rounding explains, the confidence being that close to a threshold or the two classes to each other; near: how
     many samples lie that close at all; confidence_off: those that are too sure or not enough."""
     notes: list[str] = field(default_factory=list)
-    """In sentences; of a profile what keeps the runner from a steady state, of a footprint why a tier is absent."""
+    """In sentences; of a profile what keeps the runner from a steady state."""
     error: str | None = None
     """Why there are no numbers; None where there are."""
     schema: str = SCHEMA

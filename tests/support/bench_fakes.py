@@ -4,9 +4,9 @@ import importlib
 
 import torch
 from auxhead.autotune.bench.measure import run_cell
-from auxhead.autotune.bench.selection import Plan, unsettled
-from auxhead.autotune.bench.variants import Capture, Factories
-from auxhead.autotune.measuring.peers import bare, merged
+from auxhead.autotune.bench.selection import BenchOptions, unsettled
+from auxhead.autotune.bench.variants import BuiltVariant, Factories
+from auxhead.autotune.measuring.peers import bare, merged_answer
 from auxhead.autotune.measuring.subject import subject_of
 from auxhead.autotune.measuring.timers import Samples
 from auxhead.autotune.records.record import read_records
@@ -16,7 +16,7 @@ from support.pretended_gpu import ENVIRONMENT
 
 bench = importlib.import_module("auxhead.autotune.bench.measure")
 
-segments = importlib.import_module("auxhead.autotune.bench.segments_floor")
+segments = importlib.import_module("auxhead.autotune.bench.lower_bound")
 
 variants = importlib.import_module("auxhead.autotune.bench.variants")
 
@@ -74,7 +74,7 @@ class EagerSegments:
     launched = []
 
     def __init__(self, trunk, taps, example):
-        self.answer = lambda x: merged(bare(trunk, taps, x))
+        self.answer = lambda x: merged_answer(bare(trunk, taps, x))
         size = len(example)
         self.graphs = [Launched(size, place) for place in range(len(taps) + 1)]
 
@@ -85,7 +85,7 @@ class Launched:
 
 
 def faked_plan(out, monkeypatch):
-    """Plan records in ``out``.
+    """BenchOptions records in ``out``.
 
     Graphs are called eagerly, and a variant takes as many microseconds as its name has letters.
     """
@@ -94,22 +94,23 @@ def faked_plan(out, monkeypatch):
         return {
             name: Samples(
                 device=[[float(len(name))] * rounds for _ in captures],
-                host=[[2.0 * len(name) + place] * rounds * requests for place, _ in enumerate(captures)],
+                host=(host := [[2.0 * len(name) + place] * rounds * requests for place, _ in enumerate(captures)]),
+                call=host,
             )
             for name, captures in calls.items()
         }
 
     monkeypatch.setattr(bench, "time_captures", time_captures)
-    monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, workshop: Capture(function, merged))
+    monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, context: BuiltVariant(function, merged_answer))
     monkeypatch.setattr(segments, "SegmentGraphs", EagerSegments)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(Runner, "open", 0)
     monkeypatch.setattr(Runner, "shift", 0)
     monkeypatch.setattr(AutoRunner, "rules", [])
-    return Plan(out, ENVIRONMENT, 5, WANTED, factories=Factories(make_runner, None))
+    return BenchOptions(out, ENVIRONMENT, 5, WANTED, factories=Factories(make_runner, None))
 
 
 def run(subject, plan):
-    for _, units in unsettled([subject.cell], plan):
-        run_cell(subject, units, plan)
+    for _, runs in unsettled([subject.cell], plan):
+        run_cell(subject, runs, plan)
     return read_records(plan.out) if plan.out.exists() else []

@@ -1,21 +1,18 @@
 """Fakes for footprints: a network that never runs, whose heads cost more the more room they take."""
 
-from auxhead.autotune.footprint.footprints import footprints
-from auxhead.autotune.footprint.measure import RECORDED, FootprintsMeasured, Occupied, Variant
-from auxhead.autotune.footprint.nsight_compute import Counted
+from auxhead.autotune.footprint.launch_variations import footprints_to_measure
+from auxhead.autotune.footprint.measure import RECORDED, FootprintsMeasured, Occupied, TimedPart
 from auxhead.autotune.footprint.records import footprint_records
-from auxhead.autotune.footprint.trunk_probe import Room
 from auxhead.autotune.heads.forks import NetworkPoint
 from auxhead.autotune.measuring.cells import resnet_cell
 from auxhead.autotune.measuring.failures import Failure
-from auxhead.autotune.measuring.occupancy import Active, Estimate, Resident, Theoretical
+from auxhead.autotune.measuring.occupancy import MeasuredResidency, ProfilerEstimate, TheoreticalOccupancy
 from auxhead.kernels.head_shape import HeadShape
 from support.pretended_gpu import ENVIRONMENT
 
 CELL = resnet_cell("resnet18", "float16", 1, 10, "stages")
 FORKS = ("layer1", "layer3")
 TRUNK_US = 160.0
-NOT_COUNTED = Counted({}, "Nsight Compute's tier is absent: there is no ncu on the PATH.")
 
 
 def shapes(batch=1, classes=10):
@@ -33,34 +30,32 @@ def measured(batch=1, fails=None, added=lambda share: 0.5 + 4000.0 * share):
     ``fails`` names a footprint that does not run.
     """
     by_tap = shapes(batch)
-    points = footprints(list(by_tap.values()), NetworkPoint(FORKS))
+    points = footprints_to_measure(list(by_tap.values()), NetworkPoint(FORKS))
     failed = {point: Failure("OutOfResources", "registers") for point in points if point.name == fails}
-    times = {Variant("trunk"): _times(TRUNK_US)}
+    times = {TimedPart("trunk"): _times(TRUNK_US)}
     occupied = {}
     for point in (point for point in points if point not in failed):
         programs = sum(config.programs(shape.view, 10).total for shape, config in point.configs)
         warps = sum(config.num_warps for _, config in point.configs) / len(point.configs)
         share = programs * warps * 2.0 / (132 * 64 * TRUNK_US)
         cost = added(share) * (1.0 if point.point.trunk_first else 3.0)
-        times[Variant("both", point)] = _times(TRUNK_US + cost)
-        times[Variant("heads", point)] = _times(12.0)
-        theoretical = [Theoretical(96, 0, 2048, int(warps), 5, 0.3125)] * 2
-        residency = [Resident(share * part, 20 * share * part, 40, 30.0) for part in (0.9, 1.0, 1.1)]
-        occupied[point] = Occupied(theoretical, [Estimate(0.0, True), Estimate(3.0, False)], residency, programs)
-    times[Variant(RECORDED, points[0])] = _times(TRUNK_US * 1.02)
-    room = Room([0.75] * 66 + [0.25] * 66, [0.5] * 20, 32.0, 1.25)
-    return FootprintsMeasured(by_tap, points, times, occupied, room, failed, 6, {"trunk": "feed", "forks": [*FORKS]})
+        times[TimedPart("both", point)] = _times(TRUNK_US + cost)
+        times[TimedPart("heads", point)] = _times(12.0)
+        theoretical = [TheoreticalOccupancy(96, 0, 2048, int(warps), 5, 0.3125)] * 2
+        residency = [MeasuredResidency(share * part, 20 * share * part, 40, 30.0) for part in (0.9, 1.0, 1.1)]
+        occupied[point] = Occupied(
+            theoretical, [ProfilerEstimate(0.0, True), ProfilerEstimate(3.0, False)], residency, programs
+        )
+    times[TimedPart(RECORDED, points[0])] = _times(TRUNK_US * 1.02)
+    return FootprintsMeasured(by_tap, points, times, occupied, failed, 6, {"trunk": "feed", "forks": [*FORKS]})
 
 
 def _times(us):
     return [[us, us, us], [us * 1.001, us * 1.001, us * 1.001]]
 
 
-def records(batch=1, percent=None, **changes):
-    """What is kept of it; ``percent`` is what Nsight Compute counts of its launches, if there is any."""
-    cell = resnet_cell("resnet18", "float16", batch, 10, "stages")
-    found = measured(batch, **changes)
-    counted = NOT_COUNTED
-    if percent is not None:
-        counted = Counted({point: [Active(one) for one in percent] for point in found.occupied}, None)
-    return footprint_records(cell, found, counted, ENVIRONMENT)
+def records(batch=1, **changes):
+    """What is kept of it."""
+    return footprint_records(
+        resnet_cell("resnet18", "float16", batch, 10, "stages"), measured(batch, **changes), ENVIRONMENT
+    )

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from auxhead.autotune.measuring.correctness import logits_of_exits
+from auxhead.autotune.measuring.eager_truth import logits_of_exits
 from auxhead.model import (
     CompactingRunner,
     EagerRunner,

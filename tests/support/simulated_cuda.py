@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from auxhead.autotune.bench import segments_floor as segments
+from auxhead.autotune.bench import lower_bound as segments
 from auxhead.autotune.heads import alone as alone_head
 from auxhead.model.runners import capture, checks, graph_runner
 from auxhead.model.runners import compacting as compacting_runner
@@ -54,6 +54,12 @@ class _Event:
 
     def elapsed_time(self, _end: object) -> float:
         return 1.0
+
+
+def simulated_events(patch: pytest.MonkeyPatch) -> None:
+    """Let timers run on the CPU until the test of ``patch`` ends: each device time is a millisecond."""
+    patch.setattr(torch.cuda, "Event", _Event)
+    patch.setattr(torch.cuda, "synchronize", lambda _device=None: None)
 
 
 class _Streams:

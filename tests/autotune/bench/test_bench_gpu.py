@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from auxhead.autotune.bench.lower_bound import SegmentsLowerBound
 from auxhead.autotune.bench.measure import run_cell
-from auxhead.autotune.bench.segments_floor import SegmentsFloor
-from auxhead.autotune.bench.selection import Plan, unsettled
+from auxhead.autotune.bench.selection import BenchOptions, unsettled
 from auxhead.autotune.measuring.cells import Cell
-from auxhead.autotune.measuring.correctness import Comparison, eager_truth, logits_of_exits, measure_rounding, verdict
+from auxhead.autotune.measuring.correctness import Comparison, verdict
+from auxhead.autotune.measuring.eager_truth import logits_of_exits, measure_rounding, truth_of_logits
 from auxhead.autotune.measuring.environment import clocks, environment
-from auxhead.autotune.measuring.peers import Graph, NaiveHead, bare, forked, in_line, merged, truncated
+from auxhead.autotune.measuring.peers import GraphedPeer, NaiveHead, bare, forked, in_line, merged_answer, truncated
 from auxhead.autotune.measuring.subject import Subject, build_subject
 from auxhead.autotune.measuring.timers import VariantFailed, time_captures
 from auxhead.autotune.records.record import read_records
@@ -80,16 +81,16 @@ def test_graphs_answer_as_the_eager_network(dtype: str, peer: object, device: to
     }[peer]
     with torch.no_grad():
         function(subject.example)
-    graph = Graph(function, subject.example)
+    graph = GraphedPeer(function, subject.example)
     rounding = measure_rounding(subject.network, subject.inputs)
     right, stale = Comparison(), Comparison()
     pattern = "layer2" if peer is truncated else "never"
     with subject.exits(pattern):
         for x in subject.inputs:
             logits = logits_of_exits(trunk.module, taps, [head.logits for head in subject.heads], x)
-            truth = eager_truth(logits, subject.heads, rounding)
-            right.add(merged(graph(x)), truth)
-            stale.add(merged(graph(subject.example)), truth)
+            truth = truth_of_logits(logits, subject.heads, rounding)
+            right.add(merged_answer(graph(x)), truth)
+            stale.add(merged_answer(graph(subject.example)), truth)
     assert verdict(right.counts()) is None, right.counts()
     assert verdict(stale.counts()) is not None  # an answer for another input is told from rounding
 
@@ -108,7 +109,7 @@ def test_the_segments_of_the_floor_are_those_of_the_trunk(kind: str, device: tor
         exits = [network(x).exit_index for x in subject.inputs]
     left = torch.bincount(torch.cat(exits), minlength=4).tolist()
     assert all(abs(found - wanted) <= 2 for found, wanted in zip(left, [32, 24, 16, 8], strict=True)), left  # rounding
-    floor = SegmentsFloor(trunk, network.taps, subject.inputs, exits, (1, 2, 4, 8))
+    floor = SegmentsLowerBound(trunk, network.taps, subject.inputs, exits, (1, 2, 4, 8))
     comparison = Comparison()
     classifier = None if trunk.classifier is None else trunk.classifier.logits
     heads = [head.logits for head in subject.heads]
@@ -116,21 +117,21 @@ def test_the_segments_of_the_floor_are_those_of_the_trunk(kind: str, device: tor
         for _ in range(2):
             for x in subject.inputs:
                 logits = logits_of_exits(trunk.module, network.taps, heads, x, classifier)
-                comparison.add(floor.answer(floor(x)), eager_truth(logits, subject.heads, rounding))
+                comparison.add(floor.answer(floor(x)), truth_of_logits(logits, subject.heads, rounding))
     assert verdict(comparison.counts()) is None, comparison.counts()
 
 
 def test_auto_and_the_floor_of_mixed_exits_are_measured(tmp_path: Path, device: torch.device) -> None:
     subject = small_mixed_subject(device)
-    plan = Plan(
+    plan = BenchOptions(
         tmp_path / "records.jsonl",
         environment(device),
         rounds=4,
         wanted=("auto@cudnn",),
         exits=("never", "40*"),
     )
-    ((_, units),) = unsettled([subject.cell], plan)
-    run_cell(subject, units, plan)
+    ((_, runs),) = unsettled([subject.cell], plan)
+    run_cell(subject, runs, plan)
     records = read_records(plan.out)
     assert [(one.variant, one.error) for one in records if one.error] == []
     measured = {(one.exits, one.variant): one for one in records}

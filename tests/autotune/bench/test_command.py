@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.autotune.bench.selection import Plan, units_of
+from auxhead.autotune.bench.selection import BenchOptions, pattern_runs
 from auxhead.autotune.measuring.cells import core_matrix
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.records.tables import COLUMNS, as_markdown, bench_tables
@@ -152,4 +152,4 @@ def test_records_of_the_repository_can_be_read():
     for path in (Path(__file__).parents[3] / "autotune" / "records").rglob("*.jsonl"):
         records = read_records(path)
         assert records and all(json.dumps(record.cell) for record in records)
-    assert units_of(core_matrix()[0], Plan(Path("x"), ENVIRONMENT), [])
+    assert pattern_runs(core_matrix()[0], BenchOptions(Path("x"), ENVIRONMENT), [])

@@ -1,36 +1,30 @@
 """The benchmark without a GPU: what it builds, checks, records and skips; only clock and graphs are fakes."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 import torch
 from auxhead.autotune.bench.selection import unsettled
-from auxhead.autotune.bench.variants import Capture, Factories
+from auxhead.autotune.bench.variants import BuiltVariant, Factories
 from auxhead.autotune.measuring.cells import NEVER, SHARES
-from auxhead.autotune.measuring.correctness import Comparison, eager_truth, measure_rounding, verdict
 from auxhead.autotune.measuring.failures import DeviceLost
-from auxhead.autotune.measuring.peers import Compiled, HeadSaid, NaiveHead, in_line, merged, with_item
+from auxhead.autotune.measuring.peers import NaiveHead, merged_answer
 from auxhead.autotune.measuring.subject import Subject
 from auxhead.autotune.measuring.timers import VariantFailed
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.records.tables import bench_tables
-from auxhead.model import make_trunk
 from support.bench_fakes import (
     AutoRunner,
-    EagerSegments,
     Runner,
     bench,
     faked_plan,
     make_runner,
     run,
-    segments,
     small_subject,
     variants,
 )
 from support.example_models import SmallNet
 from support.pretended_gpu import ENVIRONMENT
-from support.simulated_cuda import simulated_cuda
 from support.written_records import written
 
 
@@ -131,52 +125,18 @@ def test_samples_of_one_batch_leave_at_several_exits(mixed_subject, plan):
     assert [pair["role"] for pair in compact.paired] == ["bare", "segments"]
 
 
-def test_the_floor_launches_each_segment_for_the_samples_that_are_open(mixed_subject, plan, monkeypatch):
-    network, inputs = mixed_subject.network, mixed_subject.inputs[:3]
-    trunk = make_trunk(network.backbone, network.taps, inputs[0])
-    exits = [torch.tensor(one) for one in ([0, 3, 1, 0], [0, 0, 0, 0], [3, 3, 3, 3])]
-    floor = segments.SegmentsFloor(trunk, network.taps, inputs, exits, (1, 3, 4))
-    launched = []
-    for x in inputs:
-        monkeypatch.setattr(EagerSegments, "launched", [])
-        assert floor(x) is x
-        launched.append(EagerSegments.launched)
-    # two samples are open in the second segment of the first, and no size 2 may be captured
-    assert launched == [[(0, 4), (1, 3), (2, 1), (3, 1)], [(0, 4)], [(0, 4), (1, 4), (2, 4), (3, 4)]]
-
-
-@pytest.mark.parametrize("kind", ["as_is", "cudnn"])
-def test_every_captured_size_of_the_floor_is_checked(kind, mixed_subject):
-    network, inputs = mixed_subject.network, mixed_subject.inputs[:2]
-    trunk = make_trunk(network.backbone, network.taps, inputs[0], kind)
-    exits = [torch.tensor([0, 3, 1, 0]), torch.tensor([3, 1, 1, 1])]
-    rounding = measure_rounding(network, inputs)
-    with mixed_subject.exits(NEVER), torch.no_grad():
-        truths = [eager_truth(network.logits(x), mixed_subject.heads, rounding) for x in inputs]
-    with simulated_cuda():
-        floor = segments.SegmentsFloor(trunk, network.taps, inputs, exits, (1, 2, 4))
-        comparison = Comparison()
-        for x, truth in zip(inputs, truths, strict=True):
-            comparison.add(floor.answer(floor(x)), truth)
-        assert verdict(comparison.counts()) is None
-        of_two = floor._captured[2]
-        floor._captured[2] = SimpleNamespace(answer=lambda _x: of_two.answer(inputs[1][2:]))
-        comparison.add(floor.answer(inputs[0]), truths[0])
-    assert verdict(comparison.counts()) is not None
-
-
 def test_resuming_measures_what_is_missing_with_its_baselines(subject, plan):
     first = run(subject, plan)
     assert run(subject, plan) == first  # nothing is left: not even what failed at this commit
     # a process that was killed in the middle of the last pattern
     plan.out.write_bytes(b"".join(plan.out.read_bytes().splitlines(keepends=True)[:-3]))
-    assert [unit.pattern for _, units in unsettled([subject.cell], plan) for unit in units] == ["own"]
+    assert [one.pattern for _, runs in unsettled([subject.cell], plan) for one in runs] == ["own"]
     again = run(subject, plan)
     assert {(one.exits, one.variant) for one in again} == {(one.exits, one.variant) for one in first}
     assert len({one.run for one in again if one.exits == "own"}) == 2  # measured together once more
     # a failure is tried again at another commit, in the one pattern that it belongs to
     later = changed(plan, environment={**ENVIRONMENT, "commit": "d"})
-    assert [unit.pattern for _, units in unsettled([subject.cell], later) for unit in units] == ["never"]
+    assert [one.pattern for _, runs in unsettled([subject.cell], later) for one in runs] == ["never"]
     for other in (
         changed(plan, environment={**ENVIRONMENT, "driver": "590"}), changed(plan, rounds=6), changed(plan, fresh=True)
     ):  # fmt: skip
@@ -188,8 +148,8 @@ def test_what_failed_is_left_out_of_a_resumed_run(subject, plan):
     kept = [one for one in records if one.variant not in ("eager-bare@as_is",)]
     plan.out.unlink()
     written(plan.out, *kept)
-    ((_, (unit,)),) = unsettled([subject.cell], plan)
-    assert unit.pattern == "never" and "graph-naive-forked@as_is" not in [variant.name for variant in unit.variants]
+    ((_, (left,)),) = unsettled([subject.cell], plan)
+    assert left.pattern == "never" and "graph-naive-forked@as_is" not in [variant.name for variant in left.variants]
 
 
 def test_a_wrong_variant_is_recorded_and_not_timed(subject, plan, monkeypatch):
@@ -206,11 +166,11 @@ def test_a_wrong_variant_is_recorded_and_not_timed(subject, plan, monkeypatch):
 def test_one_wrong_capture_of_five_is_found(subject, plan, monkeypatch):
     made = []
 
-    def stale(function, trunk, workshop):
+    def stale(function, trunk, context):
         made.append(function)
         if len(made) == 3:  # goes on answering for the input it was captured with
-            return Capture(lambda x: function(workshop.subject.example), merged)
-        return Capture(function, merged)
+            return BuiltVariant(lambda x: function(context.subject.example), merged_answer)
+        return BuiltVariant(function, merged_answer)
 
     monkeypatch.setattr(variants, "_in_graph", stale)
     records = run(subject, changed(plan, wanted=("graph-bare@as_is",), exits=("never",)))
@@ -270,43 +230,3 @@ def test_a_lost_device_ends_the_run_after_its_record(subject, plan, monkeypatch)
         run(subject, changed(plan, wanted=("overlapped@as_is",)))
     (record,) = read_records(plan.out)
     assert record.variant == "overlapped@as_is" and "illegal memory access" in record.error
-
-
-def test_compiled_heads_answer_as_hooked_ones(subject, monkeypatch):
-    compiler = torch.compile
-
-    def without_inductor(module, *, mode, dynamic):
-        assert mode == "reduce-overhead" and dynamic is False
-        return compiler(module, backend="aot_eager", fullgraph=True, dynamic=False)
-
-    monkeypatch.setattr(torch, "compile", without_inductor)
-    network, heads = subject.network, [NaiveHead(head) for head in subject.heads]
-    bare, compiled = (Compiled(network, some, "reduce-overhead") for some in ([], heads))
-    for x in subject.inputs:
-        assert not bare(x).heads
-        said = compiled(x)
-        with torch.no_grad():
-            wanted = in_line(make_trunk(network.backbone, network.taps, x), network.taps, heads, x)
-        assert len(said.heads) == 3 and torch.allclose(said.last, wanted.last, atol=1e-5, rtol=0.0)
-        assert torch.equal(merged(said).label, merged(wanted).label)
-        assert torch.allclose(bare(x).last, wanted.last, atol=1e-5, rtol=0.0)
-    for module in network.backbone.modules():
-        assert not module._forward_hooks  # those that are compiled in are a copy's
-
-
-def test_compiled_heads_must_not_get_lost(subject, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda module, **_: lambda x: ([], module.backbone(x)))
-    compiled = Compiled(subject.network, [NaiveHead(head) for head in subject.heads], "reduce-overhead")
-    with pytest.raises(RuntimeError, match="left out heads: 0 of 3"):
-        compiled(subject.example)
-
-
-def test_what_people_write_leaves_once_every_sample_was_sure_at_some_head():
-    def head(*exits):
-        return lambda y: HeadSaid(torch.tensor([3, 4]), torch.tensor([0.8, 0.9]), torch.tensor(exits))
-
-    backbone = SmallNet().eval()
-    heads = [head(True, False), head(False, True), head(False, False)]
-    x = torch.randn(2, 3, 16, 16)
-    said = with_item(make_trunk(backbone, SmallNet.taps, x), SmallNet.taps, heads, x)
-    assert said.last_exit == 1 and merged(said).exit_index.tolist() == [0, 1]

@@ -1,24 +1,19 @@
-"""Footprints on a GPU: every program recorded, answers as they are, and numbers that can be."""
+"""Footprints on a GPU: every program is recorded, answers are right, and numbers are possible."""
 
 import importlib
-import shutil
-import time
 
 import pytest
 import torch
-from auxhead.autotune.footprint.nsight_compute import count_active
 from auxhead.autotune.footprint.records import footprint_records
 from auxhead.autotune.footprint.tables import footprint_tables
-from auxhead.autotune.footprint.trunk_probe import probe_trunk
 from auxhead.autotune.measuring.cells import Cell
 from auxhead.autotune.measuring.environment import environment
 from auxhead.autotune.measuring.subject import build_subject
-from auxhead.autotune.overlap.parts import BARE, BOTH
+from auxhead.autotune.overlap.captured_parts import BARE, BOTH
 from auxhead.autotune.records.comparison import typical
 from auxhead.autotune.records.record import read_records
 from auxhead.plots.figures.footprint import draw
 from support.example_models import needs_gpu
-from support.footprint_fakes import NOT_COUNTED
 from support.written_records import written
 
 pytestmark = needs_gpu
@@ -31,10 +26,14 @@ NAMES = ("by rule", "programs x8", "16 warps a program", "64 registers", "4 SMs"
 
 @pytest.fixture(scope="module")
 def measured():
-    footprints = timing.footprints
+    footprints_to_measure = timing.footprints_to_measure
     cell = Cell("resnet18", "float16", 8, 10, "own", ("layer1.0", "layer1.1", "layer4.0"), (3, 64, 64))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timing, "footprints", lambda *heads: [one for one in footprints(*heads) if one.name in NAMES])
+        patch.setattr(
+            timing,
+            "footprints_to_measure",
+            lambda *heads: [one for one in footprints_to_measure(*heads) if one.name in NAMES],
+        )
         return cell, timing.measure_footprints(build_subject(cell, DEVICE), lambda what, share: None)
 
 
@@ -53,54 +52,11 @@ def test_footprints_are_measured(measured, tmp_path):
     assert max(one.sms for one in by_name["4 SMs"].residency) <= 4 * len(by_name["4 SMs"].theoretical)
     assert by_name["programs x8"].programs > by_name["by rule"].programs
     trunk, both = (
-        typical(found.times[key]) for key in (timing.Variant(BARE), timing.Variant(BOTH, found.footprints[0]))
+        typical(found.times[key]) for key in (timing.TimedPart(BARE), timing.TimedPart(BOTH, found.footprints[0]))
     )
     assert 0.8 < both / trunk < 3.0
-    assert len(found.room.by_sm) == sms and max(found.room.by_sm) < 1.5 and 1.0 < found.room.idle_programs <= 32.0
-    kept = footprint_records(cell, found, NOT_COUNTED, environment(DEVICE))
+    kept = footprint_records(cell, found, environment(DEVICE))
     records = read_records(written(tmp_path / "records.jsonl", *kept))
     (table,) = footprint_tables(records)
     assert len(table.rows) == len(found.footprints)
     draw(records)
-
-
-def test_a_host_that_launches_a_trunk_too_late_runs_it_again():
-    x = torch.ones(1024, device=DEVICE)
-    calls = []
-
-    def trunk():
-        calls.append(None)
-        if len(calls) == 2:  # the first one warms up; the device waits a millisecond at first
-            time.sleep(0.1)
-        x.mul_(2.0)
-
-    found = probe_trunk(trunk, 20.0, DEVICE)
-    assert len(calls) >= 3 and max(found.by_sm) < 1.5
-
-
-@pytest.mark.parametrize("trunk_us", [5.0, 100.0])
-def test_a_trunk_waits_for_the_probe(trunk_us):
-    x = torch.ones(1, device=DEVICE)
-    calls = []
-
-    def trunk():
-        calls.append(None)
-        x.mul_(2.0)
-
-    launched = []
-    for _ in range(3):
-        calls.clear()
-        assert probe_trunk(trunk, trunk_us, DEVICE).idle_programs > 1.0
-        launched.append(len(calls))
-    assert min(launched) == 2, "once to warm up, and once beside the probe"
-
-
-@pytest.mark.skipif(shutil.which("ncu") is None, reason="needs Nsight Compute on the PATH")
-def test_nsight_compute_counts_every_launch(measured):
-    cell, found = measured
-    counted = count_active(cell, found, DEVICE)
-    assert counted.absent is None, counted.absent
-    assert list(counted.active) == list(found.occupied)
-    for footprint, occupied in found.occupied.items():
-        for active, bound in zip(counted.active[footprint], occupied.theoretical, strict=True):
-            assert 0.0 < active.percent <= 100.0 * bound.share + 0.5, f"{footprint.name}: no more than fit"

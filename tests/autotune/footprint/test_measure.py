@@ -1,4 +1,4 @@
-"""How footprints are measured on a GPU, on a machine without one: what is captured, checked, timed and recorded."""
+"""Measuring footprints without a GPU: captures, checks, timing and recording are simulated."""
 
 import importlib
 from contextlib import nullcontext
@@ -6,14 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from auxhead.autotune.footprint.footprints import BY_RULE
+from auxhead.autotune.footprint.launch_variations import BY_RULE
 from auxhead.autotune.footprint.records import footprint_records
-from auxhead.autotune.footprint.trunk_probe import Room
-from auxhead.autotune.measuring.occupancy import Estimate, Resident, Theoretical
-from auxhead.autotune.overlap.parts import BARE, BOTH, HEADS, WrongAnswer
+from auxhead.autotune.measuring.occupancy import MeasuredResidency, ProfilerEstimate, TheoreticalOccupancy
+from auxhead.autotune.overlap.captured_parts import BARE, BOTH, HEADS, WrongAnswer
 from auxhead.autotune.records.comparison import typical
 from auxhead.kernels.residency import is_recording, new_turns
-from support.footprint_fakes import CELL, FORKS, NOT_COUNTED, shapes
+from support.footprint_fakes import CELL, FORKS, shapes
 from support.pretended_gpu import ENVIRONMENT
 
 timing = importlib.import_module("auxhead.autotune.footprint.measure")
@@ -22,7 +21,7 @@ timing = importlib.import_module("auxhead.autotune.footprint.measure")
 US = {BARE: 160.0, BOTH: 170.0, HEADS: 400.0, timing.RECORDED: 171.0}
 
 
-class Parts:
+class CapturedParts:
     """A network that is launched nowhere; a runner has two launches beside the trunk, and one that waits for it."""
 
     forks = FORKS
@@ -34,7 +33,6 @@ class Parts:
     def __init__(self, subject, opened):
         self.subject = subject
         self.capture = {part: lambda: lambda: None for part in (BARE, HEADS)}
-        self.bare_graph = lambda: SimpleNamespace(replay="the bare trunk")
 
     def launching(self, configs):
         return nullcontext()
@@ -59,7 +57,7 @@ def measure(monkeypatch):
         exits=lambda pattern: nullcontext(),
         network=SimpleNamespace(taps=tuple(shapes())),
     )
-    asked = SimpleNamespace(timed=[], resident=[], probed=[])
+    asked = SimpleNamespace(timed=[], resident=[])
 
     def time_rounds(variants, device, *, rounds, repeat):
         asked.timed.append((len(variants), repeat))
@@ -73,26 +71,21 @@ def measure(monkeypatch):
 
     def residency(runner, example, launches, trunk_us):
         asked.resident.append((runner.recorded, [launch.programs for launch in launches], trunk_us))
-        return [Resident(0.01, 0.02, 30, 12.0)] * timing.REPLAYS
-
-    def probe(call, trunk_us, device):
-        asked.probed.append(trunk_us)
-        return Room([1.0], [1.0], 32.0, 1.1)
+        return [MeasuredResidency(0.01, 0.02, 30, 12.0)] * timing.REPLAYS
 
     simulated = {
-        "Parts": Parts,
+        "CapturedParts": CapturedParts,
         "time_rounds": time_rounds,
         "first_launches": first_launches,
         "fastest_convolutions": lambda samples: nullcontext(),
-        "probe_trunk": probe,
-        "theoretical": lambda compiled, device: Theoretical(96, 0, 0, 4, 5, 0.3125),
+        "theoretical_occupancy": lambda compiled, device: TheoreticalOccupancy(96, 0, 0, 4, 5, 0.3125),
         "_residency": residency,
-        "_estimated": lambda replays, example: [[Estimate(1.0, False)] * 3 for _ in replays],
+        "_estimated": lambda replays, example: [[ProfilerEstimate(1.0, False)] * 3 for _ in replays],
     }
     for name, value in simulated.items():
         monkeypatch.setattr(timing, name, value)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
-    monkeypatch.setattr(Parts, "launched", [])
+    monkeypatch.setattr(CapturedParts, "launched", [])
     return SimpleNamespace(run=lambda: timing.measure_footprints(subject, lambda what, share: None), asked=asked)
 
 
@@ -103,38 +96,37 @@ def test_a_measurement_from_end_to_end(measure):
     # the trunk, every footprint whole and its heads alone, and the first one also recorded
     assert measure.asked.timed == [(1, 2), (1 + 2 * count + 1, 3)]
     by_rule = found.footprints[0]
-    assert typical(found.times[timing.Variant(HEADS, by_rule)]) == pytest.approx(US[HEADS] / timing.CHAIN)
-    assert typical(found.times[timing.Variant(BOTH, by_rule)]) == pytest.approx(US[BOTH])
+    assert typical(found.times[timing.TimedPart(HEADS, by_rule)]) == pytest.approx(US[HEADS] / timing.CHAIN)
+    assert typical(found.times[timing.TimedPart(BOTH, by_rule)]) == pytest.approx(US[BOTH])
     # the launch that waits for the trunk is not beside it
     assert measure.asked.resident == [(True, [3, 5], pytest.approx(160.0))] * count
     assert found.occupied[by_rule].programs == 8 and len(found.occupied[by_rule].estimate) == 2
-    assert measure.asked.probed == [pytest.approx(160.0)]
     taps = tuple(shapes())
-    compiled, asked = Parts.launched[: 2 * count], Parts.launched[2 * count :]
+    compiled, asked = CapturedParts.launched[: 2 * count], CapturedParts.launched[2 * count :]
     assert compiled == [(taps, False), (taps, True)] * count, "with recording, and without"
     assert asked == [(taps[:3], False)] * count, "of launches as they are timed, those up to the last fork"
-    records = footprint_records(CELL, found, NOT_COUNTED, ENVIRONMENT)
+    records = footprint_records(CELL, found, ENVIRONMENT)
     assert len(records) == count and records[0].protocol["forks"] == list(FORKS) and records[0].protocol["repeat"] == 3
 
 
 def test_a_footprint_that_answers_wrongly_is_told_of_and_not_timed(measure, monkeypatch):
-    monkeypatch.setattr(Parts, "wrong_without_priority", True)
+    monkeypatch.setattr(CapturedParts, "wrong_without_priority", True)
     found = measure.run()
     assert {point.name for point in found.failed} == {"same priority", "programs x8, same priority"}
     assert all("off; not timed" in str(failure) for failure in found.failed.values())
     assert not {variant.footprint for variant in found.times} & found.failed.keys()
-    errors = [record.error for record in footprint_records(CELL, found, NOT_COUNTED, ENVIRONMENT) if record.error]
+    errors = [record.error for record in footprint_records(CELL, found, ENVIRONMENT) if record.error]
     assert len(errors) == 2 and all(error.startswith("WrongAnswer: ") for error in errors)
 
 
 def test_what_is_by_rule_must_not_fail(measure, monkeypatch):
-    monkeypatch.setattr(Parts, "wrong", lambda self, which, runner: "off")
+    monkeypatch.setattr(CapturedParts, "wrong", lambda self, which, runner: "off")
     with pytest.raises(RuntimeError, match="by rule: WrongAnswer: by rule: off; not timed"):
         measure.run()
     assert issubclass(WrongAnswer, RuntimeError) and not measure.asked.timed
 
 
 def test_nothing_beside_the_trunk(measure, monkeypatch):
-    monkeypatch.setattr(Parts, "forks", ())
+    monkeypatch.setattr(CapturedParts, "forks", ())
     with pytest.raises(ValueError, match="forks: got none by rule"):
         measure.run()

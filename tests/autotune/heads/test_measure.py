@@ -9,7 +9,7 @@ import torch
 from auxhead.autotune.heads.forks import NetworkPoint
 from auxhead.autotune.heads.measure import HeadTiming
 from auxhead.autotune.measuring.failures import DeviceLost, Failure
-from auxhead.autotune.measuring.peers import HeadSaid, NaiveHead
+from auxhead.autotune.measuring.peers import HeadAnswer, NaiveHead
 from auxhead.autotune.measuring.subject import subject_of
 from auxhead.autotune.measuring.targets import ALONE, NETWORK
 from auxhead.autotune.measuring.timers import VariantFailed, time_rounds
@@ -238,13 +238,13 @@ def test_a_peer_may_be_less_exact(timing):
         ours = head.launch(target.rule)
     ours = ours._replace(probs=None, confidence=ours.confidence + 1.5e-6)
     assert "probabilities are off by 1.5e-06, 4.8e-07 being allowed" in head.wrong_answer(ours)
-    peer = HeadSaid(ours.label, ours.confidence, ours.exit)
+    peer = HeadAnswer(ours.label, ours.confidence, ours.exit)
     assert head.wrong_answer(peer) is None
     wrong = head.wrong_answer(peer._replace(confidence=peer.confidence + 1e-5))
     assert "1.9e-06 being allowed" in wrong
     half = FusedAuxHead(16, num_classes=5).half()
     said = half(x := torch.randn(3, 16).half())
-    off = HeadSaid(said.label, said.confidence.half() + 0.02, said.exit)
+    off = HeadAnswer(said.label, said.confidence.half() + 0.02, said.exit)
     assert "0.0039 being allowed" in alone_head.AloneHead(half, x).wrong_answer(off)
 
 
@@ -344,7 +344,7 @@ def test_a_head_is_measured_against_its_peers(timing, monkeypatch):
     found = timing.against_peers(target, 3, 2, begun.append)
     assert sorted(begun) == sorted(found) and list(found) == ["fused", "eager", "compiled"]
     assert compiled == [("max-autotune-no-cudagraphs", False)]
-    assert Counter(checked) == {HeadOutput: 2 + 2, HeadSaid: 2 + 2}, "beside other work, and every capture"
+    assert Counter(checked) == {HeadOutput: 2 + 2, HeadAnswer: 2 + 2}, "beside other work, and every capture"
     for variant, us in (("fused", 2.5), ("eager", 2.5), ("compiled", 4.0)):  # half of the letters: a chain is of two
         assert found[variant].own == [[us] * 3] * 2 and found[variant].baseline == [[2.5] * 3] * 2
     assert len({result.run for result in found.values()}) == 1

@@ -1,8 +1,14 @@
-"""Occupancy in tiers: residency by hand-computed programs, and what the profiler says of a launch."""
+"""Occupancy in tiers: residency by hand-computed programs, and the profiler's estimates."""
 
 import pytest
 import torch
-from auxhead.autotune.measuring.occupancy import TIERS, Estimate, check_turns, estimates, resident
+from auxhead.autotune.measuring.occupancy import (
+    TIERS,
+    ProfilerEstimate,
+    check_turns,
+    measured_residency,
+    profiler_estimates,
+)
 from auxhead.kernels.residency import Residency
 
 
@@ -16,7 +22,7 @@ def test_residency_is_what_programs_took_of_all_there_is():
     """On SM 0 two programs overlap for 2 of 6 us, on SM 3 a launch of more warps follows another after a pause."""
     first = launch((0, 10, 14), (0, 12, 16), (3, 11, 12))
     second = launch((3, 13, 16), num_warps=8)
-    found = resident([first, second], sm_count=4, sm_warps=64, span_us=100.0)
+    found = measured_residency([first, second], sm_count=4, sm_warps=64, span_us=100.0)
     assert found.sms == 2 and found.us == pytest.approx(6.0)
     assert found.sm_share == pytest.approx((6.0 + 1.0 + 3.0) / (4 * 100.0))
     assert found.warps_share == pytest.approx((4 * (4.0 + 4.0 + 1.0) + 8 * 3.0) / (4 * 64 * 100.0))
@@ -39,7 +45,7 @@ def test_programs_that_cannot_be(turn, says):
 
 def test_nothing_recorded():
     with pytest.raises(ValueError, match="got none"):
-        resident([], sm_count=4, sm_warps=64, span_us=1.0)
+        measured_residency([], sm_count=4, sm_warps=64, span_us=1.0)
 
 
 def test_the_profilers_estimates_by_replay_with_their_zeros():
@@ -56,12 +62,14 @@ def test_the_profilers_estimates_by_replay_with_their_zeros():
             kernel("exit_kernel", 10.0, 1, 7),
         ]
     }
-    assert estimates(trace) == [[Estimate(7.0, False)], [Estimate(0.0, True), Estimate(5.0, False)]]
+    assert profiler_estimates(trace) == [
+        [ProfilerEstimate(7.0, False)],
+        [ProfilerEstimate(0.0, True), ProfilerEstimate(5.0, False)],
+    ]
 
 
 def test_tiers_say_what_is_measured():
-    assert list(TIERS) == ["theoretical", "estimate", "residency", "ncu"]
+    assert list(TIERS) == ["theoretical", "estimate", "residency"]
     assert [name for name, says in TIERS.items() if "measured" in says.replace("nothing is measured", "")] == [
-        "residency",
-        "ncu",
+        "residency"
     ]

@@ -1,4 +1,4 @@
-"""How overlap is measured on a GPU, on a machine without one: what is captured, checked, timed and profiled."""
+"""Measuring overlap without a GPU: captures, checks, timing and profiling are simulated."""
 
 import importlib
 import itertools
@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from auxhead.autotune.bench.variants import Capture
+from auxhead.autotune.bench.variants import BuiltVariant
 from auxhead.autotune.measuring.cells import NEVER
-from auxhead.autotune.measuring.peers import merged
+from auxhead.autotune.measuring.peers import merged_answer
 from auxhead.autotune.measuring.subject import subject_of
-from auxhead.autotune.overlap.parts import BARE, BOTH, HEADS, Parts, WrongAnswer
+from auxhead.autotune.overlap.captured_parts import BARE, BOTH, HEADS, CapturedParts, WrongAnswer
 from auxhead.kernels import runs_triton
 from auxhead.kernels.residency import is_recording, new_turns
 from auxhead.model import EarlyExitNetwork
@@ -22,7 +22,7 @@ from support.simulated_cuda import simulated_chains
 alone_head = importlib.import_module("auxhead.autotune.heads.alone")
 measurement = importlib.import_module("auxhead.autotune.overlap.measure")
 network_launches = importlib.import_module("auxhead.autotune.heads.captured_launches")
-overlap_parts = importlib.import_module("auxhead.autotune.overlap.parts")
+captured_parts = importlib.import_module("auxhead.autotune.overlap.captured_parts")
 variants = importlib.import_module("auxhead.autotune.bench.variants")
 
 
@@ -33,8 +33,10 @@ def subject(monkeypatch):
         pytest.skip("needs the interpreter")
 
     with simulated_chains(monkeypatch, 1):
-        monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, workshop: Capture(function, merged))
-        monkeypatch.setattr(overlap_parts, "TRUNK_KIND", "as_is")
+        monkeypatch.setattr(
+            variants, "_in_graph", lambda function, trunk, context: BuiltVariant(function, merged_answer)
+        )
+        monkeypatch.setattr(captured_parts, "TRUNK_KIND", "as_is")
         torch.manual_seed(0)
         heads, example = plain_heads(), torch.randn(1, 3, 8, 8)
         del heads["block1"]  # what is interpreted takes its time
@@ -56,9 +58,9 @@ def test_the_parts_are_captured_and_answer_rightly(subject, monkeypatch):
     def wrong(self, which, runner):
         answers.append((which, runner(self.subject.example)))
 
-    monkeypatch.setattr(Parts, "wrong", wrong)  # itself another test's
+    monkeypatch.setattr(CapturedParts, "wrong", wrong)  # itself another test's
     with ExitStack() as opened, subject.exits(NEVER):
-        parts = Parts(subject, opened)
+        parts = CapturedParts(subject, opened)
         parts.forks = ("block0",)
         calls = {name: capture() for name, capture in parts.capture.items()}
         assert list(calls) == [BARE, HEADS, BOTH] and launched == [(0, 1), (1, 1)], "one without the classifier"
@@ -89,10 +91,10 @@ def test_launches_leave_the_trunk_in_all_captures_where_they_do_in_the_first(sub
         def close(self):
             made.append("closed")
 
-    monkeypatch.setattr(overlap_parts, "OverlappedRunner", Runner)
-    monkeypatch.setattr(Parts, "wrong", lambda self, which, runner: None)
+    monkeypatch.setattr(captured_parts, "OverlappedRunner", Runner)
+    monkeypatch.setattr(CapturedParts, "wrong", lambda self, which, runner: None)
     with ExitStack() as opened:
-        parts = Parts(subject, opened)
+        parts = CapturedParts(subject, opened)
         parts.capture[BOTH]()
         parts.capture[BOTH]()
     how = ((1,), parts.trunk_notes)
@@ -102,15 +104,15 @@ def test_launches_leave_the_trunk_in_all_captures_where_they_do_in_the_first(sub
 @pytest.mark.parametrize("part", [BARE, HEADS, BOTH])
 def test_nothing_that_answers_wrongly_is_timed(subject, monkeypatch, part):
     wrong = {
-        BARE: (Parts, lambda self, which, runner: None if which else "off"),
-        BOTH: (Parts, lambda self, which, runner: "off" if which else None),
+        BARE: (CapturedParts, lambda self, which, runner: None if which else "off"),
+        BOTH: (CapturedParts, lambda self, which, runner: "off" if which else None),
         HEADS: (alone_head.AloneHead, lambda self, said: "off"),
     }
     owner, says = wrong[part]
-    monkeypatch.setattr(Parts, "forks", ("block2",))
+    monkeypatch.setattr(CapturedParts, "forks", ("block2",))
     monkeypatch.setattr(owner, "wrong_answer" if part == HEADS else "wrong", says)
     with ExitStack() as opened, pytest.raises(WrongAnswer, match=f"^{part}: off; not timed$"):
-        Parts(subject, opened).capture[part]()
+        CapturedParts(subject, opened).capture[part]()
 
 
 def test_a_measurement_from_end_to_end(subject, monkeypatch):
@@ -156,9 +158,9 @@ def test_a_measurement_from_end_to_end(subject, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(multi_processor_count=132))
     captured = {name: lambda name=name: lambda: None for name in us}  # that they can be is another test's
     captured[BOTH] = both
-    monkeypatch.setattr(Parts, "__init__", lambda self, subject, opened: setattr(self, "capture", captured))
-    monkeypatch.setattr(Parts, "forks", ("block0",))
-    monkeypatch.setattr(Parts, "trunk_notes", ("as it is",))
+    monkeypatch.setattr(CapturedParts, "__init__", lambda self, subject, opened: setattr(self, "capture", captured))
+    monkeypatch.setattr(CapturedParts, "forks", ("block0",))
+    monkeypatch.setattr(CapturedParts, "trunk_notes", ("as it is",))
     found = measurement.measure_overlap(subject, lambda what, share: begun.append((what, share)))
     assert asked == [
         ([BARE], [1], False, 2),

@@ -6,8 +6,9 @@ from io import StringIO
 
 import pytest
 import torch
-from auxhead.autotune.measuring.request_trace import read_trace
+from auxhead.autotune.measuring.profiled_requests import read_trace
 from auxhead.autotune.measuring.subject import own_cell
+from auxhead.autotune.measuring.timers import Samples
 from auxhead.autotune.profile import measure as before_and_after
 from auxhead.autotune.profile.measure import compare, demo_model, repeated
 from auxhead.autotune.profile.records import profile_records
@@ -23,6 +24,7 @@ from support.command_line import assert_one_line_error, auxhead
 from support.example_models import SmallNet, needs_gpu, plain_heads
 from support.example_traces import request, runtime, trace_of, two_unequal_requests
 from support.pretended_gpu import NAME, torch_of_the_cpu
+from support.simulated_cuda import simulated_events
 from support.written_records import written
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -51,6 +53,7 @@ def runners(monkeypatch):
 
     monkeypatch.setattr(FakeRunner, "made", [])
     monkeypatch.setattr(before_and_after, "make_runner", make_runner)
+    simulated_events(monkeypatch)
     return FakeRunner.made
 
 
@@ -71,7 +74,7 @@ def test_before_and_after_on_the_cpu(tmp_path, runners, network):
     exits = network(x).exit_index
     assert list(found.samples_by_exit.values()) == [int((exits == place).sum()) for place in range(4)]
     for name in ("before", "after"):
-        assert len(found.times[name].answer_us) == found.profiles[name].requests == 3
+        assert len(found.times[name].host[0]) == found.profiles[name].requests == 3
         events = json.loads((tmp_path / f"{name}.json").read_text())["traceEvents"]
         assert any(event.get("name") == "aten::conv2d" for event in events)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["after.json", "before.json"]
@@ -128,7 +131,7 @@ def test_the_tables_say_what_was_found(tmp_path, runners, network, kept):
         *(event for at in (0.0, 50.0) for event in (request(at, 9.0), runtime("cudaGraphLaunch", at, 6.0)))
     )
     found.profiles["after"] = read_trace(steady)
-    found.times["before"] = found.times["before"].__class__((1000.0, 1000.0), (1234.0, 1234.0))
+    found.times["before"] = Samples(device=[[]], host=[[1234.0, 1234.0]], call=[[1000.0, 1000.0]])
     text = printed(kept(found))
     assert cells_of(text, "host, until the answer is there")[:2] == ["us", "1,234"]
     assert cells_of(text, "host, until the call returns")[:2] == ["us", "1,000"]
@@ -157,7 +160,7 @@ def test_two_records_of_one_run_are_kept(tmp_path, runners, network, kept):
     found = compare(network, torch.randn(2, 3, 16, 16), exits="gated", trunk="cudnn", requests=2, out=tmp_path)
     found.profiles["before"] = read_trace(two_unequal_requests())
     for name, us in (("before", 50.0), ("after", 5.0)):
-        found.times[name] = found.times[name].__class__((us, us), (2 * us, 2 * us))
+        found.times[name] = Samples(device=[[]], host=[[2 * us, 2 * us]], call=[[us, us]])
     before, after = kept(found, "gated@cudnn")
     assert before.run == after.run and (before.kind, before.exits) == ("profile", "own")
     assert (before.variant, after.variant) == ("eager-naive-item@as_is", "gated@cudnn")

@@ -6,16 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from auxhead.autotune.bench.variants import RUNNERS
-from auxhead.autotune.measuring.correctness import (
-    Answer,
-    Comparison,
-    Rounding,
-    Truth,
-    eager_truth,
-    logits_of_exits,
-    measure_rounding,
-    verdict,
-)
+from auxhead.autotune.measuring.correctness import Answer, Comparison, Truth, verdict
+from auxhead.autotune.measuring.eager_truth import Rounding, logits_of_exits, measure_rounding, truth_of_logits
 from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, Trunk, make_runner, make_trunk
 from auxhead.model.calibration.evaluation import batches
 from auxhead.model.demo.run import run_demo
@@ -65,7 +57,7 @@ def truth_of(network: EarlyExitNetwork, trunk: Trunk, x: Tensor) -> Truth:
     )
     measured = measure_rounding(network, [x, *(x[:size] for size in CAPTURED)])
     rounding = Rounding(*([max(error, LEAST_ROUNDING) for error in errors] for errors in measured))
-    return eager_truth(logits, network.fused_heads, rounding)
+    return truth_of_logits(logits, network.fused_heads, rounding)
 
 
 def answer_of(result: ExitResult) -> Answer:

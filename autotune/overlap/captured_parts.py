@@ -1,20 +1,19 @@
-"""A network taken apart in CUDA graphs: its bare trunk, its heads alone, and both as the overlapped runner has them."""
+"""Captures a network's parts as CUDA graphs: its trunk alone, its heads alone, and both as in the overlapped runner."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property, partial
-from typing import cast
 
 import torch
 
 from ...kernels import ExitBuffers
 from ...model.runners.overlapped import OverlappedRunner
-from ..bench.variants import Workshop, bare_name, catalogue
+from ..bench.variants import BuildContext, bare_name, catalogue
 from ..heads.alone import Chain
 from ..heads.captured_launches import head_launches
 from ..heads.in_situ import HeadsInSitu
 from ..measuring.cells import NEVER
-from ..measuring.peers import Graph, HeadSaid
+from ..measuring.peers import HeadAnswer
 from ..measuring.subject import Subject
 
 #: The trunk that everything is captured with.
@@ -24,11 +23,11 @@ BARE, HEADS, BOTH = "trunk", "heads", "both"
 
 
 class WrongAnswer(RuntimeError):
-    """A capture does not answer as it should, so that it is not timed."""
+    """A capture answers wrongly, so that it is not timed."""
 
 
-class Parts(HeadsInSitu):
-    """A subject whose parts are captured, each time afresh; all of them answer rightly.
+class CapturedParts(HeadsInSitu):
+    """A subject whose parts are captured, each time afresh, and checked.
 
     Heads are launched as the project chooses, by the device's tuned table where it has one.
     """
@@ -42,11 +41,11 @@ class Parts(HeadsInSitu):
             HEADS: self._heads_alone,
             BOTH: self._both,
         }
-        """By part, what captures it and returns what replays it: of ``HEADS`` ``alone_head.CHAIN`` times."""
+        """By part a function that captures it and returns its replay; that of ``HEADS`` runs ``CHAIN`` times."""
 
     @property
     def trunk_notes(self) -> tuple[str, ...]:
-        """In sentences, what was done to the backbone."""
+        """Changes made to the backbone, in sentences."""
         return self._trunk.notes
 
     @cached_property
@@ -57,16 +56,12 @@ class Parts(HeadsInSitu):
             return runner.forks[len(example)]
 
     def _bare(self) -> Callable[[], object]:
-        """The trunk with its classifier, as the benchmark captures it."""
-        return partial(self.bare_graph(), self.subject.example)
-
-    def bare_graph(self) -> Graph:
         """Capture the trunk with its classifier, as the benchmark does: on a stream of high priority."""
-        workshop = Workshop(self.subject, trunks={TRUNK_KIND: self._trunk})
+        context = BuildContext(self.subject, trunks={TRUNK_KIND: self._trunk})
         (variant,) = (one for one in catalogue(self.subject.cell) if one.name == bare_name(TRUNK_KIND))
-        captured = variant.build(workshop, NEVER)
+        captured = variant.build(context, NEVER)
         _check(BARE, self.wrong((), lambda x: captured.answer(captured.call(x))))
-        return cast(Graph, captured.call)
+        return partial(captured.call, self.subject.example)
 
     def _both(self) -> Callable[[], object]:
         example = self.subject.example
@@ -78,7 +73,7 @@ class Parts(HeadsInSitu):
         return partial(runner, example)
 
     def _heads_alone(self) -> Callable[[], object]:
-        """The runner's launches of heads one after another on one stream; those with the classifier without it."""
+        """Capture the runner's head launches one after another on one stream, without the network's classifier."""
         heads, features = [head.as_exit_head() for head in self.subject.heads], self._features
         example, classes = self.subject.example, self.subject.heads[0].num_classes
         buffers = ExitBuffers.allocate(
@@ -88,17 +83,17 @@ class Parts(HeadsInSitu):
         ends = [self._network.taps.index(fork) for fork in self.forks]
         launches = head_launches(buffers, heads, ends)
 
-        def launch() -> list[HeadSaid]:
+        def launch() -> list[HeadAnswer]:
             for part, one in launches:
                 one(features[part])
-            said = (buffers.label, buffers.confidence, buffers.exits)
-            return [HeadSaid(*of_place) for of_place in zip(*said, strict=True)][: len(heads)]
+            answers = zip(buffers.label, buffers.confidence, buffers.exits, strict=True)
+            return [HeadAnswer(*answer) for answer in answers][: len(heads)]
 
         torch.cuda.synchronize(example.device)  # buffers and counters are zero before another stream uses them
         chain = Chain(launch, example.device)
         chain()
-        for head, said in zip(self.heads, chain.said, strict=True):
-            _check(HEADS, head.wrong_answer(said))
+        for head, answer in zip(self.heads, chain.said, strict=True):
+            _check(HEADS, head.wrong_answer(answer))
         return chain
 
 

@@ -1,52 +1,20 @@
-"""Footprints: what is swept, what is kept of it, and what its tables say; without a GPU."""
-
-from collections import Counter
+"""Records and tables of footprints, and the command, without a GPU."""
 
 import pytest
-from auxhead.autotune.footprint.footprints import BY_RULE, footprints, stepped
+from auxhead.autotune.footprint.launch_variations import BY_RULE
 from auxhead.autotune.footprint.records import failed_record
 from auxhead.autotune.footprint.tables import footprint_tables
 from auxhead.autotune.heads.forks import NetworkPoint
 from auxhead.autotune.measuring.occupancy import TIERS
 from auxhead.autotune.records.record import read_records
-from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.sweep.space import text
 from auxhead.kernels.launch_rule import config_by_rule
 from support.command_line import assert_one_line_error, tune
-from support.footprint_fakes import CELL, FORKS, NOT_COUNTED, TRUNK_US, records, shapes
+from support.footprint_fakes import CELL, FORKS, TRUNK_US, records, shapes
 from support.pretended_gpu import ENVIRONMENT
 from support.written_records import written
 
 POINT = NetworkPoint(FORKS)
-
-
-@pytest.mark.parametrize("classes", [10, 1000])
-@pytest.mark.parametrize("batch", [1, 8, 32])
-def test_what_is_swept(batch, classes):
-    of_heads = list(shapes(batch, classes).values())
-    found = footprints(of_heads, POINT)
-    assert found[0] == (BY_RULE, tuple((shape, config_by_rule(shape)) for shape in of_heads), POINT)
-    assert 12 <= len(found) <= 18 and max(Counter(one.name for one in found).values()) == 1
-    assert len({(one.configs, one.point) for one in found}) == len(found), "nothing twice"
-    assert {one.point for one in found} == {POINT, POINT._replace(trunk_first=False)}
-    configs = [(shape, config) for one in found for shape, config in one.configs]
-    changed = [
-        (shape, config) for shape, config in configs if config != config_by_rule(shape) and not config.max_programs
-    ]
-    assert changed and all(excluded(config, shape) is None for shape, config in changed)
-    caps = [config.max_programs for one in found for _, config in one.configs if one.name.endswith("SMs")]
-    assert caps == [cap for cap in (4, 16, 64) for _ in of_heads]
-
-
-def test_steps_towards_more_and_fewer_programs():
-    shape = shapes(8)["layer2"]
-
-    def programs(steps):
-        return stepped(shape, steps).programs(shape.view, shape.classes).total
-
-    assert [programs(steps) for steps in (-2, -1, 0, 1, 2, 3)] == [16, 32, 64, 128, 256, 512]
-    assert stepped(shape, 0) == config_by_rule(shape)
-    assert {stepped(shape, steps).num_warps for steps in (-2, 3)} == {config_by_rule(shape).num_warps}
 
 
 def test_what_is_kept_of_a_footprint(tmp_path):
@@ -63,12 +31,10 @@ def test_what_is_kept_of_a_footprint(tmp_path):
     assert trunk["low"] < trunk["device_ratio"] < trunk["high"]
     assert rule.measured["hiding_efficiency"]["median"] == pytest.approx((TRUNK_US + 12.0 - both) / 12.0, abs=0.05)
     occupancy = rule.measured["occupancy"]
-    assert list(occupancy) == list(TIERS) and occupancy["ncu"] is None
-    assert rule.notes == more.notes == [NOT_COUNTED.absent] and not found["64 registers"].notes
+    assert list(occupancy) == list(TIERS) and not any(one.notes for one in kept)
     share = occupancy["residency"]["warps_share"]
     assert share["p20"] < share["median"] < share["p80"]
     assert [one["share"] for one in occupancy["theoretical"]] == [0.3125] * 2
-    assert rule.measured["trunk_room"]["by_sm"] == [0.75] * 66 + [0.25] * 66 and "trunk_room" not in more.measured
     assert rule.protocol["trunk_priority"] == "high" and same.protocol["trunk_priority"] == "same"
     assert rule.protocol["heads"] == {tap: text(config_by_rule(shape)) for tap, shape in shapes().items()}
     assert rule.protocol["forks"] == list(FORKS) and rule.cell == CELL.as_json()
@@ -79,27 +45,14 @@ def test_tables():
     (table,) = footprint_tables([*kept, *kept])
     assert len(table.rows) == len(kept) - 1 and "batch 1, 10 classes" in table.title
     row = next(row for row in table.rows if row[0] == BY_RULE)
-    assert row[-3:] == ("31, 31", "0?, 3", "-") and row[1] == "48"
-    assert table.remarks.count(NOT_COUNTED.absent) == 1
+    assert row[-2:] == ("31, 31", "0?, 3") and row[1] == "48"
     said = "\n".join(table.remarks)
     assert "64 registers: not measured: OutOfResources" in said and "after layer1, layer3" in said
-    assert "leaves 50 % of the places" in said and "from 25 to 75 % by SM; asking took +25 %" in said
     assert "recording residency takes +0.6 %" in said
     two = footprint_tables([*kept, failed_record(CELL, "ValueError: forks", {**ENVIRONMENT, "gpu": "A100"})])
     assert [len(one.rows) for one in two] == [len(kept) - 1, 0] and two[1].remarks == [
         "by rule: not measured: ValueError: forks"
     ]
-
-
-def test_what_nsight_compute_counts():
-    kept = records(percent=(6.25, 12.04))
-    assert all(one.measured["occupancy"]["ncu"] == [{"percent": 6.25}, {"percent": 12.04}] for one in kept)
-    assert not any(one.notes for one in kept)
-    (table,) = footprint_tables(kept)
-    assert table.columns[-1] == "warps of an SM, % (Nsight Compute)" and {row[-1] for row in table.rows} == {
-        "6.2, 12.0"
-    }
-    assert "absent" not in "\n".join(table.remarks)
 
 
 def test_the_commands(tmp_path):

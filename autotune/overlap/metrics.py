@@ -1,31 +1,31 @@
-"""Overlap in replays of a captured network: how much of the heads' time lies under kernels of the trunk."""
+"""Metrics of overlap in replays: coverage, exposed time, join stall, stretch of kernels, hiding efficiency."""
 
 import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..measuring.replay_trace import JOIN, SIDE, TRUNK, Replay
+from ..measuring.profiled_replays import JOIN, SIDE, TRUNK, Replay
 from ..records.comparison import Timings
 from ..records.intervals import Interval, common, length, merged
 from ..records.spread import Spread, spread
 
 
 class Overlap(NamedTuple):
-    """What happened in one replay; microseconds, of kernels as the profiler saw them."""
+    """Times of one replay in microseconds, by kernels as the profiler saw them."""
 
     trunk_us: float
-    """During which at least one kernel of the trunk ran."""
+    """Time during which at least one kernel of the trunk ran."""
     side_us: float
-    """During which at least one launch of heads ran, all but the joining one, which waits for the trunk."""
+    """Time during which at least one launch of heads ran, without the joining one, which waits for the trunk."""
     exposed_us: float
-    """Of ``side_us`` what no kernel of the trunk covers."""
+    """The part of ``side_us`` that no kernel of the trunk covers."""
     join_stall_us: float
-    """From the end of the trunk's last kernel to the end of the replay."""
+    """Time from the end of the trunk's last kernel to the end of the replay."""
     join_us: float
-    """Of ``join_stall_us`` what the joining launch itself takes, with late heads and classifier."""
+    """The part of ``join_stall_us`` that the joining launch itself takes, with late heads and classifier."""
     span_us: float
-    """From the begin of the first kernel to the end of the last."""
+    """Time from the begin of the first kernel to the end of the last."""
 
     @property
     def coverage(self) -> float | None:
@@ -42,7 +42,7 @@ class KernelStretch(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times as long it takes with heads."""
+        """Time with heads over time without."""
         return self.both_us / self.bare_us
 
 
@@ -80,15 +80,15 @@ def spreads(overlaps: Sequence[Overlap]) -> dict[str, Spread | None]:
 
 
 def median_replay(replays: Sequence[Replay]) -> int:
-    """Return which replay takes the median of the times from the first kernel to the last, or the next longer."""
-    ordered = sorted(range(len(replays)), key=lambda place: overlap_of(replays[place]).span_us)
+    """Return the index of the replay whose time from first to last kernel is the median, or the next longer."""
+    ordered = sorted(range(len(replays)), key=lambda index: overlap_of(replays[index]).span_us)
     return ordered[len(ordered) // 2]
 
 
 def kernel_stretches(bare: Sequence[Replay], both: Sequence[Replay]) -> list[KernelStretch]:
     """Compare the trunk's kernels with and without heads, one by one in the order in which they run.
 
-    The bare trunk may have more at its end: its classifier, which runs in the joining launch where there are heads.
+    The bare trunk may have more kernels at its end: with heads, its classifier runs in the joining launch.
 
     Raises:
         ValueError: replays are not of the same kernels.
@@ -100,10 +100,10 @@ def kernel_stretches(bare: Sequence[Replay], both: Sequence[Replay]) -> list[Ker
     return [
         KernelStretch(
             name,
-            statistics.median(replay[place][1] for replay in alone),
-            statistics.median(replay[place][1] for replay in beside),
+            statistics.median(replay[index][1] for replay in alone),
+            statistics.median(replay[index][1] for replay in beside),
         )
-        for place, name in enumerate(names)
+        for index, name in enumerate(names)
     ]
 
 

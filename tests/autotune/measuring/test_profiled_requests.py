@@ -1,17 +1,16 @@
-"""What is read from a profiler's trace: every number of traces made by hand, and real ones."""
+"""Requests in a profiler's trace: every number of traces made by hand, and real ones."""
 
 import json
 
 import pytest
 import torch
-from auxhead.autotune.measuring.request_trace import (
+from auxhead.autotune.measuring.profiled_requests import (
     ANNOTATION,
     WARM_UP,
     RequestProfile,
     profile_requests,
     read_trace,
     steady_state_problems,
-    time_requests,
 )
 from auxhead.model import EagerRunner, EarlyExitNetwork
 from support.example_models import SmallNet, needs_gpu, plain_heads
@@ -97,16 +96,6 @@ def test_requests_are_found_in_a_real_trace(tmp_path):
     assert sum(event.get("name") == ANNOTATION for event in events) == 3
     assert sum(event.get("name") == "aten::linear" for event in events) == 3  # and none of the warm-up's
     assert list(tmp_path.iterdir()) == [trace_file]
-
-
-def test_variants_take_turns():
-    order = []
-    calls = {name: lambda x, name=name: order.append(name) for name in ("a", "b")}
-    times = time_requests(calls, torch.zeros(1), 4)
-    assert order[2 * WARM_UP :] == ["a", "b", "b", "a"] * 2
-    for name in calls:
-        assert len(times[name].call_us) == len(times[name].answer_us) == 4
-        assert all(0 < call <= answer for call, answer in zip(times[name].call_us, times[name].answer_us, strict=True))
 
 
 def small_network():

@@ -1,19 +1,19 @@
-"""Replays of a captured network in a trace of torch.profiler: their kernels, and whose they are."""
+"""Replays of a captured network, read from a torch.profiler trace: kernels in order, each the trunk's or the heads'."""
 
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .request_trace import GRAPH_LAUNCHES
+from .profiled_requests import GRAPH_LAUNCHES
 
-#: Whose a kernel is. The trunk's: all that are no launch of heads.
+#: Role of kernels that are no launch of heads.
 TRUNK = "trunk"
-#: Of heads that run beside the trunk.
+#: Role of head launches that run beside the trunk.
 SIDE = "side"
-#: The last launch of an overlapped network, which waits for trunk and heads: late heads, the classifier, the answer.
+#: Role of an overlapped network's last launch, which waits for trunk and heads: late heads, classifier, answer.
 JOIN = "join"
 
-#: What the kernel of a captured network's heads is called.
+#: Name of the kernel of a captured network's heads.
 HEAD_KERNEL = "exit_kernel"
 
 
@@ -24,7 +24,7 @@ class Kernel(NamedTuple):
     role: str
     """``TRUNK``, ``SIDE`` or ``JOIN``."""
     stream: int
-    """As the profiler numbers the streams that the graph's executor ran its nodes on."""
+    """The profiler's number of the stream that the graph's executor ran it on."""
     start_us: float
     """Since the replay's first kernel began."""
     duration_us: float
@@ -33,11 +33,11 @@ class Kernel(NamedTuple):
     block: tuple[int, ...] | None
     """Threads in x, y and z."""
     registers: int | None
-    """Of a thread."""
+    """Registers of a thread."""
 
     @property
     def end_us(self) -> float:
-        """When it ended."""
+        """End, since the replay's first kernel began."""
         return self.start_us + self.duration_us
 
 
@@ -46,7 +46,7 @@ Replay = tuple[Kernel, ...]
 
 
 class NoReplays(ValueError):
-    """A trace that holds no replays of graphs; says what is missing and what records a trace that has them."""
+    """A trace without replays of graphs; the message names what is missing and how to record one that has them."""
 
 
 def read_replays(trace: Mapping[str, Any]) -> list[Replay]:
@@ -100,11 +100,11 @@ def _replay(events: list[Mapping[str, Any]]) -> Replay:
     ordered = sorted(events, key=lambda event: (float(event["ts"]), float(event["dur"])))
     begin = float(ordered[0]["ts"])
     kernels = []
-    for place, event in enumerate(ordered):
+    for index, event in enumerate(ordered):
         arguments = event.get("args", {})
         role = TRUNK
         if event["name"].startswith(HEAD_KERNEL):
-            role = JOIN if place == len(ordered) - 1 else SIDE
+            role = JOIN if index == len(ordered) - 1 else SIDE
         kernels.append(
             Kernel(
                 name=event["name"],

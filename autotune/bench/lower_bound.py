@@ -1,4 +1,4 @@
-"""The floor of mixed exits: every segment of the trunk runs for no more samples than are still open."""
+"""Lower bound for mixed exits: every segment of the trunk runs for no more samples than are still open."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from ...model.runners.capture import Capture, warm_up
 from ...model.streams import stream_pair
 from ...model.taps import listening
 from ..measuring.correctness import Answer
-from ..measuring.peers import Said, bare, merged
+from ..measuring.peers import PeerAnswer, bare, merged_answer
 
 
 class SegmentGraphs:
-    """A trunk without heads for one batch size, cut at the taps: a graph a segment, the classifier in the last."""
+    """A trunk without heads for one batch size, a CUDA graph for each segment; the classifier is in the last."""
 
     def __init__(self, trunk: Trunk, taps: Sequence[str], example: Tensor) -> None:
         """Capture for batches like the example.
@@ -25,7 +25,7 @@ class SegmentGraphs:
         self._trunk, self._taps = trunk, taps
         self._input = example.clone(memory_format=trunk.memory_format)
         self._held: list[Tensor] = []  # the maps that segments hand to the next one, which is not launched with them
-        self._said: Said
+        self._answer: PeerAnswer
         stream, pool = stream_pair(example.device).trunk, torch.cuda.MemPool()
         with torch.no_grad():
             warm_up(self._forward, stream)
@@ -44,23 +44,23 @@ class SegmentGraphs:
                 capture.cut()
 
         with listening(self._trunk.module, self._taps, on_tap):
-            self._said = bare(self._trunk, self._taps, self._input)
+            self._answer = bare(self._trunk, self._taps, self._input)
 
     def answer(self, x: Tensor) -> Answer:
         """Launch one segment after the other; the answer is valid until the next one."""
         self._input.copy_(x)
         for graph in self.graphs:
             graph.launch(torch.cuda.current_stream(x.device))
-        return merged(self._said)
+        return merged_answer(self._answer)
 
 
-class SegmentsFloor:
-    """What the segments of a trunk take for a request, each at the smallest captured size that holds the open samples.
+class SegmentsLowerBound:
+    """The trunk's segments for a request, each at the smallest captured size that holds the open samples.
 
     A call launches these segments one after another, knowing beforehand how many samples of its input leave where. So
-    it takes what the trunk alone takes, and the starts of its graphs. Nothing else is in it: no heads, no gathering of
-    open samples, no wait of the host for a decision, no copy of input or answer. Neither does it answer: a segment of
-    fewer samples runs on maps of other inputs.
+    it takes the time of the trunk alone and of starting its graphs: no heads, no gathering of open samples, no wait of
+    the host for a decision, no copy of input or answer. It gives no answer either: a segment of fewer samples runs on
+    maps of other inputs.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class SegmentsFloor:
         needed = sorted({size for of_input in chosen for size in of_input})
         self._captured = {size: SegmentGraphs(trunk, taps, inputs[0][:size]) for size in needed}
         self._graphs = {
-            x.data_ptr(): [self._captured[size].graphs[place] for place, size in enumerate(of_input)]
+            x.data_ptr(): [self._captured[size].graphs[index] for index, size in enumerate(of_input)]
             for x, of_input in zip(inputs, chosen, strict=True)
         }
 
@@ -95,13 +95,13 @@ class SegmentsFloor:
         parts: list[Answer] = []
         done = 0
         for size, captured in self._captured.items():
-            said = captured.answer(x[:size])
-            parts.append(Answer(*(field[done:size] for field in said)))
+            found = captured.answer(x[:size])
+            parts.append(Answer(*(field[done:size] for field in found)))
             done = size
         return Answer(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
 
 
 def segment_sizes(exit_index: Tensor, taps: int, sizes: Sequence[int]) -> list[int]:
     """Return the smallest size that holds the samples of each segment, up to the last segment that any sample needs."""
-    open_samples = [int((exit_index >= place).sum()) for place in range(taps + 1)]
+    open_samples = [int((exit_index >= index).sum()) for index in range(taps + 1)]
     return [min(size for size in sizes if size >= samples) for samples in open_samples if samples]

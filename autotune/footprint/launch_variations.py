@@ -1,4 +1,4 @@
-"""The footprints of heads that the experiment sweeps: from what is by rule, one property of the launches at a time."""
+"""Footprints that are measured: launches of heads that differ from those by rule in one property at a time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from ..heads.forks import NetworkPoint
 from ..sweep.exclusion import excluded
 from ..sweep.space import neighbours
 
-#: The footprint that all others differ from.
+#: Name of the footprint that all others are compared with.
 BY_RULE = "by rule"
 #: SMs that a launch may spread over, at most.
 SMS = (4, 16, 64)
@@ -23,21 +23,21 @@ REGISTERS = (32, 64)
 STEPS = (-2, -1, 1, 2, 3)
 
 
-#: What a step towards other numbers of programs leaves as it is.
+#: Fields that a step towards other numbers of programs leaves as they are.
 _KEPT = ("block_n", "block_f", "num_warps", "waits", "max_registers", "max_programs", "weight_buffers")
 
 
 class Footprint(NamedTuple):
-    """How all heads of a network are launched beside its trunk."""
+    """Launches of all heads of a network beside its trunk."""
 
     name: str
     configs: tuple[tuple[HeadShape, LaunchConfig], ...]
-    """Of each shape of head."""
+    """For each shape of head."""
     point: NetworkPoint
 
 
-def footprints(shapes: Sequence[HeadShape], by_rule: NetworkPoint) -> list[Footprint]:
-    """Return what is measured of a network with heads of these shapes, what is by rule first.
+def footprints_to_measure(shapes: Sequence[HeadShape], by_rule: NetworkPoint) -> list[Footprint]:
+    """Return the footprints to measure for heads of these shapes, the one by rule first.
 
     Fewer and more programs, fewer and more warps of each, caps of registers and of SMs, the trunk's priority, and the
     largest footprint with priority and without. A change that some head cannot take leaves that head by rule; one that

@@ -1,8 +1,8 @@
-"""Overlap in traces made by hand: every number computed by hand, too."""
+"""Metrics of overlap in traces made by hand; every expected number is computed by hand, too."""
 
 import pytest
-from auxhead.autotune.measuring.replay_trace import HEAD_KERNEL, JOIN, SIDE, TRUNK, NoReplays, read_replays
-from auxhead.autotune.overlap.summary import (
+from auxhead.autotune.measuring.profiled_replays import HEAD_KERNEL, JOIN, SIDE, TRUNK, NoReplays, read_replays
+from auxhead.autotune.overlap.metrics import (
     hiding_efficiency,
     kernel_stretches,
     median_replay,

@@ -1,4 +1,4 @@
-"""Where the programs of heads ran, recorded by the kernels, beside the kernels of the same replay in a trace."""
+"""Places the programs of heads, which recorded SM and time themselves, under the kernels of the same replay."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from ...kernels.residency import Residency
 from ..measuring.occupancy import check_turns
-from ..measuring.replay_trace import TRUNK, Replay
+from ..measuring.profiled_replays import TRUNK, Replay
 
 
 class Program(NamedTuple):
-    """A program of a launch of heads, or one of the pieces of work that it did."""
+    """A program of a head launch, or one of the pieces of work that it did."""
 
     launch: int
-    """Of the replay's launches of heads, counted from 0; the last is the joining one."""
+    """Index among the replay's launches of heads; the last is the joining one."""
     sm: int
     start_us: float
     """Since the replay's first kernel began, as the profiler tells the time."""
@@ -21,25 +21,25 @@ class Program(NamedTuple):
 
 
 class RecordedReplay(NamedTuple):
-    """One replay as the profiler saw it, and as the programs of its heads did."""
+    """One replay: its kernels by the profiler, and the programs of its heads by their own recording."""
 
     replay: Replay
     programs: list[Program]
-    """Of all launches of heads, in the order of the launches and in each by start."""
+    """Programs of all launches of heads, by launch and then by start."""
     clocks_differ_us: float
-    """What is uncertain about the times of programs: by how much launches disagree on where the device's clock, which
-    the programs read, stands in the profiler's time."""
+    """Uncertainty of the programs' times: by how much launches disagree on the offset of the device's clock, which
+    the programs read, to the profiler's."""
 
 
 def recorded_replay(replay: Replay, launches: Sequence[Residency], sm_count: int) -> RecordedReplay:
-    """Lay what programs recorded under the kernels of the replay in which they did.
+    """Convert the times that programs recorded into the profiler's time.
 
-    The two clocks have no common zero. The one is set against the other so that the middle of a launch, from its first
+    The two clocks have no common zero. They are aligned so that the middle of a launch, from its first
     program's start to its last one's end, is the middle of its kernel; of several launches by their median.
 
     Args:
         replay: of an overlapped network whose launches recorded.
-        launches: these, in order, with turns on the CPU.
+        launches: what these recorded, in order, with turns on the CPU.
         sm_count: SMs of the device.
 
     Raises:

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from auxhead.autotune.bench.variants import Capture, Factories
+from auxhead.autotune.bench.variants import BuiltVariant, Factories
 from auxhead.autotune.measuring.cells import NEVER
-from auxhead.autotune.measuring.peers import merged
+from auxhead.autotune.measuring.peers import merged_answer
 from auxhead.autotune.measuring.subject import Subject, own_cell
 from auxhead.autotune.measuring.timers import Samples, VariantFailed
-from auxhead.autotune.pareto.measure import LEAST_ROUNDS, Pareto, Point, in_turns, mean_time, operating_points
+from auxhead.autotune.pareto.measure import LEAST_ROUNDS, OperatingPoint, Pareto, in_turns, mean_time, operating_points
 from auxhead.autotune.records.record import read_records
 from auxhead.model import EagerRunner, EarlyExitNetwork
 from auxhead.model.checkpoint import save_checkpoint
@@ -61,13 +61,13 @@ def pretended(monkeypatch):
                 [US[name.partition("@")[0]]] * len(range(place, rounds, len(captures)))
                 for place in range(len(captures))
             ]
-            samples[name] = Samples(device=own, host=own)
+            samples[name] = Samples(device=own, host=own, call=own)
         return samples
 
     monkeypatch.setattr(measuring, "LEAST_ROUNDS", 6)
     monkeypatch.setattr(measuring, "time_captures", time_captures)
     monkeypatch.setattr(measuring, "Factories", lambda: Factories(make_runner))
-    monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, workshop: Capture(function, merged))
+    monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, context: BuiltVariant(function, merged_answer))
     monkeypatch.setattr(Runner, "shift", 0)
     return timed
 
@@ -87,18 +87,20 @@ def test_accuracy_is_that_of_the_answers_and_thresholds_are_put_back(pretended):
     names = ["eager-bare@as_is", "graph-bare@as_is", "overlapped@as_is", "polled@as_is", "gated@as_is"]
     assert [variant.name for variant in measured.variants] == names
     confidence = [logits.softmax(1).amax(1) for logits in subject.network.logits(x)]
-    point = Point("calibrated 1 %", (confidence[0].quantile(0.5).item(), confidence[1].quantile(0.5).item(), 1.0))
-    outcomes = measured.measure(point)
+    point = OperatingPoint(
+        "calibrated 1 %", (confidence[0].quantile(0.5).item(), confidence[1].quantile(0.5).item(), 1.0)
+    )
+    results = measured.measure(point)
     assert [head.rule.threshold for head in subject.heads] == [1.0] * 3
     with subject.thresholds(point.thresholds):
         early, exits = (getattr(subject.network(x[:10]), name) for name in ("label", "exit_index"))
     assert len(exits.unique()) > 1, "the inputs leave at several exits"
     full = subject.network.backbone(x[:10]).argmax(1)
-    for name, outcome in outcomes.items():
+    for name, result in results.items():
         wanted = full if "bare" in name else early
-        assert outcome.accuracy == pytest.approx((wanted == labels).double().mean().item()), name
-        assert outcome.error is None and outcome.counts["samples"] == 4 * measured.rounds
-        assert outcome.mean_host_us == pytest.approx(US[name.partition("@")[0]])
+        assert result.accuracy == pytest.approx((wanted == labels).double().mean().item()), name
+        assert result.error is None and result.counts["samples"] == 4 * measured.rounds
+        assert result.mean_host_us == pytest.approx(US[name.partition("@")[0]])
     of_runner = measured.samples_by_exit(point, measured.variants[-1])
     assert list(of_runner.values()) == torch.bincount(exits, minlength=4).tolist()
     assert list(measured.samples_by_exit(point, measured.variants[0]).values()) == [0, 0, 0, 10]
@@ -107,8 +109,10 @@ def test_accuracy_is_that_of_the_answers_and_thresholds_are_put_back(pretended):
 def test_what_answers_wrongly_is_not_timed(pretended, monkeypatch):
     subject, _ = small_subject()
     monkeypatch.setattr(Runner, "shift", 1)
-    outcomes = Pareto(subject, torch.zeros(12, dtype=torch.int64), "as_is").measure(Point(NEVER, (1.0, 1.0, 1.0)))
-    assert "answers differ" in outcomes["gated@as_is"].error and outcomes["gated@as_is"].samples is None
+    results = Pareto(subject, torch.zeros(12, dtype=torch.int64), "as_is").measure(
+        OperatingPoint(NEVER, (1.0, 1.0, 1.0))
+    )
+    assert "answers differ" in results["gated@as_is"].error and results["gated@as_is"].samples is None
     assert pretended == [(["eager-bare@as_is", "graph-bare@as_is"], 6)]
 
 
@@ -130,10 +134,10 @@ def test_what_cannot_be_built_or_timed_is_an_error_and_the_rest_goes_on(pretende
 
     monkeypatch.setattr(measuring, "time_captures", fails("polled@as_is"))
     measured = Pareto(subject, torch.zeros(12, dtype=torch.int64), "as_is", Factories(make_runner))
-    outcomes = measured.measure(Point(NEVER, (1.0, 1.0, 1.0)))
-    assert outcomes["gated@as_is"].error == "RuntimeError: no conditional nodes"
-    assert outcomes["polled@as_is"].error == "RuntimeError: an illegal address"
-    assert outcomes["overlapped@as_is"].mean_host_us == pytest.approx(220.0)
+    results = measured.measure(OperatingPoint(NEVER, (1.0, 1.0, 1.0)))
+    assert results["gated@as_is"].error == "RuntimeError: no conditional nodes"
+    assert results["polled@as_is"].error == "RuntimeError: an illegal address"
+    assert results["overlapped@as_is"].mean_host_us == pytest.approx(220.0)
 
 
 @pytest.mark.parametrize("inputs", [1, 5, 6, 359])
@@ -254,8 +258,8 @@ class TestOnAGpu:
         measured = Pareto(subject, torch.zeros(10, dtype=torch.int64), trunk)
         try:
             for thresholds in ((1.0, 1.0, 1.0), (confidence[0].quantile(0.5).item(), 1.0, 1.0)):
-                outcomes = measured.measure(Point("tried", thresholds))
-                assert len(outcomes) == 5 and all(one.error is None for one in outcomes.values()), outcomes
-                assert all(one.mean_host_us > 0 for one in outcomes.values())
+                results = measured.measure(OperatingPoint("tried", thresholds))
+                assert len(results) == 5 and all(one.error is None for one in results.values()), results
+                assert all(one.mean_host_us > 0 for one in results.values())
         finally:
             measured.close()

@@ -1,8 +1,8 @@
-"""Programs laid under the kernels of their replay: two clocks, one time."""
+"""Head programs under the kernels of their replay: two clocks are aligned."""
 
 import pytest
-from auxhead.autotune.measuring.replay_trace import Kernel
-from auxhead.autotune.overlap.sm_lanes import recorded_replay
+from auxhead.autotune.measuring.profiled_replays import Kernel
+from auxhead.autotune.overlap.head_programs import recorded_replay
 from support.overlap_fakes import residency
 
 #: What a device's clock shows, in nanoseconds since 1970: float64 has steps of 256 there.

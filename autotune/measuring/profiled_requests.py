@@ -1,9 +1,8 @@
-"""What one request costs: launches, CUDA API calls, host and device time, from a trace of torch.profiler."""
+"""Requests under torch.profiler: records a trace, and reads launches, API calls and device time per request from it."""
 
 import bisect
 import json
 import os
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -75,11 +74,11 @@ class ApiCalls:
 
 @dataclass(frozen=True)
 class RequestProfile:
-    """What a request does, as a mean over a number of requests; times are microseconds."""
+    """Launches, calls and device time of a request, as means over several; times are microseconds."""
 
     requests: int
     api: tuple[ApiCalls, ...]
-    """What the host calls between the begin and the return of a request, most host time first."""
+    """Calls of the host between the begin and the return of a request, most host time first."""
     kernels: float
     """Kernels that run on the device, per request, those of graphs among them."""
     copies: float
@@ -108,7 +107,7 @@ class RequestProfile:
 
     @property
     def graph_launches(self) -> float:
-        """Those of them that launch a graph, per request."""
+        """Calls that launch a graph, per request."""
         return self.total(GRAPH_LAUNCHES) / self.requests
 
     @property
@@ -120,46 +119,6 @@ class RequestProfile:
     def synchronisations(self) -> int:
         """Calls in which the host waits for the device, in all requests together."""
         return self.total(SYNCHRONISATIONS)
-
-
-@dataclass(frozen=True)
-class HostTimes:
-    """Wall time of each request on the host, in microseconds, without a profiler."""
-
-    call_us: tuple[float, ...]
-    """Until the call returns, which is before the device is done unless the call waits for it."""
-    answer_us: tuple[float, ...]
-    """Until the caller's stream has the answer."""
-
-
-def time_requests(calls: Mapping[str, Callable[[Tensor], object]], x: Tensor, requests: int) -> dict[str, HostTimes]:
-    """Time requests without a profiler, each from an idle device; the variants take turns.
-
-    Do this before anything is profiled: the profiler's hooks into CUDA outlive it and slow later launches down.
-
-    Args:
-        calls: variants by name; each hands its answer to the caller's stream.
-        x: the input of every request.
-        requests: timed requests of each variant.
-    """
-    names = list(calls)
-    call_us: dict[str, list[float]] = {name: [] for name in names}
-    answer_us: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(-WARM_UP, requests):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            _wait_for_device(x.device)
-            began = time.perf_counter()
-            kept = calls[name](x)
-            returned = time.perf_counter()
-            if x.is_cuda:
-                torch.cuda.current_stream(x.device).synchronize()
-            answered = time.perf_counter()
-            del kept  # freed outside the timed part
-            if turn >= 0:
-                call_us[name].append((returned - began) * 1e6)
-                answer_us[name].append((answered - began) * 1e6)
-    return {name: HostTimes(tuple(call_us[name]), tuple(answer_us[name])) for name in names}
 
 
 def profile_requests(call: Callable[[Tensor], object], x: Tensor, requests: int, trace_file: Path) -> RequestProfile:
@@ -200,7 +159,7 @@ def record_trace(call: Callable[[Tensor], object], x: Tensor, requests: int, tra
 
 
 def activities(x: Tensor) -> list[ProfilerActivity]:
-    """Return what is profiled of calls with such an input."""
+    """Return the profiler's activities for calls with such an input."""
     return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if x.is_cuda else [])]
 
 
@@ -233,10 +192,10 @@ def read_trace(trace: Mapping[str, Any]) -> RequestProfile:
     for event in events:
         kind, begin, duration = event.get("cat"), float(event["ts"]), float(event.get("dur", 0.0))
         if kind in ("cuda_runtime", "cuda_driver"):
-            place = bisect.bisect_right(begins, begin) - 1
-            if place >= 0 and begin <= requests[place][1]:
+            index = bisect.bisect_right(begins, begin) - 1
+            if index >= 0 and begin <= requests[index][1]:
                 name = event["name"].partition("_")[0]  # CUPTI may add a version: cudaLaunchKernel_v7000, cuMemAlloc_v2
-                counts[name][place] += 1
+                counts[name][index] += 1
                 times[name] += duration
         elif kind in ("kernel", "gpu_memcpy", "gpu_memset"):
             on_device[kind].append((begin, begin + duration))
@@ -254,19 +213,19 @@ def read_trace(trace: Mapping[str, Any]) -> RequestProfile:
 
 
 def steady_state_problems(profile: RequestProfile) -> list[str]:
-    """Say what a runner in its steady state should not do, a sentence each.
+    """Return what keeps a runner from a steady state, in sentences.
 
-    That is: take memory from the driver or give it back, wait for the device in a CUDA call, or launch more in one
-    request than in another.
+    In a steady state it takes no memory from the driver and gives none back, never waits for the device in a CUDA
+    call, and launches as much in one request as in another.
     """
     problems = []
     for kind, names in (("allocates or frees", ALLOCATIONS), ("waits for the device", SYNCHRONISATIONS)):
         for row in profile.api:
             if row.name in names:
-                where = [place for place, calls in enumerate(row.by_request) if calls]
+                requests = [index for index, calls in enumerate(row.by_request) if calls]
                 problems.append(
-                    f"{row.name} {kind}: got {sum(row.by_request)} calls in {len(where)} of {profile.requests} "
-                    f"requests (first in request {where[0] + 1}), wants none."
+                    f"{row.name} {kind}: got {sum(row.by_request)} calls in {len(requests)} of {profile.requests} "
+                    f"requests (first in request {requests[0] + 1}), wants none."
                 )
     launches = profile.launches_by_request
     if min(launches) != max(launches):

@@ -1,0 +1,94 @@
+"""Records of the benchmark: one for each variant of a cell under one exit pattern, with its ratios to baselines."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..measuring.timers import PROTOCOL
+from ..records.record import Record, utc_now
+from ..records.spread import p99
+from ..records.summaries import summary
+from .selection import PatternRun
+from .variants import BuiltVariant, Variant, bare_name, segments_name, truncated_name
+
+#: Requests of each round for the host time: a 99th percentile needs many.
+REQUESTS = 20
+#: Host and device summaries of one run, by variant.
+Times = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
+
+
+def bench_record(
+    run: PatternRun,
+    variant: Variant,
+    captures: Sequence[BuiltVariant],
+    trunk_notes: Sequence[str],
+    environment: Mapping[str, Any],
+    protocol: Mapping[str, Any],
+    **rest: Any,
+) -> Record:
+    """Return the record of one variant, measured or failed.
+
+    Args:
+        run: what it was measured in.
+        variant: its description.
+        captures: those that were built.
+        trunk_notes: what was done to its trunk.
+        environment: see :class:`~auxhead.autotune.records.record.Record`.
+        protocol: what :func:`protocol_of` returns, and what else holds for this variant.
+        **rest: other fields of the record.
+    """
+    of_captures = [f"capture {number}: {one.note}" for number, one in enumerate(captures, start=1) if one.note]
+    return Record(
+        kind="bench",
+        cell=run.cell.as_json(),
+        exits=run.pattern,
+        variant=variant.name,
+        run=run.id,
+        utc=utc_now(),
+        environment=dict(environment),
+        protocol=dict(protocol),
+        notes=[*([variant.note] if variant.note else []), *of_captures, *trunk_notes],
+        **rest,
+    )
+
+
+def protocol_of(
+    variant: Variant, *, rounds: int, inputs: int, repeat: int | None = None, warm_up: int | None = None
+) -> dict[str, Any]:
+    """Return how a variant is timed; None: it failed before that was chosen."""
+    return {
+        "rounds": rounds,
+        "warm_up": warm_up,
+        "repeat": repeat,
+        "requests": REQUESTS,
+        "captures": variant.captures,
+        "inputs": inputs,
+        **PROTOCOL,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+    }
+
+
+def summary_with_p99(by_capture: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Summarise single requests; a 99th percentile of means of several would say nothing."""
+    return {**summary(by_capture), "p99": p99([value for values in by_capture for value in values])}
+
+
+def paired_with(variant: Variant, times: Times) -> list[dict[str, Any]]:
+    """Return the baselines of a variant that were timed in the same run, with the ratios to them."""
+    pairs = []
+    roles = {
+        "bare": bare_name(variant.trunk),
+        "truncated": truncated_name(variant.trunk),
+        "segments": segments_name(variant.trunk),
+        "plain": variant.plain,
+    }
+    for role, baseline in roles.items():
+        if baseline is None or baseline not in times:
+            continue
+        pair: dict[str, Any] = {"role": role, "variant": baseline}
+        for kind, own, other in zip(("host", "device"), times[variant.name], times[baseline], strict=True):
+            pair[f"{kind}_us"] = other["median"]
+            pair[f"{kind}_ratio"] = own["median"] / other["median"]
+        pairs.append(pair)
+    return pairs

@@ -1,0 +1,22 @@
+"""Records of the benchmark: ratios to baselines."""
+
+from auxhead.autotune.bench.records import paired_with
+from auxhead.autotune.bench.variants import Variant
+
+
+def test_ratios_are_to_the_same_trunk_of_the_same_run():
+    def times(host, device):
+        return {"median": host}, {"median": device}
+
+    timed = {
+        "graph-bare@cudnn": times(200.0, 190.0), "truncated@cudnn": times(70.0, 60.0),
+        "graph-bare@as_is": times(300.0, 290.0), "polled@cudnn": times(75.0, 66.0),
+    }  # fmt: skip
+    polled = Variant("polled@cudnn", lambda *_: None, "cudnn")
+    bare, floor = paired_with(polled, timed)
+    assert bare == {
+        "role": "bare", "variant": "graph-bare@cudnn", "host_us": 200.0, "host_ratio": 75 / 200, "device_us": 190.0,
+        "device_ratio": 66 / 190,
+    }  # fmt: skip
+    assert floor["variant"] == "truncated@cudnn" and floor["host_us"] == 70.0
+    assert paired_with(polled, {"polled@cudnn": times(1.0, 1.0)}) == []

@@ -1,0 +1,39 @@
+"""Cells: the core matrix, and the choice of cells by options."""
+
+import dataclasses
+
+from auxhead.autotune.bench.variants import catalogue, smaller_sizes
+from auxhead.autotune.measuring.cells import chosen_cells, core_matrix, resnet_cell
+
+
+def test_core_matrix():
+    cells = core_matrix()
+    assert len(cells) == len(set(cells)) == 33
+    assert {(cell.batch, cell.classes, cell.placement) for cell in cells[:16]} == {
+        (batch, classes, placement) for batch in (1, 8, 32, 128) for classes in (10, 1000)
+        for placement in ("blocks", "stages")
+    }  # fmt: skip
+    assert resnet_cell("resnet18", "float16", 1, 10, "blocks").taps == tuple(
+        f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)
+    )
+    assert resnet_cell("resnet50", "float16", 1, 10, "stages").taps == ("layer1", "layer2", "layer3", "layer4")
+    mixed = cells[-1]
+    assert (mixed.batch, mixed.classes) == (64, 10) and mixed.taps == ("layer1", "layer2", "layer3")
+    assert mixed.patterns == ["never", "layer1", "layer2", "layer3", "40/30/20/10"]
+    assert cells[0].patterns == ["never", *cells[0].taps]
+    assert smaller_sizes(64) == (8, 16, 24, 32, 40, 48, 64) and smaller_sizes(2) == (1, 2)
+    names = {variant.name: variant for variant in catalogue(mixed)}
+    assert names["polled-compact@cudnn"].by_default
+    for other in (cells[0], dataclasses.replace(mixed, batch=1)):
+        assert "polled-compact@cudnn" not in [variant.name for variant in catalogue(other)]
+
+
+def test_chosen_cells():
+    assert len(chosen_cells(quick=True)) == 2
+    assert {cell.batch for cell in chosen_cells(quick=False, batches=[8], models=["resnet18"])} == {8}
+    outside = chosen_cells(quick=False, models=["resnet50"], batches=[8], classes=[10], placements=["stages"])
+    assert outside == [resnet_cell("resnet50", "float16", 8, 10, "stages")]
+    both = chosen_cells(quick=True, dtypes=["float16", "float32"])
+    assert [(cell.dtype, cell.batch) for cell in both] == [
+        (dtype, n) for dtype in ("float16", "float32") for n in (1, 8)
+    ]
