@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ...kernels import ExitLaunch
-from ..heads.forks import NetworkPoint
-from ..heads.in_situ import HeadsInSitu
+from ..heads.in_situ import HeadsInSitu, SideLaunches
 from ..measuring.cells import NEVER, Cell
 from ..measuring.subject import build_subject, is_factory, load_subject
 from ..overlap.parts import TRUNK_KIND
@@ -42,7 +41,7 @@ def launch_counted(cell: Mapping[str, Any], device: str, forks: Sequence[str], n
     where = subject.example.device
     with torch.cuda.device(where), torch.no_grad(), subject.exits(NEVER):
         network = HeadsInSitu(subject, TRUNK_KIND)
-        found = footprints([head.shape for head in network.heads], NetworkPoint(tuple(forks)))
+        found = footprints([head.shape for head in network.heads], SideLaunches(tuple(forks)))
         by_name = {footprint.name: footprint for footprint in found}
         for name in names:
             launch_beside(network, by_name[name])

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,11 +23,20 @@ from ..measuring.subject import Subject
 from ..measuring.targets import NETWORK
 from .alone import AloneHead
 from .captured_launches import launch_heads
-from .forks import NetworkPoint
 from .launch_descriptions import HeadTwin, NetworkTwin, TensorTwin
 
 #: Of the heads of some shapes.
 Configs = Mapping[HeadShape, LaunchConfig]
+
+
+class SideLaunches(NamedTuple):
+    """The launches of a captured network beside its trunk, and with them which heads share a launch."""
+
+    forks: tuple[str, ...]
+    """Taps after which a launch leaves the trunk, with all heads since the one before; the rest of the heads run with
+    the classifier."""
+    trunk_first: bool = True
+    """Whether the trunk has a higher priority than these launches, or the same."""
 
 
 class HeadsInSitu:
@@ -70,13 +79,13 @@ class HeadsInSitu:
         }
 
     @cached_property
-    def by_rule(self) -> NetworkPoint:
+    def by_rule(self) -> SideLaunches:
         """How launches leave the trunk by rule: the same way in all captures of heads."""
         example = self.subject.example
         with _ForksByRule(self._network, example, batch_sizes=(len(example),), trunk=self._trunk) as runner:
-            return NetworkPoint(runner.forks[len(example)])
+            return SideLaunches(runner.forks[len(example)])
 
-    def runner(self, configs: Configs, point: NetworkPoint) -> OverlappedRunner:
+    def runner(self, configs: Configs, point: SideLaunches) -> OverlappedRunner:
         """Capture afresh, with these configurations for the heads of some shapes; the others are launched by rule."""
         example = self.subject.example
         kind = OverlappedRunner if point.trunk_first else _SamePriority
@@ -87,7 +96,7 @@ class HeadsInSitu:
         """Let heads of some shapes be launched like this until the context ends, and the others by rule."""
         return overriding({**self._heads_by_rule, **_in_network(configs)})
 
-    def launch(self, configs: Configs, point: NetworkPoint, which: Sequence[str]) -> list[ExitLaunch]:
+    def launch(self, configs: Configs, point: SideLaunches, which: Sequence[str]) -> list[ExitLaunch]:
         """Launch as the runner will, all launches that a head of some taps has a part in; return these."""
         taps, classifier = self._network.taps, self._classifier
         heads: list[ExitHead | None] = [head.head.as_exit_head() for head in self.heads]
@@ -98,7 +107,7 @@ class HeadsInSitu:
                 {taps.index(tap) for tap in which}, with_probs=all(head.return_probs for head in self.subject.heads),
             )  # fmt: skip
 
-    def twin(self, configs: Configs, point: NetworkPoint, which: Sequence[str]) -> NetworkTwin:
+    def twin(self, configs: Configs, point: SideLaunches, which: Sequence[str]) -> NetworkTwin:
         """Describe what ``launch`` launches."""
         taps, classifier = self._network.taps, self._classifier
         return NetworkTwin(

@@ -20,8 +20,7 @@ from ..records.comparison import Paired
 from .alone import CHAIN, AloneHead, Chain
 from .compile_ahead import CompileAhead
 from .first_launches import NEVER_ENDS, first_launches
-from .forks import NetworkPoint
-from .in_situ import HeadsInSitu
+from .in_situ import HeadsInSitu, SideLaunches
 from .launch_descriptions import AloneTwin, HeadTwin, Twin
 from .peers import FUSED, LAUNCHES, Launch
 
@@ -140,24 +139,9 @@ class HeadTiming:
         return self._time_networks(target.rule, configs, capture, target.taps, rounds, captures)
 
     @property
-    def by_rule(self) -> NetworkPoint:
+    def by_rule(self) -> SideLaunches:
         """How launches leave the trunk in situ."""
         return self._in_situ.by_rule
-
-    def points(
-        self, points: Sequence[NetworkPoint], heads: Mapping[HeadShape, LaunchConfig], rounds: int, captures: int
-    ) -> Mapping[NetworkPoint, Paired | Failure]:
-        """Time the network with its heads as they are tuned; see ``sweep.network_sweep.Measurer``."""
-        taps = self._subject.network.taps
-        failed = self._compile(points, lambda point: self._in_situ.launch(heads, point, taps))
-        if points[0] in failed:
-            return failed
-
-        def capture(point: NetworkPoint) -> OverlappedRunner:
-            return self._in_situ.runner(heads, point)
-
-        left = [point for point in points if point not in failed]
-        return {**failed, **self._time_networks(points[0], left, capture, taps, rounds, captures)}
 
     def _time_networks(
         self,

@@ -1,4 +1,4 @@
-"""What records of sweeps and retunings must hold, checked as they are read, where file and line can be named."""
+"""Checks of records by their kind, made as they are read, where file and line can be named."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -29,23 +29,8 @@ def check_sweep(values: Mapping[str, Any]) -> None:
     _check(isinstance(rule.get("variant"), str), "paired: variant", rule.get("variant"), "text")
 
 
-def check_retuning(values: Mapping[str, Any]) -> None:
-    """Check the record of a retuning, as JSON holds it.
-
-    Raises:
-        ValueError: names the field, what it got and what it wants.
-    """
-    _check_head(values)
-    _check_count("protocol.tunings", values["protocol"].get("tunings"))
-    for pair in values["paired"]:
-        _check(isinstance(pair, dict), "paired", pair, "objects")
-        _check_count("paired: tunings", pair.get("tunings"))
-        for name in ("median_ratio", "low", "high") if "median_ratio" in pair else ():
-            _check(_is_positive(pair.get(name)), f"paired: {name}", pair.get(name), "a positive number")
-
-
 #: By the kind of a record.
-CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {"sweep": check_sweep, "retune": check_retuning}
+CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {"sweep": check_sweep}
 
 
 def _check_head(values: Mapping[str, Any]) -> None:

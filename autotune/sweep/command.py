@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 import typer
@@ -29,8 +29,6 @@ from ..records.record import BadRecord, read_records, records_path
 from ..records.tables import print_tables, wide_console
 from .measure import Sweep
 from .neighbouring_batches import exchange_winners
-from .network_sweep import NetworkOutcome, sweep_network
-from .network_tables import network_table
 from .outcome import Outcome
 from .recorded_measurer import ReplayMeasurer, recorded_targets
 from .records import Book
@@ -51,9 +49,7 @@ def sweep(
     dtype: Dtypes = None,
     classes: Classes = None,
     placement: Placements = None,
-    effort: Annotated[
-        Effort, typer.Option(help="About a minute a network, or five; full also tries other forks and priorities.")
-    ] = Effort.quick,
+    effort: Annotated[Effort, typer.Option(help="About a minute a network, or five.")] = Effort.quick,
     out: Annotated[
         Path | None, typer.Option(help="Records are appended here.", show_default="autotune-records/sweep-DEVICE.jsonl")
     ] = None,
@@ -87,7 +83,6 @@ def _measure(console: Console, chosen: NetworkChoice, effort: Effort, out: Path 
     own, cells = chosen.networks()
     where = records_path(out, "sweep", torch.cuda.get_device_name(device))
     found: list[tuple[str, list[Outcome]]] = []
-    networks: list[NetworkOutcome] = []
     failures: Counter[str] = Counter()
     with SweepProgress(console) as progress, CompileAhead.beside(device) as ahead:
 
@@ -103,40 +98,26 @@ def _measure(console: Console, chosen: NetworkChoice, effort: Effort, out: Path 
 
         for family in _families(cells):
             try:
-                swept = _sweep_family(family, len(found), start, effort)
+                swept = _sweep_family(family, len(found), start)
             except DeviceLost as error:
                 raise BadInput(f"{error}; what was measured is recorded: the same command goes on") from None
-            found += [(str(cell), outcomes) for cell, outcomes in swept.heads.items()]
-            networks += swept.networks
+            found += [(str(cell), outcomes) for cell, outcomes in swept.items()]
             gc.collect()
             torch.cuda.empty_cache()
-    _report(console, found, networks, failures)
+    _report(console, found, failures)
     console.print(f"Records: {where}", soft_wrap=True)
 
 
-class _Swept(NamedTuple):
-    """What was found for cells that differ in the batch size alone."""
-
-    heads: dict[Cell, list[Outcome]]
-    networks: list[NetworkOutcome]
-
-
 def _sweep_family(
-    cells: Sequence[Cell], before: int, start: Callable[[Cell, int], tuple[HeadTiming, Sweep]], effort: Effort
-) -> _Swept:
-    """Tune the heads of each, exchange winners, and see how the launches should leave the trunk."""
-    started: dict[Cell, tuple[HeadTiming, Sweep]] = {}
+    cells: Sequence[Cell], before: int, start: Callable[[Cell, int], tuple[HeadTiming, Sweep]]
+) -> dict[Cell, list[Outcome]]:
+    """Tune the heads of cells that differ in the batch size alone, and exchange winners."""
+    sweeps: dict[Cell, Sweep] = {}
     for number, cell in enumerate(cells, start=before):
-        measurer, sweep = started[cell] = start(cell, number)
-        sweep.run(measurer.targets)
-    exchange_winners(tuning for _, sweep in started.values() for tuning in sweep.tunings)
-    networks = []
-    if effort is Effort.full:
-        for cell, (measurer, sweep) in started.items():
-            sweep.watch(Status(1.0, f"{cell}: forks and priority", "", sweep.failures))
-            heads = {one.target: one.network or one.rule for one in sweep.outcomes}
-            networks.append(sweep_network(measurer, cell, heads, sweep.book, sweep.failures))
-    return _Swept({cell: sweep.outcomes for cell, (_, sweep) in started.items()}, networks)
+        measurer, sweeps[cell] = start(cell, number)
+        sweeps[cell].run(measurer.targets)
+    exchange_winners(tuning for sweep in sweeps.values() for tuning in sweep.tunings)
+    return {cell: sweep.outcomes for cell, sweep in sweeps.items()}
 
 
 def _replay(console: Console, chosen: NetworkChoice, effort: Effort, path: Path) -> None:
@@ -156,7 +137,7 @@ def _replay(console: Console, chosen: NetworkChoice, effort: Effort, path: Path)
         shape = outcome.target.shape
         title = f"{chosen.model} {shape.dtype}, batch {shape.samples}, {shape.classes} classes, from {path}"
         by_network.setdefault(title, []).append(outcome)
-    _report(console, list(by_network.items()), [], failures)
+    _report(console, list(by_network.items()), failures)
 
 
 def _fits(chosen: NetworkChoice, target: Target) -> bool:
@@ -181,11 +162,8 @@ def _families(cells: Sequence[Cell]) -> list[list[Cell]]:
 def _report(
     console: Console,
     found: Sequence[tuple[str, Sequence[Outcome]]],
-    networks: Sequence[NetworkOutcome],
     failures: Counter[str],
 ) -> None:
     print_tables(console, outcome_tables(found))
-    if networks:
-        print_tables(console, [network_table("Where launches leave the trunk", networks)])
     if failures:
         console.print(f"Not timed: {failures_in_words(failures)}", soft_wrap=True)

@@ -2,18 +2,16 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
-from ..heads.forks import NetworkPoint
-from ..measuring.cells import Cell
 from ..measuring.failures import Failure
 from ..measuring.targets import NETWORK, Target
-from ..measuring.timers import CAPTURES, FINAL_ROUNDS
+from ..measuring.timers import FINAL_ROUNDS
 from ..records.comparison import Paired, Timings, over_baseline, typical
 from ..records.record import BadRecord, Record, append_record, read_records, utc_now
 from ..records.summaries import with_samples
@@ -21,9 +19,8 @@ from .decisive import decisive, measurement
 from .search import Answers, Ask
 from .space import text
 
-#: The kind of a sweep's records of heads, and of whole networks.
+#: The kind of these records; files of earlier versions also hold some of kind "network", which nothing reads.
 KIND = "sweep"
-NETWORK_KIND = "network"
 #: What of a record's protocol may differ between two measurements of one thing.
 _NO_KEY = ("captures", "rounds", "config")
 
@@ -53,7 +50,7 @@ class Book:
         """Return what was recorded of a thing, in as many captures and rounds or the next larger numbers.
 
         Args:
-            blank: from ``of_head`` or ``of_network``.
+            blank: from ``of_head``.
         """
         records, (captures, rounds) = self._found.get(_key(blank), []), size(blank)
         enough = [one for one in records if one.error is not None or has_enough(one, rounds, captures)]
@@ -63,7 +60,7 @@ class Book:
         """Append a finished measurement, and return it as it will be read.
 
         Args:
-            blank: from ``of_head`` or ``of_network``.
+            blank: from ``of_head``.
             result: beside the baseline that the blank's protocol names.
         """
         if isinstance(result, Failure):
@@ -80,9 +77,10 @@ class Book:
         return result_of(record)
 
     def _remember(self, record: Record) -> None:
-        if record.kind in (KIND, NETWORK_KIND):
-            self._found.setdefault(_key(record), []).append(record)
-        if record.kind == KIND and record.error is None:
+        if record.kind != KIND:
+            return
+        self._found.setdefault(_key(record), []).append(record)
+        if record.error is None:
             self._of_head.setdefault(_key(dataclasses.replace(record, variant="")), []).append(record)
 
     def decided(self, target: Target, place: str) -> Answers:
@@ -108,24 +106,15 @@ class Book:
             cell |= {"model": target.model, "tap": ", ".join(target.taps)}
             protocol |= self.network
         how = {"captures": ask.captures, "rounds": ask.rounds, "rule": text(target.rule)}
-        return self._blank(KIND, cell, text(config), protocol | how)
-
-    def of_network(self, cell: Cell, heads: Mapping[str, str], by_rule: NetworkPoint, point: NetworkPoint) -> Record:
-        """Return the record of a whole network, without any result; ``heads`` are configurations by tap."""
-        how = {"captures": CAPTURES, "rounds": FINAL_ROUNDS, "rule": str(by_rule), "heads": dict(heads)}
-        of_point = {"forks": list(point.forks), "trunk_priority": "high" if point.trunk_first else "same"}
-        return self._blank(NETWORK_KIND, cell.as_json(), str(point), {**self.network, **of_point, **how})
-
-    def _blank(self, kind: str, cell: dict[str, Any], variant: str, protocol: dict[str, Any]) -> Record:
         return Record(
-            kind=kind,
+            kind=KIND,
             cell=cell,
             exits="never",
-            variant=variant,
+            variant=text(config),
             run="",
             utc=utc_now(),
             environment=self.environment,
-            protocol={**self.protocol, **protocol},
+            protocol={**self.protocol, **protocol, **how},
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import NamedTuple
 
 from ...kernels.launch_config import LaunchConfig
-from ..measuring.targets import ALONE, Target
+from ..measuring.targets import Target
 from ..measuring.timers import CAPTURES
 from ..records.comparison import Paired, over_baseline, winner
 from .space import simplicity
@@ -36,21 +36,6 @@ class Ask(NamedTuple):
 #: Of what was asked for; what failed is absent, and so is everything if the rule's configuration failed.
 Answers = Mapping[LaunchConfig, Paired]
 Search = Callable[[Target], Generator[Ask, Answers, None]]
-
-
-def alone_only(search: Search) -> Search:
-    """Return a strategy that ends where another one goes on in situ."""
-
-    def asks(target: Target) -> Generator[Ask, Answers, None]:
-        steps = search(target)
-        try:
-            ask = next(steps)
-            while ask.place == ALONE:
-                ask = steps.send((yield ask._replace(next_in_situ=())))
-        except StopIteration:
-            return
-
-    return asks
 
 
 def fastest_first(answers: Answers) -> list[LaunchConfig]:

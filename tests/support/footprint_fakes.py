@@ -5,7 +5,7 @@ from auxhead.autotune.footprint.measure import RECORDED, FootprintsMeasured, Occ
 from auxhead.autotune.footprint.nsight_compute import Counted
 from auxhead.autotune.footprint.records import footprint_records
 from auxhead.autotune.footprint.trunk_probe import Room
-from auxhead.autotune.heads.forks import NetworkPoint
+from auxhead.autotune.heads.in_situ import SideLaunches
 from auxhead.autotune.measuring.cells import resnet_cell
 from auxhead.autotune.measuring.failures import Failure
 from auxhead.autotune.measuring.occupancy import Active, Estimate, Resident, Theoretical
@@ -33,7 +33,7 @@ def measured(batch=1, fails=None, added=lambda share: 0.5 + 4000.0 * share):
     ``fails`` names a footprint that does not run.
     """
     by_tap = shapes(batch)
-    points = footprints(list(by_tap.values()), NetworkPoint(FORKS))
+    points = footprints(list(by_tap.values()), SideLaunches(FORKS))
     failed = {point: Failure("OutOfResources", "registers") for point in points if point.name == fails}
     times = {Variant("trunk"): _times(TRUNK_US)}
     occupied = {}

@@ -6,7 +6,7 @@ import pytest
 from auxhead.autotune.footprint.footprints import BY_RULE, footprints, stepped
 from auxhead.autotune.footprint.records import failed_record
 from auxhead.autotune.footprint.tables import footprint_tables
-from auxhead.autotune.heads.forks import NetworkPoint
+from auxhead.autotune.heads.in_situ import SideLaunches
 from auxhead.autotune.measuring.occupancy import TIERS
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.exclusion import excluded
@@ -16,7 +16,7 @@ from support.footprint_fakes import CELL, FORKS, NOT_COUNTED, TRUNK_US, records,
 from support.pretended_gpu import ENVIRONMENT
 from support.written_records import written
 
-POINT = NetworkPoint(FORKS)
+POINT = SideLaunches(FORKS)
 
 
 @pytest.mark.parametrize("classes", [10, 1000])

@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 import torch
-from auxhead.autotune.heads.forks import NetworkPoint
 from auxhead.autotune.heads.measure import HeadTiming
 from auxhead.autotune.measuring.failures import DeviceLost, Failure
 from auxhead.autotune.measuring.peers import HeadSaid, NaiveHead
@@ -167,37 +166,6 @@ def test_variants_are_captured_in_turns(timing, monkeypatch):
     turns = [tuple(captured[start : start + 4]) for start in range(0, 16, 4)]
     assert all(set(turn) == set(configs) for turn in turns) and len(captured) == 16
     assert len(set(turns)) > 1, "in another order"
-
-
-def test_whole_networks_are_measured(timing, monkeypatch):
-    """Nothing is replayed here, which takes its time: what is captured, asked for and left out."""
-
-    def timed(variants, device, *, rounds, repeat):
-        return {name: [[1.0] * rounds for _ in captures] for name, captures in variants.items()}
-
-    def wrong_if_serial(self, taps, runner):
-        made.append((runner.forks[1], runner.trunk_priority, tuple(taps)))
-        return None if runner.forks[1] else "off"
-
-    monkeypatch.setattr(head_timing, "time_rounds", timed)
-    monkeypatch.setattr(heads_in_situ.HeadsInSitu, "wrong", wrong_if_serial)
-    by_rule, made, asked = timing.by_rule, [], []
-    assert by_rule.forks and by_rule.trunk_first and list(by_rule.forks) == timing.of_network["forks"]
-    chosen = launch_config.chosen.__wrapped__
-    monkeypatch.setattr(launch_config.chosen, "__wrapped__", lambda *args: asked.append(chosen(*args)) or asked[-1])
-    target, _ = timing.targets
-    tuned = neighbours(target.rule, target.shape)[0]
-    serial, same = NetworkPoint(()), by_rule._replace(trunk_first=False)
-    found = timing.points([by_rule, serial, same], {target.shape: tuned}, 3, 1)
-    assert found[serial] == Failure("wrong answer", "off")
-    assert found[same].baseline == found[by_rule].own == [[1.0] * 3]
-    taps = ("block1", "block2")
-    assert sorted(made) == sorted([(by_rule.forks, -1, taps), ((), -1, taps), (by_rule.forks, 0, taps)])
-    assert tuned in asked and lookup("cpu", target.shape, NETWORK) is None
-
-    monkeypatch.setattr(heads_in_situ, "launch_heads", None)
-    found = timing.points([by_rule, serial], {}, 3, 1)
-    assert list(found) == [by_rule, serial] and len(made) == 3, "nothing is captured without a baseline"
 
 
 def test_wrong_answers_are_not_timed(timing, monkeypatch):

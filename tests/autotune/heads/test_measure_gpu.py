@@ -1,11 +1,9 @@
 """The measurer of a GPU on one: real captures, real times, and a quick sweep from end to end."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from auxhead.autotune.heads.forks import network_points
 from auxhead.autotune.heads.measure import HeadTiming
 from auxhead.autotune.measuring.cells import Cell, resnet_cell
 from auxhead.autotune.measuring.environment import environment
@@ -15,7 +13,6 @@ from auxhead.autotune.records.comparison import Paired, compare
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.sweep.measure import Sweep
-from auxhead.autotune.sweep.network_sweep import sweep_network
 from auxhead.autotune.sweep.records import Book
 from auxhead.autotune.sweep.space import neighbours, spread_out
 from auxhead.autotune.sweep.strategies import STRATEGIES
@@ -59,18 +56,6 @@ def test_float32_by_rule_is_as_accurate_as_pytorch(model, batch):
     assert {target.taps: head.wrong(target.rule) for target, head in heads.items()} == {
         target.taps: None for target in heads
     }
-
-
-def test_forks_and_priority(subject, tmp_path: Path):
-    measurer = HeadTiming(subject)
-    book = Book(tmp_path / "records.jsonl", environment(torch.device("cuda", 0)), {"kernel": "k"}, measurer.of_network)
-    heads = {target: target.rule for target in measurer.targets}
-    failures: Counter[str] = Counter()
-    found = sweep_network(measurer, subject.cell, heads, book, failures)
-    assert not failures and found.winner in found.times
-    assert list(found.times) == network_points(subject.cell.taps, measurer.by_rule)
-    assert {point.trunk_first for point in found.times} == {True, False}
-    assert all(0.5 < found.over_rule(point).median_ratio < 2.0 for point in found.times)
 
 
 def test_candidates_and_their_neighbours_answer_rightly(subject):

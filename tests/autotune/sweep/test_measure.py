@@ -19,7 +19,7 @@ from auxhead.autotune.records.record import BadRecord, append_record, read_recor
 from auxhead.autotune.sweep.measure import Sweep
 from auxhead.autotune.sweep.recorded_measurer import UNAVAILABLE, ReplayMeasurer, recorded_targets
 from auxhead.autotune.sweep.records import shape_of
-from auxhead.autotune.sweep.search import Ask, alone_only
+from auxhead.autotune.sweep.search import Ask
 from auxhead.autotune.sweep.space import neighbours, spread_out, text
 from auxhead.autotune.sweep.strategies import STRATEGIES
 from auxhead.kernels.head_shape import HeadShape
@@ -85,8 +85,6 @@ def test_what_may_be_asked_for_in_situ_is_compiled_while_it_is_timed_alone_again
     assert set(in_situ) <= set(begun) and in_situ[0] == text(TARGET.rule)
     runs_alone = len({one.run for one in read_records(out) if one.protocol["place"] == ALONE})
     assert set(begun.values()) == {runs_alone - 1}, "before the last of them"
-    _, measurer, _ = run(alone_only(STRATEGIES[effort]), book_at(tmp_path / "alone.jsonl"))
-    assert {place for _, place, _, _ in measurer.begun} == {ALONE}
     _, measurer, _ = run(STRATEGIES[effort], book_at(out))
     assert not measurer.begun, "nothing is left to be measured"
 
