@@ -35,9 +35,7 @@ from .plan.command import plan
 from .records.record import BadRecord, read_records, records_path
 from .records.tables import as_markdown, bench_tables, print_tables, wide_console
 from .sweep.command import sweep
-from .sweep.false_winners import false_winners
-from .sweep.recorded_outcomes import recorded_outcomes
-from .sweep.tables import outcome_tables
+from .sweep.tables import sweep_tables
 from .tuned.command import explain, promote
 
 app = typer.Typer(
@@ -155,11 +153,8 @@ def table(
     """Print the tables of records again: all times, of sweeps the winners."""
     with one_line_errors(BadRecord):
         found = read_records(records)
-        swept = outcome_tables(recorded_outcomes(found))
-        if swept:
-            swept[-1].remarks.extend(false_winners(found))
         tables = [*bench_tables(found), *head_tables(found), *pareto_tables(found), *overlap_tables(found)]
-        tables += [*footprint_tables(found), *swept]
+        tables += [*footprint_tables(found), *sweep_tables(found)]
         if not tables:
             raise BadInput(f"RECORDS: {records} holds none of {_KINDS}, wants some")
         if markdown:

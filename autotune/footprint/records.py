@@ -12,7 +12,7 @@ from ..records.comparison import compare
 from ..records.record import Record
 from ..records.spread import spread
 from ..records.summaries import as_json, network_record, summary
-from ..sweep.space import text
+from ..sweep.config_text import text
 from .footprints import BY_RULE, Footprint
 from .measure import CAPTURES, RECORDED, REPLAYS, ROUNDS, FootprintsMeasured, Occupied, Variant
 from .nsight_compute import Counted

@@ -29,7 +29,7 @@ BLOCK_US = 500.0
 
 
 class HeadTiming:
-    """A :class:`~auxhead.autotune.measuring.targets.Measurer` of one network on one CUDA device."""
+    """A :class:`~auxhead.autotune.sweep.measure.Measurer` of one network on one CUDA device."""
 
     def __init__(self, subject: Subject, trunk: str = "cudnn", ahead: CompileAhead | None = None) -> None:
         """Measure the heads of ``subject``, in situ beside a trunk of that kind; ``ahead`` helps if given."""
@@ -54,7 +54,7 @@ class HeadTiming:
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """What the times depend on, beside what is measured; see :class:`~auxhead.autotune.sweep.records.Book`."""
+        """What the times depend on, beside what is measured; see :class:`~auxhead.autotune.sweep.records.SweepRecords`."""
         return {
             "chain": CHAIN,
             "order": "interleaved, shuffled every round",

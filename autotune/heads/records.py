@@ -13,7 +13,7 @@ from ..measuring.targets import Target
 from ..measuring.timers import FINAL_ROUNDS
 from ..records.comparison import Paired, Timings, compare, typical
 from ..records.record import Record, append_record, is_settled, read_records, utc_now
-from ..records.summaries import with_samples
+from ..records.summaries import rounded, with_samples
 from .copy_speed import COPIED, CopySpeed
 from .peers import FUSED, LAUNCHES
 
@@ -42,7 +42,7 @@ class Head(NamedTuple):
 
 
 @dataclass
-class HeadBook:
+class HeadRecords:
     """The records of one device and kernel: heads that are there are not measured again."""
 
     out: Path
@@ -91,10 +91,10 @@ class HeadBook:
             if isinstance(result, Failure):
                 self._append(head, variant, run, clocks, error=str(result))
             else:
-                own, baseline = _rounded(result.own), _rounded(result.baseline)
+                own, baseline = rounded(result.own, _DIGITS), rounded(result.baseline, _DIGITS)
                 pairs = [] if variant == FUSED else [_pair(own, baseline)]
                 self._append(head, variant, run, clocks, device_us=with_samples(own), paired=pairs)
-        least = _rounded(speed.floor(head.bytes_moved))
+        least = rounded(speed.floor(head.bytes_moved), _DIGITS)
         rate = {"bytes": head.bytes_moved, "bytes_per_second": round(2 * COPIED / typical(speed.us) * 1e6)}
         self._append(head, BYTES, run, clocks, {**rate, "captures": 1}, device_us=with_samples(least))
 
@@ -139,7 +139,3 @@ def _pair(own: Timings, fused: Timings) -> dict[str, Any]:
         "low": difference.low,
         "high": difference.high,
     }
-
-
-def _rounded(timings: Timings) -> list[list[float]]:
-    return [[round(us, _DIGITS) for us in rounds] for rounds in timings]

@@ -22,6 +22,11 @@ def with_samples(timings: Timings) -> dict[str, Any]:
     return {**summary(timings), "samples": timings}
 
 
+def rounded(timings: Timings, digits: int) -> list[list[float]]:
+    """Return timings with so many digits after the point."""
+    return [[round(us, digits) for us in rounds] for rounds in timings]
+
+
 def as_json(value: Any) -> Any:
     """Return what is written of a value: objects of named tuples and mappings, lists of sequences, floats rounded."""
     if isinstance(value, float):

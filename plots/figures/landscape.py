@@ -19,7 +19,7 @@ from ...autotune.records.record import Record
 from ..bench_records import rounds
 from ..records import NoRecords, stamp
 from ..style import ORANGE, PALE, frame, new_figure
-from ..sweep_heads import Head, swept_heads
+from ..sweep_heads import Head, over, over_rule, swept_heads
 
 #: The fields of a LaunchConfig across and up, and what they are: most that was tried differs in them.
 ACROSS, UP = "num_warps", "block_c"
@@ -86,18 +86,18 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
 
 def _head(head: Head) -> dict[str, Any]:
     """What of a head is drawn, the fastest configuration first."""
-    order = sorted(head.tried.values(), key=lambda one: one.ratio)
+    order = sorted(head.tried.values(), key=over_rule)
     fastest = order[0]
     configs = []
     for one in order:
-        compared = one.over(fastest, len(order))
+        compared = over(one, fastest, len(order))
         configs.append(
             {
                 "config": one.variant,
                 ACROSS: one.config[ACROSS],
                 UP: one.config[UP],
                 "alone_us": one.median_us,
-                "over_fastest": one.ratio / fastest.ratio,
+                "over_fastest": over_rule(one) / over_rule(fastest),
                 "noise_percent": 100 * (compared.high / compared.median_ratio - 1),
                 "within_noise": one is fastest or compared.is_tie,
                 "rule": one.variant == one.rule,

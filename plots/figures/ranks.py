@@ -13,7 +13,7 @@ from ...autotune.records.record import Record
 from ..bench_records import rounds
 from ..records import NoRecords, stamp
 from ..style import BLUE, GREY, ORANGE, PALE, frame, new_figure, tidy
-from ..sweep_heads import Head, swept_heads
+from ..sweep_heads import Head, over, over_rule, swept_heads
 
 #: How a configuration that is slower alone than the winner compares with it in the network.
 FASTER, SAME, SLOWER = "surely faster in the network", "no difference beyond noise", "surely slower, as alone"
@@ -65,12 +65,12 @@ def _head(head: Head) -> dict[str, Any] | None:
     both = [name for name in head.alone if name in head.network]
     if len(both) < 2:
         return None
-    alone, network = ({name: place[name].ratio for name in both} for place in (head.alone, head.network))
+    alone, network = ({name: over_rule(measured[name]) for name in both} for measured in (head.alone, head.network))
     by_alone, by_network = (sorted(both, key=ratios.__getitem__) for ratios in (alone, network))
     first = by_alone[0]
     configs = []
     for name in by_alone:
-        compared = head.network[name].over(head.network[first], len(both))
+        compared = over(head.network[name], head.network[first], len(both))
         sure = name != first and not compared.is_tie
         configs.append(
             {

@@ -9,8 +9,8 @@ from auxhead.autotune.footprint.tables import footprint_tables
 from auxhead.autotune.heads.in_situ import SideLaunches
 from auxhead.autotune.measuring.occupancy import TIERS
 from auxhead.autotune.records.record import read_records
+from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.exclusion import excluded
-from auxhead.autotune.sweep.space import text
 from support.command_line import assert_one_line_error, tune
 from support.footprint_fakes import CELL, FORKS, NOT_COUNTED, TRUNK_US, records, shapes
 from support.pretended_gpu import ENVIRONMENT

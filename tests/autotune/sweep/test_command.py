@@ -12,13 +12,13 @@ from auxhead.autotune.measuring.failures import DeviceLost
 from auxhead.autotune.measuring.progress import SweepProgress
 from auxhead.autotune.measuring.targets import ALONE, NETWORK
 from auxhead.autotune.records.record import read_records
+from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.sweep.measure import Sweep
-from auxhead.autotune.sweep.recorded_measurer import ReplayMeasurer, recorded_targets
-from auxhead.autotune.sweep.recorded_outcomes import recorded_outcomes
-from auxhead.autotune.sweep.records import Book, shape_of
-from auxhead.autotune.sweep.space import text
+from auxhead.autotune.sweep.recorded_times import RecordedTimes, recorded_targets
+from auxhead.autotune.sweep.records import SweepRecords, shape_of
 from auxhead.autotune.sweep.strategies import STRATEGIES
+from auxhead.autotune.sweep.winners import recorded_winners
 from auxhead.kernels.kernel_hash import kernel_hash
 from auxhead.kernels.tuned_table import read_table
 from rich.console import Console
@@ -93,7 +93,7 @@ def test_a_sweep_is_shown_kept_and_not_repeated(pretended):
 
 
 def assert_winners_were_exchanged(records):
-    large, small = (sorted(found, key=lambda one: one.target.shape.channels) for _, found in recorded_outcomes(records))
+    large, small = (sorted(found, key=lambda one: one.target.shape.channels) for _, found in recorded_winners(records))
     measured = {(shape_of(one).samples, one.cell["channels"], one.protocol["place"], one.variant) for one in records}
     exchanged = 0
     for here, there in [*zip(large, small, strict=True), *zip(small, large, strict=True)]:
@@ -174,7 +174,7 @@ def test_what_was_found_is_what_is_promoted(pretended, tmp_path):
     assert promoted.exit_code == 0, promoted.output
     table = read_table(tmp_path / "table.json")
     records = read_records(pretended)
-    replayed = Sweep(ReplayMeasurer(records), STRATEGIES["full"], Book(None, {}, {}, {}))
+    replayed = Sweep(RecordedTimes(records), STRATEGIES["full"], SweepRecords(None, {}, {}, {}))
     for outcome in replayed.run(recorded_targets(records, "resnet18")):
         for place, config in ((ALONE, outcome.alone), (NETWORK, outcome.network)):
             assert table.find(outcome.target.shape, place).config == config, f"{place} of {found}"
