@@ -97,7 +97,7 @@ class Parts(HeadsInSitu):
         torch.cuda.synchronize(example.device)  # buffers and counters are zero before another stream uses them
         chain = Chain(launch, example.device)
         chain()
-        for head, said in zip(self.heads, chain.said, strict=True):
+        for head, said in zip(self.heads, chain.answer, strict=True):
             _check(HEADS, head.wrong_answer(said))
         return chain
 

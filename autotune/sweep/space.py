@@ -1,7 +1,7 @@
-"""The launch configurations of one head that are worth trying, and how they are written, ordered and varied.
+"""The search space: launch configurations of one head that are worth trying, and the neighbours of each.
 
 A grid over the fields that matter most, the others following from them; and from any configuration the ones a step
-away, along every field. What is excluded, and why, is said in ``exclusion``.
+away, along every field. ``exclusion`` says what is left out, and why.
 """
 
 import dataclasses
@@ -50,8 +50,8 @@ def grid(shape: HeadShape, reasons: Counter[str] | None = None, near: LaunchConf
 
     found: list[LaunchConfig] = []
 
-    def extend(point: dict[str, int], place: int, before: int) -> None:
-        if place == len(names):
+    def extend(point: dict[str, int], fields: int, before: int) -> None:
+        if fields == len(names):
             filled = _filled(point, sizes)
             reason = reason_among(sizes, filled, point, FURTHER)
             if reason is None:
@@ -59,19 +59,19 @@ def grid(shape: HeadShape, reasons: Counter[str] | None = None, near: LaunchConf
             else:
                 counted[reason] += 1
             return
-        name = names[place]
+        name = names[fields]
         for value, steps_away in zip(GRID[name], away[name], strict=True):
             apart = before + steps_away
-            if near is not None and place < 2:  # how to multiply is told by the first two fields together
+            if near is not None and fields < 2:  # how to multiply is told by the first two fields together
                 apart = _apart({**point, name: value}, near)
             if apart > WITHIN:
                 continue
             longer = dict(point)
             reason = reason_among(sizes, {name: value}, longer, [name])
             if reason is None:
-                extend(longer, place + 1, apart)
+                extend(longer, fields + 1, apart)
             else:
-                counted[reason] += prod(len(GRID[left]) for left in names[place + 1 :])
+                counted[reason] += prod(len(GRID[left]) for left in names[fields + 1 :])
 
     extend({}, 0, 0)
     return found
@@ -225,8 +225,8 @@ def _beside(name: str, value: int) -> list[int]:
     values = FIELDS[name]
     if value not in values:  # of a configuration that is not from here
         return [next_power_of_2(value) // 2, next_power_of_2(value)] if value > 1 else []
-    place = values.index(value)
-    return [values[other] for other in (place - 1, place + 1) if 0 <= other < len(values)]
+    index = values.index(value)
+    return [values[other] for other in (index - 1, index + 1) if 0 <= other < len(values)]
 
 
 @lru_cache(maxsize=64)
@@ -240,18 +240,16 @@ def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
     usual = [config_of(point) for point in _usual(rule, shape)]
     around = list(dict.fromkeys(one for centre in (rule, *usual) for one in grid(shape, near=centre) if one != rule))
     random.Random(0).shuffle(around)
-    ways: tuple[list[LaunchConfig], list[LaunchConfig]] = (
-        [],
-        [],
-    )  # the rule's way to multiply and the others take turns
+    # the rule's way to multiply and the others take turns
+    ways: tuple[list[LaunchConfig], list[LaunchConfig]] = ([], [])
     for config in around:
         ways[(config.tiled, config.block_n) != (rule.tiled, rule.block_n)].append(config)
     near = [config for pair in zip_longest(*ways) for config in pair if config is not None]
-    places = torch.tensor([[getattr(one, name).bit_length() for name in GRID] for one in near])
+    bits = torch.tensor([[getattr(one, name).bit_length() for name in GRID] for one in near])
     free = torch.full((len(near),), WITHIN)  # steps to the closest that is chosen
     chosen = [near.index(one) for one in dict.fromkeys(usual) if one in near][:count]
-    for place in chosen:
-        free = torch.minimum(free, _steps_to(place, places))
+    for index in chosen:
+        free = torch.minimum(free, _steps_to(index, bits))
     for apart in range(WITHIN, 0, -1):
         after = 0
         while len(chosen) < min(count, len(near)):
@@ -260,20 +258,20 @@ def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
                 break
             after += int(left[0])
             chosen.append(after)
-            free = torch.minimum(free, _steps_to(after, places))
-    return tuple(near[place] for place in chosen)
+            free = torch.minimum(free, _steps_to(after, bits))
+    return tuple(near[index] for index in chosen)
 
 
-def _steps_to(place: int, places: Tensor) -> Tensor:
+def _steps_to(index: int, bits: Tensor) -> Tensor:
     """Count doublings and halvings from every configuration to one; another way to multiply is one step.
 
     Args:
-        place: of the one.
-        places: [configurations, fields of the grid], bits of the values, of a ``block_f`` and ``block_n`` first.
+        index: of the one.
+        bits: [configurations, fields of the grid], bit lengths of the values, of ``block_f`` and ``block_n`` first.
     """
-    steps_along = (places - places[place]).abs()
-    tiled = places[:, 0] > 1
-    way = (tiled != tiled[place]) | (steps_along[:, 1] > 0)
+    steps_along = (bits - bits[index]).abs()
+    tiled = bits[:, 0] > 1
+    way = (tiled != tiled[index]) | (steps_along[:, 1] > 0)
     return way + torch.where(way, 0, steps_along[:, 0]) + steps_along[:, 2:].sum(1)
 
 

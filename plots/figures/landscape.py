@@ -85,7 +85,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
 
 
 def _head(head: Head) -> dict[str, Any]:
-    """What of a head is drawn, the fastest configuration first."""
+    """Return the numbers of a head that are drawn, the fastest configuration first."""
     order = sorted(head.tried.values(), key=over_rule)
     fastest = order[0]
     configs = []
@@ -113,12 +113,12 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     grid = figure.add_gridspec(rows + 1, COLUMNS, height_ratios=(*[1.0] * rows, 0.16))
     norm = LogNorm(TICKS[0], TICKS[-1])
     values = {field: sorted({one[field] for head in heads for one in head["configs"]}) for field in (ACROSS, UP)}
-    for place, head in enumerate(heads):
-        axes = figure.add_subplot(grid[place // COLUMNS, place % COLUMNS])
+    for index, head in enumerate(heads):
+        axes = figure.add_subplot(grid[index // COLUMNS, index % COLUMNS])
         _panel(axes, head, values[ACROSS], values[UP], norm)
-        axes.tick_params(labelleft=place % COLUMNS == 0, labelbottom=place + COLUMNS >= len(heads))
-        axes.set_xlabel(ACROSS_LABEL if place + COLUMNS >= len(heads) else "")
-        axes.set_ylabel(UP_LABEL if place % COLUMNS == 0 else "")
+        axes.tick_params(labelleft=index % COLUMNS == 0, labelbottom=index + COLUMNS >= len(heads))
+        axes.set_xlabel(ACROSS_LABEL if index + COLUMNS >= len(heads) else "")
+        axes.set_ylabel(UP_LABEL if index % COLUMNS == 0 else "")
     legend = figure.add_subplot(grid[rows, :2])
     legend.axis("off")
     marks = {
@@ -141,16 +141,16 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
 def _panel(axes: Axes, head: Mapping[str, Any], across: Sequence[int], up: Sequence[int], norm: LogNorm) -> None:
     cells: dict[tuple[int, int], Mapping[str, Any]] = {}
     for one in head["configs"]:  # the fastest first
-        place = (across.index(one[ACROSS]), up.index(one[UP]))
-        cells.setdefault(place, one)
+        cell = (across.index(one[ACROSS]), up.index(one[UP]))
+        cells.setdefault(cell, one)
         if one["rule"]:
-            axes.plot(*place, **RULE)
+            axes.plot(*cell, **RULE)
     for (column, row), fastest in cells.items():
         corner = (column - 0.5, row - 0.5)
         axes.add_patch(Rectangle(corner, 1, 1, color=COLOURS(norm(fastest["over_fastest"])), linewidth=0))
         if fastest["within_noise"]:
             axes.add_patch(Rectangle(corner, 1, 1, fill=False, **TIED))
-    untried = [place for place in product(range(len(across)), range(len(up))) if place not in cells]
+    untried = [cell for cell in product(range(len(across)), range(len(up))) if cell not in cells]
     axes.plot([column for column, _ in untried], [row for _, row in untried], **UNTRIED)
     axes.set_xlim(-0.5, len(across) - 0.5)
     axes.set_ylim(-0.5, len(up) - 0.5)

@@ -61,7 +61,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
 
 
 def _head(head: Head) -> dict[str, Any] | None:
-    """What of a head is drawn: configurations in both places, the fastest alone first; None if there are not two."""
+    """Return the numbers of a head that are drawn, of configurations in both places; None if there are not two."""
     both = [name for name in head.alone if name in head.network]
     if len(both) < 2:
         return None
@@ -146,7 +146,7 @@ def _draw_points(axes: Axes, heads: Sequence[Mapping[str, Any]]) -> None:
     limit = 100 * NEGLIGIBLE
     axes.axhspan(-limit, limit, color=PALE, alpha=0.6, linewidth=0)
     axes.axhline(0, color="black", linewidth=1)
-    for verdict, (place, batch) in product((SAME, SLOWER, FASTER), enumerate(batches)):
+    for verdict, (index, batch) in product((SAME, SLOWER, FASTER), enumerate(batches)):
         of_batch = [one for head in heads if head["batch"] == batch for one in head["configs"][1:]]
         drawn = [one for one in of_batch if one["verdict"] == verdict]
         if drawn:
@@ -155,7 +155,7 @@ def _draw_points(axes: Axes, heads: Sequence[Mapping[str, Any]]) -> None:
                 [one["alone_over_fastest_alone_percent"] for one in drawn],
                 over,
                 None if verdict == SAME else [over - low, high - over],  # hundreds of bars would hide what differs
-                color=COLOURS[verdict], marker=MARKERS[place % len(MARKERS)],
+                color=COLOURS[verdict], marker=MARKERS[index % len(MARKERS)],
                 markersize=5.5, elinewidth=0.8, alpha=0.55 if verdict == SAME else 1.0, linestyle="",
             )  # fmt: skip
     for verdict, colour in COLOURS.items():

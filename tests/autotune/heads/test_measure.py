@@ -25,7 +25,7 @@ copy_speed = importlib.import_module("auxhead.autotune.heads.copy_speed")
 first_launches = importlib.import_module("auxhead.autotune.heads.first_launches")
 head_timing = importlib.import_module("auxhead.autotune.heads.measure")
 heads_in_situ = importlib.import_module("auxhead.autotune.heads.in_situ")
-launch_twins = importlib.import_module("auxhead.autotune.heads.launch_descriptions")
+launch_descriptions = importlib.import_module("auxhead.autotune.heads.launch_descriptions")
 launch_config = importlib.import_module("auxhead.kernels.launch_config")
 
 
@@ -102,11 +102,11 @@ class Ahead:
     def __init__(self):
         self.begun, self.finished = [], []
 
-    def begin(self, twins):
-        self.begun += twins
+    def begin(self, launches):
+        self.begun += launches
 
-    def finish(self, twins):
-        self.finished += twins
+    def finish(self, launches):
+        self.finished += launches
 
 
 @pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
@@ -122,18 +122,18 @@ def test_what_is_compiled_ahead_is_what_is_launched(simulated, monkeypatch, trun
         return record
 
     monkeypatch.setattr(alone_head.AloneHead, "launch", lambda head, config: launch(ALONE)(head, head.x, config))
-    for module in (heads_in_situ, launch_twins):
+    for module in (heads_in_situ, launch_descriptions):
         monkeypatch.setattr(module, "launch_heads", launch(NETWORK))
     target = made.targets[0]
     other = neighbours(target.rule, target.shape)[0]
     for place in (ALONE, NETWORK):
         made.begin_to_compile(target, place, [other])
         assert made.compile(target, place, [other]) == {}
-        twin, *others = dict.fromkeys(ahead.begun)
-        assert ahead.finished == [twin, *others] and hash(twin) == hash(pickle.loads(pickle.dumps(twin)))
+        wanted, *others = dict.fromkeys(ahead.begun)
+        assert ahead.finished == [wanted, *others] and hash(wanted) == hash(pickle.loads(pickle.dumps(wanted)))
         assert len(others) == (0 if place == ALONE else len(made.heads))
-        assert {place for one in others for place in one.which} == set(range(len(others)))
-        twin.launch()
+        assert {place for one in others for place in one.exits} == set(range(len(others)))
+        wanted.launch()
         here, there = launched
         assert here == there and here[0] == place
         for of_one_place in (ahead.begun, ahead.finished, launched):
