@@ -81,7 +81,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
         "noise_percent": noise,
         "heads": heads,
     }
-    return _figure(drawn), drawn
+    return redraw(drawn), drawn
 
 
 def _head(head: Head) -> dict[str, Any]:
@@ -106,7 +106,8 @@ def _head(head: Head) -> dict[str, Any]:
     return {"head": head.name, "batch": head.cell["samples"], "configs": configs}
 
 
-def _figure(drawn: Mapping[str, Any]) -> Figure:
+def redraw(drawn: Mapping[str, Any]) -> Figure:
+    """Draw the numbers that ``draw`` returned."""
     heads = drawn["heads"]
     rows = -(-len(heads) // COLUMNS)
     figure = new_figure(2.1 + 1.55 * rows)

@@ -57,7 +57,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
         "rank_counts": _rank_counts(heads),
         "heads": heads,
     }
-    return _figure(drawn), drawn
+    return redraw(drawn), drawn
 
 
 def _head(head: Head) -> dict[str, Any] | None:
@@ -112,7 +112,8 @@ def _rank_counts(heads: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     return counts
 
 
-def _figure(drawn: Mapping[str, Any]) -> Figure:
+def redraw(drawn: Mapping[str, Any]) -> Figure:
+    """Draw the numbers that ``draw`` returned."""
     figure = new_figure(4.9)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.75))
     _draw_counts(left, drawn["rank_counts"], any(len(head["configs"]) > MOST_RANKS for head in drawn["heads"]))
