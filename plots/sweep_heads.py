@@ -23,7 +23,7 @@ class Head(NamedTuple):
     """One head of a sweep; its measurements by the names of configurations."""
 
     cell: dict[str, Any]
-    """Of its shape, and if it was measured in a network, model and tap."""
+    """Fields of its shape, and if it was measured in a network, model and tap."""
     alone: dict[str, Measurement]
     """Those that decide alone."""
     network: dict[str, Measurement]

@@ -18,7 +18,7 @@ from ...model.streams import stream_pair
 from ..measuring.peers import HeadSaid
 from ..measuring.targets import ALONE
 
-#: What a launch returns.
+#: The answer that a launch returns.
 Answered = TypeVar("Answered")
 
 #: Launches of a head in one graph, one after the other.
@@ -27,7 +27,7 @@ CHAIN = 20
 _CHECKED_LAUNCHES = 5
 #: Roundings of an answer's dtype that it may be off by, however exact PyTorch's logits are by luck.
 _FLOOR_ROUNDINGS = 4
-#: What a peer may be off by in float32, in what a fused head may: torch.compile's kernels add one product after another
+#: Error that a peer may have in float32, over a fused head's: torch.compile's kernels add one product after another
 #: and were off by 2.4 times that (512 features, 100 classes, H200). That is a peer less exact, not a wrong one.
 _PEERS_ROUNDING = 4
 #: The work beside them: products of square matrices.
@@ -50,7 +50,7 @@ class Chain(Generic[Answered]):
             for _ in range(CHAIN - 1):
                 launch()
             self.answer = launch()
-            """Of the last launch, after a replay."""
+            """The last launch's answer, after a replay."""
 
     def __call__(self) -> None:
         """Replay on the current stream."""
@@ -73,7 +73,7 @@ class AloneHead:
 
     @property
     def shape(self) -> HeadShape:
-        """What tables know the head by."""
+        """The shape by which tuned tables know the head."""
         pool_max = self.head.pool == "max"
         return HeadShape.of(self.view, self.head.num_classes, pool_max=pool_max, dtype=self.x.dtype)
 
@@ -89,7 +89,7 @@ class AloneHead:
 
     @property
     def chosen(self) -> LaunchConfig:
-        """What the operator launches here: by the tuned table of the device, else by rule."""
+        """The configuration that the operator launches here: by the tuned table of the device, else by rule."""
         pool_max, classes = self.head.pool == "max", self.head.num_classes
         return LaunchConfig.choose(
             self.view, classes, pool_max=pool_max, dtype=self.x.dtype, device=self.device, place=ALONE

@@ -81,22 +81,22 @@ class _Run:
         timing = HeadTiming(own or build_subject(cell, self._device), "as_is")
         how = {"place": ALONE, "rounds": FINAL_ROUNDS, "captures": CAPTURES}
         kept = HeadRecords(self._where, self._environment, {"kernel": kernel_hash(), **timing.protocol, **how})
-        for place, (target, alone) in enumerate(timing.heads.items()):
+        for index, (target, alone) in enumerate(timing.heads.items()):
             head = Head(target, alone.chosen, alone.bytes_moved)
             self.asked.append(head.cell)
             if not kept.has(head):
-                self._measure_head(timing, head, kept, place)
+                self._measure_head(timing, head, kept, index)
         self._done += 1
         del timing, alone
         gc.collect()
         torch.cuda.empty_cache()
 
-    def _measure_head(self, timing: HeadTiming, head: Head, kept: HeadRecords, place: int) -> None:
+    def _measure_head(self, timing: HeadTiming, head: Head, kept: HeadRecords, index: int) -> None:
         self._speed = self._speed or measure_copy_speed(self._device, FINAL_ROUNDS)
 
         def begins(variant: str) -> None:
             of_head = list(LAUNCHES).index(variant) / len(LAUNCHES)
-            self._tell(f"{head.target}: {variant}", (place + of_head) / len(timing.heads))
+            self._tell(f"{head.target}: {variant}", (index + of_head) / len(timing.heads))
 
         try:
             results = timing.against_peers(head.target, FINAL_ROUNDS, CAPTURES, begins)

@@ -1,4 +1,4 @@
-"""Compiles launches of heads in other processes, ahead of timing: into Triton's cache on disk, where they are found."""
+"""Compilation of heads' launches in other processes, ahead of timing: into Triton's cache on disk."""
 
 import multiprocessing
 import os
@@ -76,7 +76,7 @@ class CompileAhead:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-#: What was compiled in such a process and has no launcher yet.
+#: Kernels that were compiled in such a process and have no launcher yet.
 _compiled: list[Any] = []
 
 

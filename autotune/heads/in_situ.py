@@ -25,7 +25,7 @@ from .alone import AloneHead
 from .captured_launches import launch_heads
 from .launch_descriptions import HeadDescription, NetworkLaunches, TensorDescription
 
-#: Of the heads of some shapes.
+#: Configurations of heads, by their shapes.
 Configs = Mapping[HeadShape, LaunchConfig]
 
 
@@ -36,7 +36,7 @@ class SideLaunches(NamedTuple):
     """Taps after which a launch leaves the trunk, with all heads since the one before; the rest of the heads run with
     the classifier."""
     trunk_first: bool = True
-    """Whether the trunk has a higher priority than these launches, or the same."""
+    """The trunk has a higher priority than these launches; else the same."""
 
 
 class HeadsInSitu:
@@ -70,7 +70,7 @@ class HeadsInSitu:
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """What times in situ depend on and those alone do not, as records keep it."""
+        """Conditions of times in situ, beside those of times alone, as records keep them."""
         return {
             "trunk": trunk_fingerprint(self._trunk, self._network.taps, self.subject.example),
             "trunk_kind": self._kind,
@@ -146,13 +146,13 @@ class HeadsInSitu:
                 found[pattern] = [eager_truth(logits, self.subject.heads, rounding) for logits in self._logits]
         return found
 
-    def wrong(self, taps: Sequence[str], runner: Callable[[Tensor], ExitResult | Answer]) -> str | None:
+    def wrong(self, which: Sequence[str], runner: Callable[[Tensor], ExitResult | Answer]) -> str | None:
         """Compare a captured network's answers with the truth, where nothing and where all leaves at each of some taps.
 
         Two inputs a pattern: an answer for the one before shows. Return in words what is wrong, or None.
         """
         comparison = Comparison()
-        for pattern in (NEVER, *taps):
+        for pattern in (NEVER, *which):
             with self.subject.exits(pattern):
                 for x, truth in list(zip(self.subject.inputs, self._truths[pattern], strict=True))[:2]:
                     said = runner(x)

@@ -84,7 +84,7 @@ class NetworkLaunches(NamedTuple):
     """Launches of a network's heads; see ``captured_launches.launch_heads``."""
 
     heads: tuple[HeadDescription, ...]
-    """Of the taps."""
+    """Heads of the taps."""
     classifier: HeadDescription | TensorDescription
     """The network's own, or its logits where it is no head."""
     ends: tuple[int, ...]

@@ -44,7 +44,7 @@ class HeadTiming:
             Target(shape, subject.cell.model, tuple(tap for tap, _ in heads)): heads[0][1]
             for shape, heads in by_shape.items()
         }
-        """Of each shape the first head that has it, and what its tap gives it."""
+        """For each shape the first head that has it, with its tap's output."""
 
     @property
     def targets(self) -> list[Target]:
@@ -53,7 +53,7 @@ class HeadTiming:
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """How times are taken, as records keep it."""
+        """Conditions of all times, as records keep them."""
         return {
             "chain": CHAIN,
             "order": "interleaved, shuffled every round",
@@ -63,7 +63,7 @@ class HeadTiming:
 
     @property
     def of_network(self) -> dict[str, Any]:
-        """What times in situ also depend on, as records keep it."""
+        """Further conditions of times in situ."""
         return self._in_situ.protocol
 
     def begin_to_compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> None:

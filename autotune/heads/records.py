@@ -1,4 +1,4 @@
-"""The measurements of heads on disk: all variants of a head together, which were timed in the same rounds."""
+"""Records of heads: all variants of a head together, which were timed in the same rounds."""
 
 import dataclasses
 import secrets
@@ -21,18 +21,18 @@ from .peers import FUSED, LAUNCHES
 KIND = "heads"
 #: The variant that is no head: the least that its bytes take.
 BYTES = "bytes"
-#: Of microseconds: the bytes of a small head take hundredths of one.
+#: Digits of microseconds: the bytes of a small head take hundredths of one.
 _DIGITS = 4
 
 
 class Head(NamedTuple):
-    """What is measured."""
+    """A head to be measured."""
 
     target: Target
     config: LaunchConfig
     """The configuration that the project chooses."""
     bytes_moved: int
-    """What a head of that shape has to read and write."""
+    """Bytes that a head of that shape has to read and write."""
 
     @property
     def cell(self) -> dict[str, Any]:
@@ -43,10 +43,10 @@ class Head(NamedTuple):
 
 @dataclass
 class HeadRecords:
-    """The records of one device and kernel: heads that are there are not measured again."""
+    """A file of records of one device and kernel: heads that are there are not measured again."""
 
     out: Path
-    """Where records are appended."""
+    """File that records are appended to."""
     environment: dict[str, Any]
     """See :class:`~auxhead.autotune.records.record.Record`."""
     protocol: dict[str, Any]
@@ -58,7 +58,7 @@ class HeadRecords:
             self._remember(record)
 
     def has(self, head: Head) -> bool:
-        """Whether all variants of a head were measured in one run, or failed as they would again.
+        """Return True if all variants of a head were measured in one run, or failed as they would again.
 
         They were so with the same kernel in the same configuration: ratios are to what the fused head was then.
         """
@@ -82,7 +82,7 @@ class HeadRecords:
 
         Args:
             head: what was measured.
-            results: of each of ``head_peers.LAUNCHES``.
+            results: of each of ``peers.LAUNCHES``.
             speed: of the same device.
             clocks: the GPU's, as found after the measurement.
         """

@@ -17,7 +17,7 @@ class Target(NamedTuple):
     shape: HeadShape
     model: str
     taps: tuple[str, ...]
-    """Of the heads of that shape."""
+    """Taps of the heads of that shape."""
 
     @property
     def rule(self) -> LaunchConfig:

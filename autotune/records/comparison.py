@@ -19,10 +19,10 @@ import numpy.typing as npt
 #: Microseconds of one variant, [captures][rounds].
 Timings = Sequence[Sequence[float]]
 
-#: Of an interval.
+#: Confidence of an interval.
 CONFIDENCE = 0.99
-#: Of the intervals that decide between configurations. Captures scatter with longer tails than a bootstrap of a few
-#: knows: at 99 % about 1.1 % of what is compared with itself looked different (2,500 configurations, H200).
+#: Confidence of the intervals that decide between configurations. Captures scatter with longer tails than a bootstrap
+#: of a few knows: at 99 % about 1.1 % of what is compared with itself looked different (2,500 configurations, H200).
 DECIDING = 0.995
 #: Differences below this are ties, however sure they are: nobody would notice, and another day turns them round.
 NEGLIGIBLE = 0.005
@@ -57,7 +57,7 @@ class Paired:
 
 
 class Difference(NamedTuple):
-    """How two variants compare."""
+    """The ratio of two variants' times, with its interval."""
 
     median_ratio: float
     """The first one's time over the second one's."""
@@ -67,7 +67,7 @@ class Difference(NamedTuple):
 
     @property
     def is_tie(self) -> bool:
-        """Whether neither is faster, as far as one can tell or would care."""
+        """True if neither is faster, as far as one can tell or would care."""
         return self.low <= 1.0 <= self.high or abs(math.log(self.median_ratio)) < NEGLIGIBLE
 
 

@@ -1,4 +1,4 @@
-"""Who wins: the measurements of a sweep that decide, the fastest configuration, and the simpler ones tied with it."""
+"""Decisions by records of sweeps: the measurements that count, the winner, and the simpler ones tied with it."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -142,7 +142,7 @@ def joint_confidence(count: int) -> float:
 
 
 class Decision(Generic[Key]):
-    """Who wins among the configurations of one head that were timed in one setting, beside one rule's."""
+    """The winner among configurations of one head that were timed in one setting, beside one rule's."""
 
     def __init__(self, times: Mapping[Key, Paired], rule: Key, fields: Callable[[Key], Fields]) -> None:
         """Decide between ``times``; ``fields`` gives those of a configuration, and ``rule`` wins ties."""
@@ -159,7 +159,7 @@ class Decision(Generic[Key]):
 
     @property
     def winner_is_fastest(self) -> bool:
-        """Whether the winner has the lowest time over the rule's; else it is tied with what has, and simpler."""
+        """True if the winner has the lowest time over the rule's; else it is tied with the fastest, and simpler."""
         ratios = [one.over_baseline for one in self.times.values()]
         return self.winner is not None and self.times[self.winner].over_baseline == min(ratios)
 

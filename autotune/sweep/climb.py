@@ -57,12 +57,12 @@ def climb(
 
 
 class _Expected(NamedTuple):
-    """What a configuration may take."""
+    """The time that a configuration is expected to take."""
 
     time: float
     """Logarithm of its time over the baseline's."""
     leader: LaunchConfig
-    """By whose time."""
+    """The configuration whose time that is estimated from."""
 
 
 def _beside(
@@ -89,7 +89,7 @@ def _near_ways(known: Answers) -> list[list[LaunchConfig]]:
 
 
 class _Moves:
-    """What steps between neighbours have changed so far: logarithms of the ratio of their times, by what differs."""
+    """Effects of steps between neighbours so far: logarithms of the ratio of their times, by the fields that differ."""
 
     def __init__(self) -> None:
         self._ratios: dict[tuple[tuple[str, int, int], ...], list[float]] = {}

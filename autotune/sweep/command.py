@@ -141,7 +141,7 @@ def _replay(console: Console, chosen: NetworkChoice, effort: Effort, path: Path)
 
 
 def _fits(chosen: NetworkChoice, target: Target) -> bool:
-    """Whether a recorded target is of what was asked for; where heads were is not recorded."""
+    """Return True if a recorded target is of what was asked for; the placement of heads is not recorded."""
     shape = target.shape
     asked: tuple[tuple[object, Sequence[object]], ...] = (
         (shape.samples, chosen.batches),

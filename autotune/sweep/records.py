@@ -19,7 +19,7 @@ from .config_text import text
 from .search import Answers, Ask
 from .winners import deciding_times, launchable
 
-#: What of a record's protocol may differ between two measurements of one thing.
+#: Fields of the protocol that may differ between two measurements of one thing.
 _NOT_IDENTIFYING = ("captures", "rounds", "config")
 #: Digits of microseconds.
 _DIGITS = 3
@@ -30,7 +30,7 @@ class SweepRecords:
     """A file of records of one device and kernel, and those of the same things that it held before."""
 
     out: Path | None
-    """Where records are appended; None: nowhere."""
+    """File that records are appended to; None: they are not kept."""
     environment: dict[str, Any]
     """See :class:`~auxhead.autotune.records.record.Record`, and sm_count."""
     protocol: dict[str, Any]
@@ -114,7 +114,7 @@ def shape_of(record: Record) -> HeadShape:
 
 
 def has_enough(record: Record, rounds: int, captures: int) -> bool:
-    """Whether it was measured in at least so many rounds of at least so many captures."""
+    """Return True if it was measured in at least so many rounds of at least so many captures."""
     return bool(record.protocol["rounds"] >= rounds and record.protocol["captures"] >= captures)
 
 

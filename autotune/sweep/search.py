@@ -25,12 +25,12 @@ class Ask(NamedTuple):
     """``ALONE`` or ``NETWORK``."""
     configs: tuple[LaunchConfig, ...]
     rounds: int
-    """Of each capture."""
+    """Timed rounds of each capture."""
     share: float
     """About how much of the work on a target is done, from 0 to 1, once this is answered."""
     captures: int = CAPTURES
     next_in_situ: tuple[LaunchConfig, ...] = ()
-    """What may be asked for in situ after this, to be compiled meanwhile."""
+    """Configurations that may be asked for in situ after this, to be compiled meanwhile."""
 
 
 #: Times of what was asked for; what failed is absent, and so is everything if the rule's configuration failed.

@@ -128,7 +128,7 @@ class _Tiles(NamedTuple):
     block_a: int
     """At most."""
     columns: int
-    """Of a part of a window, at most."""
+    """Columns of a part of a window, at most."""
     stages: int
     """At most; there may be fewer steps."""
     num_warps: int

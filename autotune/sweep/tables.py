@@ -10,7 +10,7 @@ from ..records.tables import RecordTable
 from .config_text import changes, text
 from .winners import HeadWinners, recorded_winners
 
-#: Of every table; the last two compare times of the whole network with the winner in situ.
+#: Columns of every table; the last two compare times of the whole network with the winner in situ.
 COLUMNS = (
     "taps",
     "by rule",
@@ -21,7 +21,7 @@ COLUMNS = (
     "network's time / with rule's",
     "network's time / with winner alone",
 )
-#: How many of them are text.
+#: Number of them that are text.
 _TEXT_COLUMNS = 5
 
 

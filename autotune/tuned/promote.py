@@ -39,9 +39,9 @@ class Winner(NamedTuple):
     variant: str
     """Its name in the records."""
     configs: int
-    """How many configurations it was chosen from."""
+    """Number of configurations that it was chosen from."""
     fastest: bool
-    """Whether it has the lowest median; else it is tied with the one that has, and simpler."""
+    """It has the lowest time over the rule's; else it is tied with the one that has, and simpler."""
 
 
 class Promotion(NamedTuple):

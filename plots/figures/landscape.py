@@ -29,7 +29,7 @@ COLUMNS = 4
 COLOURS = colormaps["viridis_r"]
 #: Times over the fastest; the colours end there.
 TICKS = (1.0, 1.5, 2.0, 3.0, 4.0)
-#: How a tie with the fastest is drawn, and what was not tried.
+#: Looks of a tie with the fastest, of the rule's fields, and of what was not tried.
 TIED: dict[str, Any] = {"hatch": "////", "linewidth": 1.4, "edgecolor": ORANGE}
 RULE: dict[str, Any] = {
     "marker": "o",
@@ -42,7 +42,7 @@ UNTRIED: dict[str, Any] = {"marker": "x", "markersize": 3, "color": "#B0B0B0", "
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """How long heads take alone, over two fields of their launch configuration, with the noise and what was not tried.
+    """Time of heads alone over two fields of their launch configuration, with the noise and what was not tried.
 
     Drawn are the heads of the smallest and of the largest batch of one network: the one most was tried for.
 

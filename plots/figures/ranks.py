@@ -1,4 +1,4 @@
-"""Isolated rank of launch configurations against their rank in situ, with what noise allows to say of it."""
+"""Ranks of launch configurations alone against those in situ, and the differences that noise allows to see."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -15,7 +15,7 @@ from ..records import NoRecords, stamp
 from ..style import BLUE, GREY, ORANGE, PALE, frame, new_figure, tidy
 from ..sweep_heads import Head, over, over_rule, swept_heads
 
-#: How a configuration that is slower alone than the winner compares with it in the network.
+#: Verdicts on a configuration that is slower alone than the winner, compared with it in the network.
 FASTER, SAME, SLOWER = "surely faster in the network", "no difference beyond noise", "surely slower, as alone"
 COLOURS = {SLOWER: BLUE, SAME: GREY, FASTER: ORANGE}
 MARKERS = ("o", "s", "^", "D", "v")
@@ -26,7 +26,7 @@ _LINEAR, _TICKS = 10, (0, 5, 10, 20, 50, 100, 200)
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Whether the launch configuration that is fastest alone is the fastest in the network, too.
+    """Ranks of launch configurations alone and in the network: is the fastest alone the fastest there, too?
 
     Raises:
         NoRecords: no head with two configurations that were measured in both places.

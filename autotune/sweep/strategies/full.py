@@ -1,4 +1,4 @@
-"""Five minutes for a network: successive halving alone, the leaders' neighbours, the best in situ, and once more."""
+"""The strategy of five minutes: successive halving alone, the leaders' neighbours, the best in situ, and once more."""
 
 from collections.abc import Generator
 

@@ -1,4 +1,4 @@
-"""A minute: what lies around the rule's configuration alone, then beside the fastest; the best three in situ."""
+"""The strategy of a minute: around the rule's configuration alone, then beside the fastest; the best three in situ."""
 
 from collections.abc import Generator
 
@@ -18,7 +18,7 @@ LOOK_ROUNDS = 4
 LAST_ALONE = 6
 #: Configurations beside the rule's that are timed in situ.
 IN_SITU = 3
-#: What takes less than this part of the rule's time in situ is measured again, in more captures: chance does that, too.
+#: Share of the rule's time in situ below which the fastest is measured again, in more captures: chance does that, too.
 LOOKS_FASTER = 0.99
 
 
