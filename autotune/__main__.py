@@ -34,13 +34,8 @@ from .pareto.tables import pareto_tables
 from .plan.command import plan
 from .records.record import BadRecord, read_records, records_path
 from .records.tables import as_markdown, bench_tables, print_tables, wide_console
-from .retune.agreement import agreement_tables
-from .retune.command import retune
 from .sweep.command import sweep
-from .sweep.false_winners import false_winners
-from .sweep.network_tables import network_tables
-from .sweep.recorded_outcomes import recorded_outcomes
-from .sweep.tables import outcome_tables
+from .sweep.tables import sweep_tables
 from .tuned.command import explain, promote
 
 app = typer.Typer(
@@ -51,13 +46,12 @@ app = typer.Typer(
 )
 
 #: What tables are made of.
-_KINDS = "bench, heads, pareto, overlap, footprint, sweep or retune"
+_KINDS = "bench, heads, pareto, overlap, footprint or sweep"
 #: Rounds of ``--quick``.
 QUICK_ROUNDS = 20
 
 
 app.command()(sweep)
-app.command()(retune)
 
 
 @app.callback()
@@ -156,15 +150,11 @@ def table(
     ],
     markdown: Annotated[bool, typer.Option("--markdown", help="For a README.")] = False,
 ) -> None:
-    """Print the tables of records again: all times, of sweeps the winners, of retunings what agrees."""
+    """Print the tables of records again: all times, of sweeps the winners."""
     with one_line_errors(BadRecord):
         found = read_records(records)
-        swept = outcome_tables(recorded_outcomes(found))
-        if swept:
-            swept[-1].remarks.extend(false_winners(found))
-        swept += network_tables(found)
         tables = [*bench_tables(found), *head_tables(found), *pareto_tables(found), *overlap_tables(found)]
-        tables += [*footprint_tables(found), *swept, *agreement_tables(found)]
+        tables += [*footprint_tables(found), *sweep_tables(found)]
         if not tables:
             raise BadInput(f"RECORDS: {records} holds none of {_KINDS}, wants some")
         if markdown:

@@ -1,54 +1,34 @@
-"""The heads that a sweep tuned, as figures want them: what decides of each configuration, alone and in the network."""
+"""Heads that a sweep tuned, as figures draw them: the measurements that decide, alone and in the network."""
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ..autotune.records.comparison import DECIDING, Difference, Paired, compare_runs, over_baseline
-from ..autotune.records.decisions import deciding, of_last_kernel, timed, times
+from ..autotune.records.comparison import Difference, compare_runs
+from ..autotune.records.decisions import (
+    Measurement,
+    Setting,
+    deciding,
+    joint_confidence,
+    measurement,
+    of_last_kernel,
+    setting_of,
+)
 from ..autotune.records.record import BadRecord, Record
 
-#: Fields of a cell that say where the head is, not what it is.
-_WHERE = ("model", "tap")
-#: Of a ratio: numpy's logarithms differ in their last digit from processor to processor, what is drawn must not.
+#: Digits of a ratio: numpy's logarithms differ in their last one from processor to processor, what is drawn must not.
 _DIGITS = 9
 
 
-class Configured(NamedTuple):
-    """A configuration of a head in one place."""
-
-    variant: str
-    rule: str
-    """The configuration that it was timed beside."""
-    paired: Paired
-    forks: tuple[str, ...] | None
-    """In situ: the taps after which launches left the trunk."""
-    config: dict[str, Any]
-    """Fields of the LaunchConfig."""
-    median_us: float
-    """Of the record."""
-
-    @property
-    def ratio(self) -> float:
-        """Its time over that of the rule's configuration."""
-        return round(over_baseline(self.paired), _DIGITS)
-
-    def over(self, other: "Configured", among: int) -> Difference:
-        """Compare with another one of the same head and place; intervals hold together for ``among`` of them."""
-        confidence = 1.0 - (1.0 - DECIDING) / max(among - 1, 1)
-        found = compare_runs(self.paired, other.paired, confidence=confidence)
-        return Difference(*(round(ratio, _DIGITS) for ratio in found))
-
-
 class Head(NamedTuple):
-    """One head of a sweep; what decides of its configurations, by their names."""
+    """One head of a sweep; its measurements by the names of configurations."""
 
     cell: dict[str, Any]
-    """Of its shape, and if it was measured in a network, model and tap."""
-    alone: dict[str, Configured]
-    network: dict[str, Configured]
-    """Of the whole network, all other heads with the rule's configuration."""
-    tried: dict[str, Configured]
+    """Fields of its shape, and if it was measured in a network, model and tap."""
+    alone: dict[str, Measurement]
+    """Those that decide alone."""
+    network: dict[str, Measurement]
+    """Those that decide in the network: times of all of it, all other heads with the rule's configuration."""
+    tried: dict[str, Measurement]
     """Alone, also those that were only looked at."""
 
     @property
@@ -59,9 +39,20 @@ class Head(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is in its network."""
+        """The head's place in its network, or its size, and its batch."""
         where = self.cell.get("tap", f"{self.cell['channels']}x{self.cell['height'] * self.cell['width']}")
         return f"{where}, batch {self.cell['samples']}"
+
+
+def over_rule(one: Measurement) -> float:
+    """Return a configuration's time over that of the rule's."""
+    return round(one.paired.over_baseline, _DIGITS)
+
+
+def over(one: Measurement, other: Measurement, among: int) -> Difference:
+    """Compare two configurations of one head in one place; intervals hold together for ``among`` of them."""
+    found = compare_runs(one.paired, other.paired, confidence=joint_confidence(among))
+    return Difference(*(round(ratio, _DIGITS) for ratio in found))
 
 
 def swept_heads(records: Iterable[Record]) -> list[Head]:
@@ -70,33 +61,35 @@ def swept_heads(records: Iterable[Record]) -> list[Head]:
     Raises:
         BadRecord: a record of a sweep lacks something.
     """
-    measured = [one for one in records if one.error is None]
-    shapes: dict[str, dict[str, list[Record]]] = {}
+    shapes: dict[tuple[Any, ...], dict[Setting, list[Record]]] = {}
+    in_network: dict[tuple[Any, ...], Setting] = {}
     try:
-        for one in of_last_kernel(measured):
-            shape = json.dumps({name: value for name, value in one.cell.items() if name not in _WHERE})
-            shapes.setdefault(shape, {"alone": [], "network": []})[one.protocol["place"]].append(one)
-        heads = [_head(its["alone"], its["network"]) for its in shapes.values()]
+        for one in of_last_kernel(one for one in records if one.error is None):
+            setting = setting_of(one)
+            shapes.setdefault(setting.shape, {}).setdefault(setting, []).append(one)
+            if setting.place == "network":  # several are not the same measurement: the last one is drawn
+                in_network[setting.shape] = setting
+        heads = [_head(settings, in_network.get(shape)) for shape, settings in shapes.items()]
         return sorted(heads, key=lambda head: [head.cell[name] for name in ("samples", "classes", "channels", "dtype")])
     except (KeyError, TypeError, ValueError) as error:
         raise BadRecord(f"a record of a sweep lacks something, or has it in another form: {error}") from None
 
 
-def _head(alone: Sequence[Record], network: Sequence[Record]) -> Head:
-    if network:  # several are not the same measurement: the last one is drawn
-        last = network[-1]
-        trunk = last.protocol.get("trunk")
-        network = [one for one in network if one.cell == last.cell and one.protocol.get("trunk") == trunk]
-    measured_alone = _configured(alone)
-    decisive, in_network = (
-        {one.variant: one for one in deciding(found)} for found in (measured_alone, _configured(network))
+def _head(settings: dict[Setting, list[Record]], in_network: Setting | None) -> Head:
+    alone = [one for setting, its in settings.items() if setting.place == "alone" for one in its]
+    network = [] if in_network is None else settings[in_network]
+    tried, timed = _measured(alone), _measured(network)
+    by_rounds = sorted(tried, key=lambda one: one.rounds)
+    return Head(
+        (network or alone)[-1].cell,
+        {one.variant: one for one in deciding(tried)},
+        {one.variant: one for one in deciding(timed)},
+        {one.variant: one for one in by_rounds if one.rule == tried[-1].rule},
     )
-    tried = {one.variant: one for one in sorted(measured_alone, key=times) if one.rule == measured_alone[-1].rule}
-    return Head((network or alone)[-1].cell, decisive, in_network, tried)
 
 
-def _configured(records: Iterable[Record]) -> list[Configured]:
-    return [
-        Configured(*timed(one), one.protocol["config"], (one.device_us or {})["median"])  # timed says if it has none
-        for one in records
-    ]
+def _measured(records: Iterable[Record]) -> list[Measurement]:
+    found = [measurement(one) for one in records]
+    if any(one.median_us is None or not isinstance(one.config, dict) for one in found):
+        raise KeyError("median or config")
+    return found

@@ -282,8 +282,7 @@ def _auto(trunk: str, context: BuildContext, _pattern: str) -> BuiltVariant:
     subject = context.subject
     samples, sizes = samples_for_auto(subject), (subject.cell.batch,)
     runner = context.factories.make_runner(subject.network, samples, exits="auto", batch_sizes=sizes, trunk=trunk)
-    return BuiltVariant(runner, Answer.of, runner.close, note=runner.describe().partition("
-")[0])
+    return BuiltVariant(runner, Answer.of, runner.close, note=runner.describe().partition("\n")[0])
 
 
 def samples_for_auto(subject: Subject) -> Tensor:

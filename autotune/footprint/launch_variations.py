@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
 from ...kernels.launch_rule import config_by_rule
-from ..heads.forks import NetworkPoint
+from ..heads.in_situ import SideLaunches
 from ..sweep.exclusion import excluded
 from ..sweep.space import neighbours
 
@@ -33,10 +33,10 @@ class Footprint(NamedTuple):
     name: str
     configs: tuple[tuple[HeadShape, LaunchConfig], ...]
     """For each shape of head."""
-    point: NetworkPoint
+    point: SideLaunches
 
 
-def footprints_to_measure(shapes: Sequence[HeadShape], by_rule: NetworkPoint) -> list[Footprint]:
+def footprints_to_measure(shapes: Sequence[HeadShape], by_rule: SideLaunches) -> list[Footprint]:
     """Return the footprints to measure for heads of these shapes, the one by rule first.
 
     Fewer and more programs, fewer and more warps of each, caps of registers and of SMs, the trunk's priority, and the
@@ -61,17 +61,17 @@ def footprints_to_measure(shapes: Sequence[HeadShape], by_rule: NetworkPoint) ->
 
 
 def _footprint(
-    name: str, shapes: Sequence[HeadShape], point: NetworkPoint, config: Callable[[HeadShape], LaunchConfig]
+    name: str, shapes: Sequence[HeadShape], point: SideLaunches, config: Callable[[HeadShape], LaunchConfig]
 ) -> Footprint:
     return Footprint(name, tuple((shape, config(shape)) for shape in dict.fromkeys(shapes)), point)
 
 
-def _stepped(steps: int, shapes: Sequence[HeadShape], point: NetworkPoint) -> Footprint:
+def _stepped(steps: int, shapes: Sequence[HeadShape], point: SideLaunches) -> Footprint:
     name = f"programs x{2**steps}" if steps > 0 else f"programs /{2**-steps}"
     return _footprint(name, shapes, point, lambda shape: stepped(shape, steps))
 
 
-def _changed(name: str, shapes: Sequence[HeadShape], point: NetworkPoint, **fields: int) -> Footprint:
+def _changed(name: str, shapes: Sequence[HeadShape], point: SideLaunches, **fields: int) -> Footprint:
     def config(shape: HeadShape) -> LaunchConfig:
         rule = config_by_rule(shape)
         one = replace(rule, **fields)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from ...model.runners.overlapped import OverlappedRunner
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..heads.alone import CHAIN
 from ..heads.first_launches import NEVER_ENDS, first_launches
-from ..heads.forks import NetworkPoint
+from ..heads.in_situ import SideLaunches
 from ..heads.measure import BLOCK_US
 from ..measuring.cells import NEVER
 from ..measuring.failures import Failure
@@ -105,7 +105,7 @@ def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -
                 "forks: got none by rule, wants launches beside the trunk: its batch or depth is too small"
             )
         shapes = {tap: head.shape for tap, head in zip(subject.network.taps, parts.heads, strict=True)}
-        footprints = footprints_to_measure(list(shapes.values()), NetworkPoint(parts.forks))
+        footprints = footprints_to_measure(list(shapes.values()), SideLaunches(parts.forks))
         begins(f"compiling {len(footprints)} footprints", 0.15)
         failed = first_launches(footprints, lambda footprint: _launch(parts, footprint), example.device)
         for footprint, failure in failed.items():

@@ -13,7 +13,7 @@ from ..overlap.records import paired_parts
 from ..records.record import Record
 from ..records.spread import spread
 from ..records.summaries import as_json, network_record, summary
-from ..sweep.space import text
+from ..sweep.config_text import text
 from .launch_variations import BY_RULE, Footprint
 from .measure import CAPTURES, RECORDED, REPLAYS, ROUNDS, FootprintsMeasured, Occupied, TimedPart
 

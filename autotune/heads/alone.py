@@ -19,8 +19,8 @@ from ...model.streams import stream_pair
 from ..measuring.peers import HeadAnswer
 from ..measuring.targets import ALONE
 
-#: What a launch returns.
-Said = TypeVar("Said")
+#: The answer that a launch returns.
+Answered = TypeVar("Answered")
 
 #: Launches of a head in one graph, one after the other.
 CHAIN = 20
@@ -28,7 +28,7 @@ CHAIN = 20
 _CHECKED_LAUNCHES = 5
 #: Roundings of an answer's dtype that it may be off by, however exact PyTorch's logits are by luck.
 _FLOOR_ROUNDINGS = 4
-#: What a peer may be off by in float32, in what a fused head may: torch.compile's kernels add one product after another
+#: Error that a peer may have in float32, over a fused head's: torch.compile's kernels add one product after another
 #: and were off by 2.4 times that (512 features, 100 classes, H200). That is a peer less exact, not a wrong one.
 _PEERS_ROUNDING = 4
 #: The work beside them: products of square matrices.
@@ -36,10 +36,10 @@ _BUSY_SIZE = 2048
 _BUSY_PRODUCTS = 50
 
 
-class Chain(Generic[Said]):
+class Chain(Generic[Answered]):
     """Launches on one stream, one after another in a CUDA graph; a call replays them."""
 
-    def __init__(self, launch: Callable[[], Said], device: torch.device) -> None:
+    def __init__(self, launch: Callable[[], Answered], device: torch.device) -> None:
         """Capture ``CHAIN`` times what ``launch`` does on the current stream."""
         stream = stream_pair(device).side
         self._launch = launch  # the graph uses its memory
@@ -50,8 +50,8 @@ class Chain(Generic[Said]):
         with torch.no_grad(), torch.cuda.graph(self._graph, stream=stream):
             for _ in range(CHAIN - 1):
                 launch()
-            self.said = launch()
-            """What the last launch says, after a replay."""
+            self.answer = launch()
+            """The last launch's answer, after a replay."""
 
     def __call__(self) -> None:
         """Replay on the current stream."""
@@ -74,7 +74,7 @@ class AloneHead:
 
     @property
     def shape(self) -> HeadShape:
-        """What tables know the head by."""
+        """The shape by which tuned tables know the head."""
         pool_max = self.head.pool == "max"
         return HeadShape.of(self.view, self.head.num_classes, pool_max=pool_max, dtype=self.x.dtype)
 
@@ -90,7 +90,7 @@ class AloneHead:
 
     @property
     def chosen(self) -> LaunchConfig:
-        """What the operator launches here: by the tuned table of the device, else by rule."""
+        """The configuration that the operator launches here: by the tuned table of the device, else by rule."""
         pool_max, classes = self.head.pool == "max", self.head.num_classes
         return choose_config(self.view, classes, pool_max=pool_max, dtype=self.x.dtype, device=self.device, place=ALONE)
 
@@ -110,28 +110,28 @@ class AloneHead:
     def wrong(self, config: LaunchConfig) -> str | None:
         """Say what is wrong with answers of launches beside other work, or return None."""
         with self._busy(), torch.no_grad():
-            said = [self.launch(config) for _ in range(_CHECKED_LAUNCHES)]
-        for out in said:
+            answers = [self.launch(config) for _ in range(_CHECKED_LAUNCHES)]
+        for out in answers:
             wrong = self.wrong_answer(out)
             if wrong is not None:
                 return wrong
-            if not (torch.equal(out.confidence, said[0].confidence) and torch.equal(out.label, said[0].label)):
+            if not (torch.equal(out.confidence, answers[0].confidence) and torch.equal(out.label, answers[0].label)):
                 return "two launches on the same input differ"
         return None
 
-    def wrong_answer(self, said: HeadOutput | HeadAnswer) -> str | None:
+    def wrong_answer(self, answer: HeadOutput | HeadAnswer) -> str | None:
         """Say what is wrong with one answer, the fused head's or a peer's, which may be less exact, or return None."""
         exact, off_by_pytorch = self._truth
         assert exact.probs is not None
-        allowed = max(2.0 * off_by_pytorch, _FLOOR_ROUNDINGS * torch.finfo(said.confidence.dtype).eps)
-        if isinstance(said, HeadAnswer) and said.confidence.dtype == torch.float32:
+        allowed = max(2.0 * off_by_pytorch, _FLOOR_ROUNDINGS * torch.finfo(answer.confidence.dtype).eps)
+        if isinstance(answer, HeadAnswer) and answer.confidence.dtype == torch.float32:
             allowed *= _PEERS_ROUNDING
-        off = (said.confidence.double() - exact.confidence).abs().max().item()
-        if isinstance(said, HeadOutput) and said.probs is not None:
-            off = max(off, (said.probs.double() - exact.probs).abs().max().item())
+        off = (answer.confidence.double() - exact.confidence).abs().max().item()
+        if isinstance(answer, HeadOutput) and answer.probs is not None:
+            off = max(off, (answer.probs.double() - exact.probs).abs().max().item())
         if not off <= allowed:  # NaN, too
             return f"probabilities are off by {off:.2g}, {allowed:.2g} being allowed"
-        chosen = exact.probs.gather(1, said.label[:, None])[:, 0]
+        chosen = exact.probs.gather(1, answer.label[:, None])[:, 0]
         if not bool((exact.confidence - chosen <= 2 * allowed).all()):
             return "a label is not that of the largest probability"
         return None

@@ -26,7 +26,7 @@ from ..records.tables import print_tables, wide_console
 from .copy_speed import CopySpeed, measure_copy_speed
 from .measure import HeadTiming
 from .peers import LAUNCHES
-from .records import KIND, Head, HeadBook
+from .records import KIND, Head, HeadRecords
 from .tables import head_tables
 
 
@@ -80,31 +80,31 @@ class _Run:
         self._tell(f"{cell}: building", 0.0)
         timing = HeadTiming(own or build_subject(cell, self._device), "as_is")
         how = {"place": ALONE, "rounds": FINAL_ROUNDS, "captures": CAPTURES}
-        book = HeadBook(self._where, self._environment, {"kernel": kernel_hash(), **timing.protocol, **how})
-        for place, (target, alone) in enumerate(timing.heads.items()):
+        kept = HeadRecords(self._where, self._environment, {"kernel": kernel_hash(), **timing.protocol, **how})
+        for index, (target, alone) in enumerate(timing.heads.items()):
             head = Head(target, alone.chosen, alone.bytes_moved)
             self.asked.append(head.cell)
-            if not book.has(head):
-                self._measure_head(timing, head, book, place)
+            if not kept.has(head):
+                self._measure_head(timing, head, kept, index)
         self._done += 1
         del timing, alone
         gc.collect()
         torch.cuda.empty_cache()
 
-    def _measure_head(self, timing: HeadTiming, head: Head, book: HeadBook, place: int) -> None:
+    def _measure_head(self, timing: HeadTiming, head: Head, kept: HeadRecords, index: int) -> None:
         self._speed = self._speed or measure_copy_speed(self._device, FINAL_ROUNDS)
 
         def begins(variant: str) -> None:
             of_head = list(LAUNCHES).index(variant) / len(LAUNCHES)
-            self._tell(f"{head.target}: {variant}", (place + of_head) / len(timing.heads))
+            self._tell(f"{head.target}: {variant}", (index + of_head) / len(timing.heads))
 
         try:
             results = timing.against_peers(head.target, FINAL_ROUNDS, CAPTURES, begins)
         except DeviceLost as error:
-            book.add(head, dict.fromkeys(LAUNCHES, Failure("DeviceLost", str(error))), self._speed, None)
+            kept.add(head, dict.fromkeys(LAUNCHES, Failure("DeviceLost", str(error))), self._speed, None)
             raise BadInput(f"{error}; it is recorded: the same command goes on with the rest") from None
         self._failures.update(result.kind for result in results.values() if isinstance(result, Failure))
-        book.add(head, results, self._speed, clocks(self._device))
+        kept.add(head, results, self._speed, clocks(self._device))
 
     def _tell(self, doing: str, of_cell: float) -> None:
         """Say what begins, once that share of the network under way is done."""

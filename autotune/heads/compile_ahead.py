@@ -1,4 +1,4 @@
-"""Compiles launches of heads in other processes, ahead of timing: into Triton's cache on disk, where they are found."""
+"""Compilation of heads' launches in other processes, ahead of timing: into Triton's cache on disk."""
 
 import multiprocessing
 import os
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .launch_descriptions import Twin
+from .launch_descriptions import LaunchDescription
 
 #: Cores that are left to the process that times, whose launches must not wait.
 _CORES_LEFT = 2
@@ -50,7 +50,7 @@ class CompileAhead:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start, initargs=(capability,))
-        self._under_way: dict[Twin, Future[None]] = {}
+        self._under_way: dict[LaunchDescription, Future[None]] = {}
 
     @classmethod
     def beside(cls, device: torch.device) -> "CompileAhead":
@@ -58,16 +58,16 @@ class CompileAhead:
         major, minor = torch.cuda.get_device_capability(device)
         return cls(10 * major + minor)
 
-    def begin(self, twins: Iterable[Twin]) -> None:
+    def begin(self, launches: Iterable[LaunchDescription]) -> None:
         """Begin to compile launches, after those that were begun before."""
         with suppress(BrokenExecutor):  # somebody killed them: what launches compiles
-            for twin in twins:
-                if twin not in self._under_way:
-                    self._under_way[twin] = self._pool.submit(_compile, twin)
+            for launch in launches:
+                if launch not in self._under_way:
+                    self._under_way[launch] = self._pool.submit(_compile, launch)
 
-    def finish(self, twins: Iterable[Twin]) -> None:
+    def finish(self, launches: Iterable[LaunchDescription]) -> None:
         """Wait for those that were begun."""
-        wait([begun for twin in twins if (begun := self._under_way.get(twin)) is not None])
+        wait([begun for launch in launches if (begun := self._under_way.get(launch)) is not None])
 
     def __enter__(self) -> "CompileAhead":
         return self
@@ -76,7 +76,7 @@ class CompileAhead:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-#: What was compiled in such a process and has no launcher yet.
+#: Kernels that were compiled in such a process and have no launcher yet.
 _compiled: list[Any] = []
 
 
@@ -94,10 +94,10 @@ def _start(capability: int) -> None:
     _compiled = compile_only(capability)
 
 
-def _compile(twin: Twin) -> None:
+def _compile(launch: LaunchDescription) -> None:
     from triton.backends.nvidia.driver import CudaLauncher
 
-    twin.launch()
+    launch.launch()
     while _compiled:
         kernel = _compiled.pop()
         CudaLauncher(kernel.src, kernel.metadata)  # a C compiler makes it, half a second for each list of arguments

@@ -1,4 +1,4 @@
-"""How fast a device copies its own memory: the least time that so many bytes take."""
+"""Copy speed of a device's own memory: a lower bound of the time that so many bytes take."""
 
 from typing import NamedTuple
 

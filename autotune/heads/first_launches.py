@@ -12,9 +12,9 @@ import torch
 from ..measuring.failures import Failure
 from ..measuring.timers import Key
 
-#: What is compiled at the same time, at most: each takes a core.
+#: Variants compiled at the same time, at most: each takes a core.
 _MOST_WORKERS = 32
-#: Seconds within which what a launch starts, which takes microseconds, has ended; the first ones also load code.
+#: Seconds within which a launched kernel, which takes microseconds, has ended; the first ones also load code.
 ENDS_S = 20.0
 #: The kind of failure of a launch that had not.
 NEVER_ENDS = "does not end"

@@ -1,10 +1,10 @@
-"""A network whose heads are launched in given ways: captured as its overlapped runner does, compared with the truth."""
+"""Heads in situ: a network captured as its overlapped runner does, its heads launched as told, its answers checked."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,11 +25,20 @@ from ..measuring.subject import Subject
 from ..measuring.targets import NETWORK
 from .alone import AloneHead
 from .captured_launches import launch_heads
-from .forks import NetworkPoint
-from .launch_descriptions import HeadTwin, NetworkTwin, TensorTwin
+from .launch_descriptions import HeadDescription, NetworkLaunches, TensorDescription
 
-#: Of the heads of some shapes.
+#: Configurations of heads, by their shapes.
 Configs = Mapping[HeadShape, LaunchConfig]
+
+
+class SideLaunches(NamedTuple):
+    """The launches of a captured network beside its trunk, and with them which heads share a launch."""
+
+    forks: tuple[str, ...]
+    """Taps after which a launch leaves the trunk, with all heads since the one before; the rest of the heads run with
+    the classifier."""
+    trunk_first: bool = True
+    """The trunk has a higher priority than these launches; else the same."""
 
 
 class HeadsInSitu:
@@ -57,13 +66,13 @@ class HeadsInSitu:
         features: list[Tensor] = []
         x = self.subject.example.contiguous(memory_format=self._trunk.memory_format)
         taps = self._network.taps
-        with torch.no_grad(), listening(self._trunk.module, taps, lambda _place, y: features.append(y.clone())):
+        with torch.no_grad(), listening(self._trunk.module, taps, lambda _index, y: features.append(y.clone())):
             final = self._trunk.module(x)
         return features, final.clone()
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """What times in situ depend on, beside what those alone do."""
+        """Conditions of times in situ, beside those of times alone, as records keep them."""
         return {
             "trunk": trunk_fingerprint(self._trunk, self._network.taps, self.subject.example),
             "trunk_kind": self._kind,
@@ -72,13 +81,13 @@ class HeadsInSitu:
         }
 
     @cached_property
-    def by_rule(self) -> NetworkPoint:
-        """How launches leave the trunk by rule: the same way in all captures of heads."""
+    def by_rule(self) -> SideLaunches:
+        """Launches beside the trunk by rule: the same in all captures of heads."""
         example = self.subject.example
         with _ForksByRule(self._network, example, batch_sizes=(len(example),), trunk=self._trunk) as runner:
-            return NetworkPoint(runner.forks[len(example)])
+            return SideLaunches(runner.forks[len(example)])
 
-    def runner(self, configs: Configs, point: NetworkPoint) -> OverlappedRunner:
+    def runner(self, configs: Configs, point: SideLaunches) -> OverlappedRunner:
         """Capture afresh, with these configurations for the heads of some shapes; the others are launched by rule."""
         example = self.subject.example
         kind = OverlappedRunner if point.trunk_first else _SamePriority
@@ -89,36 +98,39 @@ class HeadsInSitu:
         """Let heads of some shapes be launched like this until the context ends, and the others by rule."""
         return overriding({**self._heads_by_rule, **_in_network(configs)})
 
-    def launch(self, configs: Configs, point: NetworkPoint, which: Sequence[str]) -> list[ExitLaunch]:
-        """Launch as the runner will, all launches that a head of some taps has a part in; return these."""
-        taps, classifier = self._network.taps, self._classifier
+    def launch(self, configs: Configs, point: SideLaunches, taps: Sequence[str]) -> list[ExitLaunch]:
+        """Launch as the runner will, all launches that a head of ``taps`` has a part in; return these."""
         heads: list[ExitHead | None] = [head.head.as_exit_head() for head in self.heads]
-        heads.append(None if classifier is None else classifier.head.as_exit_head())
+        heads.append(None if self._classifier is None else self._classifier.head.as_exit_head())
         with self.launching(configs):
             return launch_heads(
-                heads, [*self._features, self._final], [taps.index(tap) for tap in point.forks],
-                {taps.index(tap) for tap in which}, with_probs=all(head.return_probs for head in self.subject.heads),
+                heads, [*self._features, self._final], self._indices(point.forks), set(self._indices(taps)),
+                with_probs=all(head.return_probs for head in self.subject.heads),
             )  # fmt: skip
 
-    def twin(self, configs: Configs, point: NetworkPoint, which: Sequence[str]) -> NetworkTwin:
-        """Describe what ``launch`` launches."""
-        taps, classifier = self._network.taps, self._classifier
-        return NetworkTwin(
-            tuple(map(HeadTwin.of, self.heads)),
-            TensorTwin.of(self._final) if classifier is None else HeadTwin.of(classifier),
-            tuple(taps.index(tap) for tap in point.forks),
-            frozenset(taps.index(tap) for tap in which),
+    def describe_launches(self, configs: Configs, taps: Sequence[str]) -> NetworkLaunches:
+        """Describe what ``launch`` launches, forks being by rule."""
+        classifier = self._classifier
+        return NetworkLaunches(
+            tuple(map(HeadDescription.of, self.heads)),
+            TensorDescription.of(self._final) if classifier is None else HeadDescription.of(classifier),
+            tuple(self._indices(self.by_rule.forks)),
+            frozenset(self._indices(taps)),
             tuple({**self._heads_by_rule, **_in_network(configs)}.items()),
         )
+
+    def _indices(self, taps: Sequence[str]) -> list[int]:
+        """Return the exit indices of taps."""
+        return [self._network.taps.index(tap) for tap in taps]
 
     @cached_property
     def _truth(self) -> EagerTruth:
         return EagerTruth(self._network, self._trunk, self.subject.inputs)
 
     def wrong(self, which: Sequence[str], runner: Callable[[Tensor], ExitResult | Answer]) -> str | None:
-        """Say what is wrong with a captured network's answers where nothing and where all leaves at each of some taps.
+        """Compare a captured network's answers with the truth, where nothing and where all leaves at each of some taps.
 
-        Two inputs a pattern: an answer for the one before shows.
+        Two inputs a pattern: an answer for the one before shows. Return in words what is wrong, or None.
         """
         comparison = Comparison()
         for pattern in (NEVER, *which):

@@ -1,4 +1,4 @@
-"""Launches described for other processes, which compile what is launched like that without its data or its GPU."""
+"""Descriptions of launches for processes that compile them ahead, without a network's data or its GPU."""
 
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -15,14 +15,14 @@ from .alone import AloneHead
 from .captured_launches import launch_heads
 
 
-class Twin(Protocol):
-    """Describes launches: hashable, and small enough to be sent."""
+class LaunchDescription(Protocol):
+    """Describes launches: hashable, and small enough to be sent to another process."""
 
     def launch(self) -> object:
         """Launch on tensors of this process' CPU."""
 
 
-class TensorTwin(NamedTuple):
+class TensorDescription(NamedTuple):
     """All of a tensor but its data."""
 
     size: tuple[int, ...]
@@ -30,19 +30,19 @@ class TensorTwin(NamedTuple):
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, x: Tensor) -> "TensorTwin":
+    def of(cls, x: Tensor) -> "TensorDescription":
         """Describe a tensor."""
         return cls(tuple(x.shape), tuple(x.stride()), x.dtype)
 
-    def made(self) -> Tensor:
-        """Return one like it on the CPU, where it takes up addresses but no memory."""
+    def allocate(self) -> Tensor:
+        """Return such a tensor on the CPU, where it takes up addresses but no memory."""
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
 
 
-class HeadTwin(NamedTuple):
+class HeadDescription(NamedTuple):
     """All of a head and its input that launches are compiled for."""
 
-    x: TensorTwin
+    x: TensorDescription
     classes: int
     features: int
     bias: bool
@@ -51,59 +51,59 @@ class HeadTwin(NamedTuple):
     return_probs: bool
 
     @classmethod
-    def of(cls, alone: AloneHead) -> "HeadTwin":
+    def of(cls, alone: AloneHead) -> "HeadDescription":
         """Describe a head."""
         head, linear = alone.head, alone.head.linear
         return cls(
-            TensorTwin.of(alone.x), head.num_classes, linear.in_features, linear.bias is not None,
+            TensorDescription.of(alone.x), head.num_classes, linear.in_features, linear.bias is not None,
             head.pool, head.pool_size, head.return_probs,
         )  # fmt: skip
 
 
 @lru_cache(maxsize=32)
-def _made(twin: HeadTwin) -> AloneHead:
-    head = FusedAuxHead(
-        twin.features, twin.classes, pool=twin.pool, pool_size=twin.pool_size,
-        return_probs=twin.return_probs, bias=twin.bias, dtype=twin.x.dtype,
+def _build(head: HeadDescription) -> AloneHead:
+    module = FusedAuxHead(
+        head.features, head.classes, pool=head.pool, pool_size=head.pool_size,
+        return_probs=head.return_probs, bias=head.bias, dtype=head.x.dtype,
     )  # fmt: skip
-    return AloneHead(head, twin.x.made())
+    return AloneHead(module, head.x.allocate())
 
 
-class AloneTwin(NamedTuple):
+class AloneLaunch(NamedTuple):
     """A launch of one head by itself."""
 
-    head: HeadTwin
+    head: HeadDescription
     config: LaunchConfig
 
     def launch(self) -> object:
         """Launch such a head."""
-        return _made(self.head).launch(self.config)
+        return _build(self.head).launch(self.config)
 
 
-class NetworkTwin(NamedTuple):
-    """Launches of a network's heads; see ``network_launches.launch_heads``."""
+class NetworkLaunches(NamedTuple):
+    """Launches of a network's heads; see ``captured_launches.launch_heads``."""
 
-    heads: tuple[HeadTwin, ...]
-    """Of the taps."""
-    classifier: HeadTwin | TensorTwin
+    heads: tuple[HeadDescription, ...]
+    """Heads of the taps."""
+    classifier: HeadDescription | TensorDescription
     """The network's own, or its logits where it is no head."""
     ends: tuple[int, ...]
-    which: frozenset[int]
+    exits: frozenset[int]
     configs: tuple[tuple[tuple[HeadShape, str], LaunchConfig], ...]
-    """How heads of some shapes are launched in some places."""
+    """Configurations of heads, by shape and place."""
 
     def launch(self) -> object:
         """Launch such heads."""
-        made = [_made(head) for head in self.heads]
-        heads: list[ExitHead | None] = [one.head.as_exit_head() for one in made]
-        inputs = [one.x for one in made]
-        if isinstance(self.classifier, HeadTwin):
-            classifier = _made(self.classifier)
+        alone = [_build(head) for head in self.heads]
+        heads: list[ExitHead | None] = [one.head.as_exit_head() for one in alone]
+        inputs = [one.x for one in alone]
+        if isinstance(self.classifier, HeadDescription):
+            classifier = _build(self.classifier)
             heads.append(classifier.head.as_exit_head())
             inputs.append(classifier.x)
         else:
             heads.append(None)
-            inputs.append(self.classifier.made())
+            inputs.append(self.classifier.allocate())
         with_probs = all(head.return_probs for head in self.heads)
         with overriding(dict(self.configs)):
-            return launch_heads(heads, inputs, self.ends, self.which, with_probs=with_probs)
+            return launch_heads(heads, inputs, self.ends, self.exits, with_probs=with_probs)

@@ -1,4 +1,4 @@
-"""Measures heads on a GPU: alone, as a chain of launches in a graph, and in situ, in a captured network."""
+"""Timing of heads on a GPU: alone, as a chain of launches in a graph, and in situ, in a captured network."""
 
 import random
 import secrets
@@ -10,7 +10,6 @@ import torch
 
 from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
-from ...model.runners.overlapped import OverlappedRunner
 from ..measuring.cells import NEVER
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.subject import Subject
@@ -20,9 +19,8 @@ from ..records.comparison import Paired
 from .alone import CHAIN, AloneHead, Chain
 from .compile_ahead import CompileAhead
 from .first_launches import NEVER_ENDS, first_launches
-from .forks import NetworkPoint
 from .in_situ import HeadsInSitu
-from .launch_descriptions import AloneTwin, HeadTwin, Twin
+from .launch_descriptions import AloneLaunch, HeadDescription, LaunchDescription
 from .peers import FUSED, LAUNCHES, Launch
 
 #: Back-to-back replays last about this long, microseconds.
@@ -30,7 +28,7 @@ BLOCK_US = 500.0
 
 
 class HeadTiming:
-    """A :class:`~auxhead.autotune.measuring.targets.Measurer` of one network on one CUDA device."""
+    """A :class:`~auxhead.autotune.sweep.measure.Measurer` of one network on one CUDA device."""
 
     def __init__(self, subject: Subject, trunk: str = "cudnn", ahead: CompileAhead | None = None) -> None:
         """Measure the heads of ``subject``, in situ beside a trunk of that kind; ``ahead`` helps if given."""
@@ -46,16 +44,16 @@ class HeadTiming:
             Target(shape, subject.cell.model, tuple(tap for tap, _ in heads)): heads[0][1]
             for shape, heads in by_shape.items()
         }
-        """Of each shape the first head that has it, and what its tap gives it."""
+        """For each shape the first head that has it, with its tap's output."""
 
     @property
     def targets(self) -> list[Target]:
-        """What there is to tune: the network's shapes of heads, in the order of their first taps."""
+        """The network's shapes of heads, in the order of their first taps."""
         return list(self.heads)
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """What the times depend on, beside what is measured; see :class:`~auxhead.autotune.sweep.records.Book`."""
+        """Conditions of all times, as records keep them."""
         return {
             "chain": CHAIN,
             "order": "interleaved, shuffled every round",
@@ -65,43 +63,40 @@ class HeadTiming:
 
     @property
     def of_network(self) -> dict[str, Any]:
-        """What times in situ depend on further."""
+        """Further conditions of times in situ."""
         return self._in_situ.protocol
 
     def begin_to_compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> None:
         """Compile in other processes, if there are any."""
         if self._ahead is not None:
-            self._ahead.begin(self._twins(target, place, configs))
+            self._ahead.begin(self._describe(target, place, configs))
 
-    def _twins(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> list[Twin]:
+    def _describe(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> list[LaunchDescription]:
         if place == ALONE:
-            head = HeadTwin.of(self.heads[target])
-            return [AloneTwin(head, config) for config in configs]
-        return [self._in_situ.twin({target.shape: config}, self.by_rule, target.taps) for config in configs]
+            head = HeadDescription.of(self.heads[target])
+            return [AloneLaunch(head, config) for config in configs]
+        return [self._in_situ.describe_launches({target.shape: config}, target.taps) for config in configs]
 
     def compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
         """Launch each configuration once, and compile in threads what nobody has: the compiler leaves Python often."""
         if self._ahead is not None:
-            twins = self._twins(target, place, configs)
+            launches = self._describe(target, place, configs)
             if place == NETWORK:  # the heads of other shapes, too
-                twins += [self._in_situ.twin({}, self.by_rule, [tap]) for tap in self._subject.network.taps]
-            self._ahead.begin(twins)
-            self._ahead.finish(twins)
+                launches += [self._in_situ.describe_launches({}, [tap]) for tap in self._subject.network.taps]
+            self._ahead.begin(launches)
+            self._ahead.finish(launches)
 
         def launch(config: LaunchConfig) -> None:
             if place == ALONE:
                 self.heads[target].launch(config)
             else:
-                self._in_situ.launch({target.shape: config}, self.by_rule, target.taps)
+                self._in_situ.launch({target.shape: config}, self._in_situ.by_rule, target.taps)
 
-        return self._compile(configs, launch)
-
-    def _compile(self, variants: Sequence[Key], launch: Callable[[Key], object]) -> dict[Key, Failure]:
         self._check_device()
-        failed = first_launches(variants, launch, self._device)
+        failed = first_launches(configs, launch, self._device)
         endless = next((failure for failure in failed.values() if failure.kind == NEVER_ENDS), None)
         if endless is None:
-            self._see_whether_lost()
+            self._note_if_lost()
         else:
             self._lost = str(endless)
         return failed
@@ -117,7 +112,7 @@ class HeadTiming:
                 wrong = self.heads[target].wrong(config)
             except Exception as error:
                 failures[config] = Failure.of(error)
-                self._see_whether_lost()
+                self._note_if_lost()
                 continue
             if wrong is not None:
                 failures[config] = Failure("wrong answer", wrong)
@@ -133,53 +128,17 @@ class HeadTiming:
         self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
     ) -> Mapping[LaunchConfig, Paired | Failure]:
         """Time captured networks in which all heads of the target's shape are launched in that way."""
-
-        def capture(config: LaunchConfig) -> OverlappedRunner:
-            return self._in_situ.runner({target.shape: config}, self.by_rule)
-
-        return self._time_networks(target.rule, configs, capture, target.taps, rounds, captures)
-
-    @property
-    def by_rule(self) -> NetworkPoint:
-        """How launches leave the trunk in situ."""
-        return self._in_situ.by_rule
-
-    def points(
-        self, points: Sequence[NetworkPoint], heads: Mapping[HeadShape, LaunchConfig], rounds: int, captures: int
-    ) -> Mapping[NetworkPoint, Paired | Failure]:
-        """Time the network with its heads as they are tuned; see ``sweep.network_sweep.Measurer``."""
-        taps = self._subject.network.taps
-        failed = self._compile(points, lambda point: self._in_situ.launch(heads, point, taps))
-        if points[0] in failed:
-            return failed
-
-        def capture(point: NetworkPoint) -> OverlappedRunner:
-            return self._in_situ.runner(heads, point)
-
-        left = [point for point in points if point not in failed]
-        return {**failed, **self._time_networks(points[0], left, capture, taps, rounds, captures)}
-
-    def _time_networks(
-        self,
-        baseline: Key,
-        variants: Sequence[Key],
-        capture: Callable[[Key], OverlappedRunner],
-        taps: Sequence[str],
-        rounds: int,
-        captures: int,
-    ) -> dict[Key, Paired | Failure]:
-        """Capture and time networks, whose answers are compared with the truth at some taps."""
         with ExitStack() as opened, self._subject.exits(NEVER):
 
-            def build(variant: Key) -> Callable[[], object]:
-                runner = capture(variant)
+            def build(config: LaunchConfig) -> Callable[[], object]:
+                runner = self._in_situ.runner({target.shape: config}, self._in_situ.by_rule)
                 opened.callback(runner.close)
-                wrong = self._in_situ.wrong(taps, runner)
+                wrong = self._in_situ.wrong(target.taps, runner)
                 if wrong is not None:
                     raise _Wrong(wrong)
                 return lambda: runner(self._subject.example)
 
-            return self._time(baseline, variants, build, rounds, captures, launches=1)
+            return self._time(target.rule, configs, build, rounds, captures, launches=1)
 
     def against_peers(
         self, target: Target, rounds: int, captures: int, begins: Callable[[str], None]
@@ -193,7 +152,7 @@ class HeadTiming:
             begins: is told which variant is made, checked and captured.
 
         Returns:
-            Of each of ``head_peers.LAUNCHES`` its times and those of the fused head in the same rounds; the answers of
+            For each of ``peers.LAUNCHES`` its times and those of the fused head in the same rounds; the answers of
             every timed capture were compared with the truth.
         """
         head = self.heads[target]
@@ -207,7 +166,7 @@ class HeadTiming:
                 wrong = head.wrong(head.chosen) if variant == FUSED else None
             chain = Chain(made[variant], self._device)
             chain()
-            wrong = wrong or head.wrong_answer(chain.said)
+            wrong = wrong or head.wrong_answer(chain.answer)
             if wrong is not None:
                 raise _Wrong(wrong)
             return chain
@@ -225,7 +184,7 @@ class HeadTiming:
         captures: int,
         launches: int,
     ) -> dict[Key, Paired | Failure]:
-        """Capture and time; what fails meanwhile is left out, and the rest begins again.
+        """Capture and time; a variant that fails is left out, and the rest is timed again.
 
         Variants are captured in turns, too, in another order each time: captures differ, it seems by where their memory
         lies, and not independently: neighbours of twelve made one after another correlate by -0.26 (H200).
@@ -244,7 +203,7 @@ class HeadTiming:
                 except Exception as error:
                     results[variant] = Failure.of(error)
                     del calls[variant]
-                    self._see_whether_lost()
+                    self._note_if_lost()
         while baseline in calls:
             self._check_device()
             try:
@@ -254,14 +213,14 @@ class HeadTiming:
             except VariantFailed as failed:
                 results[failed.name] = Failure.of(failed.__cause__ or failed)
                 del calls[failed.name]
-                self._see_whether_lost()
+                self._note_if_lost()
                 continue
             run = secrets.token_hex(6)
             each = {variant: [[us / launches for us in one] for one in found] for variant, found in times.items()}
             return {**results, **{variant: Paired(own, each[baseline], run) for variant, own in each.items()}}
         return results
 
-    def _see_whether_lost(self) -> None:
+    def _note_if_lost(self) -> None:
         try:
             torch.cuda.synchronize(self._device)
         except Exception as error:
@@ -273,4 +232,4 @@ class HeadTiming:
 
 
 class _Wrong(Exception):
-    """A capture does not answer as it should."""
+    """A capture whose answers are wrong."""

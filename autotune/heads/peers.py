@@ -1,4 +1,4 @@
-"""A fused head and what it replaces, by themselves: the plain chain of operators, and what torch.compile makes of it.
+"""Variants of a head alone: fused, the plain chain of operators that it replaces, and that through torch.compile.
 
 All of them are timed in one way, as chains of launches in CUDA graphs of ours. So torch.compile runs in the mode that
 chooses kernels as "max-autotune" does but makes no graphs: that mode's own graphs copy inputs and are looked up by the
@@ -18,7 +18,7 @@ FUSED, EAGER, COMPILED = "fused", "eager", "compiled"
 #: Calls before a capture: the first compiles, and kernels are chosen by timing them when they first run.
 _WARM_UP = 3
 
-#: What answers for a head's input, as it is launched on the current stream.
+#: Launches a head or its peer on the head's input, on the current stream.
 Launch = Callable[[], HeadOutput | HeadAnswer]
 
 
@@ -41,5 +41,5 @@ def _compiled(head: AloneHead) -> Launch:
     return lambda: compiled(head.x)
 
 
-#: What makes a head ready to be launched, by variant; compiles where that is needed.
+#: Functions that make a head ready to be launched, by variant; they compile where that is needed.
 LAUNCHES: dict[str, Callable[[AloneHead], Launch]] = {FUSED: _fused, EAGER: _eager, COMPILED: _compiled}

@@ -1,4 +1,4 @@
-"""The measurements of heads on disk: all variants of a head together, which were timed in the same rounds."""
+"""Records of heads: all variants of a head together, which were timed in the same rounds."""
 
 import dataclasses
 import secrets
@@ -13,7 +13,7 @@ from ..measuring.targets import Target
 from ..measuring.timers import FINAL_ROUNDS
 from ..records.comparison import Paired, Timings, compare, typical
 from ..records.record import Record, append_record, is_settled, read_records, utc_now
-from ..records.summaries import with_samples
+from ..records.summaries import rounded, with_samples
 from .copy_speed import COPIED, CopySpeed
 from .peers import FUSED, LAUNCHES
 
@@ -21,18 +21,18 @@ from .peers import FUSED, LAUNCHES
 KIND = "heads"
 #: The variant that is no head: the least that its bytes take.
 BYTES = "bytes"
-#: Of microseconds: the bytes of a small head take hundredths of one.
+#: Digits of microseconds: the bytes of a small head take hundredths of one.
 _DIGITS = 4
 
 
 class Head(NamedTuple):
-    """What is measured."""
+    """A head to be measured."""
 
     target: Target
     config: LaunchConfig
     """The configuration that the project chooses."""
     bytes_moved: int
-    """What a head of that shape has to read and write."""
+    """Bytes that a head of that shape has to read and write."""
 
     @property
     def cell(self) -> dict[str, Any]:
@@ -42,11 +42,11 @@ class Head(NamedTuple):
 
 
 @dataclass
-class HeadBook:
-    """The records of one device and kernel: heads that are there are not measured again."""
+class HeadRecords:
+    """A file of records of one device and kernel: heads that are there are not measured again."""
 
     out: Path
-    """Where records are appended."""
+    """File that records are appended to."""
     environment: dict[str, Any]
     """See :class:`~auxhead.autotune.records.record.Record`."""
     protocol: dict[str, Any]
@@ -58,7 +58,7 @@ class HeadBook:
             self._remember(record)
 
     def has(self, head: Head) -> bool:
-        """Whether all variants of a head were measured in one run, or failed as they would again.
+        """Return True if all variants of a head were measured in one run, or failed as they would again.
 
         They were so with the same kernel in the same configuration: ratios are to what the fused head was then.
         """
@@ -82,7 +82,7 @@ class HeadBook:
 
         Args:
             head: what was measured.
-            results: of each of ``head_peers.LAUNCHES``.
+            results: of each of ``peers.LAUNCHES``.
             speed: of the same device.
             clocks: the GPU's, as found after the measurement.
         """
@@ -91,10 +91,10 @@ class HeadBook:
             if isinstance(result, Failure):
                 self._append(head, variant, run, clocks, error=str(result))
             else:
-                own, baseline = _rounded(result.own), _rounded(result.baseline)
+                own, baseline = rounded(result.own, _DIGITS), rounded(result.baseline, _DIGITS)
                 pairs = [] if variant == FUSED else [_pair(own, baseline)]
                 self._append(head, variant, run, clocks, device_us=with_samples(own), paired=pairs)
-        least = _rounded(speed.floor(head.bytes_moved))
+        least = rounded(speed.floor(head.bytes_moved), _DIGITS)
         rate = {"bytes": head.bytes_moved, "bytes_per_second": round(2 * COPIED / typical(speed.us) * 1e6)}
         self._append(head, BYTES, run, clocks, {**rate, "captures": 1}, device_us=with_samples(least))
 
@@ -139,7 +139,3 @@ def _pair(own: Timings, fused: Timings) -> dict[str, Any]:
         "low": difference.low,
         "high": difference.high,
     }
-
-
-def _rounded(timings: Timings) -> list[list[float]]:
-    return [[round(us, _DIGITS) for us in rounds] for rounds in timings]

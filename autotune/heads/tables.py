@@ -7,7 +7,7 @@ from typing import Any
 from ..records.record import Record
 from ..records.tables import RecordTable
 
-#: Of every table. Where a peer took k times as long as the fused head, that is k times faster.
+#: Columns of every table. Where a peer took k times as long as the fused head, that is k times faster.
 COLUMNS = (
     "classes",
     "batch",
@@ -22,7 +22,7 @@ COLUMNS = (
 )
 _TEXT_COLUMNS = 4
 
-#: Of one shape what was measured in the same rounds, by variant.
+#: Records of one shape that was measured in the same rounds, by variant.
 Measured = Mapping[str, Record]
 
 

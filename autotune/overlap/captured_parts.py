@@ -92,7 +92,7 @@ class CapturedParts(HeadsInSitu):
         torch.cuda.synchronize(example.device)  # buffers and counters are zero before another stream uses them
         chain = Chain(launch, example.device)
         chain()
-        for head, answer in zip(self.heads, chain.said, strict=True):
+        for head, answer in zip(self.heads, chain.answer, strict=True):
             _check(HEADS, head.wrong_answer(answer))
         return chain
 

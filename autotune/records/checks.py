@@ -1,13 +1,14 @@
-"""What records of sweeps and retunings must hold, checked as they are read, where file and line can be named."""
+"""Checks of records by their kind, made as they are read, where file and line can be named."""
 
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-#: Of a head's shape, and its places; written out since what knows them imports torch.
-_SIZES = ("samples", "channels", "height", "width", "grid_h", "grid_w", "classes")
+#: Fields of a HeadShape, in its order, and where heads are launched; written out since what knows them imports torch.
+SHAPE = ("samples", "channels", "height", "width", "grid_h", "grid_w", "layout", "pool", "classes", "dtype")
+PLACES = ("alone", "network")
+#: Fields of the shape that are text; the others are sizes.
 _WORDS = ("layout", "pool", "dtype")
-_PLACES = ("alone", "network")
 
 
 def check_sweep(values: Mapping[str, Any]) -> None:
@@ -29,34 +30,20 @@ def check_sweep(values: Mapping[str, Any]) -> None:
     _check(isinstance(rule.get("variant"), str), "paired: variant", rule.get("variant"), "text")
 
 
-def check_retuning(values: Mapping[str, Any]) -> None:
-    """Check the record of a retuning, as JSON holds it.
-
-    Raises:
-        ValueError: names the field, what it got and what it wants.
-    """
-    _check_head(values)
-    _check_count("protocol.tunings", values["protocol"].get("tunings"))
-    for pair in values["paired"]:
-        _check(isinstance(pair, dict), "paired", pair, "objects")
-        _check_count("paired: tunings", pair.get("tunings"))
-        for name in ("median_ratio", "low", "high") if "median_ratio" in pair else ():
-            _check(_is_positive(pair.get(name)), f"paired: {name}", pair.get(name), "a positive number")
-
-
 #: By the kind of a record.
-CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {"sweep": check_sweep, "retune": check_retuning}
+CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {"sweep": check_sweep}
 
 
 def _check_head(values: Mapping[str, Any]) -> None:
-    """Check of what head and in which place something is told."""
+    """Check that the record names its head and place."""
     cell, protocol = values["cell"], values["protocol"]
-    for name in _SIZES:
-        _check_count(f"cell.{name}", cell.get(name))
-    for name in _WORDS:
-        _check(isinstance(cell.get(name), str), f"cell.{name}", cell.get(name), "text")
+    for name in SHAPE:
+        if name in _WORDS:
+            _check(isinstance(cell.get(name), str), f"cell.{name}", cell.get(name), "text")
+        else:
+            _check_count(f"cell.{name}", cell.get(name))
     place = protocol.get("place")
-    _check(place in _PLACES, "protocol.place", place, f"one of {', '.join(_PLACES)}")
+    _check(place in PLACES, "protocol.place", place, f"one of {', '.join(PLACES)}")
     for name in ("model", "tap") if place == "network" else ():
         _check(isinstance(cell.get(name), str), f"cell.{name}", cell.get(name), "text")
     _check(isinstance(protocol.get("kernel"), str), "protocol.kernel", protocol.get("kernel"), "text")
@@ -68,13 +55,10 @@ def _check_samples(name: str, samples: Any) -> None:
         isinstance(samples, list)
         and all(isinstance(one, list) and one for one in samples)
         and len({len(one) for one in samples}) == 1
-        and all(_is_positive(us) for one in samples for us in one)
+        and {type(us) for one in samples for us in one} <= {int, float}
+        and all(0 < us < math.inf for one in samples for us in one)
     )
     _check(fits, name, samples, "[captures][rounds] of positive numbers")
-
-
-def _is_positive(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf
 
 
 def _check_count(name: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which of two measured variants is faster, and whether that is known at all: paired, hierarchical, deterministic.
+"""Comparison of two measured variants: the ratio of their times with an interval; paired, hierarchical, deterministic.
 
 Two captures of the same work differ by up to 3 %, and rounds of one capture by outliers of any size. So a variant is
 timed in several fresh captures; in every round each capture of each variant is timed once. What is compared is the mean
@@ -8,9 +8,10 @@ captures, and so tells the standard error. Few captures make that error itself u
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +19,10 @@ import numpy.typing as npt
 #: Microseconds of one variant, [captures][rounds].
 Timings = Sequence[Sequence[float]]
 
-#: Of an interval.
+#: Confidence of an interval.
 CONFIDENCE = 0.99
-#: Of the intervals that decide between configurations. Captures scatter with longer tails than a bootstrap of a few
-#: knows: at 99 % about 1.1 % of what is compared with itself looked different (2,500 configurations, H200).
+#: Confidence of the intervals that decide between configurations. Captures scatter with longer tails than a bootstrap
+#: of a few knows: at 99 % about 1.1 % of what is compared with itself looked different (2,500 configurations, H200).
 DECIDING = 0.995
 #: Differences below this are ties, however sure they are: nobody would notice, and another day turns them round.
 NEGLIGIBLE = 0.005
@@ -29,10 +30,10 @@ NEGLIGIBLE = 0.005
 _DRAWS = 500
 
 Floats = npt.NDArray[np.float64]
-Key = TypeVar("Key")
 
 
-class Paired(NamedTuple):
+@dataclass(frozen=True)
+class Paired:
     """One variant and the baseline that was timed in the same rounds."""
 
     own: Timings
@@ -40,9 +41,23 @@ class Paired(NamedTuple):
     run: str
     """Variants of one run were timed in the same rounds."""
 
+    @cached_property
+    def over_baseline(self) -> float:
+        """The variant's time over the baseline's, without an interval; any number of captures."""
+        own, baseline = (_logarithms("timings", timings, captures=1) for timings in (self.own, self.baseline))
+        drift = np.median(np.concatenate([own, baseline]), axis=0)
+        return math.exp(float(np.median(own - drift, axis=1).mean() - np.median(baseline - drift, axis=1).mean()))
+
+    @cached_property
+    def _estimate(self) -> tuple[float, float]:
+        """Logarithm of the same ratio, and its standard error; kept, since a bootstrap takes a millisecond."""
+        if self.own == self.baseline:  # it is the baseline itself
+            return 0.0, 0.0
+        return _difference(_logarithms("own", self.own), _logarithms("baseline", self.baseline), 0)
+
 
 class Difference(NamedTuple):
-    """How two variants compare."""
+    """The ratio of two variants' times, with its interval."""
 
     median_ratio: float
     """The first one's time over the second one's."""
@@ -52,7 +67,7 @@ class Difference(NamedTuple):
 
     @property
     def is_tie(self) -> bool:
-        """Whether neither is faster, as far as one can tell or would care."""
+        """True if neither is faster, as far as one can tell or would care."""
         return self.low <= 1.0 <= self.high or abs(math.log(self.median_ratio)) < NEGLIGIBLE
 
 
@@ -79,51 +94,9 @@ def compare_runs(a: Paired, b: Paired, *, confidence: float = DECIDING) -> Diffe
     """Compare two variants, by what each takes over the baseline if they were not timed in the same run."""
     if a.run == b.run:
         return compare(a.own, b.own, confidence=confidence)
-    (of_a, error_a), (of_b, error_b) = (_over_baseline(one) for one in (a, b))
+    (of_a, error_a), (of_b, error_b) = a._estimate, b._estimate
     freedom = sum(len(one.own) + len(one.baseline) - 2 for one in (a, b))
     return _interval(of_a - of_b, math.hypot(error_a, error_b), freedom, confidence)
-
-
-def winner(samples: Mapping[Key, Paired], simpler_first: Sequence[Key]) -> Key:
-    """Return the fastest variant, or the first of ``simpler_first`` that is tied with it.
-
-    What is tied with the fastest and with a simpler variant that is slower than the fastest is no answer: it could not
-    be said why it is taken and not the simpler one.
-
-    Of n variants that are all the same one is fastest by chance, and looks the faster the more there are: intervals are
-    so wide that all n - 1 together hold at the confidence of one.
-
-    Args:
-        samples: of each variant; those of one baseline.
-        simpler_first: all variants, the simplest first; see :func:`auxhead.autotune.sweep.space.simplicity`.
-
-    Raises:
-        ValueError: no variants, or others in ``simpler_first``.
-    """
-    if not samples or set(samples) != set(simpler_first):
-        raise ValueError(f"simpler_first: got {len(simpler_first)} variants, wants those of samples ({len(samples)})")
-    fastest = min(simpler_first, key=lambda one: over_baseline(samples[one]))
-    confidence = 1.0 - (1.0 - DECIDING) / max(len(samples) - 1, 1)
-
-    def tied(one: Key, other: Key) -> bool:
-        return compare_runs(samples[one], samples[other], confidence=confidence).is_tie
-
-    slower: list[Key] = []
-    for one in simpler_first:
-        if one == fastest:
-            break
-        if not tied(one, fastest):
-            slower.append(one)
-        elif not any(tied(one, other) for other in slower):
-            return one
-    return fastest
-
-
-def over_baseline(paired: Paired) -> float:
-    """Return a variant's time over its baseline's, without an interval; any number of captures."""
-    own, baseline = (_logarithms("timings", timings, captures=1) for timings in (paired.own, paired.baseline))
-    drift = np.median(np.concatenate([own, baseline]), axis=0)
-    return math.exp(float(np.median(own - drift, axis=1).mean() - np.median(baseline - drift, axis=1).mean()))
 
 
 def typical(timings: Timings) -> float:
@@ -141,12 +114,6 @@ def _logarithms(name: str, timings: Timings, captures: int = 2) -> Floats:
     if not (np.isfinite(values) & (values > 0)).all():
         raise ValueError(f"{name}: got times that are not positive, wants microseconds")
     return np.log(values)
-
-
-def _over_baseline(one: Paired) -> tuple[float, float]:
-    if one.own == one.baseline:  # it is the baseline itself
-        return 0.0, 0.0
-    return _difference(_logarithms("own", one.own), _logarithms("baseline", one.baseline), 0)
 
 
 def _difference(first: Floats, second: Floats, seed: int) -> tuple[float, float]:

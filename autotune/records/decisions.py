@@ -1,44 +1,52 @@
-"""What a sweep's records say of times, and which of several decide; made without torch, anywhere."""
+"""Decisions by records of sweeps: the measurements that count, the winner, and the simpler ones tied with it."""
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from .comparison import Paired
-from .record import Record
+from .checks import SHAPE
+from .comparison import DECIDING, Difference, Paired, compare_runs
+from .record import BadRecord, Record
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+#: Fields of a launch configuration and their values.
+Fields = Mapping[str, int]
 
 
-class Timed(NamedTuple):
-    """What was timed beside the rule's configuration."""
+class Setting(NamedTuple):
+    """One head alone, or in one network: measurements in other settings say nothing about each other."""
+
+    shape: tuple[Any, ...]
+    """Values of ``SHAPE``."""
+    place: str
+    """"alone" or "network"."""
+    network: str
+    """Name of the network around the head, its taps and its trunk; the same for all heads alone."""
+
+
+class Measurement(NamedTuple):
+    """A configuration of a head that was timed beside the rule's."""
 
     variant: str
-    """As the record names it."""
+    """Its name."""
     rule: str
-    """The baseline, as the record names it."""
+    """Name of the rule's configuration, the baseline."""
+    config: Any
+    """``Fields``, as the record has them."""
     paired: Paired
     forks: tuple[str, ...] | None
-    """In situ: the taps after which launches left the trunk."""
-
-
-class BesideRule(Protocol):
-    """Anything that was timed beside a rule's configuration."""
+    """In a network: the taps after which launches left the trunk."""
+    median_us: float | None
 
     @property
-    def rule(self) -> str:
-        """The baseline, as the record names it."""
-
-    @property
-    def paired(self) -> Paired:
-        """Its times, and those of the baseline."""
-
-    @property
-    def forks(self) -> tuple[str, ...] | None:
-        """The taps after which launches left the trunk, if it was in situ."""
+    def rounds(self) -> int:
+        """Timed rounds of all captures together."""
+        return sum(map(len, self.paired.own))
 
 
-One = TypeVar("One", bound=BesideRule)
-
-
-def timed(record: Record) -> Timed:
+def measurement(record: Record) -> Measurement:
     """Read the record of something that was timed.
 
     Raises:
@@ -48,22 +56,53 @@ def timed(record: Record) -> Timed:
     if record.device_us is None or "samples" not in record.device_us or rule is None or "samples" not in rule:
         raise ValueError("paired: got no samples, wants device_us and a pair of role 'rule', both with samples")
     paired = Paired(record.device_us["samples"], rule["samples"], record.run)
-    forks = record.protocol.get("forks")
-    return Timed(record.variant, str(rule.get("variant")), paired, None if forks is None else tuple(forks))
+    config, forks = record.protocol.get("config"), record.protocol.get("forks")
+    return Measurement(
+        record.variant, str(rule.get("variant")), config, paired, None if forks is None else tuple(forks),
+        record.device_us.get("median"),
+    )  # fmt: skip
 
 
-def of_last_kernel(records: Sequence[Record]) -> list[Record]:
-    """Return those of the kernel that was measured last; other kernels' say nothing about it."""
-    return [record for record in records if record.protocol["kernel"] == records[-1].protocol["kernel"]]
+def sweep_records(records: Iterable[Record]) -> list[Record]:
+    """Return the records of sweeps."""
+    return [record for record in records if record.kind == "sweep"]
 
 
-def times(one: BesideRule) -> int:
-    """Return how often something was timed: in all rounds of all captures."""
-    return sum(map(len, one.paired.own))
+def of_last_kernel(records: Iterable[Record]) -> list[Record]:
+    """Return the records of sweeps of the kernel that was measured last; other kernels' say nothing about it."""
+    swept = sweep_records(records)
+    return [record for record in swept if record.protocol["kernel"] == swept[-1].protocol["kernel"]]
 
 
-def deciding(measured: Iterable[One]) -> list[One]:
-    """Return, of measurements of one head in one place, those that decide: the ones timed most often.
+def by_setting(records: Iterable[Record]) -> dict[Setting, list[Record]]:
+    """Group records of sweeps, failures included; settings in order of their first record.
+
+    Raises:
+        BadRecord: one does not say what it is about.
+    """
+    found: dict[Setting, list[Record]] = {}
+    for record in records:
+        found.setdefault(setting_of(record), []).append(record)
+    return found
+
+
+def setting_of(record: Record) -> Setting:
+    """Return the setting of a sweep's record.
+
+    Raises:
+        BadRecord: the record does not say.
+    """
+    try:
+        shape = tuple(record.cell[name] for name in SHAPE)
+    except KeyError as error:
+        raise BadRecord(f"{record.variant}: {error.args[0]}: missing in a record of a sweep") from None
+    around = {name: value for name, value in record.cell.items() if name not in SHAPE}
+    network = json.dumps([around, record.protocol.get("trunk")], sort_keys=True)
+    return Setting(shape, record.protocol["place"], network)
+
+
+def deciding(measured: Iterable[Measurement]) -> list[Measurement]:
+    """Return, of the measurements in one setting, those that decide: the ones timed most often.
 
     A first look at many configurations does not. Where the rule has changed meanwhile, what was measured beside the
     last one does, since times over different baselines cannot be compared. Of those timed most often the ones with the
@@ -72,6 +111,92 @@ def deciding(measured: Iterable[One]) -> list[One]:
     """
     found = list(measured)
     beside = [one for one in found if one.rule == found[-1].rule]
-    most = max(map(times, beside), default=0)
-    often = [one for one in beside if times(one) == most]
+    most = max((one.rounds for one in beside), default=0)
+    often = [one for one in beside if one.rounds == most]
     return [one for one in often if one.forks == often[-1].forks]
+
+
+def simplicity(config: Fields) -> tuple[int, ...]:
+    """Return what configurations are ordered by when they are tied, the simplest first.
+
+    No caps before caps, split before tiled, counting before waiting, whole windows before parts, no reading ahead
+    before reading ahead, few warps before many; then large blocks before small ones, so that there are few programs.
+    """
+    return (
+        config["max_registers"] > 0,
+        config["max_programs"] > 0,
+        config["block_f"] > 1,
+        config["waits"],
+        *(config[name] for name in ("window_parts", "stages", "weight_buffers", "num_warps")),
+        *(-config[f"block_{letter}"] for letter in "cpakfsj"),
+        *(config[name] for name in ("max_registers", "max_programs", "block_n")),
+    )
+
+
+def joint_confidence(count: int) -> float:
+    """Return the confidence of each interval, so that those of ``count`` variants against one hold together.
+
+    Of n variants that are all the same one is fastest by chance, and looks the faster the more there are.
+    """
+    return 1.0 - (1.0 - DECIDING) / max(count - 1, 1)
+
+
+class Decision(Generic[Key]):
+    """The winner among configurations of one head that were timed in one setting, beside one rule's."""
+
+    def __init__(self, times: Mapping[Key, Paired], rule: Key, fields: Callable[[Key], Fields]) -> None:
+        """Decide between ``times``; ``fields`` gives those of a configuration, and ``rule`` wins ties."""
+        self.times = times
+        self.rule = rule
+        self._fields = fields
+
+    @cached_property
+    def winner(self) -> Key | None:
+        """The fastest, or what is tied with it: first the rule's, then the simplest; None if nothing was timed."""
+        if not self.times:
+            return None
+        return winner(self.times, sorted(self.times, key=lambda one: (one != self.rule, simplicity(self._fields(one)))))
+
+    @property
+    def winner_is_fastest(self) -> bool:
+        """True if the winner has the lowest time over the rule's; else it is tied with the fastest, and simpler."""
+        ratios = [one.over_baseline for one in self.times.values()]
+        return self.winner is not None and self.times[self.winner].over_baseline == min(ratios)
+
+    def compare(self, one: Key | None, other: Key | None) -> Difference | None:
+        """Compare two configurations; None if one of them was not timed."""
+        if one is None or other is None or one not in self.times or other not in self.times:
+            return None
+        return Difference(1.0, 1.0, 1.0) if one == other else compare_runs(self.times[one], self.times[other])
+
+
+def winner(times: Mapping[Key, Paired], simpler_first: Sequence[Key]) -> Key:
+    """Return the fastest variant, or the first of ``simpler_first`` that is tied with it.
+
+    What is tied with the fastest and with a simpler variant that is slower than the fastest is no answer: it could not
+    be said why it is taken and not the simpler one.
+
+    Args:
+        times: of each variant; those of one baseline.
+        simpler_first: all variants, the simplest first.
+
+    Raises:
+        ValueError: no variants, or others in ``simpler_first``.
+    """
+    if not times or set(times) != set(simpler_first):
+        raise ValueError(f"simpler_first: got {len(simpler_first)} variants, wants those of times ({len(times)})")
+    fastest = min(simpler_first, key=lambda one: times[one].over_baseline)
+    confidence = joint_confidence(len(times))
+
+    def tied(one: Key, other: Key) -> bool:
+        return compare_runs(times[one], times[other], confidence=confidence).is_tie
+
+    slower: list[Key] = []
+    for one in simpler_first:
+        if one == fastest:
+            break
+        if not tied(one, fastest):
+            slower.append(one)
+        elif not any(tied(one, other) for other in slower):
+            return one
+    return fastest

@@ -17,13 +17,13 @@ from typing import Any
 
 from .checks import CHECKS
 
-#: Of every line; readers refuse others.
+#: Format of every line; readers refuse others.
 SCHEMA = "auxhead record 1"
 
-#: What of an environment makes numbers comparable: a run skips what is already measured under equal ones.
+#: Fields of an environment that make numbers comparable: a run skips what is already measured under equal ones.
 ENVIRONMENT_KEY = ("gpu", "driver", "torch", "triton", "cudnn", "cuda")
 
-#: What compressed files begin with.
+#: First bytes of compressed files.
 _GZIP = b"\x1f\x8b"
 
 
@@ -36,38 +36,40 @@ class Record:
     """One variant measured, or failed, in one cell."""
 
     kind: str
-    """What measured it: "bench"; "heads"; "sweep", of heads; "network", of where a network's launches leave its trunk;
-    "retune", which sums up several sweeps of a head; "profile", of one request before and after; "pareto", of accuracy
-    against latency; "overlap", of what runs beside what in a network, and "timeline", the kernels of one replay of
-    it; "footprint", of how much room heads take of a GPU and what that costs the trunk."""
+    """The command that measured it: "bench", "heads", "sweep", "profile", "pareto", "overlap" or "footprint"; of
+    overlap also "timeline", one replay. Files of earlier versions hold "network", of forks and priorities, and "retune", of
+    sweeps made afresh, which nothing reads."""
     cell: dict[str, Any]
     """Of the benchmark and of networks: model, dtype, batch, classes, placement (of the heads), taps (their names),
     input (the shape of one sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a
     head of that shape, separated by commas). Of heads: all of these."""
     exits: str
-    """Where the samples leave: "never", the name of a tap, the percent that leave at each tap and at the classifier
-    ("40/30/20/10"), "own" for the thresholds that a model came with, or of pareto "calibrated 0.5 %", by thresholds
-    chosen for at most so many points of accuracy on a validation split."""
+    """Exits at which samples leave: "never", the name of a tap, the percent that leave at each tap and at the
+    classifier ("40/30/20/10"), "own" for the thresholds that a model came with, or of pareto "calibrated 0.5 %", by
+    thresholds chosen for at most so many points of accuracy on a validation split."""
     variant: str
     run: str
     """Records of one run were measured interleaved, so that ratios between them are meaningful."""
     utc: str
-    """When it was appended, ISO 8601."""
+    """Time at which it was appended, ISO 8601."""
     environment: dict[str, Any]
     """gpu, sm_count, driver, torch, triton, cudnn, cuda, python, auxhead, commit (its end "-dirty" says that files
     differed; None outside a checkout) and clocks: the GPU's, as found right after the measurement."""
     protocol: dict[str, Any]
     """rounds, warm_up, repeat, captures, order, l2, samples_by_exit (how many of all inputs leave where, by the eager
-    network on the same trunk) and whatever else says how the numbers came about. Of a sweep: place ("alone" or
-    "network"), config (the fields of the LaunchConfig that ``variant`` names), rule (the variant of the baseline),
-    kernel (its hash), and in situ trunk (its fingerprint) and forks (the taps after which launches leave it). Of a
-    network the same but place and config, and trunk_priority ("high", or "same" as the heads') and heads (the variant
-    by tap). Of a retuning tunings (how many) for rounds, captures and config; ``variant`` is what most chose. Of heads:
-    place "alone", config and kernel, those of "fused", and for "bytes" the bytes that a head has to move and
-    bytes_per_second, what a copy read and wrote. Of a profile requests, for rounds and captures. Of pareto thresholds
-    (by tap) and data (whose test split it is). Of overlap and timelines trunk_kind, forks, and replays: how many were
-    profiled. Of a footprint that and trunk (as in situ), trunk_priority, heads (the configuration by tap) and
-    residency_replays (how many were recorded); ``variant`` says what is not by rule."""
+    network on the same trunk) and whatever else says how the numbers came about.
+
+    - sweep: place ("alone" or "network"), config (the fields of the LaunchConfig that ``variant`` names), rule (the
+      variant of the baseline), kernel (its hash), and in situ trunk (its fingerprint) and forks (the taps after which
+      launches leave it)
+    - heads: place "alone", config and kernel, those of "fused", and for "bytes" the bytes that a head has to move and
+      bytes_per_second, what a copy read and wrote
+    - profile: requests, for rounds and captures
+    - pareto: thresholds (by tap) and data (whose test split it is)
+    - overlap and timeline: trunk_kind, forks, and replays: how many were profiled
+    - footprint: these and trunk, as in situ, trunk_priority ("high", or "same" as the heads'), heads (the configuration
+      by tap) and residency_replays (how many were recorded); ``variant`` says what is not by rule
+    """
     host_us: dict[str, Any] | None = None
     """Microseconds from the call, on an idle device, until the caller's stream has the answer: median, p20, p80 over
     the rounds, and captures: the median of each fresh capture."""
@@ -76,16 +78,18 @@ class Record:
     only time, of one head alone or of the whole network in situ, with samples: all rounds of each capture."""
     paired: list[dict[str, Any]] = field(default_factory=list)
     """Baselines of the same run: role ("bare", "truncated", "segments", or for auto "plain"), variant, host_us and
-    device_us (medians), host_ratio and device_ratio (this variant's over the baseline's). Of a sweep: role "rule", the
-    rule's configuration; no times of the host; samples: its rounds, the same ones. Of a retuning what was chosen: role
-    "chosen", variant, tunings, and against what most chose median_ratio, low and high, the ends of its interval. Of
-    heads: role "fused"; no times of the host; low and high, the ends of the 99 % interval of device_ratio. Of a
-    profile: role "before"; no times of the device. Of pareto: role "bare"; beside, mean_host_us and mean_host_ratio. Of
-    overlap the parts of the network: roles "trunk", alone in one graph, with the interval of device_ratio, and "heads",
-    all of them alone, one launch after another; no times of the host, device_us as that of the record itself. Of a
-    footprint the same, and what is by rule also role "recorded", itself while its programs record where they run."""
+    device_us (medians), host_ratio and device_ratio (this variant's over the baseline's).
+
+    - sweep: role "rule", the rule's configuration; no times of the host; samples: its rounds, the same ones
+    - heads: role "fused"; no times of the host; low and high, the ends of the 99 % interval of device_ratio
+    - profile: role "before"; no times of the device
+    - pareto: role "bare"; beside, mean_host_us and mean_host_ratio
+    - overlap: parts of the network, roles "trunk", alone in one graph, with the interval of device_ratio, and "heads",
+      all of them alone, one launch after another; no times of the host, device_us as that of the record itself
+    - footprint: the same, and what is by rule also role "recorded", itself while its programs record where they run
+    """
     measured: dict[str, Any] | None = None
-    """What else was measured.
+    """Further measurements.
 
     Of a profile, a request each unless said otherwise: call_us (median, p20, p80: until the
     call returned), and under the profiler launches, graph_launches, kernels, copies, memsets, kernel_us (summed),
@@ -115,24 +119,24 @@ class Record:
     notes: list[str] = field(default_factory=list)
     """In sentences; of a profile what keeps the runner from a steady state."""
     error: str | None = None
-    """Why there are no numbers; None where there are."""
+    """Reason for the absence of numbers; None where there are any."""
     schema: str = SCHEMA
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What was measured: equal for two measurements of one thing."""
+        """The thing measured: equal for two measurements of it."""
         return (json.dumps(self.cell, sort_keys=True), self.exits, self.variant)
 
     @property
     def environment_key(self) -> tuple[Any, ...]:
-        """What the numbers depend on besides the code."""
+        """Values of ``ENVIRONMENT_KEY``, on which the numbers depend besides the code."""
         return tuple(self.environment.get(name) for name in ENVIRONMENT_KEY)
 
 
 _NULL = type(None)
-#: In JSON's words.
+#: Names of these types in JSON.
 _JSON: dict[type, str] = {str: "a string", dict: "an object", list: "a list"}
-#: What the fields of a record may be.
+#: Types that the fields of a record may have.
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("kind", "exits", "variant", "run", "utc"), (str,)),
     **dict.fromkeys(("cell", "environment", "protocol"), (dict,)),
@@ -267,10 +271,10 @@ def latest(records: Iterable[Record]) -> list[Record]:
 
 
 def is_settled(record: Record, environment: Mapping[str, Any], rounds: int) -> bool:
-    """Whether a run in ``environment`` may take ``record`` for done.
+    """Return True if a run in ``environment`` need not measure again what ``record`` holds.
 
-    A measurement is, with as many rounds or more, whatever the commit. A failure is while the commit is the same and
-    nothing was changed by hand, since it would fail again.
+    It need not where there are as many rounds or more, whatever the commit, and of a failure while the commit is the
+    same and nothing was changed by hand, since it would fail again.
     """
     if record.environment_key != tuple(environment.get(name) for name in ENVIRONMENT_KEY):
         return False

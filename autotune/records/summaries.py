@@ -1,4 +1,4 @@
-"""What records of several kinds are made of."""
+"""Parts of records that several kinds share: summaries of timings, rounding, and records of whole networks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from .comparison import Timings
 from .record import Record, utc_now
 from .spread import spread
 
-#: Of microseconds and of shares; the smallest shares are of the order of 1e-4.
+#: Digits of microseconds and shares; the smallest shares are of the order of 1e-4.
 _DIGITS = 6
 
 
@@ -22,8 +22,13 @@ def with_samples(timings: Timings) -> dict[str, Any]:
     return {**summary(timings), "samples": timings}
 
 
+def rounded(timings: Timings, digits: int) -> list[list[float]]:
+    """Return timings with so many digits after the point."""
+    return [[round(us, digits) for us in rounds] for rounds in timings]
+
+
 def as_json(value: Any) -> Any:
-    """Return what is written of a value: objects of named tuples and mappings, lists of sequences, floats rounded."""
+    """Return a value as records hold it: objects of named tuples and mappings, lists of sequences, floats rounded."""
     if isinstance(value, float):
         return round(value, _DIGITS)
     if hasattr(value, "_asdict"):

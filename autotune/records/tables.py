@@ -11,7 +11,7 @@ from rich.table import Table
 from .console import plain_console
 from .record import Record, latest
 
-#: Of the benchmark's tables.
+#: Columns of the benchmark's tables.
 COLUMNS = (
     "exits",
     "variant",
@@ -23,25 +23,25 @@ COLUMNS = (
     "device over floor, us",
     "throughput / floor",
 )
-#: What the widest tables need on a terminal.
+#: Characters that the widest tables need on a terminal.
 WIDTH = 200
 #: Characters of a text that stays on one line.
 _UNBROKEN = 60
-#: How many of them are text.
+#: Number of them that are text.
 _TEXT_COLUMNS = 2
 
 
 class RecordTable(NamedTuple):
-    """What records of one environment say."""
+    """A table of records of one environment."""
 
     title: str
     columns: tuple[str, ...]
     text_columns: int
-    """How many of them, from the left, are text."""
+    """Number of columns, from the left, that are text."""
     rows: list[tuple[str, ...]]
     """A cell a column; those with the same first one belong together."""
     remarks: list[str]
-    """What is no number: failures, and what else to know of a row."""
+    """Lines below the table: failures, and what else to know of a row."""
 
 
 def bench_tables(records: Iterable[Record]) -> list[RecordTable]:

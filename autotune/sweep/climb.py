@@ -1,4 +1,4 @@
-"""How a search climbs: from the fastest it knows to what lies beside it, first by moves that were worth it before."""
+"""Climbing: asks for neighbours of the fastest configurations known, most promising moves first."""
 
 import dataclasses
 import math
@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from ...kernels.launch_config import LaunchConfig
 from ..measuring.targets import ALONE, Target
-from ..records.comparison import over_baseline
 from .search import Answers, Ask, fastest_first
 from .space import neighbours
 
@@ -52,18 +51,18 @@ def climb(
         expected = {one: what for way in ways for one, what in way.items()}
         for one, answer in answers.items():
             leader = expected[one].leader
-            moves.add(leader, one, math.log(over_baseline(answer) / over_baseline(found[leader])))
+            moves.add(leader, one, math.log(answer.over_baseline / found[leader].over_baseline))
         found |= answers
     return found
 
 
 class _Expected(NamedTuple):
-    """What a configuration may take."""
+    """The time that a configuration is expected to take."""
 
     time: float
     """Logarithm of its time over the baseline's."""
     leader: LaunchConfig
-    """By whose time."""
+    """The configuration whose time that is estimated from."""
 
 
 def _beside(
@@ -72,7 +71,7 @@ def _beside(
     """Return the neighbours of leaders that were not seen yet, and what they may take, the fastest first."""
     found: dict[LaunchConfig, _Expected] = {}
     for leader in leaders:
-        time = math.log(over_baseline(known[leader]))
+        time = math.log(known[leader].over_baseline)
         for one in neighbours(leader, target.shape):
             if one not in seen:
                 expected = _Expected(time + moves.expected(leader, one), leader)
@@ -85,12 +84,12 @@ def _near_ways(known: Answers) -> list[list[LaunchConfig]]:
     ways: dict[tuple[bool, bool], list[LaunchConfig]] = {}
     for one in fastest_first(known):
         ways.setdefault((one.tiled, one.block_n > 1), []).append(one)
-    fastest = [over_baseline(known[way[0]]) for way in ways.values()]
+    fastest = [known[way[0]].over_baseline for way in ways.values()]
     return [way for way, first in zip(ways.values(), fastest, strict=True) if first <= NEAR * min(fastest)]
 
 
 class _Moves:
-    """What steps between neighbours have changed so far: logarithms of the ratio of their times, by what differs."""
+    """Effects of steps between neighbours so far: logarithms of the ratio of their times, by the fields that differ."""
 
     def __init__(self) -> None:
         self._ratios: dict[tuple[tuple[str, int, int], ...], list[float]] = {}

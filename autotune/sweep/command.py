@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 import typer
@@ -28,18 +28,16 @@ from ..measuring.targets import Target
 from ..records.record import BadRecord, read_records, records_path
 from ..records.tables import print_tables, wide_console
 from .measure import Sweep
-from .neighbouring_batches import exchange_winners
-from .network_sweep import NetworkOutcome, sweep_network
-from .network_tables import network_table
-from .outcome import Outcome
-from .recorded_measurer import ReplayMeasurer, recorded_targets
-from .records import Book
+from .neighbouring_batches import measure_winners_at_neighbours
+from .recorded_times import RecordedTimes, recorded_targets
+from .records import SweepRecords
 from .strategies import STRATEGIES
-from .tables import outcome_tables
+from .tables import winner_tables
+from .winners import HeadWinners
 
 
 class Effort(str, Enum):
-    """How much is tried."""
+    """How much a sweep tries: names of strategies."""
 
     quick = "quick"
     full = "full"
@@ -51,9 +49,7 @@ def sweep(
     dtype: Dtypes = None,
     classes: Classes = None,
     placement: Placements = None,
-    effort: Annotated[
-        Effort, typer.Option(help="About a minute a network, or five; full also tries other forks and priorities.")
-    ] = Effort.quick,
+    effort: Annotated[Effort, typer.Option(help="About a minute a network, or five.")] = Effort.quick,
     out: Annotated[
         Path | None, typer.Option(help="Records are appended here.", show_default="autotune-records/sweep-DEVICE.jsonl")
     ] = None,
@@ -86,8 +82,7 @@ def _measure(console: Console, chosen: NetworkChoice, effort: Effort, out: Path 
     device = this_device("sweep", "; --replay needs none")
     own, cells = chosen.networks()
     where = records_path(out, "sweep", torch.cuda.get_device_name(device))
-    found: list[tuple[str, list[Outcome]]] = []
-    networks: list[NetworkOutcome] = []
+    found: list[tuple[str, list[HeadWinners]]] = []
     failures: Counter[str] = Counter()
     with SweepProgress(console) as progress, CompileAhead.beside(device) as ahead:
 
@@ -98,45 +93,31 @@ def _measure(console: Console, chosen: NetworkChoice, effort: Effort, out: Path 
             show(Status(0.0, f"{cell}: building", "", failures))
             measurer = HeadTiming(own or build_subject(cell, device), ahead=ahead)
             protocol = {"kernel": kernel_hash(), **measurer.protocol}
-            book = Book(where, environment(device), protocol, measurer.of_network)
-            return measurer, Sweep(measurer, STRATEGIES[effort.value], book, show, failures)
+            records = SweepRecords(where, environment(device), protocol, measurer.of_network)
+            return measurer, Sweep(measurer, STRATEGIES[effort.value], records, show, failures)
 
         for family in _families(cells):
             try:
-                swept = _sweep_family(family, len(found), start, effort)
+                swept = _sweep_family(family, len(found), start)
             except DeviceLost as error:
                 raise BadInput(f"{error}; what was measured is recorded: the same command goes on") from None
-            found += [(str(cell), outcomes) for cell, outcomes in swept.heads.items()]
-            networks += swept.networks
+            found += [(str(cell), winners) for cell, winners in swept.items()]
             gc.collect()
             torch.cuda.empty_cache()
-    _report(console, found, networks, failures)
+    _report(console, found, failures)
     console.print(f"Records: {where}", soft_wrap=True)
 
 
-class _Swept(NamedTuple):
-    """What was found for cells that differ in the batch size alone."""
-
-    heads: dict[Cell, list[Outcome]]
-    networks: list[NetworkOutcome]
-
-
 def _sweep_family(
-    cells: Sequence[Cell], before: int, start: Callable[[Cell, int], tuple[HeadTiming, Sweep]], effort: Effort
-) -> _Swept:
-    """Tune the heads of each, exchange winners, and see how the launches should leave the trunk."""
-    started: dict[Cell, tuple[HeadTiming, Sweep]] = {}
+    cells: Sequence[Cell], before: int, start: Callable[[Cell, int], tuple[HeadTiming, Sweep]]
+) -> dict[Cell, list[HeadWinners]]:
+    """Tune the heads of cells that differ in the batch size alone, and measure winners of each at its neighbours."""
+    sweeps: dict[Cell, Sweep] = {}
     for number, cell in enumerate(cells, start=before):
-        measurer, sweep = started[cell] = start(cell, number)
-        sweep.run(measurer.targets)
-    exchange_winners(tuning for _, sweep in started.values() for tuning in sweep.tunings)
-    networks = []
-    if effort is Effort.full:
-        for cell, (measurer, sweep) in started.items():
-            sweep.watch(Status(1.0, f"{cell}: forks and priority", "", sweep.failures))
-            heads = {one.target: one.network or one.rule for one in sweep.outcomes}
-            networks.append(sweep_network(measurer, cell, heads, sweep.book, sweep.failures))
-    return _Swept({cell: sweep.outcomes for cell, (_, sweep) in started.items()}, networks)
+        measurer, sweeps[cell] = start(cell, number)
+        sweeps[cell].run(measurer.targets)
+    measure_winners_at_neighbours(tuning for sweep in sweeps.values() for tuning in sweep.tunings)
+    return {cell: sweep.winners for cell, sweep in sweeps.items()}
 
 
 def _replay(console: Console, chosen: NetworkChoice, effort: Effort, path: Path) -> None:
@@ -147,20 +128,20 @@ def _replay(console: Console, chosen: NetworkChoice, effort: Effort, path: Path)
     failures: Counter[str] = Counter()
     with SweepProgress(console) as progress:
         sweep = Sweep(
-            ReplayMeasurer(records), STRATEGIES[effort.value], Book(None, {}, {}, {}), progress.show, failures
+            RecordedTimes(records), STRATEGIES[effort.value], SweepRecords(None, {}, {}, {}), progress.show, failures
         )
         sweep.run(targets)
-        exchange_winners(sweep.tunings)
-    by_network: dict[str, list[Outcome]] = {}
-    for outcome in sweep.outcomes:
-        shape = outcome.target.shape
+        measure_winners_at_neighbours(sweep.tunings)
+    by_network: dict[str, list[HeadWinners]] = {}
+    for winners in sweep.winners:
+        shape = winners.target.shape
         title = f"{chosen.model} {shape.dtype}, batch {shape.samples}, {shape.classes} classes, from {path}"
-        by_network.setdefault(title, []).append(outcome)
-    _report(console, list(by_network.items()), [], failures)
+        by_network.setdefault(title, []).append(winners)
+    _report(console, list(by_network.items()), failures)
 
 
 def _fits(chosen: NetworkChoice, target: Target) -> bool:
-    """Whether a recorded target is of what was asked for; where heads were is not recorded."""
+    """Return True if a recorded target is of what was asked for; the placement of heads is not recorded."""
     shape = target.shape
     asked: tuple[tuple[object, Sequence[object]], ...] = (
         (shape.samples, chosen.batches),
@@ -180,12 +161,9 @@ def _families(cells: Sequence[Cell]) -> list[list[Cell]]:
 
 def _report(
     console: Console,
-    found: Sequence[tuple[str, Sequence[Outcome]]],
-    networks: Sequence[NetworkOutcome],
+    found: Sequence[tuple[str, Sequence[HeadWinners]]],
     failures: Counter[str],
 ) -> None:
-    print_tables(console, outcome_tables(found))
-    if networks:
-        print_tables(console, [network_table("Where launches leave the trunk", networks)])
+    print_tables(console, winner_tables(found))
     if failures:
         console.print(f"Not timed: {failures_in_words(failures)}", soft_wrap=True)

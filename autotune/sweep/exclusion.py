@@ -1,4 +1,4 @@
-"""What excludes a launch configuration before anything is compiled, and the sizes of a head that this depends on.
+"""Rules that exclude launch configurations before anything is compiled, and the sizes of a head that they ask for.
 
 A configuration is excluded because the kernel cannot run it, because its tiles do not fit into registers or shared
 memory, or because it does the work of another one with something to spare. ``RULES`` holds the rules and their reasons.
@@ -13,7 +13,7 @@ from ...kernels.head_shape import HeadShape
 from ...kernels.head_view import HeadView
 from ...kernels.launch_config import MOST_TILES, ROW_UNIT, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
 
-#: What is tried of each field in the grid, in the order of enumeration.
+#: Values of each field that the grid tries, in the order of enumeration.
 GRID: dict[str, tuple[int, ...]] = {
     "block_f": (1, 16, 32, 64, 128, 256, 512),
     "block_n": (1, 16),
@@ -64,7 +64,7 @@ MOST_TURNS = 64
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What of a head's shape the rules ask for."""
+    """Sizes of a head that the rules ask for."""
 
     shape: HeadShape
 
@@ -80,7 +80,7 @@ class Sizes:
 
     @cached_property
     def columns(self) -> int:
-        """Of the widest window."""
+        """Columns of the widest window."""
         return self.view.window_w
 
     @cached_property
@@ -163,7 +163,7 @@ def _tiles(p: Point) -> list[int]:
 
 
 def _reads_alone(s: Sizes, p: Point) -> bool:
-    """Whether there are few programs that read much, though there could be more."""
+    """Return True if few programs read much, though there could be more."""
     map_bytes = _features(p) * s.columns * s.view.window_h * s.element_size // p["window_parts"]
     could_be_more = s.shape.pool == "avg" or s.splits(p) < s.shape.channels
     return could_be_more and s.shape.samples * s.splits(p) < ENOUGH_PROGRAMS and map_bytes > MOST_BYTES

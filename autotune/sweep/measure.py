@@ -1,78 +1,111 @@
 """The sweep: asks what a strategy wants to know, measures what no record says, and keeps every finished measurement."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ...kernels.launch_config import LaunchConfig
 from ..measuring.failures import Failure
 from ..measuring.progress import Status
-from ..measuring.targets import ALONE, NETWORK, Measurer, Target
-from ..records.comparison import Paired, compare_runs, over_baseline
+from ..measuring.targets import ALONE, NETWORK, Target
+from ..records.comparison import Paired
+from ..records.decisions import Decision
+from .config_text import text
 from .exclusion import excluded
-from .outcome import Outcome, outcome
-from .records import Book
-from .search import AGAIN_CAPTURES, Answers, Ask, Search, decide, fastest_first
-from .space import text
+from .records import SweepRecords
+from .search import AGAIN_CAPTURES, Answers, Ask, Search, decision, fastest_first
+from .winners import HeadWinners
 
 #: Configurations beside the rule's that are measured in the same rounds, alone and in the network, where each is
 #: captured with all its activations.
 TOGETHER = {ALONE: 32, NETWORK: 8}
 
 
+class Measurer(Protocol):
+    """Measures configurations of a target in one place, ``ALONE`` or ``NETWORK``: on a GPU, or by records.
+
+    The first configuration of a call is the rule's. It is the baseline: where it fails, nothing is timed.
+    """
+
+    def begin_to_compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> None:
+        """Compile beside whatever else is measured, if that can be; ``compile`` is asked for them later."""
+        ...
+
+    def compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
+        """Compile in parallel, ahead of timing, and return what failed."""
+        ...
+
+    def check(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> Mapping[LaunchConfig, Failure]:
+        """Compare answers with the truth while other work runs beside, and return what failed."""
+        ...
+
+    def alone(
+        self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
+    ) -> Mapping[LaunchConfig, Paired | Failure]:
+        """Time heads by themselves, each in fresh captures and all in the same rounds; microseconds of a launch."""
+        ...
+
+    def in_situ(
+        self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
+    ) -> Mapping[LaunchConfig, Paired | Failure]:
+        """Time the whole network with its heads, each in fresh captures and all in the same rounds; microseconds."""
+        ...
+
+
 @dataclass
 class Sweep:
-    """One run over targets."""
+    """A search over targets with one strategy."""
 
     measurer: Measurer
     search: Search
-    book: Book
+    records: SweepRecords
     watch: Callable[[Status], None] = lambda status: None
     failures: Counter[str] = field(default_factory=Counter)
+    """By kind."""
     tunings: list["Tuning"] = field(default_factory=list)
-    """Of the targets that were tuned."""
+    """One for each target so far."""
 
-    def run(self, targets: Sequence[Target]) -> list[Outcome]:
-        """Tune the targets, a question of each in turn: while one is measured, what the others ask for is compiled."""
+    def run(self, targets: Sequence[Target]) -> list[HeadWinners]:
+        """Tune targets, a question of each in turn: while one is measured, what the others ask for is compiled."""
         running = [Tuning(self, target) for target in targets]
         self.tunings += running
         while running:
             tuning = running.pop(0)
-            if tuning.go_on():
+            if tuning.answer_next():
                 running.append(tuning)
-        return self.outcomes
+        return self.winners
 
     @property
-    def outcomes(self) -> list[Outcome]:
-        """What was found for each target."""
-        return [tuning.outcome for tuning in self.tunings]
+    def winners(self) -> list[HeadWinners]:
+        """Winners of each target."""
+        return [tuning.winners for tuning in self.tunings]
 
 
 @dataclass
 class Tuning:
-    """The work on one target."""
+    """The search for one target: questions of the strategy, and the last answers in each place, which decide."""
 
     sweep: Sweep
     target: Target
     answers: dict[str, Answers] = field(default_factory=dict)
-    """Of each place the last ones, which decide."""
+    """The last ones, by place."""
     done: float = 0.0
     """Share of the work, from 0 to 1."""
     _asked: dict[str, Ask] = field(default_factory=dict)
-    """What they answer."""
-    _decided: dict[str, tuple[Answers, LaunchConfig | None]] = field(default_factory=dict)
-    """Who wins, and by which answers."""
+    """The questions that ``answers`` answer."""
+    _decisions: dict[str, Decision[LaunchConfig]] = field(default_factory=dict)
     _best: str = ""
     _failed: dict[tuple[str, LaunchConfig], str] = field(default_factory=dict)
-    """Of what kind, by place."""
+    """Kinds of failures, by place and configuration."""
 
     def __post_init__(self) -> None:
         self._steps = self.sweep.search(self.target)
         self._ask = next(self._steps, None)
         self._begin_to_compile()
 
-    def go_on(self) -> bool:
-        """Answer what the strategy wants to know next, if anything, and return whether it wants to know more."""
+    def answer_next(self) -> bool:
+        """Answer the strategy's question, if it has one, and return whether it has another."""
         ask = self._ask
         if ask is not None:
             answers = self._answer(ask)
@@ -92,34 +125,34 @@ class Tuning:
 
     def _join_earlier(self, place: str) -> None:
         """Decide between all that an earlier search and this one ended with, each in as many captures as either had."""
-        earlier = self.sweep.book.decided(self.target, place)
+        earlier = self.sweep.records.deciding(self.target, place)
         captures = max((len(one.own) for one in earlier.values()), default=0)
         if place in self._asked and self._asked[place].captures < captures:
             self._time_again(place, captures)
-        self.also(place, earlier)
+        self.add_candidates(place, earlier)
 
     def _time_again(self, place: str, captures: int) -> None:
         again = self._asked[place] = self._asked[place]._replace(captures=captures)
         self.answers[place] = self._answer(again) or self.answers[place]
 
     def _begin_to_compile(self) -> None:
-        """Compile what is asked for next and not known."""
+        """Begin to compile what is asked for next and not known."""
         if self._ask is not None:
             self._compile_unknown(self._ask, self._ask.configs)
 
     def _compile_unknown(self, ask: Ask, configs: Iterable[LaunchConfig]) -> None:
-        book = self.sweep.book
-        unknown = [one for one in configs if book.find(book.of_head(self.target, ask, one)) is None]
+        records = self.sweep.records
+        unknown = [one for one in configs if records.find(records.blank(self.target, ask, one)) is None]
         self.sweep.measurer.begin_to_compile(self.target, ask.place, unknown)
 
-    def compile_also(self, place: str, configs: Iterable[LaunchConfig | None]) -> None:
-        """Begin to compile what ``also`` may be asked to measure."""
+    def compile_candidates(self, place: str, configs: Iterable[LaunchConfig | None]) -> None:
+        """Begin to compile what ``add_candidates`` may be given."""
         new = self._not_asked(place, configs)
         if new:
             self._compile_unknown(self._asked[place], new)
 
-    def also(self, place: str, configs: Iterable[LaunchConfig | None]) -> bool:
-        """Let further configurations take part in the decision; return whether any of them had not yet, and could."""
+    def add_candidates(self, place: str, configs: Iterable[LaunchConfig | None]) -> bool:
+        """Measure further configurations, to be decided between, too; return whether any was new and not excluded."""
         new = self._not_asked(place, configs)
         if new:
             last = self._asked[place]
@@ -127,43 +160,42 @@ class Tuning:
             self._asked[place] = last._replace(configs=(*last.configs, *new))
         return bool(new)
 
-    def look_again(self) -> bool:
-        """Measure in more captures, once, what was decided between in situ if it is in doubt; return whether it was.
+    def remeasure_if_in_doubt(self) -> bool:
+        """Measure the candidates in situ once more, in more captures, if the winner is in doubt; return whether it was.
 
         It is where the winner looks slower than what wins alone. It may be tied with the fastest as one of many, and
         yet slower than this one as one of two.
         """
-        last, found = self._asked.get(NETWORK), self.answers.get(NETWORK, {})
-        here, alone = self.winner(NETWORK), self.winner(ALONE)
-        if last is None or here is None or alone is None or alone not in found or last.captures >= AGAIN_CAPTURES:
+        last = self._asked.get(NETWORK)
+        if last is None or last.captures >= AGAIN_CAPTURES:
             return False
-        over_alone = compare_runs(found[here], found[alone])
-        if over_alone.is_tie or over_alone.median_ratio < 1.0:
+        in_situ = self.decision(NETWORK)
+        over_alone = in_situ.compare(in_situ.winner, self.decision(ALONE).winner)
+        if over_alone is None or over_alone.is_tie or over_alone.median_ratio < 1.0:
             return False
         self._time_again(NETWORK, AGAIN_CAPTURES)
         return True
 
     def _not_asked(self, place: str, configs: Iterable[LaunchConfig | None]) -> tuple[LaunchConfig, ...]:
-        """Return those that take no part in the decision in that place yet, and could."""
+        """Return those that are no candidates in that place yet, and could be."""
         last = self._asked.get(place)
         if last is None or not self.answers[place]:
             return ()
         others = [one for one in dict.fromkeys(configs) if one is not None and one not in last.configs]
         return tuple(config for config in others if excluded(config, self.target.shape) is None)
 
-    def winner(self, place: str) -> LaunchConfig | None:
-        """Return the winner as it is now; None if nothing was measured."""
-        answers = self.answers.get(place, {})
-        of, decided = self._decided.get(place, (None, None))
-        if of is not answers:  # the last ones decide until there are others: a bootstrap each takes its time
-            decided = decide(self.target.rule, answers)
-            self._decided[place] = answers, decided
+    def decision(self, place: str) -> Decision[LaunchConfig]:
+        """Return the decision by the last answers; kept until there are others, since each bootstrap takes its time."""
+        answers, decided = self.answers.get(place, {}), self._decisions.get(place)
+        if decided is None or decided.times is not answers:
+            decided = self._decisions[place] = decision(self.target.rule, answers)
         return decided
 
     @property
-    def outcome(self) -> Outcome:
-        """What was found."""
-        return outcome(self.target, self.target.rule, self.answers, Counter(self._failed.values()))
+    def winners(self) -> HeadWinners:
+        """The winners in both places."""
+        failures = Counter(self._failed.values())
+        return HeadWinners.of(self.target, self.decision(ALONE), self.decision(NETWORK), failures)
 
     def _tell(self, doing: str, done: float) -> None:
         self.done = max(done, self.done)
@@ -173,8 +205,8 @@ class Tuning:
 
     def _answer(self, ask: Ask) -> Answers:
         """Return what is known of the configurations, after measuring what is not."""
-        book = self.sweep.book
-        found = {config: book.find(book.of_head(self.target, ask, config)) for config in dict.fromkeys(ask.configs)}
+        records = self.sweep.records
+        found = {one: records.find(records.blank(self.target, ask, one)) for one in dict.fromkeys(ask.configs)}
         known = {config: result for config, result in found.items() if result is not None}
         missing = [config for config in found if config not in known]
         if missing:
@@ -198,13 +230,13 @@ class Tuning:
     def _measure(self, ask: Ask, missing: Sequence[LaunchConfig]) -> dict[LaunchConfig, Paired | Failure]:
         """Compile, check and time configurations beside the rule's, and record each."""
         target, rule = self.target, self.target.rule
-        measurer, book = self.sweep.measurer, self.sweep.book
+        measurer, records = self.sweep.measurer, self.sweep.records
         batch = list(dict.fromkeys([rule, *missing]))
         results: dict[LaunchConfig, Paired | Failure] = {}
 
         def settle(config: LaunchConfig, result: Paired | Failure) -> None:
             if config in missing:  # the rule's may be known
-                result = book.add(book.of_head(target, ask, config), result)
+                result = records.add(records.blank(target, ask, config), result)
             results[config] = result
 
         for step in (measurer.compile, measurer.check):
@@ -227,4 +259,4 @@ def _best(place: str, answers: Answers) -> str:
         return ""
     config = fastest_first(answers)[0]
     where = "alone" if place == ALONE else "in situ"
-    return f"{text(config)}, {over_baseline(answers[config]):.3f} of the rule's time {where}"
+    return f"{text(config)}, {answers[config].over_baseline:.3f} of the rule's time {where}"

@@ -1,4 +1,4 @@
-"""What was best at one batch size, measured at the next ones: batches in between may then take it."""
+"""Winners of one batch size, measured at the next ones: batches in between may then take them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,7 +7,7 @@ from ..measuring.targets import ALONE, NETWORK
 from .measure import Tuning
 
 
-def exchange_winners(tunings: Iterable[Tuning]) -> None:
+def measure_winners_at_neighbours(tunings: Iterable[Tuning]) -> None:
     """Measure the winner of each batch size at the next smaller and the next larger one, alone and in situ.
 
     And in situ what wins alone by then, since that is compared with the winner in situ; where that looks slower, all
@@ -25,20 +25,18 @@ def exchange_winners(tunings: Iterable[Tuning]) -> None:
     beside: list[tuple[Tuning, list[Tuning]]] = []
     for sizes in heads.values():
         sizes.sort(key=lambda tuning: tuning.target.shape.samples)
-        beside += [
-            (here, sizes[max(place - 1, 0) : place] + sizes[place + 1 : place + 2]) for place, here in enumerate(sizes)
-        ]
+        beside += [(here, sizes[max(at - 1, 0) : at] + sizes[at + 1 : at + 2]) for at, here in enumerate(sizes)]
     new = True
     while new:
-        for here, others in beside:  # one is measured while others are compiled
-            for place in (ALONE, NETWORK):
-                here.compile_also(place, _winners(here, others, place))
-        new = any(
-            [here.also(place, _winners(here, others, place)) for here, others in beside for place in (ALONE, NETWORK)]
-        ) or any([here.look_again() for here, _ in beside])
+        wanted = [(here, others, place) for here, others in beside for place in (ALONE, NETWORK)]
+        for here, others, place in wanted:  # one is measured while others are compiled
+            here.compile_candidates(place, _winners(here, others, place))
+        new = any([here.add_candidates(place, _winners(here, others, place)) for here, others, place in wanted]) or any(
+            [here.remeasure_if_in_doubt() for here, _ in beside]
+        )
 
 
 def _winners(here: Tuning, others: Sequence[Tuning], place: str) -> list[LaunchConfig | None]:
-    """Return what is to be measured here: what wins there, and in situ what wins alone here."""
-    found = [other.winner(place) for other in others]
-    return found if place == ALONE else [*found, here.winner(ALONE)]
+    """Return what is to be measured here: the winners there, and in situ also the winner alone here."""
+    found = [other.decision(place).winner for other in others]
+    return found if place == ALONE else [*found, here.decision(ALONE).winner]

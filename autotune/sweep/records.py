@@ -1,39 +1,36 @@
-"""The measurements of sweeps on disk: each appended when it is finished, and found again under an equal key."""
+"""Records of sweeps: each measurement is appended when it is finished, and found again instead of measured again."""
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
-from ..heads.forks import NetworkPoint
-from ..measuring.cells import Cell
 from ..measuring.failures import Failure
 from ..measuring.targets import NETWORK, Target
-from ..measuring.timers import CAPTURES, FINAL_ROUNDS
-from ..records.comparison import Paired, Timings, over_baseline, typical
+from ..measuring.timers import FINAL_ROUNDS
+from ..records.comparison import Paired, typical
+from ..records.decisions import sweep_records
 from ..records.record import BadRecord, Record, append_record, read_records, utc_now
-from ..records.summaries import with_samples
-from .decisive import decisive, measurement
+from ..records.summaries import rounded, with_samples
+from .config_text import text
 from .search import Answers, Ask
-from .space import text
+from .winners import deciding_times, launchable
 
-#: The kind of a sweep's records of heads, and of whole networks.
-KIND = "sweep"
-NETWORK_KIND = "network"
-#: What of a record's protocol may differ between two measurements of one thing.
-_NO_KEY = ("captures", "rounds", "config")
+#: Fields of the protocol that may differ between two measurements of one thing.
+_NOT_IDENTIFYING = ("captures", "rounds", "config")
+#: Digits of microseconds.
+_DIGITS = 3
 
 
 @dataclass
-class Book:
-    """The records of one device and kernel: what is there under an equal key is not measured again."""
+class SweepRecords:
+    """A file of records of one device and kernel, and those of the same things that it held before."""
 
     out: Path | None
-    """Where records are appended; None: nowhere."""
+    """File that records are appended to; None: they are not kept."""
     environment: dict[str, Any]
     """See :class:`~auxhead.autotune.records.record.Record`, and sm_count."""
     protocol: dict[str, Any]
@@ -41,36 +38,27 @@ class Book:
     network: dict[str, Any]
     """trunk (its fingerprint) and what else of a network only times in situ depend on."""
     _found: dict[str, list[Record]] = field(default_factory=dict)
-    _of_head: dict[str, list[Record]] = field(default_factory=dict)
-    """What was timed of a head in a place."""
+    _timed: dict[str, list[Record]] = field(default_factory=dict)
+    """All configurations that were timed of a head in a place."""
 
     def __post_init__(self) -> None:
         if self.out is not None and self.out.exists():
-            for record in read_records(self.out):
+            for record in sweep_records(read_records(self.out)):
                 self._remember(record)
 
     def find(self, blank: Record) -> Paired | Failure | None:
-        """Return what was recorded of a thing, in as many captures and rounds or the next larger numbers.
-
-        Args:
-            blank: from ``of_head`` or ``of_network``.
-        """
-        records, (captures, rounds) = self._found.get(_key(blank), []), size(blank)
+        """Return what was recorded of a thing, in as many captures and rounds or the next larger numbers."""
+        records, (captures, rounds) = self._found.get(_identity(blank), []), size(blank)
         enough = [one for one in records if one.error is not None or has_enough(one, rounds, captures)]
         return result_of(min(enough, key=lambda one: (one.error is not None, size(one)))) if enough else None
 
     def add(self, blank: Record, result: Paired | Failure) -> Paired | Failure:
-        """Append a finished measurement, and return it as it will be read.
-
-        Args:
-            blank: from ``of_head`` or ``of_network``.
-            result: beside the baseline that the blank's protocol names.
-        """
+        """Append a measurement, timed beside the baseline that ``blank`` names, and return it as it will be read."""
         if isinstance(result, Failure):
             record = dataclasses.replace(blank, error=str(result))
         else:
-            own, baseline = _rounded(result.own), _rounded(result.baseline)
-            ratio = over_baseline(Paired(own, baseline, result.run))
+            own, baseline = rounded(result.own, _DIGITS), rounded(result.baseline, _DIGITS)
+            ratio = Paired(own, baseline, result.run).over_baseline
             pair = {"role": "rule", "variant": blank.protocol["rule"]}
             pair |= {"device_us": typical(baseline), "device_ratio": ratio, "samples": baseline}
             record = dataclasses.replace(blank, run=result.run, device_us=with_samples(own), paired=[pair])
@@ -80,53 +68,35 @@ class Book:
         return result_of(record)
 
     def _remember(self, record: Record) -> None:
-        if record.kind in (KIND, NETWORK_KIND):
-            self._found.setdefault(_key(record), []).append(record)
-        if record.kind == KIND and record.error is None:
-            self._of_head.setdefault(_key(dataclasses.replace(record, variant="")), []).append(record)
+        self._found.setdefault(_identity(record), []).append(record)
+        if record.error is None:
+            self._timed.setdefault(_identity(dataclasses.replace(record, variant="")), []).append(record)
 
-    def decided(self, target: Target, place: str) -> Answers:
-        """Return what of a head tables choose from: what was timed most often, by whomever.
-
-        An earlier search may have found others than this one does.
+    def deciding(self, target: Target, place: str) -> Answers:
+        """Return the times of a head that tables decide by: of whatever was timed most often, by any search.
 
         Raises:
             BadRecord: one of them has no configuration.
         """
-        blank = self.of_head(target, Ask(place, (), FINAL_ROUNDS, share=1.0), target.rule)
-        timed = self._of_head.get(_key(dataclasses.replace(blank, variant="")), [])
+        blank = self.blank(target, Ask(place, (), FINAL_ROUNDS, share=1.0), target.rule)
+        timed = self._timed.get(_identity(dataclasses.replace(blank, variant="")), [])
         try:
-            return {config: one.paired for config, one in decisive(map(measurement, timed)).items()}
+            return deciding_times(map(launchable, timed))
         except ValueError as error:
             raise BadRecord(f"{self.out}: {target.shape}, {place}: {error}") from None
 
-    def of_head(self, target: Target, ask: Ask, config: LaunchConfig) -> Record:
+    def blank(self, target: Target, ask: Ask, config: LaunchConfig) -> Record:
         """Return the record of one of the configurations that were asked for, without any result."""
         cell: dict[str, Any] = target.shape._asdict()
-        protocol: dict[str, Any] = {"place": ask.place, "config": dataclasses.asdict(config)}
+        protocol: dict[str, Any] = {**self.protocol, "place": ask.place, "config": dataclasses.asdict(config)}
         if ask.place == NETWORK:
             cell |= {"model": target.model, "tap": ", ".join(target.taps)}
             protocol |= self.network
-        how = {"captures": ask.captures, "rounds": ask.rounds, "rule": text(target.rule)}
-        return self._blank(KIND, cell, text(config), protocol | how)
-
-    def of_network(self, cell: Cell, heads: Mapping[str, str], by_rule: NetworkPoint, point: NetworkPoint) -> Record:
-        """Return the record of a whole network, without any result; ``heads`` are configurations by tap."""
-        how = {"captures": CAPTURES, "rounds": FINAL_ROUNDS, "rule": str(by_rule), "heads": dict(heads)}
-        of_point = {"forks": list(point.forks), "trunk_priority": "high" if point.trunk_first else "same"}
-        return self._blank(NETWORK_KIND, cell.as_json(), str(point), {**self.network, **of_point, **how})
-
-    def _blank(self, kind: str, cell: dict[str, Any], variant: str, protocol: dict[str, Any]) -> Record:
+        protocol |= {"captures": ask.captures, "rounds": ask.rounds, "rule": text(target.rule)}
         return Record(
-            kind=kind,
-            cell=cell,
-            exits="never",
-            variant=variant,
-            run="",
-            utc=utc_now(),
-            environment=self.environment,
-            protocol={**self.protocol, **protocol},
-        )
+            kind="sweep", cell=cell, exits="never", variant=text(config), run="", utc=utc_now(),
+            environment=self.environment, protocol=protocol,
+        )  # fmt: skip
 
 
 def result_of(record: Record) -> Paired | Failure:
@@ -144,7 +114,7 @@ def shape_of(record: Record) -> HeadShape:
 
 
 def has_enough(record: Record, rounds: int, captures: int) -> bool:
-    """Whether it was measured in at least so many rounds of at least so many captures."""
+    """Return True if it was measured in at least so many rounds of at least so many captures."""
     return bool(record.protocol["rounds"] >= rounds and record.protocol["captures"] >= captures)
 
 
@@ -153,17 +123,8 @@ def size(record: Record) -> tuple[int, int]:
     return record.protocol["captures"], record.protocol["rounds"]
 
 
-def sweep_records(records: Iterable[Record]) -> list[Record]:
-    """Return those of sweeps."""
-    return [record for record in records if record.kind == KIND]
-
-
-def _key(record: Record) -> str:
-    """Return what is equal for two measurements of one thing, all but how often."""
-    protocol = {name: value for name, value in record.protocol.items() if name not in _NO_KEY}
+def _identity(record: Record) -> str:
+    """Return what is equal for two measurements of one thing, all but how often it was timed."""
+    protocol = {name: value for name, value in record.protocol.items() if name not in _NOT_IDENTIFYING}
     environment = (*record.environment_key, record.environment.get("sm_count"))
     return json.dumps([record.key, environment, protocol], sort_keys=True)
-
-
-def _rounded(timings: Timings) -> list[list[float]]:
-    return [[round(us, 3) for us in rounds] for rounds in timings]

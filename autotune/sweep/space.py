@@ -1,17 +1,16 @@
-"""The launch configurations of one head that are worth trying, and how they are written, ordered and varied.
+"""The search space: launch configurations of one head that are worth trying, and the neighbours of each.
 
 A grid over the fields that matter most, the others following from them; and from any configuration the ones a step
-away, along every field. What is excluded, and why, is said in ``exclusion``.
+away, along every field. ``exclusion`` says what is left out, and why.
 """
 
 import dataclasses
 import random
-import re
 from collections import Counter
 from functools import lru_cache
 from itertools import zip_longest
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,8 +51,8 @@ def grid(shape: HeadShape, reasons: Counter[str] | None = None, near: LaunchConf
 
     found: list[LaunchConfig] = []
 
-    def extend(point: dict[str, int], place: int, before: int) -> None:
-        if place == len(names):
+    def extend(point: dict[str, int], fields: int, before: int) -> None:
+        if fields == len(names):
             filled = _filled(point, sizes)
             reason = reason_among(sizes, filled, point, FURTHER)
             if reason is None:
@@ -61,19 +60,19 @@ def grid(shape: HeadShape, reasons: Counter[str] | None = None, near: LaunchConf
             else:
                 counted[reason] += 1
             return
-        name = names[place]
+        name = names[fields]
         for value, steps_away in zip(GRID[name], away[name], strict=True):
             apart = before + steps_away
-            if near is not None and place < 2:  # how to multiply is told by the first two fields together
+            if near is not None and fields < 2:  # how to multiply is told by the first two fields together
                 apart = _apart({**point, name: value}, near)
             if apart > WITHIN:
                 continue
             longer = dict(point)
             reason = reason_among(sizes, {name: value}, longer, [name])
             if reason is None:
-                extend(longer, place + 1, apart)
+                extend(longer, fields + 1, apart)
             else:
-                counted[reason] += prod(len(GRID[left]) for left in names[place + 1 :])
+                counted[reason] += prod(len(GRID[left]) for left in names[fields + 1 :])
 
     extend({}, 0, 0)
     return found
@@ -130,7 +129,7 @@ class _Tiles(NamedTuple):
     block_a: int
     """At most."""
     columns: int
-    """Of a part of a window, at most."""
+    """Columns of a part of a window, at most."""
     stages: int
     """At most; there may be fewer steps."""
     num_warps: int
@@ -227,8 +226,8 @@ def _beside(name: str, value: int) -> list[int]:
     values = FIELDS[name]
     if value not in values:  # of a configuration that is not from here
         return [next_power_of_2(value) // 2, next_power_of_2(value)] if value > 1 else []
-    place = values.index(value)
-    return [values[other] for other in (place - 1, place + 1) if 0 <= other < len(values)]
+    index = values.index(value)
+    return [values[other] for other in (index - 1, index + 1) if 0 <= other < len(values)]
 
 
 @lru_cache(maxsize=64)
@@ -242,18 +241,16 @@ def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
     usual = [config_of(point) for point in _usual(rule, shape)]
     around = list(dict.fromkeys(one for centre in (rule, *usual) for one in grid(shape, near=centre) if one != rule))
     random.Random(0).shuffle(around)
-    ways: tuple[list[LaunchConfig], list[LaunchConfig]] = (
-        [],
-        [],
-    )  # the rule's way to multiply and the others take turns
+    # the rule's way to multiply and the others take turns
+    ways: tuple[list[LaunchConfig], list[LaunchConfig]] = ([], [])
     for config in around:
         ways[(config.tiled, config.block_n) != (rule.tiled, rule.block_n)].append(config)
     near = [config for pair in zip_longest(*ways) for config in pair if config is not None]
-    places = torch.tensor([[getattr(one, name).bit_length() for name in GRID] for one in near])
+    bits = torch.tensor([[getattr(one, name).bit_length() for name in GRID] for one in near])
     free = torch.full((len(near),), WITHIN)  # steps to the closest that is chosen
     chosen = [near.index(one) for one in dict.fromkeys(usual) if one in near][:count]
-    for place in chosen:
-        free = torch.minimum(free, _steps_to(place, places))
+    for index in chosen:
+        free = torch.minimum(free, _steps_to(index, bits))
     for apart in range(WITHIN, 0, -1):
         after = 0
         while len(chosen) < min(count, len(near)):
@@ -262,20 +259,20 @@ def spread_out(shape: HeadShape, count: int) -> tuple[LaunchConfig, ...]:
                 break
             after += int(left[0])
             chosen.append(after)
-            free = torch.minimum(free, _steps_to(after, places))
-    return tuple(near[place] for place in chosen)
+            free = torch.minimum(free, _steps_to(after, bits))
+    return tuple(near[index] for index in chosen)
 
 
-def _steps_to(place: int, places: Tensor) -> Tensor:
+def _steps_to(index: int, bits: Tensor) -> Tensor:
     """Count doublings and halvings from every configuration to one; another way to multiply is one step.
 
     Args:
-        place: of the one.
-        places: [configurations, fields of the grid], bits of the values, of a ``block_f`` and ``block_n`` first.
+        index: of the one.
+        bits: [configurations, fields of the grid], bit lengths of the values, of ``block_f`` and ``block_n`` first.
     """
-    steps_along = (places - places[place]).abs()
-    tiled = places[:, 0] > 1
-    way = (tiled != tiled[place]) | (steps_along[:, 1] > 0)
+    steps_along = (bits - bits[index]).abs()
+    tiled = bits[:, 0] > 1
+    way = (tiled != tiled[index]) | (steps_along[:, 1] > 0)
     return way + torch.where(way, 0, steps_along[:, 0]) + steps_along[:, 2:].sum(1)
 
 
@@ -288,78 +285,3 @@ def _apart(point: Point, config: LaunchConfig) -> int:
 
 def _steps(value: int, config: LaunchConfig, name: str) -> int:
     return abs(value.bit_length() - int(getattr(config, name)).bit_length())
-
-
-def simplicity(config: LaunchConfig) -> tuple[Any, ...]:
-    """Return what configurations are ordered by when they are tied, the simplest first.
-
-    No caps before caps, split before tiled, counting before waiting, whole windows before parts, no reading ahead
-    before reading ahead, few warps before many; then large blocks before small ones, so that there are few programs.
-    """
-    return (
-        config.max_registers > 0,
-        config.max_programs > 0,
-        config.tiled,
-        config.waits,
-        config.window_parts,
-        config.stages,
-        config.weight_buffers,
-        config.num_warps,
-        *(-getattr(config, name) for name in ("block_c", "block_p", "block_a", "block_k", "block_f", "block_s")),
-        -config.block_j,
-        config.max_registers,
-        config.max_programs,
-        config.block_n,
-    )
-
-
-#: The field that each part of a configuration's text stands for.
-_LETTERS = {
-    "n": "block_n",
-    "c": "block_c",
-    "p": "block_p",
-    "a": "block_a",
-    "f": "block_f",
-    "k": "block_k",
-    "s": "block_s",
-    "j": "block_j",
-    "parts": "window_parts",
-    "stages": "stages",
-    "buffers": "weight_buffers",
-    "warps": "num_warps",
-    "waits": "waits",
-    "registers": "max_registers",
-    "programs": "max_programs",
-}
-
-
-def text(config: LaunchConfig) -> str:
-    """Write a configuration: ``n1-c32-p1-a64-f1-k512-s8-j1024-parts2-stages1-warps4``, and waiting and caps if any."""
-    values = [(letters, int(getattr(config, name))) for letters, name in _LETTERS.items()]
-    return "-".join(f"{letters}{value}" for letters, value in values if value)
-
-
-def changes(config: LaunchConfig, rule: LaunchConfig) -> str:
-    """Write what of a configuration differs from the rule's: ``c32 warps8``."""
-    values = [(letters, int(getattr(config, name)), int(getattr(rule, name))) for letters, name in _LETTERS.items()]
-    return " ".join(f"{letters}{value}" for letters, value, usual in values if value != usual) or "as by rule"
-
-
-def parse(written: str) -> LaunchConfig:
-    """Read what ``text`` wrote.
-
-    Raises:
-        ValueError: anything else.
-    """
-    found = [re.fullmatch(r"([a-z]+)(\d+)", part) for part in written.split("-")]
-    values = {_LETTERS.get(one[1], ""): int(one[2]) for one in found if one}
-    try:
-        config = config_of({"waits": 0, **values})
-    except TypeError:
-        config = None
-    if config is None or text(config) != written:
-        raise ValueError(f"config: got {written!r}, wants the like of {text(_EXAMPLE)!r}")
-    return config
-
-
-_EXAMPLE = LaunchConfig(1, 32, 1, 64, 1, 512, 8, 1024, 2, stages=1, num_warps=4)

@@ -35,7 +35,7 @@ def promote(
         promotion = promoting.promote(records, out)
         printed = wide_console()
         printed.print(promoting.as_rich(promotion))
-        entries, new = len(promotion.table.entries), len(promotion.outcomes)
+        entries, new = len(promotion.table.entries), len(promotion.winners)
         for one in promotion.left_out:
             printed.print(f"Left out: {one}", soft_wrap=True)
         kept = f", {entries - new} of them from before" if entries > new else ""

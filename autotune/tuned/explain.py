@@ -1,4 +1,4 @@
-"""Why a head is launched as it is: what of the tuned table serves it, or which key of it the table lacks."""
+"""Explanation of a head's launch: the entry of the tuned table that serves it, or the key that the table lacks."""
 
 import dataclasses
 import math
@@ -14,17 +14,17 @@ from ...kernels.tuned_table import Entry, TunedTable, table_of, tuned_devices
 
 @dataclass(frozen=True)
 class Explanation:
-    """What the table of a device says about one head."""
+    """The entry of a device's table for one head, or the reason that there is none."""
 
     device: str
     shape: HeadShape
     place: str
     """One of ``tuned_table.PLACES``."""
     missed: tuple[str, ...]
-    """Which keys differ from the nearest entry, each with what was asked and what the table has; empty if the head has
+    """Keys that differ from the nearest entry's, each with what was asked and what the table has; empty if the head has
     an entry of its own."""
     entry: Entry | None
-    """What serves the head: its own entry, or that of another batch size; None: the rule."""
+    """The entry that serves the head: its own, or that of another batch size; None: the rule does."""
     config: LaunchConfig
 
     def lines(self) -> list[str]:

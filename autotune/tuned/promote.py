@@ -1,6 +1,5 @@
-"""From the records of sweeps to the tuned table of a device."""
+"""Promotion: makes the winners of sweeps' records the tuned table of their device."""
 
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,6 @@ from ...kernels.kernel_hash import kernel_hash
 from ...kernels.launch_config import LaunchConfig
 from ...kernels.launch_rule import config_by_rule
 from ...kernels.tuned_table import (
-    PLACES,
     VERSIONS,
     BadTable,
     Entry,
@@ -26,26 +24,25 @@ from ...kernels.tuned_table import (
     shape_from,
     table_path,
 )
-from ..records.comparison import compare_runs, over_baseline, winner
-from ..records.decisions import times
+from ..records.decisions import Decision, Measurement, Setting, deciding, setting_of, sweep_records
 from ..records.record import BadRecord, Record, read_records
-from ..sweep.decisive import Measurement, decisive, measurement
-from ..sweep.space import simplicity
+from ..sweep.search import decision
+from ..sweep.winners import launchable
 
 #: By how much a configuration may be slower than the winner of another batch size to serve that one, too.
 MAY_LOSE = 0.01
 
 
-class Outcome(NamedTuple):
-    """What the records say of one shape in one place."""
+class Winner(NamedTuple):
+    """The winner of one shape in one place."""
 
     entry: Entry
     variant: str
-    """The winner, as its records name it."""
+    """Its name in the records."""
     configs: int
-    """How many configurations it was chosen from."""
+    """Number of configurations that it was chosen from."""
     fastest: bool
-    """Whether it has the lowest median; else it is tied with the one that has, and simpler."""
+    """It has the lowest time over the rule's; else it is tied with the one that has, and simpler."""
 
 
 class Promotion(NamedTuple):
@@ -53,10 +50,10 @@ class Promotion(NamedTuple):
 
     path: Path
     table: TunedTable
-    outcomes: list[Outcome]
-    """Of the records, in their order; the table's other entries were there before."""
+    winners: list[Winner]
+    """In the order of the records; the table's other entries were there before."""
     left_out: list[str]
-    """What the records decide nothing of, and why."""
+    """Heads of which the records decide nothing, and why."""
 
 
 def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
@@ -75,7 +72,7 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
             configurations could be measured; or a record that lacks something.
         BadTable: ``out`` is there, and is no table or that of another device.
     """
-    swept = [(path, record) for path in paths for record in read_records(path) if record.kind == "sweep"]
+    swept = [(path, record) for path in paths for record in sweep_records(read_records(path))]
     names = ", ".join(map(str, paths))
     if not swept:
         raise BadRecord(f"{names}: got no records of kind 'sweep', wants those of `auxhead-tune sweep`")
@@ -93,11 +90,11 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
     ]
     if len(few) == len(candidates):
         raise BadRecord(f"{names}: {few[0]}")
-    outcomes = _outcomes({thing: measured for thing, measured in candidates.items() if len(measured) >= 2})
+    winners = _winners({slot: measured for slot, measured in candidates.items() if len(measured) >= 2})
     path = out or table_path(device)
     measured = {name: _versions(record.environment.get(name) for _, record in records) for name in VERSIONS}
     table = TunedTable(device=device, sm_count=sm_count, kernel=kernel_hash(), entries=(), **measured)
-    decided = {(entry.shape, entry.place): entry for entry, *_ in outcomes}
+    decided = {(entry.shape, entry.place): entry for entry, *_ in winners}
     kept = [entry for entry in _entries_of(path, table) if (entry.shape, entry.place) not in decided]
     table = replace(table, entries=(*kept, *decided.values()))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +104,7 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
     others = len(swept) - len(records)
     if others:
         few.append(f"{others:,} records of other kernels than the one here, {kernel_hash()}")
-    return Promotion(path, table, outcomes, few)
+    return Promotion(path, table, winners, few)
 
 
 def _device(names: str, records: Iterable[Record]) -> tuple[str, int]:
@@ -136,79 +133,67 @@ def _entries_of(path: Path, table: TunedTable) -> tuple[Entry, ...]:
     return old.entries
 
 
-_Candidates = dict[tuple[HeadShape, str], dict[LaunchConfig, Measurement]]
+#: A head and a place, which an entry of a table is for.
+_Slot = tuple[HeadShape, str]
+_Candidates = dict[_Slot, dict[LaunchConfig, Measurement]]
 
 
 def _candidates(records: Iterable[tuple[Path, Record]]) -> _Candidates:
-    """Return what decides of each shape and place.
+    """Return the measurements that decide, by slot and configuration; none where nothing could be measured.
 
     Of several networks the one decides where something was timed most often, then the one with the most configurations.
     """
-    contexts: dict[tuple[HeadShape, str], dict[str, list[Measurement]]] = {}
+    measured: dict[Setting, list[Measurement]] = {}
     for path, record in records:
         try:
-            shape, place = shape_from({name: record.cell.get(name) for name in HeadShape._fields}), _place(record)
-            measured = None if record.error is not None else measurement(record)
+            setting = setting_of(record)
+            if setting not in measured:
+                shape_from(dict(zip(HeadShape._fields, setting.shape, strict=True)))
+            its = measured.setdefault(setting, [])
+            if record.error is None:
+                its.append(launchable(record))
         except ValueError as error:
             raise BadRecord(f"{path}: {record.variant}: {error}") from None
-        found = contexts.setdefault((shape, place), {})  # even if nothing of it could be measured
-        if measured is not None:
-            found.setdefault(_context(record), []).append(measured)
-    return {thing: max(map(decisive, found.values()), key=_weight, default={}) for thing, found in contexts.items()}
-
-
-def _context(record: Record) -> str:
-    """Name the network around the head; measurements in different ones say nothing about each other."""
-    others = {name: value for name, value in record.cell.items() if name not in HeadShape._fields}
-    return json.dumps([others, record.protocol.get("trunk")], sort_keys=True)
-
-
-def _place(record: Record) -> str:
-    place = record.protocol.get("place")
-    if place not in PLACES:
-        raise ValueError(f"place: got {place!r}, wants one of {', '.join(PLACES)}")
-    return str(place)
+    slots: dict[_Slot, list[dict[LaunchConfig, Measurement]]] = {}
+    for setting, its in measured.items():
+        slot = (HeadShape(*setting.shape), setting.place)
+        slots.setdefault(slot, []).append({one.config: one for one in deciding(its)})
+    return {slot: max(networks, key=_weight) for slot, networks in slots.items()}
 
 
 def _weight(measured: Mapping[LaunchConfig, Measurement]) -> tuple[int, int]:
     """Return how often the measurements that decide were timed, and how many they are."""
-    return max(map(times, measured.values())), len(measured)
+    return max((one.rounds for one in measured.values()), default=0), len(measured)
 
 
-def _outcomes(candidates: _Candidates) -> list[Outcome]:
-    winners = {}
-    for (shape, place), measured in candidates.items():
-        rule = config_by_rule(shape)
-        simpler_first = sorted(measured, key=simplicity)
-        simpler_first.sort(key=rule.__ne__)
-        winners[shape, place] = winner({one.config: one.paired for one in measured.values()}, simpler_first)
-    outcomes = []
-    for (shape, place), measured in candidates.items():
-        config = winners[shape, place]
-        ratios = {one.config: over_baseline(one.paired) for one in measured.values()}
-        entry = Entry(shape, place, config, _serves(shape, place, candidates, winners), round(1 - ratios[config], 4))
-        fastest = ratios[config] == min(ratios.values())
-        outcomes.append(Outcome(entry, measured[config].variant, len(measured), fastest))
-    return outcomes
+def _winners(candidates: _Candidates) -> list[Winner]:
+    decisions = {
+        (shape, place): decision(config_by_rule(shape), {config: one.paired for config, one in measured.items()})
+        for (shape, place), measured in candidates.items()
+    }
+    found = []
+    for (shape, place), decided in decisions.items():
+        config, measured = decided.winner, candidates[shape, place]
+        assert config is not None, "there are two or more"
+        margin = round(1 - decided.times[config].over_baseline, 4)
+        entry = Entry(shape, place, config, _serves(shape, place, decisions), margin)
+        found.append(Winner(entry, measured[config].variant, len(measured), decided.winner_is_fastest))
+    return found
 
 
-def _serves(
-    shape: HeadShape, place: str, candidates: _Candidates, winners: Mapping[tuple[HeadShape, str], LaunchConfig]
-) -> tuple[int, int]:
+def _serves(shape: HeadShape, place: str, decisions: Mapping[_Slot, Decision[LaunchConfig]]) -> tuple[int, int]:
     """Return how far from its own batch size a winner was measured, next size by next, to be nearly as good as others.
 
     Sizes in between that nobody measured are served as well: it is good at both ends.
     """
-    config = winners[shape, place]
+    config = decisions[shape, place].winner
 
     def loses(samples: int) -> float:
-        there = candidates[shape._replace(samples=samples), place]
-        if config not in there:
-            return math.inf
-        best = winners[shape._replace(samples=samples), place]
-        return compare_runs(there[config].paired, there[best].paired).median_ratio - 1
+        there = decisions[shape._replace(samples=samples), place]
+        over_best = there.compare(config, there.winner)
+        return math.inf if over_best is None else over_best.median_ratio - 1
 
-    sizes = sorted(other.samples for other, where in candidates if where == place and other[1:] == shape[1:])
+    sizes = sorted(other.samples for other, where in decisions if where == place and other[1:] == shape[1:])
     own = sizes.index(shape.samples)
     ends = []
     for beyond in (sizes[:own][::-1], sizes[own + 1 :]):
@@ -223,10 +208,10 @@ def as_rich(promotion: Promotion) -> Table:
     for heading in ("head", "place", "winner", "time / rule's", "", "serves batch"):
         # a winner's name may be longer than the terminal is wide, and none of it may be missing
         drawn.add_column(heading, no_wrap=heading != "winner", overflow="fold")
-    for outcome in sorted(promotion.outcomes, key=lambda one: (one.entry.shape[1:], one.entry.shape.samples)):
-        shape, place, config, (low, high), margin = outcome.entry
+    for winner in sorted(promotion.winners, key=lambda one: (one.entry.shape[1:], one.entry.shape.samples)):
+        shape, place, config, (low, high), margin = winner.entry
         whose = "the rule's: " if config == config_by_rule(shape) else ""
-        verdict = f"{'fastest' if outcome.fastest else 'tied with the fastest'} of {outcome.configs}"
+        verdict = f"{'fastest' if winner.fastest else 'tied with the fastest'} of {winner.configs}"
         served = str(low) if low == high else f"{low} to {high}"
-        drawn.add_row(str(shape), place, f"{whose}{outcome.variant}", f"{1 - margin:.3f}", verdict, served)
+        drawn.add_row(str(shape), place, f"{whose}{winner.variant}", f"{1 - margin:.3f}", verdict, served)
     return drawn

@@ -19,7 +19,7 @@ from ...autotune.records.record import Record
 from ..bench_records import rounds
 from ..records import NoRecords, stamp
 from ..style import ORANGE, PALE, frame, new_figure
-from ..sweep_heads import Head, swept_heads
+from ..sweep_heads import Head, over, over_rule, swept_heads
 
 #: The fields of a LaunchConfig across and up, and what they are: most that was tried differs in them.
 ACROSS, UP = "num_warps", "block_c"
@@ -29,7 +29,7 @@ COLUMNS = 4
 COLOURS = colormaps["viridis_r"]
 #: Times over the fastest; the colours end there.
 TICKS = (1.0, 1.5, 2.0, 3.0, 4.0)
-#: How a tie with the fastest is drawn, and what was not tried.
+#: Looks of a tie with the fastest, of the rule's fields, and of what was not tried.
 TIED: dict[str, Any] = {"hatch": "////", "linewidth": 1.4, "edgecolor": ORANGE}
 RULE: dict[str, Any] = {
     "marker": "o",
@@ -42,7 +42,7 @@ UNTRIED: dict[str, Any] = {"marker": "x", "markersize": 3, "color": "#B0B0B0", "
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """How long heads take alone, over two fields of their launch configuration, with the noise and what was not tried.
+    """Time of heads alone over two fields of their launch configuration, with the noise and what was not tried.
 
     Drawn are the heads of the smallest and of the largest batch of one network: the one most was tried for.
 
@@ -81,23 +81,23 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
         "noise_percent": noise,
         "heads": heads,
     }
-    return _figure(drawn), drawn
+    return redraw(drawn), drawn
 
 
 def _head(head: Head) -> dict[str, Any]:
-    """What of a head is drawn, the fastest configuration first."""
-    order = sorted(head.tried.values(), key=lambda one: one.ratio)
+    """Return the numbers of a head that are drawn, the fastest configuration first."""
+    order = sorted(head.tried.values(), key=over_rule)
     fastest = order[0]
     configs = []
     for one in order:
-        compared = one.over(fastest, len(order))
+        compared = over(one, fastest, len(order))
         configs.append(
             {
                 "config": one.variant,
                 ACROSS: one.config[ACROSS],
                 UP: one.config[UP],
                 "alone_us": one.median_us,
-                "over_fastest": one.ratio / fastest.ratio,
+                "over_fastest": over_rule(one) / over_rule(fastest),
                 "noise_percent": 100 * (compared.high / compared.median_ratio - 1),
                 "within_noise": one is fastest or compared.is_tie,
                 "rule": one.variant == one.rule,
@@ -106,19 +106,20 @@ def _head(head: Head) -> dict[str, Any]:
     return {"head": head.name, "batch": head.cell["samples"], "configs": configs}
 
 
-def _figure(drawn: Mapping[str, Any]) -> Figure:
+def redraw(drawn: Mapping[str, Any]) -> Figure:
+    """Draw the numbers that ``draw`` returned."""
     heads = drawn["heads"]
     rows = -(-len(heads) // COLUMNS)
     figure = new_figure(2.1 + 1.55 * rows)
     grid = figure.add_gridspec(rows + 1, COLUMNS, height_ratios=(*[1.0] * rows, 0.16))
     norm = LogNorm(TICKS[0], TICKS[-1])
     values = {field: sorted({one[field] for head in heads for one in head["configs"]}) for field in (ACROSS, UP)}
-    for place, head in enumerate(heads):
-        axes = figure.add_subplot(grid[place // COLUMNS, place % COLUMNS])
+    for index, head in enumerate(heads):
+        axes = figure.add_subplot(grid[index // COLUMNS, index % COLUMNS])
         _panel(axes, head, values[ACROSS], values[UP], norm)
-        axes.tick_params(labelleft=place % COLUMNS == 0, labelbottom=place + COLUMNS >= len(heads))
-        axes.set_xlabel(ACROSS_LABEL if place + COLUMNS >= len(heads) else "")
-        axes.set_ylabel(UP_LABEL if place % COLUMNS == 0 else "")
+        axes.tick_params(labelleft=index % COLUMNS == 0, labelbottom=index + COLUMNS >= len(heads))
+        axes.set_xlabel(ACROSS_LABEL if index + COLUMNS >= len(heads) else "")
+        axes.set_ylabel(UP_LABEL if index % COLUMNS == 0 else "")
     legend = figure.add_subplot(grid[rows, :2])
     legend.axis("off")
     marks = {
@@ -141,16 +142,16 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
 def _panel(axes: Axes, head: Mapping[str, Any], across: Sequence[int], up: Sequence[int], norm: LogNorm) -> None:
     cells: dict[tuple[int, int], Mapping[str, Any]] = {}
     for one in head["configs"]:  # the fastest first
-        place = (across.index(one[ACROSS]), up.index(one[UP]))
-        cells.setdefault(place, one)
+        cell = (across.index(one[ACROSS]), up.index(one[UP]))
+        cells.setdefault(cell, one)
         if one["rule"]:
-            axes.plot(*place, **RULE)
+            axes.plot(*cell, **RULE)
     for (column, row), fastest in cells.items():
         corner = (column - 0.5, row - 0.5)
         axes.add_patch(Rectangle(corner, 1, 1, color=COLOURS(norm(fastest["over_fastest"])), linewidth=0))
         if fastest["within_noise"]:
             axes.add_patch(Rectangle(corner, 1, 1, fill=False, **TIED))
-    untried = [place for place in product(range(len(across)), range(len(up))) if place not in cells]
+    untried = [cell for cell in product(range(len(across)), range(len(up))) if cell not in cells]
     axes.plot([column for column, _ in untried], [row for _, row in untried], **UNTRIED)
     axes.set_xlim(-0.5, len(across) - 0.5)
     axes.set_ylim(-0.5, len(up) - 0.5)

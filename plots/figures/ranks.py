@@ -1,4 +1,4 @@
-"""Isolated rank of launch configurations against their rank in situ, with what noise allows to say of it."""
+"""Ranks of launch configurations alone against those in situ, and the differences that noise allows to see."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -13,9 +13,9 @@ from ...autotune.records.record import Record
 from ..bench_records import rounds
 from ..records import NoRecords, stamp
 from ..style import BLUE, GREY, ORANGE, PALE, frame, new_figure, tidy
-from ..sweep_heads import Head, swept_heads
+from ..sweep_heads import Head, over, over_rule, swept_heads
 
-#: How a configuration that is slower alone than the winner compares with it in the network.
+#: Verdicts on a configuration that is slower alone than the winner, compared with it in the network.
 FASTER, SAME, SLOWER = "surely faster in the network", "no difference beyond noise", "surely slower, as alone"
 COLOURS = {SLOWER: BLUE, SAME: GREY, FASTER: ORANGE}
 MARKERS = ("o", "s", "^", "D", "v")
@@ -26,7 +26,7 @@ _LINEAR, _TICKS = 10, (0, 5, 10, 20, 50, 100, 200)
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Whether the launch configuration that is fastest alone is the fastest in the network, too.
+    """Ranks of launch configurations alone and in the network: is the fastest alone the fastest there, too?
 
     Raises:
         NoRecords: no head with two configurations that were measured in both places.
@@ -57,20 +57,20 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
         "rank_counts": _rank_counts(heads),
         "heads": heads,
     }
-    return _figure(drawn), drawn
+    return redraw(drawn), drawn
 
 
 def _head(head: Head) -> dict[str, Any] | None:
-    """What of a head is drawn: configurations in both places, the fastest alone first; None if there are not two."""
+    """Return the numbers of a head that are drawn, of configurations in both places; None if there are not two."""
     both = [name for name in head.alone if name in head.network]
     if len(both) < 2:
         return None
-    alone, network = ({name: place[name].ratio for name in both} for place in (head.alone, head.network))
+    alone, network = ({name: over_rule(measured[name]) for name in both} for measured in (head.alone, head.network))
     by_alone, by_network = (sorted(both, key=ratios.__getitem__) for ratios in (alone, network))
     first = by_alone[0]
     configs = []
     for name in by_alone:
-        compared = head.network[name].over(head.network[first], len(both))
+        compared = over(head.network[name], head.network[first], len(both))
         sure = name != first and not compared.is_tie
         configs.append(
             {
@@ -112,7 +112,8 @@ def _rank_counts(heads: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     return counts
 
 
-def _figure(drawn: Mapping[str, Any]) -> Figure:
+def redraw(drawn: Mapping[str, Any]) -> Figure:
+    """Draw the numbers that ``draw`` returned."""
     figure = new_figure(4.9)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.75))
     _draw_counts(left, drawn["rank_counts"], any(len(head["configs"]) > MOST_RANKS for head in drawn["heads"]))
@@ -146,7 +147,7 @@ def _draw_points(axes: Axes, heads: Sequence[Mapping[str, Any]]) -> None:
     limit = 100 * NEGLIGIBLE
     axes.axhspan(-limit, limit, color=PALE, alpha=0.6, linewidth=0)
     axes.axhline(0, color="black", linewidth=1)
-    for verdict, (place, batch) in product((SAME, SLOWER, FASTER), enumerate(batches)):
+    for verdict, (index, batch) in product((SAME, SLOWER, FASTER), enumerate(batches)):
         of_batch = [one for head in heads if head["batch"] == batch for one in head["configs"][1:]]
         drawn = [one for one in of_batch if one["verdict"] == verdict]
         if drawn:
@@ -155,7 +156,7 @@ def _draw_points(axes: Axes, heads: Sequence[Mapping[str, Any]]) -> None:
                 [one["alone_over_fastest_alone_percent"] for one in drawn],
                 over,
                 None if verdict == SAME else [over - low, high - over],  # hundreds of bars would hide what differs
-                color=COLOURS[verdict], marker=MARKERS[place % len(MARKERS)],
+                color=COLOURS[verdict], marker=MARKERS[index % len(MARKERS)],
                 markersize=5.5, elinewidth=0.8, alpha=0.55 if verdict == SAME else 1.0, linestyle="",
             )  # fmt: skip
     for verdict, colour in COLOURS.items():

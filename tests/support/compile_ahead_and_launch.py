@@ -12,7 +12,7 @@ import torch
 from auxhead.autotune.heads.alone import AloneHead
 from auxhead.autotune.heads.captured_launches import launch_heads
 from auxhead.autotune.heads.compile_ahead import CompileAhead
-from auxhead.autotune.heads.launch_descriptions import AloneTwin, HeadTwin, NetworkTwin, TensorTwin
+from auxhead.autotune.heads.launch_descriptions import AloneLaunch, HeadDescription, NetworkLaunches, TensorDescription
 from auxhead.kernels.choose_config import overriding
 from auxhead.kernels.compile_only import compile_only
 from auxhead.kernels.launch_rule import config_by_rule
@@ -30,11 +30,13 @@ def main() -> None:
     head = AloneHead(FusedAuxHead(64, 10, dtype=torch.float16), x)
     rule = config_by_rule(head.shape)
     configs = [rule, replace(rule, num_warps=2)]
-    alone = [AloneTwin(HeadTwin.of(head), config) for config in configs]
+    alone = [AloneLaunch(HeadDescription.of(head), config) for config in configs]
     logits = torch.zeros(16, 10, dtype=torch.float16)
     beside = {(head.shape, "network"): configs[1]}
     last = frozenset({1, 2})
-    network = NetworkTwin(2 * (HeadTwin.of(head),), TensorTwin.of(logits), (0,), last, tuple(beside.items()))
+    network = NetworkLaunches(
+        2 * (HeadDescription.of(head),), TensorDescription.of(logits), (0,), last, tuple(beside.items())
+    )
     counts = [kept()]
     with CompileAhead(90) as ahead:
         ahead.begin(alone[:1])

@@ -3,7 +3,7 @@
 from auxhead.autotune.footprint.launch_variations import footprints_to_measure
 from auxhead.autotune.footprint.measure import RECORDED, FootprintsMeasured, Occupied, TimedPart
 from auxhead.autotune.footprint.records import footprint_records
-from auxhead.autotune.heads.forks import NetworkPoint
+from auxhead.autotune.heads.in_situ import SideLaunches
 from auxhead.autotune.measuring.cells import resnet_cell
 from auxhead.autotune.measuring.failures import Failure
 from auxhead.autotune.measuring.occupancy import MeasuredResidency, ProfilerEstimate, TheoreticalOccupancy
@@ -30,7 +30,7 @@ def measured(batch=1, fails=None, added=lambda share: 0.5 + 4000.0 * share):
     ``fails`` names a footprint that does not run.
     """
     by_tap = shapes(batch)
-    points = footprints_to_measure(list(by_tap.values()), NetworkPoint(FORKS))
+    points = footprints_to_measure(list(by_tap.values()), SideLaunches(FORKS))
     failed = {point: Failure("OutOfResources", "registers") for point in points if point.name == fails}
     times = {TimedPart("trunk"): _times(TRUNK_US)}
     occupied = {}

@@ -2,7 +2,7 @@
 
 from auxhead.autotune.heads.copy_speed import COPIED, CopySpeed
 from auxhead.autotune.heads.peers import LAUNCHES
-from auxhead.autotune.heads.records import Head, HeadBook
+from auxhead.autotune.heads.records import Head, HeadRecords
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.records.record import Record
 from support.pretended_gpu import ENVIRONMENT
@@ -29,8 +29,8 @@ def head_of(moved=COPIED // 1000, **target):
     return Head(one, one.rule, moved)
 
 
-def book_at(out, environment=None, protocol=None):
-    return HeadBook(out, {**ENVIRONMENT, **(environment or {})}, {**HOW, **(protocol or {})})
+def records_at(out, environment=None, protocol=None):
+    return HeadRecords(out, {**ENVIRONMENT, **(environment or {})}, {**HOW, **(protocol or {})})
 
 
 def head_record(variant, run="r1", us=None, pair=None, error=None, gpu="H200", **cell):

@@ -33,7 +33,6 @@ _MEASURED = {
 _USED = {
     "heads.command": ("environment", "clocks", "build_subject"),
     "measuring.run_networks": ("environment", "clocks", "build_subject"),
-    "retune.command": ("environment", "build_subject"),
     "sweep.command": ("environment", "build_subject"),
 }
 

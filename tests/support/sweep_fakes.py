@@ -7,8 +7,8 @@ import numpy as np
 from auxhead.autotune.measuring.failures import Failure
 from auxhead.autotune.measuring.targets import ALONE, NETWORK, Target
 from auxhead.autotune.records.comparison import Paired
-from auxhead.autotune.sweep.records import Book
-from auxhead.autotune.sweep.space import text
+from auxhead.autotune.sweep.config_text import text
+from auxhead.autotune.sweep.records import SweepRecords
 from auxhead.kernels.head_shape import HeadShape
 from support.pretended_gpu import ENVIRONMENT
 
@@ -21,9 +21,9 @@ def small_target(samples=8, channels=64, columns=49, classes=10, taps=("layer1",
     return Target(shape, model, taps)
 
 
-def book_at(out, **changes):
+def records_at(out, **changes):
     parts = ((ENVIRONMENT, "environment"), (PROTOCOL, "protocol"), (OF_NETWORK, "network"))
-    return Book(out, *({**usual, **changes.get(name, {})} for usual, name in parts))
+    return SweepRecords(out, *({**usual, **changes.get(name, {})} for usual, name in parts))
 
 
 def true_us(target, place, config):

@@ -1,11 +1,11 @@
-"""Five minutes for a network: successive halving alone, the leaders' neighbours, the best in situ, and once more."""
+"""The strategy of five minutes: successive halving alone, the leaders' neighbours, the best in situ, and once more."""
 
 from collections.abc import Generator
 
 from ...measuring.targets import ALONE, NETWORK, Target
 from ...measuring.timers import FINAL_ROUNDS
 from ..climb import climb
-from ..search import AGAIN_CAPTURES, Answers, Ask, decide, fastest_first, finalists
+from ..search import AGAIN_CAPTURES, Answers, Ask, decision, fastest_first, finalists
 from ..space import spread_out
 
 #: Configurations beside the rule's to begin with.
@@ -42,7 +42,7 @@ def search(target: Target) -> Generator[Ask, Answers, None]:
     )
     last = tuple(dict.fromkeys([target.rule, *fastest_first(known)[:LAST_ALONE]]))
     alone = yield Ask(ALONE, last, FINAL_ROUNDS, share=0.7, captures=AGAIN_CAPTURES, next_in_situ=last)
-    best_alone = decide(target.rule, alone)
+    best_alone = decision(target.rule, alone).winner
     if best_alone is None:
         return
     in_situ = yield Ask(NETWORK, finalists(target, alone, IN_SITU), FINAL_ROUNDS, share=0.85)

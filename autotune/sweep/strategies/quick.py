@@ -1,12 +1,11 @@
-"""A minute: what lies around the rule's configuration alone, then beside the fastest; the best three in situ."""
+"""The strategy of a minute: around the rule's configuration alone, then beside the fastest; the best three in situ."""
 
 from collections.abc import Generator
 
 from ...measuring.targets import ALONE, NETWORK, Target
 from ...measuring.timers import FINAL_ROUNDS
-from ...records.comparison import over_baseline
 from ..climb import climb
-from ..search import AGAIN_CAPTURES, Answers, Ask, decide, fastest_first, finalists
+from ..search import AGAIN_CAPTURES, Answers, Ask, decision, fastest_first, finalists
 from ..space import spread_out
 
 #: Configurations beside the rule's that are timed alone at first.
@@ -19,7 +18,7 @@ LOOK_ROUNDS = 4
 LAST_ALONE = 6
 #: Configurations beside the rule's that are timed in situ.
 IN_SITU = 3
-#: What takes less than this part of the rule's time in situ is measured again, in more captures: chance does that, too.
+#: Share of the rule's time in situ below which the fastest is measured again, in more captures: chance does that, too.
 LOOKS_FASTER = 0.99
 
 
@@ -41,12 +40,12 @@ def search(target: Target) -> Generator[Ask, Answers, None]:
     )
     last = finalists(target, looked, LAST_ALONE)
     alone = yield Ask(ALONE, last, FINAL_ROUNDS, share=0.5, captures=AGAIN_CAPTURES, next_in_situ=last)
-    best_alone = decide(target.rule, alone)
+    best_alone = decision(target.rule, alone).winner
     if best_alone is None:
         return
     in_situ = yield Ask(NETWORK, finalists(target, alone, IN_SITU), FINAL_ROUNDS, share=0.9)
     if in_situ:
         fastest = fastest_first(in_situ)[0]
-        if over_baseline(in_situ[fastest]) < LOOKS_FASTER:
+        if in_situ[fastest].over_baseline < LOOKS_FASTER:
             again = dict.fromkeys([target.rule, fastest, best_alone])
             yield Ask(NETWORK, tuple(again), FINAL_ROUNDS, share=1.0, captures=AGAIN_CAPTURES)

@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 from auxhead.autotune.footprint.launch_variations import BY_RULE, footprints_to_measure, stepped
-from auxhead.autotune.heads.forks import NetworkPoint
+from auxhead.autotune.heads.in_situ import SideLaunches
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.kernels.launch_rule import config_by_rule
 from support.footprint_fakes import FORKS, shapes
 
-POINT = NetworkPoint(FORKS)
+POINT = SideLaunches(FORKS)
 
 
 @pytest.mark.parametrize("classes", [10, 1000])

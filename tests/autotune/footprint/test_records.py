@@ -4,17 +4,17 @@ import pytest
 from auxhead.autotune.footprint.launch_variations import BY_RULE
 from auxhead.autotune.footprint.records import failed_record
 from auxhead.autotune.footprint.tables import footprint_tables
-from auxhead.autotune.heads.forks import NetworkPoint
+from auxhead.autotune.heads.in_situ import SideLaunches
 from auxhead.autotune.measuring.occupancy import TIERS
 from auxhead.autotune.records.record import read_records
-from auxhead.autotune.sweep.space import text
+from auxhead.autotune.sweep.config_text import text
 from auxhead.kernels.launch_rule import config_by_rule
 from support.command_line import assert_one_line_error, tune
 from support.footprint_fakes import CELL, FORKS, TRUNK_US, records, shapes
 from support.pretended_gpu import ENVIRONMENT
 from support.written_records import written
 
-POINT = NetworkPoint(FORKS)
+POINT = SideLaunches(FORKS)
 
 
 def test_what_is_kept_of_a_footprint(tmp_path):

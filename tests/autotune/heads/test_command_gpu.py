@@ -6,7 +6,7 @@ import pytest
 import torch
 from auxhead.autotune.heads.copy_speed import measure_copy_speed
 from auxhead.autotune.heads.measure import HeadTiming
-from auxhead.autotune.heads.records import Head, HeadBook
+from auxhead.autotune.heads.records import Head, HeadRecords
 from auxhead.autotune.heads.tables import head_tables
 from auxhead.autotune.measuring.cells import Cell
 from auxhead.autotune.measuring.environment import clocks, environment
@@ -27,14 +27,14 @@ def test_heads_are_measured_against_their_peers(dtype, tmp_path: Path):
     timing = HeadTiming(build_subject(Cell("resnet18", dtype, 16, 100, "own", taps, (3, 64, 64)), DEVICE), "as_is")
     path = tmp_path / "heads.jsonl"
     protocol = {"kernel": kernel_hash(), **timing.protocol, "rounds": 20, "captures": 2}
-    book = HeadBook(path, environment(DEVICE), protocol)
+    kept = HeadRecords(path, environment(DEVICE), protocol)
     speed = measure_copy_speed(DEVICE, 3)
     for target, alone in timing.heads.items():
         results = timing.against_peers(target, 20, 2, lambda _variant: None)
         assert all(isinstance(result, Paired) for result in results.values()), results
         head = Head(target, alone.chosen, alone.bytes_moved)
-        book.add(head, results, speed, clocks(DEVICE))
-        assert HeadBook(path, book.environment, protocol).has(head)
+        kept.add(head, results, speed, clocks(DEVICE))
+        assert HeadRecords(path, kept.environment, protocol).has(head)
     assert {record.error for record in read_records(path)} == {None}
     (table,) = head_tables(read_records(path))
     assert [row[2] for row in table.rows] == list(taps) and not table.remarks

@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 import torch
-from auxhead.autotune.heads.forks import NetworkPoint
 from auxhead.autotune.heads.measure import HeadTiming
 from auxhead.autotune.measuring.failures import DeviceLost, Failure
 from auxhead.autotune.measuring.peers import HeadAnswer, NaiveHead
@@ -28,7 +27,7 @@ copy_speed = importlib.import_module("auxhead.autotune.heads.copy_speed")
 first_launches = importlib.import_module("auxhead.autotune.heads.first_launches")
 head_timing = importlib.import_module("auxhead.autotune.heads.measure")
 heads_in_situ = importlib.import_module("auxhead.autotune.heads.in_situ")
-launch_twins = importlib.import_module("auxhead.autotune.heads.launch_descriptions")
+launch_descriptions = importlib.import_module("auxhead.autotune.heads.launch_descriptions")
 
 
 @pytest.fixture
@@ -103,11 +102,11 @@ class Ahead:
     def __init__(self):
         self.begun, self.finished = [], []
 
-    def begin(self, twins):
-        self.begun += twins
+    def begin(self, launches):
+        self.begun += launches
 
-    def finish(self, twins):
-        self.finished += twins
+    def finish(self, launches):
+        self.finished += launches
 
 
 @pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
@@ -123,18 +122,18 @@ def test_what_is_compiled_ahead_is_what_is_launched(simulated, monkeypatch, trun
         return record
 
     monkeypatch.setattr(alone_head.AloneHead, "launch", lambda head, config: launch(ALONE)(head, head.x, config))
-    for module in (heads_in_situ, launch_twins):
+    for module in (heads_in_situ, launch_descriptions):
         monkeypatch.setattr(module, "launch_heads", launch(NETWORK))
     target = made.targets[0]
     other = neighbours(target.rule, target.shape)[0]
     for place in (ALONE, NETWORK):
         made.begin_to_compile(target, place, [other])
         assert made.compile(target, place, [other]) == {}
-        twin, *others = dict.fromkeys(ahead.begun)
-        assert ahead.finished == [twin, *others] and hash(twin) == hash(pickle.loads(pickle.dumps(twin)))
+        wanted, *others = dict.fromkeys(ahead.begun)
+        assert ahead.finished == [wanted, *others] and hash(wanted) == hash(pickle.loads(pickle.dumps(wanted)))
         assert len(others) == (0 if place == ALONE else len(made.heads))
-        assert {place for one in others for place in one.which} == set(range(len(others)))
-        twin.launch()
+        assert {place for one in others for place in one.exits} == set(range(len(others)))
+        wanted.launch()
         here, there = launched
         assert here == there and here[0] == place
         for of_one_place in (ahead.begun, ahead.finished, launched):
@@ -167,38 +166,6 @@ def test_variants_are_captured_in_turns(timing, monkeypatch):
     turns = [tuple(captured[start : start + 4]) for start in range(0, 16, 4)]
     assert all(set(turn) == set(configs) for turn in turns) and len(captured) == 16
     assert len(set(turns)) > 1, "in another order"
-
-
-def test_whole_networks_are_measured(timing, monkeypatch):
-    """Nothing is replayed here, which takes its time: what is captured, asked for and left out."""
-
-    def timed(variants, device, *, rounds, repeat):
-        return {name: [[1.0] * rounds for _ in captures] for name, captures in variants.items()}
-
-    def wrong_if_serial(self, taps, runner):
-        made.append((runner.forks[1], runner.trunk_priority, tuple(taps)))
-        return None if runner.forks[1] else "off"
-
-    monkeypatch.setattr(head_timing, "time_rounds", timed)
-    monkeypatch.setattr(heads_in_situ.HeadsInSitu, "wrong", wrong_if_serial)
-    by_rule, made, asked = timing.by_rule, [], []
-    assert by_rule.forks and by_rule.trunk_first and list(by_rule.forks) == timing.of_network["forks"]
-    monkeypatch.setattr(
-        LaunchConfig, "choose", lambda *of, **head: asked.append(choose_config(*of, **head)) or asked[-1]
-    )
-    target, _ = timing.targets
-    tuned = neighbours(target.rule, target.shape)[0]
-    serial, same = NetworkPoint(()), by_rule._replace(trunk_first=False)
-    found = timing.points([by_rule, serial, same], {target.shape: tuned}, 3, 1)
-    assert found[serial] == Failure("wrong answer", "off")
-    assert found[same].baseline == found[by_rule].own == [[1.0] * 3]
-    taps = ("block1", "block2")
-    assert sorted(made) == sorted([(by_rule.forks, -1, taps), ((), -1, taps), (by_rule.forks, 0, taps)])
-    assert tuned in asked and lookup("cpu", target.shape, NETWORK) is None
-
-    monkeypatch.setattr(heads_in_situ, "launch_heads", None)
-    found = timing.points([by_rule, serial], {}, 3, 1)
-    assert list(found) == [by_rule, serial] and len(made) == 3, "nothing is captured without a baseline"
 
 
 def test_wrong_answers_are_not_timed(timing, monkeypatch):

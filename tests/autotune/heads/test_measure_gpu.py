@@ -1,11 +1,9 @@
 """The measurer of a GPU on one: real captures, real times, and a quick sweep from end to end."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from auxhead.autotune.heads.forks import network_points
 from auxhead.autotune.heads.measure import HeadTiming
 from auxhead.autotune.measuring.cells import Cell, resnet_cell
 from auxhead.autotune.measuring.environment import environment
@@ -15,8 +13,7 @@ from auxhead.autotune.records.comparison import Paired, compare
 from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.sweep.measure import Sweep
-from auxhead.autotune.sweep.network_sweep import sweep_network
-from auxhead.autotune.sweep.records import Book
+from auxhead.autotune.sweep.records import SweepRecords
 from auxhead.autotune.sweep.space import neighbours, spread_out
 from auxhead.autotune.sweep.strategies import STRATEGIES
 from auxhead.kernels.kernel_hash import kernel_hash
@@ -38,16 +35,18 @@ def test_quick_sweep(subject, tmp_path: Path):
     assert targets[0].shape.layout == "channels_last" and targets[0].shape.dtype == "float16"
     device = torch.device("cuda", 0)
     protocol = {"kernel": kernel_hash(), **measurer.protocol}
-    book = Book(tmp_path / "records.jsonl", environment(device), protocol, measurer.of_network)
-    outcomes = Sweep(measurer, STRATEGIES["quick"], book).run(targets[:1])
-    (found,) = outcomes
+    kept = SweepRecords(tmp_path / "records.jsonl", environment(device), protocol, measurer.of_network)
+    winners = Sweep(measurer, STRATEGIES["quick"], kept).run(targets[:1])
+    (found,) = winners
     assert found.alone is not None and found.network is not None and found.over_rule is not None
     assert found.over_rule.low < 1.05 and 0.5 < found.over_rule.median_ratio
     records = read_records(tmp_path / "records.jsonl")
     assert sum(record.error is None for record in records) >= 10, [record.error for record in records]
     assert not [record.error for record in records if record.error and "wrong answer" in record.error]
-    again = Sweep(measurer, STRATEGIES["quick"], Book(book.out, book.environment, protocol, measurer.of_network))
-    assert again.run(targets[:1]) == outcomes and len(read_records(tmp_path / "records.jsonl")) == len(records)
+    again = Sweep(
+        measurer, STRATEGIES["quick"], SweepRecords(kept.out, kept.environment, protocol, measurer.of_network)
+    )
+    assert again.run(targets[:1]) == winners and len(read_records(tmp_path / "records.jsonl")) == len(records)
 
 
 @pytest.mark.parametrize("batch", [1, 32, 128])
@@ -59,18 +58,6 @@ def test_float32_by_rule_is_as_accurate_as_pytorch(model, batch):
     assert {target.taps: head.wrong(target.rule) for target, head in heads.items()} == {
         target.taps: None for target in heads
     }
-
-
-def test_forks_and_priority(subject, tmp_path: Path):
-    measurer = HeadTiming(subject)
-    book = Book(tmp_path / "records.jsonl", environment(torch.device("cuda", 0)), {"kernel": "k"}, measurer.of_network)
-    heads = {target: target.rule for target in measurer.targets}
-    failures: Counter[str] = Counter()
-    found = sweep_network(measurer, subject.cell, heads, book, failures)
-    assert not failures and found.winner in found.times
-    assert list(found.times) == network_points(subject.cell.taps, measurer.by_rule)
-    assert {point.trunk_first for point in found.times} == {True, False}
-    assert all(0.5 < found.over_rule(point).median_ratio < 2.0 for point in found.times)
 
 
 def test_candidates_and_their_neighbours_answer_rightly(subject):

@@ -7,7 +7,7 @@ from auxhead.autotune.heads.copy_speed import COPIED, CopySpeed
 from auxhead.autotune.heads.tables import COLUMNS, head_tables, last_runs
 from auxhead.autotune.measuring.failures import Failure
 from auxhead.autotune.records.record import append_record, read_records
-from support.head_fakes import SPEED, US, a_head, book_at, head_of, head_record, timed
+from support.head_fakes import SPEED, US, a_head, head_of, head_record, records_at, timed
 
 VARIANTS = ["fused", "eager", "compiled", "bytes"]
 
@@ -24,7 +24,7 @@ def test_a_floor_is_what_a_copy_takes():
 
 def test_a_line_a_variant(path):
     head = head_of(taps=("layer1", "layer2"))
-    book_at(path).add(head, timed(), SPEED, {"sm_mhz": 1980.0})
+    records_at(path).add(head, timed(), SPEED, {"sm_mhz": 1980.0})
     records = {record.variant: record for record in read_records(path)}
     assert list(records) == VARIANTS and len({record.run for record in records.values()}) == 1
     for record in records.values():
@@ -45,50 +45,50 @@ def test_a_line_a_variant(path):
 
 def test_what_is_there_is_not_measured_again(path):
     head = head_of()
-    assert not book_at(path).has(head)
-    book = book_at(path)
-    book.add(head, timed(), SPEED, None)
-    assert book.has(head) and book_at(path).has(head)
-    assert book_at(path, {"commit": "another", "clocks": None}).has(head)
+    assert not records_at(path).has(head)
+    kept = records_at(path)
+    kept.add(head, timed(), SPEED, None)
+    assert kept.has(head) and records_at(path).has(head)
+    assert records_at(path, {"commit": "another", "clocks": None}).has(head)
     for changed in (head_of(classes=100), head_of(samples=1), head_of(taps=("layer2",)), head_of(model="resnet34")):
-        assert not book_at(path).has(changed)
-    assert not book_at(path).has(head._replace(config=dataclasses.replace(head.config, num_warps=2)))
-    assert not book_at(path, {"driver": "581"}).has(head) and not book_at(path, {"sm_count": 66}).has(head)
-    assert not book_at(path, protocol={"kernel": "another"}).has(head)
+        assert not records_at(path).has(changed)
+    assert not records_at(path).has(head._replace(config=dataclasses.replace(head.config, num_warps=2)))
+    assert not records_at(path, {"driver": "581"}).has(head) and not records_at(path, {"sm_count": 66}).has(head)
+    assert not records_at(path, protocol={"kernel": "another"}).has(head)
 
 
 @pytest.mark.parametrize("lines", [1, 2, 3])
 def test_a_head_whose_lines_are_not_all_there_is_measured_again(path, lines):
     head = head_of()
-    book_at(path).add(head, timed(), SPEED, None)
+    records_at(path).add(head, timed(), SPEED, None)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:lines]))
-    again = book_at(path)
+    again = records_at(path)
     assert not again.has(head)
     again.add(head, timed(), SPEED, None)
-    assert book_at(path).has(head)
+    assert records_at(path).has(head)
 
 
 def test_variants_of_two_runs_are_no_measurement(path):
     head = head_of()
-    book_at(path).add(head, timed(), SPEED, None)
+    records_at(path).add(head, timed(), SPEED, None)
     lines = path.read_bytes().splitlines(keepends=True)
     path.unlink()
-    book_at(path).add(head, timed(), SPEED, None)
+    records_at(path).add(head, timed(), SPEED, None)
     path.write_bytes(b"".join([*lines[:2], *path.read_bytes().splitlines(keepends=True)[2:]]))
-    assert not book_at(path).has(head)
+    assert not records_at(path).has(head)
 
 
 def test_failures_are_records_and_tried_again_when_the_code_has_changed(path):
     head = head_of()
     results = {**timed(), "compiled": Failure("RuntimeError", "out of resource: shared memory")}
-    book_at(path).add(head, results, SPEED, None)
+    records_at(path).add(head, results, SPEED, None)
     failed = read_records(path)[2]
     assert (failed.variant, failed.error) == ("compiled", "RuntimeError: out of resource: shared memory")
     assert failed.device_us is None and failed.paired == []
-    assert book_at(path).has(head)
-    assert not book_at(path, {"commit": "another"}).has(head)
-    book_at(path, {"commit": "c-dirty"}).add(head, results, SPEED, None)
-    assert not book_at(path, {"commit": "c-dirty"}).has(head)
+    assert records_at(path).has(head)
+    assert not records_at(path, {"commit": "another"}).has(head)
+    records_at(path, {"commit": "c-dirty"}).add(head, results, SPEED, None)
+    assert not records_at(path, {"commit": "c-dirty"}).has(head)
 
 
 def test_the_table():
@@ -136,11 +136,11 @@ def test_failures_are_remarks():
 
 def test_other_records_are_no_heads(path):
     append_record(path, dataclasses.replace(a_head()[0], kind="bench"))
-    assert head_tables(read_records(path)) == [] and not book_at(path).has(head_of())
+    assert head_tables(read_records(path)) == [] and not records_at(path).has(head_of())
 
 
 def test_what_is_written_is_what_the_table_shows(path):
-    book_at(path).add(head_of(), timed(), SPEED, None)
+    records_at(path).add(head_of(), timed(), SPEED, None)
     (table,) = head_tables(read_records(path))
     (row,) = table.rows
     assert row[4] == "4.00 (3.98-4.02)" and row[6] == f"{US['eager']:.2f}" and row[7].startswith("4.50 (4.")

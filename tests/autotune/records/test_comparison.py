@@ -10,34 +10,14 @@ from auxhead.autotune.records.comparison import (
     Paired,
     compare,
     compare_runs,
-    over_baseline,
     student_quantile,
     typical,
-    winner,
 )  # fmt: skip
 from auxhead.autotune.records.record import read_records
 from auxhead.plots.records import COMMITTED
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-CAPTURES, ROUNDS = 5, 20
-
-
-def noisy(generator, us, *, pairs=None, variants=1, captures=CAPTURES, rounds=ROUNDS):
-    """[pairs, variants, captures, rounds] of one truth: captures 1 % apart, rounds with a drift and a heavy tail."""
-    count = pairs or 1
-    shape = (count, variants, captures, rounds)
-    log = np.log(us) + 0.01 * generator.standard_normal((*shape[:3], 1))  # of each capture
-    log = log + 0.003 * generator.standard_normal((count, 1, 1, rounds)).cumsum(axis=-1)  # the clock, common to all
-    log = log + 0.004 * generator.standard_normal(shape)
-    log = log + (generator.random(shape) < 0.05) * generator.exponential(0.2, shape)  # a busy host now and then
-    return np.exp(log)
-
-
-def pick_first(values, variants):
-    """Winner among ``variants`` of one run, of which the first is the simplest."""
-    samples = {place: Paired(values[place], values[0], "run") for place in range(variants)}
-    return winner(samples, list(range(variants)))
+from support.noisy_timings import ROUNDS, constant, noisy
 
 
 def test_identical_variants_seldom_win():
@@ -60,12 +40,6 @@ def test_captures_of_an_h200_seldom_differ_from_others_of_the_same():
             found.append(compare(order[:6], order[6:]))
     assert len(found) >= 1000
     assert sum(not one.is_tie for one in found) <= 0.01 * len(found)
-
-
-def test_identical_variants_seldom_win_among_many():
-    generator = np.random.default_rng(2)
-    false = sum(pick_first(noisy(generator, 200.0, variants=6)[0], 6) != 0 for _ in range(100))
-    assert false <= 1
 
 
 def test_a_real_difference_is_found():
@@ -105,51 +79,24 @@ def test_negligible_differences_are_ties():
     assert not Difference(0.98, 0.97, 0.99).is_tie
 
 
-EXACT = {"simple": 100.0, "middle": 99.7, "fast": 90.0, "as fast": 89.9}
-
-
-def constant(us, run="run", baseline=100.0):
-    return Paired([[us] * 4] * 3, [[baseline] * 4] * 3, run)
-
-
-def test_the_fastest_wins_unless_a_simpler_one_is_tied():
-    samples = {name: constant(us) for name, us in EXACT.items()}
-    assert winner(samples, ["simple", "middle", "fast", "as fast"]) == "fast"
-    assert winner(samples, ["simple", "middle", "as fast", "fast"]) == "as fast"
-    del samples["fast"], samples["as fast"]
-    assert winner(samples, ["simple", "middle"]) == "simple"
-    assert winner(samples, ["middle", "simple"]) == "middle"
-
-
-def test_what_is_tied_with_both_is_no_answer():
-    """Captures 1 % apart: 1.5 % are a tie and 3 % are none."""
-    steps = [-0.01, -0.005, 0.0, 0.005, 0.01]
-    times = {name: [[us * math.exp(step)] * 4 for step in steps] for name, us in (("a", 103), ("b", 101.5), ("c", 100))}
-    samples = {name: Paired(own, times["a"], "run") for name, own in times.items()}
-    tied = [compare(times[one], times[other]).is_tie for one, other in ("ab", "bc", "ac")]
-    assert tied == [True, True, False]
-    assert winner(samples, ["a", "b", "c"]) == "c" and winner(samples, ["b", "a", "c"]) == "b"
-
-
 def test_variants_of_different_runs_are_compared_by_their_baseline():
     """In the second run the clock was a tenth lower."""
     samples = {"simple": constant(100.0), "slower": constant(105.0, "second", 110.0)}
     found = compare_runs(samples["simple"], samples["slower"])
     assert found.median_ratio == pytest.approx(110.0 / 105.0)
-    assert winner(samples, ["simple", "slower"]) == "slower"
     generator = np.random.default_rng(5)
     own, other, base, later = (noisy(generator, 100.0)[0, 0] for _ in range(4))
     one, two = Paired(own.tolist(), base.tolist(), "first"), Paired(other.tolist(), later.tolist(), "second")
     apart, together = compare_runs(one, two), compare(own, other)
     assert apart.high / apart.low > together.high / together.low, "two more sources of noise"
     itself = compare_runs(Paired(one.baseline, one.baseline, "first"), two)
-    assert itself.median_ratio == pytest.approx(1 / over_baseline(two)), "the baseline of another run is the baseline"
+    assert itself.median_ratio == pytest.approx(1 / two.over_baseline), "the baseline of another run is the baseline"
     assert itself.high / itself.low < apart.high / apart.low
 
 
 def test_summaries():
     paired = Paired([[2.0, 2.0, 50.0]], [[1.0, 1.0, 1.0]], "run")
-    assert over_baseline(paired) == pytest.approx(2.0) and typical(paired.own) == pytest.approx(2.0)
+    assert paired.over_baseline == pytest.approx(2.0) and typical(paired.own) == pytest.approx(2.0)
     assert typical([[1.0], [4.0]]) == pytest.approx(2.0)
 
 
@@ -174,8 +121,3 @@ def test_student_quantile(freedom, probability, quantile):
 def test_bad_timings(a, b, message):
     with pytest.raises(ValueError, match=message):
         compare(a, b)
-
-
-def test_bad_variants():
-    with pytest.raises(ValueError, match="simpler_first: got 1 variants"):
-        winner({"a": constant(1.0), "b": constant(1.0)}, ["a"])

@@ -12,18 +12,17 @@ from auxhead.autotune.measuring.failures import DeviceLost
 from auxhead.autotune.measuring.progress import SweepProgress
 from auxhead.autotune.measuring.targets import ALONE, NETWORK
 from auxhead.autotune.records.record import read_records
+from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.sweep.measure import Sweep
-from auxhead.autotune.sweep.recorded_measurer import ReplayMeasurer, recorded_targets
-from auxhead.autotune.sweep.recorded_outcomes import recorded_outcomes
-from auxhead.autotune.sweep.records import Book, shape_of
-from auxhead.autotune.sweep.space import text
+from auxhead.autotune.sweep.recorded_times import RecordedTimes, recorded_targets
+from auxhead.autotune.sweep.records import SweepRecords, shape_of
 from auxhead.autotune.sweep.strategies import STRATEGIES
+from auxhead.autotune.sweep.winners import recorded_winners
 from auxhead.kernels.kernel_hash import kernel_hash
 from auxhead.kernels.tuned_table import read_table
 from rich.console import Console
 from support.command_line import assert_one_line_error, assert_told_how_to_go_on, tune
-from support.network_fakes import SyntheticNetwork
 from support.sweep_fakes import Synthetic, small_target
 
 command = importlib.import_module("auxhead.autotune.sweep.command")
@@ -40,12 +39,10 @@ class Measurer(Synthetic):
     stopped_by = None
     protocol = {"chain": 20}
     of_network = {"trunk": "feedfacecafebeef", "forks": []}
-    by_rule = SyntheticNetwork.by_rule
 
     def __init__(self, subject, ahead):
         assert ahead == "other processes"
         super().__init__(fails=lambda config: config.stages == 2 and ("check", "wrong answer", "off by 2"))
-        self.network = SyntheticNetwork({"forks-none-priority-high": 97.0})
         self.cell = subject
         Measurer.cells.append(subject)
 
@@ -55,9 +52,6 @@ class Measurer(Synthetic):
         sizes = ((64, 49, ("layer1", "layer2")), (32, 25, ("layer3",)))
         made = [small_target(cell.batch, *size, cell.classes, taps) for *size, taps in sizes]
         return [one._replace(shape=one.shape._replace(dtype=cell.dtype)) for one in made]
-
-    def points(self, points, heads, rounds, captures):
-        return self.network.points(points, heads, rounds, captures)
 
     def in_situ(self, *arguments):
         if Measurer.stopped_by is not None:
@@ -85,7 +79,7 @@ def test_a_sweep_is_shown_kept_and_not_repeated(pretended):
     assert any("21 configurations alone, 4 rounds" in line for line in lines)
     in_situ = next(line for line in lines if "4 configurations in situ" in line)
     assert all(part in in_situ for part in (" left: ", "best so far n", "failed: ", " wrong answer"))
-    assert "layer1, layer2" in done.stdout and "Not timed: " in done.stdout and "priority" not in done.stdout
+    assert "layer1, layer2" in done.stdout and "Not timed: " in done.stdout
     assert "win" in done.stdout or "tie" in done.stdout
     assert "Records: autotune-records/sweep-nvidia-h200-fake.jsonl" in done.stdout
     records = read_records(pretended)
@@ -99,7 +93,7 @@ def test_a_sweep_is_shown_kept_and_not_repeated(pretended):
 
 
 def assert_winners_were_exchanged(records):
-    large, small = (sorted(found, key=lambda one: one.target.shape.channels) for _, found in recorded_outcomes(records))
+    large, small = (sorted(found, key=lambda one: one.target.shape.channels) for _, found in recorded_winners(records))
     measured = {(shape_of(one).samples, one.cell["channels"], one.protocol["place"], one.variant) for one in records}
     exchanged = 0
     for here, there in [*zip(large, small, strict=True), *zip(small, large, strict=True)]:
@@ -176,14 +170,11 @@ def test_what_was_found_is_what_is_promoted(pretended, tmp_path):
     done = sweep("resnet18", "--effort", "full", "--classes", 10)
     assert done.exit_code == 0, done.output
     (found,) = Measurer.cells
-    assert "forks-none-priority-high  " in done.stdout and "0.970 (0.970-0.970)" in done.stdout, "the whole network"
     promoted = tune("promote", pretended, "--out", tmp_path / "table.json")
     assert promoted.exit_code == 0, promoted.output
     table = read_table(tmp_path / "table.json")
     records = read_records(pretended)
-    (with_heads,) = {json.dumps(one.protocol["heads"]) for one in records if one.kind == "network"}
-    replayed = Sweep(ReplayMeasurer(records), STRATEGIES["full"], Book(None, {}, {}, {}))
+    replayed = Sweep(RecordedTimes(records), STRATEGIES["full"], SweepRecords(None, {}, {}, {}))
     for outcome in replayed.run(recorded_targets(records, "resnet18")):
         for place, config in ((ALONE, outcome.alone), (NETWORK, outcome.network)):
             assert table.find(outcome.target.shape, place).config == config, f"{place} of {found}"
-        assert all(json.loads(with_heads)[tap] == text(outcome.network) for tap in outcome.target.taps)

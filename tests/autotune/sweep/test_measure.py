@@ -16,13 +16,14 @@ from auxhead.autotune.measuring.targets import ALONE, NETWORK
 from auxhead.autotune.measuring.timers import FINAL_ROUNDS
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.records.record import BadRecord, append_record, read_records
+from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.measure import Sweep
-from auxhead.autotune.sweep.recorded_measurer import UNAVAILABLE, ReplayMeasurer, recorded_targets
+from auxhead.autotune.sweep.recorded_times import UNAVAILABLE, RecordedTimes, recorded_targets
 from auxhead.autotune.sweep.records import shape_of
-from auxhead.autotune.sweep.search import Ask, alone_only
-from auxhead.autotune.sweep.space import neighbours, spread_out, text
+from auxhead.autotune.sweep.search import Ask
+from auxhead.autotune.sweep.space import neighbours, spread_out
 from auxhead.autotune.sweep.strategies import STRATEGIES
-from support.sweep_fakes import Synthetic, book_at, small_target, true_us
+from support.sweep_fakes import Synthetic, records_at, small_target, true_us
 
 TARGET = small_target()
 CANDIDATES = spread_out(TARGET.shape, 8)
@@ -37,15 +38,15 @@ def asking(*configs, place=ALONE, rounds=4, captures=5):
     return search
 
 
-def run(search, book, measurer=None, targets=(TARGET,)):
+def run(search, kept, measurer=None, targets=(TARGET,)):
     measurer = measurer or Synthetic()
-    sweep = Sweep(measurer, search, book)
+    sweep = Sweep(measurer, search, kept)
     return sweep.run(targets), measurer, sweep
 
 
 def test_what_is_recorded(tmp_path):
     out = tmp_path / "records.jsonl"
-    run(asking(CANDIDATES[0], place=NETWORK), book_at(out))
+    run(asking(CANDIDATES[0], place=NETWORK), records_at(out))
     rule, other = read_records(out)
     assert (rule.variant, other.variant) == (text(TARGET.rule), text(CANDIDATES[0])) and rule.run == other.run != ""
     assert other.kind == "sweep" and other.cell == {**TARGET.shape._asdict(), "model": "resnet18", "tap": "layer1"}
@@ -62,15 +63,15 @@ def test_what_is_recorded(tmp_path):
     assert all(us == round(us, 3) for rounds in samples for us in rounds)
     assert other.device_us["p20"] <= other.device_us["median"] <= other.device_us["p80"]
     alone = tmp_path / "alone.jsonl"
-    run(asking(), book_at(alone))
+    run(asking(), records_at(alone))
     (record,) = read_records(alone)
     assert record.cell == TARGET.shape._asdict() and "trunk" not in record.protocol, "of any network"
 
 
 def test_what_is_asked_for_first_is_compiled_while_others_are_timed(tmp_path):
     out, targets = tmp_path / "records.jsonl", [TARGET, small_target(channels=32, taps=("layer2",))]
-    run(asking(CANDIDATES[0]), book_at(out))
-    _, measurer, _ = run(asking(*CANDIDATES[:2]), book_at(out), targets=targets)
+    run(asking(CANDIDATES[0]), records_at(out))
+    _, measurer, _ = run(asking(*CANDIDATES[:2]), records_at(out), targets=targets)
     wanted = [(TARGET, CANDIDATES[1]), *((targets[1], config) for config in (targets[1].rule, *CANDIDATES[:2]))]
     assert measurer.begun == [(target, ALONE, text(config), 0) for target, config in wanted], "all but what is recorded"
 
@@ -78,21 +79,19 @@ def test_what_is_asked_for_first_is_compiled_while_others_are_timed(tmp_path):
 @pytest.mark.parametrize("effort", STRATEGIES)
 def test_what_may_be_asked_for_in_situ_is_compiled_while_it_is_timed_alone_again(effort, tmp_path):
     out = tmp_path / "records.jsonl"
-    _, measurer, _ = run(STRATEGIES[effort], book_at(out), Synthetic(noise=0.1))
+    _, measurer, _ = run(STRATEGIES[effort], records_at(out), Synthetic(noise=0.1))
     begun = {config: runs for _, place, config, runs in reversed(measurer.begun) if place == NETWORK}  # at first
     in_situ = [config for place, config, _ in measurer.timed if place == NETWORK]
     assert set(in_situ) <= set(begun) and in_situ[0] == text(TARGET.rule)
     runs_alone = len({one.run for one in read_records(out) if one.protocol["place"] == ALONE})
     assert set(begun.values()) == {runs_alone - 1}, "before the last of them"
-    _, measurer, _ = run(alone_only(STRATEGIES[effort]), book_at(tmp_path / "alone.jsonl"))
-    assert {place for _, place, _, _ in measurer.begun} == {ALONE}
-    _, measurer, _ = run(STRATEGIES[effort], book_at(out))
+    _, measurer, _ = run(STRATEGIES[effort], records_at(out))
     assert not measurer.begun, "nothing is left to be measured"
 
 
 def test_heads_take_turns_so_that_one_is_measured_while_others_are_compiled():
     heads = [TARGET, small_target(columns=25)]
-    _, measurer, _ = run(STRATEGIES["quick"], book_at(None), targets=heads)
+    _, measurer, _ = run(STRATEGIES["quick"], records_at(None), targets=heads)
     begun = dict.fromkeys((heads.index(head), runs) for head, place, _, runs in measurer.begun if place == ALONE)
     order = [(0, 0), (1, 0), *((turn % 2, turn - 1) for turn in range(2, 12))]
     assert list(begun)[:12] == order, "each is timed after the other's was begun"
@@ -100,18 +99,18 @@ def test_heads_take_turns_so_that_one_is_measured_while_others_are_compiled():
 
 def test_one_more_configuration_is_one_more_measured(tmp_path):
     out = tmp_path / "records.jsonl"
-    (before,), _, _ = run(asking(*CANDIDATES[:3]), book_at(out))
+    (before,), _, _ = run(asking(*CANDIDATES[:3]), records_at(out))
     kept = out.read_bytes()
-    (again,), measurer, _ = run(asking(*CANDIDATES[:3]), book_at(out))
+    (again,), measurer, _ = run(asking(*CANDIDATES[:3]), records_at(out))
     assert not measurer.compiled and again == before and out.read_bytes() == kept
-    _, measurer, _ = run(asking(*CANDIDATES[:4]), book_at(out))
+    _, measurer, _ = run(asking(*CANDIDATES[:4]), records_at(out))
     assert measurer.timed == [(ALONE, text(TARGET.rule), 4), (ALONE, text(CANDIDATES[3]), 4)], "and its baseline"
     assert [record.variant for record in read_records(out)][4:] == [text(CANDIDATES[3])]
-    _, measurer, _ = run(asking(CANDIDATES[0], rounds=3), book_at(out))
+    _, measurer, _ = run(asking(CANDIDATES[0], rounds=3), records_at(out))
     assert not measurer.timed, "more rounds than asked for are enough"
-    _, measurer, _ = run(asking(CANDIDATES[0], rounds=5), book_at(out))
+    _, measurer, _ = run(asking(CANDIDATES[0], rounds=5), records_at(out))
     assert len(measurer.timed) == 2, "fewer are not"
-    _, measurer, _ = run(asking(CANDIDATES[0], captures=6), book_at(out))
+    _, measurer, _ = run(asking(CANDIDATES[0], captures=6), records_at(out))
     assert len(measurer.timed) == 2, "nor are fewer captures"
 
 
@@ -126,10 +125,10 @@ KEYS = [
 @pytest.mark.parametrize("changes", KEYS, ids=json.dumps)
 def test_what_was_measured_elsewhere_is_measured_again(changes, tmp_path):
     out = tmp_path / "records.jsonl"
-    run(asking(place=NETWORK), book_at(out))
-    _, measurer, _ = run(asking(place=NETWORK), book_at(out, **changes))
+    run(asking(place=NETWORK), records_at(out))
+    _, measurer, _ = run(asking(place=NETWORK), records_at(out, **changes))
     assert measurer.timed
-    _, measurer, _ = run(asking(place=NETWORK), book_at(out, environment={"commit": "d", "python": "3"}))
+    _, measurer, _ = run(asking(place=NETWORK), records_at(out, environment={"commit": "d", "python": "3"}))
     assert not measurer.timed, "the commit says nothing that the kernels' hash does not"
 
 
@@ -146,19 +145,19 @@ def test_what_was_measured_elsewhere_is_measured_again(changes, tmp_path):
 )
 def test_other_heads_are_measured_for_themselves(target, tmp_path):
     out = tmp_path / "records.jsonl"
-    run(asking(place=NETWORK), book_at(out))
-    _, measurer, _ = run(asking(place=NETWORK), book_at(out), targets=[target])
+    run(asking(place=NETWORK), records_at(out))
+    _, measurer, _ = run(asking(place=NETWORK), records_at(out), targets=[target])
     assert measurer.timed
 
 
 def test_what_was_measured_beside_another_rule_is_measured_again(monkeypatch, tmp_path):
     out = tmp_path / "records.jsonl"
-    run(asking(CANDIDATES[0]), book_at(out))
-    for module in ("measuring.targets", "sweep.recorded_measurer"):
+    run(asking(CANDIDATES[0]), records_at(out))
+    for module in ("measuring.targets", "sweep.recorded_times"):
         monkeypatch.setattr(f"auxhead.autotune.{module}.config_by_rule", lambda shape: CANDIDATES[1])
-    _, measurer, _ = run(asking(CANDIDATES[0]), book_at(out))
+    _, measurer, _ = run(asking(CANDIDATES[0]), records_at(out))
     assert len(measurer.timed) == 2
-    earlier, later = (ReplayMeasurer(read_records(out)[first : first + 2]) for first in (0, 2))
+    earlier, later = (RecordedTimes(read_records(out)[first : first + 2]) for first in (0, 2))
     both = list(CANDIDATES[:2])
     assert list(earlier.compile(TARGET, ALONE, both)) == both and not later.compile(TARGET, ALONE, both)
 
@@ -177,7 +176,7 @@ def test_what_fails_is_counted_once_however_often_it_is_asked_for():
         for rounds in (4, 20):
             yield Ask(ALONE, (target.rule, *CANDIDATES[:3]), rounds, share=rounds / 20)
 
-    (found,), _, sweep = run(twice, book_at(None), Synthetic(fails=fails_at("compile", failing)))
+    (found,), _, sweep = run(twice, records_at(None), Synthetic(fails=fails_at("compile", failing)))
     assert found.failures == sweep.failures == Counter({"out of resources": 1})
 
 
@@ -186,14 +185,14 @@ def test_failures_are_recorded_with_their_reason(step, tmp_path):
     out = tmp_path / "records.jsonl"
     bad = CANDIDATES[1]
     measurer = Synthetic(fails=fails_at(step, bad))
-    (found,), _, sweep = run(asking(*CANDIDATES[:3]), book_at(out), measurer)
+    (found,), _, sweep = run(asking(*CANDIDATES[:3]), records_at(out), measurer)
     assert found.failures == sweep.failures == Counter({"out of resources": 1}) and found.alone is not None
     records = {record.variant: record for record in read_records(out)}
     assert len(records) == 4 and records[text(bad)].error == f"out of resources: shared memory at {step}: 3 > 2"
     assert [record.error for record in records.values()].count(None) == 3
     if step != "time":
         assert text(bad) not in {config for _, config, _ in measurer.timed}
-    (again,), measurer, _ = run(asking(*CANDIDATES[:3]), book_at(out))
+    (again,), measurer, _ = run(asking(*CANDIDATES[:3]), records_at(out))
     assert not measurer.compiled and again.failures == found.failures, "it would fail again"
 
 
@@ -201,7 +200,7 @@ def test_failures_are_recorded_with_their_reason(step, tmp_path):
 def test_without_a_baseline_nothing_is_timed(step, tmp_path):
     out = tmp_path / "records.jsonl"
     measurer = Synthetic(fails=fails_at(step, TARGET.rule))
-    (found,), _, _ = run(STRATEGIES["quick"], book_at(out), measurer)
+    (found,), _, _ = run(STRATEGIES["quick"], records_at(out), measurer)
     assert found.alone is found.network is found.over_rule is None and not measurer.timed
     assert [record.variant for record in read_records(out)] == [text(TARGET.rule)], "the others did not fail"
     assert found.failures["out of resources"] == 1 and found.failures["no baseline"] == 20
@@ -212,7 +211,7 @@ KILLED = """
     from pathlib import Path
     from auxhead.autotune.sweep.measure import Sweep
     from auxhead.autotune.sweep.strategies import STRATEGIES
-    from support.sweep_fakes import Synthetic, book_at, small_target
+    from support.sweep_fakes import Synthetic, records_at, small_target
 
     class Killed(Synthetic):
         def in_situ(self, target, configs, rounds, captures):
@@ -221,7 +220,7 @@ KILLED = """
             return super().in_situ(target, configs, rounds, captures)
 
     targets = [small_target(), small_target(columns=196, taps=("layer2",))]
-    Sweep(Killed(), STRATEGIES["quick"], book_at(Path(sys.argv[1]))).run(targets)
+    Sweep(Killed(), STRATEGIES["quick"], records_at(Path(sys.argv[1]))).run(targets)
 """
 
 
@@ -236,7 +235,7 @@ def test_a_killed_sweep_loses_nothing_and_goes_on(tmp_path):
     assert Counter(places) == {(first.shape, ALONE): 112, (first.shape, NETWORK): 4, (second.shape, ALONE): 112}
     whole = out.read_bytes()
     out.write_bytes(whole[:-100])  # and a line that was being written
-    outcomes, measurer, _ = run(STRATEGIES["quick"], book_at(out), targets=[first, second])
+    outcomes, measurer, _ = run(STRATEGIES["quick"], records_at(out), targets=[first, second])
     assert all(found.network is not None for found in outcomes)
     timed = Counter(place for place, _, _ in measurer.timed)
     assert timed[ALONE] == 0 and timed[NETWORK] in range(2 + 4, 2 + 4 + 2 * 3 + 1), "what was cut off beside the rule's"
@@ -244,7 +243,7 @@ def test_a_killed_sweep_loses_nothing_and_goes_on(tmp_path):
 
 
 def test_quick_finds_what_is_better_than_the_rule():
-    (found,), measurer, _ = run(STRATEGIES["quick"], book_at(None))
+    (found,), measurer, _ = run(STRATEGIES["quick"], records_at(None))
     assert found.alone is not None and true_us(TARGET, ALONE, found.alone) < 0.95 * true_us(TARGET, ALONE, TARGET.rule)
     assert found.network is not None and found.over_rule is not None and found.over_alone is not None
     assert found.over_rule.median_ratio == pytest.approx(
@@ -261,8 +260,8 @@ def test_quick_finds_what_is_better_than_the_rule():
 def test_full_finds_what_quick_does_not():
     """Without noise it gets to a point that no neighbour improves on, or within 5 % of the best of the grid."""
     target = small_target(channels=128, columns=784, classes=100)
-    (quick,), _, _ = run(STRATEGIES["quick"], book_at(None), Synthetic(noise=0.0), [target])
-    (full,), measurer, _ = run(STRATEGIES["full"], book_at(None), Synthetic(noise=0.0), [target])
+    (quick,), _, _ = run(STRATEGIES["quick"], records_at(None), Synthetic(noise=0.0), [target])
+    (full,), measurer, _ = run(STRATEGIES["full"], records_at(None), Synthetic(noise=0.0), [target])
     assert quick.alone is not None and full.alone is not None
     assert true_us(target, ALONE, full.alone) < true_us(target, ALONE, quick.alone)
     assert Counter(place for place, _, _ in measurer.timed)[NETWORK] in (10, 11)
@@ -273,7 +272,7 @@ def test_full_finds_what_quick_does_not():
 @pytest.mark.parametrize("effort", STRATEGIES)
 def test_searches_go_on_to_the_end_in_shares(effort):
     seen = []
-    sweep = Sweep(Synthetic(), STRATEGIES[effort], book_at(None), seen.append)
+    sweep = Sweep(Synthetic(), STRATEGIES[effort], records_at(None), seen.append)
     sweep.run([TARGET, small_target(columns=25)])
     shares = [status.done for status in seen]
     assert shares == sorted(shares) and shares[0] == 0.0 and shares[-1] == pytest.approx(1.0)
@@ -284,7 +283,7 @@ def test_searches_go_on_to_the_end_in_shares(effort):
 
 def test_a_head_that_has_one_configuration():
     target = small_target(samples=1, channels=1, columns=1, classes=1)
-    (found,), _, _ = run(STRATEGIES["full"], book_at(None), targets=[target])
+    (found,), _, _ = run(STRATEGIES["full"], records_at(None), targets=[target])
     assert found.alone is not None and found.network is not None
 
 
@@ -292,18 +291,18 @@ def test_a_head_that_has_one_configuration():
 def test_replay_answers_as_was_measured(effort, tmp_path):
     out = tmp_path / "records.jsonl"
     targets = [TARGET, small_target(columns=25, taps=("layer2", "layer3"))]
-    measured, _, _ = run(STRATEGIES[effort], book_at(out), targets=targets)
+    measured, _, _ = run(STRATEGIES[effort], records_at(out), targets=targets)
     records = read_records(out)
     assert set(recorded_targets(records, "resnet18")) == set(targets) and recorded_targets(records, "resnet50") == []
-    replayed, _, sweep = run(STRATEGIES[effort], book_at(None), ReplayMeasurer(records), targets)
+    replayed, _, sweep = run(STRATEGIES[effort], records_at(None), RecordedTimes(records), targets)
     assert replayed == measured and not sweep.failures
 
 
 def test_replay_without_some_records(tmp_path):
     out = tmp_path / "records.jsonl"
-    run(asking(*CANDIDATES[:2], rounds=4), book_at(out), Synthetic(fails=fails_at("check", CANDIDATES[1])))
-    measurer = ReplayMeasurer(read_records(out))
-    (found,), _, _ = run(asking(*CANDIDATES[:4], rounds=20), book_at(None), measurer)
+    run(asking(*CANDIDATES[:2], rounds=4), records_at(out), Synthetic(fails=fails_at("check", CANDIDATES[1])))
+    measurer = RecordedTimes(read_records(out))
+    (found,), _, _ = run(asking(*CANDIDATES[:4], rounds=20), records_at(None), measurer)
     assert found.failures == Counter({UNAVAILABLE: 2, "out of resources": 1}) and found.alone is not None
     missing = measurer.alone(TARGET, [CANDIDATES[3]], 1, 1)[CANDIDATES[3]]
     assert isinstance(missing, Failure) and str(missing) == f"not recorded: {text(CANDIDATES[3])}, alone"
@@ -313,11 +312,11 @@ def test_replay_without_some_records(tmp_path):
 
 def test_replay_takes_the_last_of_equal_records(tmp_path):
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
-    run(asking(), book_at(first), Synthetic(1))
-    run(asking(), book_at(second), Synthetic(2))
+    run(asking(), records_at(first), Synthetic(1))
+    run(asking(), records_at(second), Synthetic(2))
     (newer,) = read_records(second)
     append_record(first, newer)
-    measurer = ReplayMeasurer(read_records(first))
+    measurer = RecordedTimes(read_records(first))
     assert measurer.alone(TARGET, [TARGET.rule], 4, 5)[TARGET.rule].own == newer.device_us["samples"]
 
 
@@ -326,8 +325,8 @@ def test_what_joins_an_earlier_decision_is_timed_as_often(place, tmp_path):
     """Else the table that is made from the records would leave it out, having been timed less often."""
     out = tmp_path / "records.jsonl"
     best, *_, other = sorted(CANDIDATES, key=lambda config: true_us(TARGET, place, config))
-    run(asking(other, place=place, rounds=20, captures=12), book_at(out), Synthetic(noise=0.1))
-    (found,), measurer, _ = run(asking(best, place=place, rounds=20), book_at(out), Synthetic(noise=0.1))
+    run(asking(other, place=place, rounds=20, captures=12), records_at(out), Synthetic(noise=0.1))
+    (found,), measurer, _ = run(asking(best, place=place, rounds=20), records_at(out), Synthetic(noise=0.1))
     assert [(text(best), 5), (text(best), 12)] == [
         (one.variant, one.protocol["captures"]) for one in read_records(out)[2:]
     ]
@@ -342,18 +341,18 @@ def test_what_an_earlier_search_decided_takes_part(place, tmp_path):
     best, looked_at, *_, other = sorted(CANDIDATES, key=lambda config: true_us(TARGET, place, config))
     often = {"place": place, "rounds": 20, "captures": 12}
 
-    def winner(book, config):
-        (found,), measurer, _ = run(asking(config, **often), book, Synthetic(noise=0.1))
+    def winner(kept, config):
+        (found,), measurer, _ = run(asking(config, **often), kept, Synthetic(noise=0.1))
         return found.alone if place == ALONE else found.network, measurer
 
-    winner(book_at(out), best)
-    run(asking(looked_at, place=place), book_at(out), Synthetic(noise=0.1))
+    winner(records_at(out), best)
+    run(asking(looked_at, place=place), records_at(out), Synthetic(noise=0.1))
     kept = out.read_bytes()
-    found, measurer = winner(book_at(out), other)
+    found, measurer = winner(records_at(out), other)
     assert found == best and {config for _, config, _ in measurer.timed} == {text(TARGET.rule), text(other)}
     assert out.read_bytes().startswith(kept)
-    assert winner(book_at(out, protocol={"kernel": "other"}), other)[0] != best
+    assert winner(records_at(out, protocol={"kernel": "other"}), other)[0] != best
     damaged = tmp_path / "damaged.jsonl"
     damaged.write_text(out.read_text().replace('"block_c"', '"block_z"'))
     with pytest.raises(BadRecord, match=rf"damaged.jsonl: batch 8, .*, {place}: config: unknown block_z"):
-        run(asking(other, place=place), book_at(damaged))
+        run(asking(other, place=place), records_at(damaged))

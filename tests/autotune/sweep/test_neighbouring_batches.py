@@ -1,20 +1,22 @@
 """Winners of one batch size, measured at the next ones."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from auxhead.autotune.measuring.targets import ALONE, NETWORK
 from auxhead.autotune.records.record import read_records
+from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.sweep.measure import Sweep
-from auxhead.autotune.sweep.neighbouring_batches import exchange_winners
-from auxhead.autotune.sweep.recorded_measurer import ReplayMeasurer
+from auxhead.autotune.sweep.neighbouring_batches import measure_winners_at_neighbours
+from auxhead.autotune.sweep.recorded_times import RecordedTimes
 from auxhead.autotune.sweep.records import shape_of
 from auxhead.autotune.sweep.search import AGAIN_CAPTURES, Ask
-from auxhead.autotune.sweep.space import neighbours, text
+from auxhead.autotune.sweep.space import neighbours
 from auxhead.autotune.sweep.strategies import STRATEGIES
 from support import sweep_fakes
-from support.sweep_fakes import Synthetic, book_at, small_target
+from support.sweep_fakes import Synthetic, records_at, small_target
 
 TARGETS = [small_target(samples) for samples in (4, 8, 12)]
 #: By the rule of none of them, and excluded at none.
@@ -32,40 +34,40 @@ def fixed(monkeypatch):
     monkeypatch.setattr(sweep_fakes, "true_us", lambda target, place, config: US.get(config, 5.0))
 
 
-def swept(asks, book, measurer=None, targets=TARGETS):
+def swept(asks, kept, measurer=None, targets=TARGETS):
     """Sweep heads, asking for some configurations of each, and exchange winners; return the sweep."""
 
     def search(target):
         for place in (ALONE, NETWORK):
             yield Ask(place, (target.rule, *asks[target.shape.samples]), 4, 1.0)
 
-    sweep = Sweep(measurer or Synthetic(noise=0.0), search, book)
+    sweep = Sweep(measurer or Synthetic(noise=0.0), search, kept)
     sweep.run(targets)
-    exchange_winners(sweep.tunings)
+    measure_winners_at_neighbours(sweep.tunings)
     return sweep
 
 
 def winners(sweep):
-    return [(found.alone, found.network) for found in sweep.outcomes]
+    return [(found.alone, found.network) for found in sweep.winners]
 
 
 def test_a_winner_goes_from_size_to_size_while_it_wins(fixed, tmp_path):
     out = tmp_path / "records.jsonl"
     asks = {4: [BEST], 8: [GOOD], 12: [FAIR]}
-    sweep = swept(asks, book_at(out))
+    sweep = swept(asks, records_at(out))
     assert winners(sweep) == [(BEST, BEST)] * 3, "at 12 it is measured since it wins at 8"
     records = read_records(out)
     kept = out.read_bytes()
-    again = swept(asks, book_at(out))
-    assert again.outcomes == sweep.outcomes and out.read_bytes() == kept and not again.measurer.timed
-    replayed = swept(asks, book_at(None), ReplayMeasurer(records))
-    assert replayed.outcomes == sweep.outcomes and not replayed.failures
+    again = swept(asks, records_at(out))
+    assert again.winners == sweep.winners and out.read_bytes() == kept and not again.measurer.timed
+    replayed = swept(asks, records_at(None), RecordedTimes(records))
+    assert replayed.winners == sweep.winners and not replayed.failures
     assert {record.protocol["rounds"] for record in records} == {4}, "as often as what they are compared with"
 
 
 def test_a_winner_is_measured_at_the_next_sizes_only(fixed, tmp_path):
     out = tmp_path / "records.jsonl"
-    swept({4: [BEST], 8: [BEST, GOOD], 12: [FAIR], 15: []}, book_at(out), targets=[*TARGETS, small_target(15)])
+    swept({4: [BEST], 8: [BEST, GOOD], 12: [FAIR], 15: []}, records_at(out), targets=[*TARGETS, small_target(15)])
     measured = {(shape_of(one).samples, one.variant) for one in read_records(out)}
     assert {samples for samples, variant in measured if variant == text(BEST)} == {4, 8, 12, 15}
     assert {samples for samples, variant in measured if variant == text(GOOD)} == {8}, "it wins nowhere"
@@ -77,9 +79,9 @@ def test_what_wins_alone_by_then_is_compared_in_situ(monkeypatch):
     monkeypatch.setattr(
         sweep_fakes, "true_us", lambda target, place, config: slow_in_situ.get((place, config), US.get(config, 5.0))
     )
-    sweep = swept({4: [BEST], 8: [FAIR]}, book_at(None), targets=TARGETS[:2])
+    sweep = swept({4: [BEST], 8: [FAIR]}, records_at(None), targets=TARGETS[:2])
     assert winners(sweep) == [(BEST, FAIR), (BEST, FAIR)]
-    assert [found.over_alone.median_ratio for found in sweep.outcomes] == pytest.approx([0.5, 0.5])
+    assert [found.over_alone.median_ratio for found in sweep.winners] == pytest.approx([0.5, 0.5])
 
 
 def test_a_winner_that_looks_slower_than_the_one_alone_is_measured_again(fixed, tmp_path):
@@ -93,23 +95,23 @@ def test_a_winner_that_looks_slower_than_the_one_alone_is_measured_again(fixed, 
             for config, drawn in super().in_situ(target, configs, rounds, captures).items():
                 us = 97.0 if config == BEST else 100.0
                 apart = [us * (1 + 0.0115 * (place % 2 or -1)) for place in range(captures)]
-                times[config] = drawn._replace(own=[[one] * rounds for one in apart])
-            return {config: paired._replace(baseline=times[target.rule].own) for config, paired in times.items()}
+                times[config] = replace(drawn, own=[[one] * rounds for one in apart])
+            return {config: replace(paired, baseline=times[target.rule].own) for config, paired in times.items()}
 
     out = tmp_path / "records.jsonl"
     others = [one for one in neighbours(TARGETS[0].rule, TARGETS[0].shape) if one not in US][:5]
-    sweep = swept({8: [BEST, *others]}, book_at(out), BestByLittle(noise=0.0), targets=[TARGETS[1]])
+    sweep = swept({8: [BEST, *others]}, records_at(out), BestByLittle(noise=0.0), targets=[TARGETS[1]])
     ((alone, in_situ),) = winners(sweep)
     in_network = [one for one in read_records(out) if one.protocol["place"] == NETWORK]
     captures = Counter(one.protocol["captures"] for one in in_network)
     assert captures == {5: len(others) + 2, AGAIN_CAPTURES: len(others) + 2}, "all that it was chosen from, once"
     assert alone == in_situ == BEST
-    assert not sweep.tunings[0].look_again()
+    assert not sweep.tunings[0].remeasure_if_in_doubt()
 
 
 def test_heads_that_differ_in_more_are_none_of_its_business(fixed):
     others = [small_target(8, classes=11), small_target(8, taps=("layer2",)), small_target(8, model="own:net")]
-    sweep = swept({4: [BEST], 8: [GOOD]}, book_at(None), targets=[TARGETS[0], *others])
+    sweep = swept({4: [BEST], 8: [GOOD]}, records_at(None), targets=[TARGETS[0], *others])
     assert winners(sweep) == [(BEST, BEST), *[(GOOD, GOOD)] * 3]
 
 
@@ -125,20 +127,20 @@ def test_what_is_excluded_or_fails_is_no_harm(fixed):
             self.checked += [(place, text(config)) for config in configs]
             return super()._time(target, place, configs, rounds, captures)
 
-    sweep = swept({4: [BEST], 8: [GOOD], 12: []}, book_at(None), FailsAtEight(noise=0.0, fails=fails))
+    sweep = swept({4: [BEST], 8: [GOOD], 12: []}, records_at(None), FailsAtEight(noise=0.0, fails=fails))
     assert winners(sweep) == [(BEST, BEST), (GOOD, GOOD), (GOOD, GOOD)]
     assert sweep.failures == {"wrong answer": 2}, "counted once a place"
 
 
 def test_after_a_real_strategy_nothing_is_measured_twice(tmp_path):
     out = tmp_path / "records.jsonl"
-    sweep = Sweep(Synthetic(), STRATEGIES["quick"], book_at(out))
+    sweep = Sweep(Synthetic(), STRATEGIES["quick"], records_at(out))
     before = sweep.run(TARGETS[:2])
-    exchange_winners(sweep.tunings)
-    assert [one.target for one in before] == [one.target for one in sweep.outcomes]
+    measure_winners_at_neighbours(sweep.tunings)
+    assert [one.target for one in before] == [one.target for one in sweep.winners]
     measured = [(one.key, one.protocol["place"], one.protocol["captures"]) for one in read_records(out)]
     assert len(measured) == len(set(measured))
-    replayed = Sweep(ReplayMeasurer(read_records(out)), STRATEGIES["quick"], book_at(None))
+    replayed = Sweep(RecordedTimes(read_records(out)), STRATEGIES["quick"], records_at(None))
     replayed.run(TARGETS[:2])
-    exchange_winners(replayed.tunings)
-    assert replayed.outcomes == sweep.outcomes and not replayed.failures
+    measure_winners_at_neighbours(replayed.tunings)
+    assert replayed.winners == sweep.winners and not replayed.failures

@@ -1,4 +1,4 @@
-"""The space of configurations: what is excluded and why, what lies beside what, and how it is written."""
+"""The space of configurations: what is excluded and why, what lies beside what."""
 
 import dataclasses
 import random
@@ -7,15 +7,7 @@ from math import prod
 
 import pytest
 from auxhead.autotune.sweep.exclusion import ELEMENTS_PER_THREAD, FIELDS, GRID, RULES, SHARED_BYTES, Sizes, excluded
-from auxhead.autotune.sweep.space import (
-    changes,
-    grid,
-    neighbours,
-    parse,
-    simplicity,
-    spread_out,
-    text,
-)
+from auxhead.autotune.sweep.space import grid, neighbours, spread_out
 from auxhead.kernels import LaunchConfig
 from auxhead.kernels.head_shape import HeadShape
 from auxhead.kernels.launch_rule import config_by_rule
@@ -260,44 +252,3 @@ def test_no_neighbour_multiplies_in_another_way():
     shape = HeadShape(8, 64, 1, 49, 1, 1, "channels_last", "avg", 10, "float16")
     narrow = [one for one in grid(shape) if one.block_f == 16][::50]
     assert narrow and all(other.tiled for one in narrow for other in neighbours(one, shape))
-
-
-@given(configs)
-def test_text_and_back(config):
-    assert parse(text(config)) == config
-    bare = dataclasses.replace(config, waits=False, max_registers=0, max_programs=0)
-    assert parse(text(bare)) == bare and "registers" not in text(bare) and "waits" not in text(bare)
-
-
-def test_text():
-    assert text(BASE) == "n1-c16-p1-a64-f1-k256-s4-j1024-parts1-stages1-warps4"
-    capped = dataclasses.replace(BASE, max_registers=64, max_programs=32)
-    assert text(capped) == "n1-c16-p1-a64-f1-k256-s4-j1024-parts1-stages1-warps4-registers64-programs32"
-
-
-@pytest.mark.parametrize(
-    "written", ["", "n1", text(BASE) + "-x1", text(BASE).replace("c16", "c16-c16"), "c16-" + text(BASE)]
-)
-def test_other_texts_are_refused(written):
-    with pytest.raises(ValueError, match="config: got .*, wants the like of 'n1-c32-"):
-        parse(written)
-
-
-def test_changes():
-    assert changes(BASE, BASE) == "as by rule"
-    other = dataclasses.replace(BASE, block_c=32, num_warps=8, max_programs=64)
-    assert changes(other, BASE) == "c32 warps8 programs64"
-    assert changes(BASE, other) == "c16 warps4 programs0"
-
-
-def test_the_order_of_simplicity_is_total():
-    found = spread_out(shape_of(32), 50)
-    ordered = sorted(found, key=simplicity)
-    assert len({simplicity(config) for config in found}) == 50
-    assert sorted(reversed(found), key=simplicity) == ordered
-    tiled = [config.tiled for config in ordered]
-    assert tiled == sorted(tiled)
-    assert simplicity(BASE) < simplicity(dataclasses.replace(BASE, max_registers=64))
-    assert simplicity(BASE) < simplicity(dataclasses.replace(BASE, max_programs=64))
-    assert simplicity(BASE) < simplicity(dataclasses.replace(BASE, window_parts=2, block_a=32))
-    assert simplicity(BASE) < simplicity(dataclasses.replace(BASE, num_warps=8))

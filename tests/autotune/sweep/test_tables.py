@@ -7,15 +7,14 @@ import pytest
 from auxhead.autotune.measuring.targets import NETWORK
 from auxhead.autotune.records.comparison import Difference
 from auxhead.autotune.records.record import BadRecord, read_records
-from auxhead.autotune.sweep.false_winners import false_winners
+from auxhead.autotune.sweep.config_text import changes
 from auxhead.autotune.sweep.measure import Sweep
-from auxhead.autotune.sweep.outcome import Outcome
-from auxhead.autotune.sweep.recorded_outcomes import recorded_outcomes
-from auxhead.autotune.sweep.space import changes, neighbours
+from auxhead.autotune.sweep.space import neighbours
 from auxhead.autotune.sweep.strategies import STRATEGIES
-from auxhead.autotune.sweep.tables import COLUMNS, outcome_tables, summary
+from auxhead.autotune.sweep.tables import COLUMNS, self_comparison, summary, winner_tables
+from auxhead.autotune.sweep.winners import HeadWinners, recorded_winners
 from support.command_line import assert_one_line_error, tune
-from support.sweep_fakes import Synthetic, book_at, small_target
+from support.sweep_fakes import Synthetic, records_at, small_target
 from support.written_records import written
 
 TARGETS = [small_target(), small_target(columns=25, taps=("layer2", "layer3"))]
@@ -31,12 +30,12 @@ def swept(tmp_path_factory):
     """Records of a sweep of two heads, one configuration of which failed, and what the sweep itself found."""
     out = tmp_path_factory.mktemp("swept") / "records.jsonl"
     measurer = Synthetic(fails=lambda config: config.stages == 2 and ("check", "wrong answer", "off by 2"))
-    return out, Sweep(measurer, STRATEGIES["quick"], book_at(out)).run(TARGETS)
+    return out, Sweep(measurer, STRATEGIES["quick"], records_at(out)).run(TARGETS)
 
 
 def test_records_say_what_the_sweep_found(swept):
     out, found = swept
-    ((title, outcomes),) = recorded_outcomes(read_records(out))
+    ((title, outcomes),) = recorded_winners(read_records(out))
     assert outcomes == found and any(one.failures for one in found)
     assert title == "resnet18 float16, batch 8, 10 classes; H200, torch 2.11, kernel 0123456789abcdef"
 
@@ -44,13 +43,13 @@ def test_records_say_what_the_sweep_found(swept):
 def test_what_was_measured_elsewhere_is_another_table(swept, tmp_path):
     records = read_records(swept[0])
     other = [dataclasses.replace(one, environment={**one.environment, "torch": "0.1"}) for one in records]
-    (title, _), (later, outcomes) = recorded_outcomes([*records, *other])
+    (title, _), (later, outcomes) = recorded_winners([*records, *other])
     assert title != later and "torch 0.1" in later and outcomes == swept[1]
     other = [dataclasses.replace(one, protocol={**one.protocol, "kernel": "f" * 16}) for one in records]
-    ((later, outcomes),) = recorded_outcomes([*records, *other])
+    ((later, outcomes),) = recorded_winners([*records, *other])
     assert later == title.replace("0123456789abcdef", "f" * 16) and outcomes == swept[1], "of the last kernel alone"
     in_situ = [one for one in records if one.protocol["place"] == NETWORK]
-    ((_, outcomes),) = recorded_outcomes(in_situ)
+    ((_, outcomes),) = recorded_winners(in_situ)
     assert [one.alone for one in outcomes] == [None, None] and outcomes[0].network == swept[1][0].network
 
 
@@ -60,7 +59,7 @@ def test_what_was_measured_beside_another_rule_is_left_out(swept):
     one = next(one for one in records if one.protocol["place"] == NETWORK and one.device_us)
     fast = {**one.device_us, "samples": [[us / 2 for us in rounds] for rounds in one.device_us["samples"]]}
     earlier = dataclasses.replace(one, device_us=fast, paired=[{**one.paired[0], "variant": "earlier"}])
-    assert recorded_outcomes([earlier, *records])[0][1] == swept[1]
+    assert recorded_winners([earlier, *records])[0][1] == swept[1]
 
 
 def test_of_several_forks_those_that_were_timed_most_often_and_last_decide(swept):
@@ -74,10 +73,10 @@ def test_of_several_forks_those_that_were_timed_most_often_and_last_decide(swept
         return dataclasses.replace(one, device_us=fast, protocol={**one.protocol, "forks": ["layer9"], **protocol})
 
     in_situ = [one for one in records if one.protocol["place"] == NETWORK and one.device_us]
-    ((_, outcomes),) = recorded_outcomes([*map(elsewhere, in_situ), *records])
+    ((_, outcomes),) = recorded_winners([*map(elsewhere, in_situ), *records])
     assert outcomes == swept[1]
     first = [elsewhere(one) for one in in_situ if one.cell["tap"] == "layer1"]
-    ((_, (changed, same)),) = recorded_outcomes([*records, *first])
+    ((_, (changed, same)),) = recorded_winners([*records, *first])
     assert changed.over_rule.median_ratio < 0.6 and same == swept[1][1], "a sweep that was stopped there"
     few = {"rounds": 1, "captures": 1}
     looked_at = [
@@ -88,17 +87,17 @@ def test_of_several_forks_those_that_were_timed_most_often_and_last_decide(swept
         )
         for one in (elsewhere(one, **few) for one in in_situ)
     ]
-    ((_, outcomes),) = recorded_outcomes([*records, *looked_at])
+    ((_, outcomes),) = recorded_winners([*records, *looked_at])
     assert outcomes == swept[1]
 
 
 def found(network, over_rule, over_alone, alone=FIRST):
-    return Outcome(TARGETS[0], RULE, alone, FASTER, network, over_rule, over_alone, Counter())
+    return HeadWinners(TARGETS[0], RULE, alone, FASTER, network, over_rule, over_alone, Counter())
 
 
 def test_nulls_are_called_so():
     def row_of(*arguments):
-        ((row,),) = [table.rows for table in outcome_tables([("t", [found(*arguments)])])]
+        ((row,),) = [table.rows for table in winner_tables([("t", [found(*arguments)])])]
         return row
 
     row = row_of(FIRST, NULL, SAME)
@@ -143,7 +142,7 @@ def test_records_that_lack_something(change, message, swept):
     records = read_records(swept[0])
     timed = next(one for one in records if one.error is None)
     with pytest.raises(BadRecord, match=message):
-        recorded_outcomes([*records, dataclasses.replace(timed, **change(timed))])
+        recorded_winners([*records, dataclasses.replace(timed, **change(timed))])
 
 
 def test_the_command(swept, tmp_path):
@@ -152,7 +151,7 @@ def test_the_command(swept, tmp_path):
     title = "resnet18 float16, batch 8, 10 classes; H200, torch 2.11, kernel 0123456789abcdef"
     assert title in drawn.stdout and "layer2, layer3" in drawn.stdout
     printed = tune("table", swept[0], "--markdown")
-    (table,) = outcome_tables([(title, swept[1])])
+    (table,) = winner_tables([(title, swept[1])])
     assert f"**{title}**\n\n| taps | by rule |" in printed.stdout and "| --- | ---: |" in printed.stdout
     assert all(f"| {' | '.join(row)} |" in printed.stdout for row in table.rows)
     assert table.remarks == summary(swept[1])
@@ -174,6 +173,6 @@ def test_what_looks_different_from_itself_is_counted(swept):
     steady, faster = of_captures(timed, *[5.0, 5.1] * 6), of_captures(timed, *[5.0, 5.01] * 3, *[4.5, 4.51] * 3)
     few = of_captures(timed, 5.0, 5.01, 5.0, 4.5, 4.51)
     failed = next(one for one in records if one.error)
-    (said,) = false_winners([steady, faster, steady, steady, few, failed])
+    (said,) = self_comparison([steady, faster, steady, steady, few, failed])
     assert said.startswith("A/A: of 4 configurations 1 (25.00%) look different from themselves")
-    assert false_winners([few, failed]) == []
+    assert self_comparison([few, failed]) == []

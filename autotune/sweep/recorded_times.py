@@ -1,8 +1,8 @@
-"""Measuring without a GPU: a measurer that answers from records."""
+"""Records in place of a GPU: answers a sweep's questions by what earlier sweeps measured."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
+from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
 from ...kernels.launch_rule import config_by_rule
 from ..measuring.failures import Failure
@@ -10,41 +10,32 @@ from ..measuring.targets import ALONE, NETWORK, Target
 from ..records.comparison import Paired
 from ..records.decisions import of_last_kernel
 from ..records.record import Record
-from .records import has_enough, result_of, shape_of, size, sweep_records
-from .space import text
+from .config_text import text
+from .records import has_enough, result_of, shape_of, size
 
 #: The kind of failure of what no record holds.
 UNAVAILABLE = "not recorded"
+#: A configuration by its name, with the head's shape, the place, and there the model and taps (alone none).
+_Recorded = tuple[HeadShape, str, str, str]
 
 
-class _Thing(NamedTuple):
-    """What was measured."""
+class RecordedTimes:
+    """A :class:`~auxhead.autotune.sweep.measure.Measurer` that answers from records, wherever they were measured.
 
-    shape: tuple[object, ...]
-    place: str
-    network: str
-    """Model and taps; empty alone."""
-    variant: str
-
-
-class ReplayMeasurer:
-    """Answers from the records of earlier sweeps, wherever they were measured; what is not there is unavailable.
-
-    Nor is what was measured beside another rule's configuration than today's, or with another kernel than the last.
+    Not from those beside another rule's configuration than today's, or of another kernel than the last.
     Of a configuration that was measured more than once the answer has as many captures and rounds as asked for, or the
     next larger numbers, or else the largest; of several such records it is the last.
     """
 
     def __init__(self, records: Sequence[Record]) -> None:
         """Answer from ``records``, those of other kinds aside."""
-        self._found: dict[_Thing, list[Record]] = {}
-        for record in of_last_kernel(sweep_records(records)):
-            if record.paired and record.paired[0]["variant"] != text(config_by_rule(shape_of(record))):
+        self._found: dict[_Recorded, list[Record]] = {}
+        for record in of_last_kernel(records):
+            shape, place = shape_of(record), record.protocol["place"]
+            if record.paired and record.paired[0]["variant"] != text(config_by_rule(shape)):
                 continue
-            place = record.protocol["place"]
             network = f"{record.cell['model']}: {record.cell['tap']}" if place == NETWORK else ""
-            thing = _Thing(shape_of(record), place, network, record.variant)
-            self._found.setdefault(thing, []).append(record)
+            self._found.setdefault((shape, place, network, record.variant), []).append(record)
 
     def begin_to_compile(self, target: Target, place: str, configs: Sequence[LaunchConfig]) -> None:
         """Do nothing."""
@@ -72,7 +63,7 @@ class ReplayMeasurer:
 
     def _result(self, target: Target, place: str, config: LaunchConfig, rounds: int, captures: int) -> Paired | Failure:
         network = f"{target.model}: {', '.join(target.taps)}" if place == NETWORK else ""
-        records = self._found.get(_Thing(target.shape, place, network, text(config)))
+        records = self._found.get((target.shape, place, network, text(config)))
         if records is None:
             return Failure(UNAVAILABLE, f"{text(config)}, {place}")
         measured = [record for record in records[::-1] if record.error is None] or records[::-1]  # the last one first
@@ -81,10 +72,10 @@ class ReplayMeasurer:
 
 
 def recorded_targets(records: Sequence[Record], model: str) -> list[Target]:
-    """Return what of a model was swept in situ, in order of first appearance."""
+    """Return the targets of a model that were swept in situ, in order of first appearance."""
     found = [
         Target(shape_of(record), model, tuple(record.cell["tap"].split(", ")))
-        for record in of_last_kernel(sweep_records(records))
+        for record in of_last_kernel(records)
         if record.protocol["place"] == NETWORK and record.cell["model"] == model
     ]
     return list(dict.fromkeys(found))

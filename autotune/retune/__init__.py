@@ -1,1 +1,0 @@
-"""``auxhead-tune retune``: whether searches that know nothing of each other agree."""

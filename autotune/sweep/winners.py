@@ -1,0 +1,117 @@
+"""Winners of a head, alone and in situ, and how they compare: from a sweep's answers, or from records alone."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ...kernels.head_shape import HeadShape
+from ...kernels.launch_config import LaunchConfig
+from ...kernels.tuned_table import config_from
+from ..measuring.targets import ALONE, NETWORK, Target
+from ..records.comparison import Difference
+from ..records.decisions import Decision, Measurement, by_setting, deciding, measurement, of_last_kernel
+from ..records.record import BadRecord, Record
+from .config_text import parse, text
+from .search import Answers, decision
+
+
+class HeadWinners(NamedTuple):
+    """Winners of one target."""
+
+    target: Target
+    rule: LaunchConfig
+    """The baseline of all times."""
+    alone: LaunchConfig | None
+    """The winner alone; None if nothing could be measured."""
+    alone_over_rule: Difference | None
+    network: LaunchConfig | None
+    """The winner in situ."""
+    over_rule: Difference | None
+    """Times of the whole network: the winner in situ against the rule's configuration."""
+    over_alone: Difference | None
+    """And against the winner alone."""
+    failures: Counter[str]
+    """By kind."""
+
+    @classmethod
+    def of(
+        cls, target: Target, alone: Decision[LaunchConfig], network: Decision[LaunchConfig], failures: Counter[str]
+    ) -> "HeadWinners":
+        """Collect the winners in both places, decided beside the same rule's configuration."""
+        return cls(
+            target,
+            alone.rule,
+            alone.winner,
+            alone.compare(alone.winner, alone.rule),
+            network.winner,
+            network.compare(network.winner, network.rule),
+            network.compare(network.winner, alone.winner),
+            failures,
+        )
+
+
+def launchable(record: Record) -> Measurement:
+    """Read the record of something that was timed, its configuration as one that can be launched.
+
+    Raises:
+        ValueError: names what the record lacks.
+    """
+    found = measurement(record)
+    return found._replace(config=config_from(found.config, str(record.cell.get("pool"))))
+
+
+def deciding_times(measured: Iterable[Measurement]) -> Answers:
+    """Return the times that decide in one setting, of ``launchable`` measurements; each configuration's last."""
+    return {one.config: one.paired for one in deciding(measured)}
+
+
+def recorded_winners(records: Iterable[Record]) -> list[tuple[str, list[HeadWinners]]]:
+    """Return the winners of the kernel that was swept last, with a title for each network, dtype, batch and classes.
+
+    Raises:
+        BadRecord: a record of a sweep that lacks something.
+    """
+    by_environment: dict[tuple[Any, ...], list[Record]] = {}
+    for record in of_last_kernel(records):
+        environment = (*record.environment_key, record.environment.get("sm_count"))
+        by_environment.setdefault(environment, []).append(record)
+    found: list[tuple[str, list[HeadWinners]]] = []
+    for its in by_environment.values():
+        settings = by_setting(its)
+        alone = {setting.shape: measured for setting, measured in settings.items() if setting.place == ALONE}
+        networks: dict[tuple[Any, ...], tuple[str, list[HeadWinners]]] = {}
+        for setting, in_situ in settings.items():
+            if setting.place == NETWORK:
+                record, shape = in_situ[0], HeadShape(*setting.shape)
+                target = Target(shape, record.cell["model"], tuple(record.cell["tap"].split(", ")))
+                network = (record.protocol.get("trunk"), target.model, shape.samples, shape.dtype, shape.classes)
+                _, winners = networks.setdefault(network, (_title(record), []))
+                winners.append(_winners(target, alone.get(setting.shape, []), in_situ))
+        found += networks.values()
+    return found
+
+
+def _title(record: Record) -> str:
+    cell, environment = record.cell, record.environment
+    return (
+        f"{cell['model']} {cell['dtype']}, batch {cell['samples']}, {cell['classes']} classes; "
+        f"{environment.get('gpu')}, torch {environment.get('torch')}, kernel {record.protocol['kernel']}"
+    )
+
+
+def _winners(target: Target, alone: Sequence[Record], in_situ: Sequence[Record]) -> HeadWinners:
+    """Decide by records of one target; what was timed beside another rule than the last in situ is passed over."""
+    places: Mapping[str, Sequence[Record]] = {ALONE: alone, NETWORK: in_situ}
+    try:
+        measured = {place: [launchable(one) for one in its if one.error is None] for place, its in places.items()}
+        rule = measured[NETWORK][-1].rule if measured[NETWORK] else text(target.rule)
+        baseline = parse(rule)
+        decided = {
+            place: decision(baseline, deciding_times(one for one in found if one.rule == rule))
+            for place, found in measured.items()
+        }
+    except ValueError as error:
+        raise BadRecord(f"{target}: {error}") from None
+    failed = {(place, one.variant): one.error for place, its in places.items() for one in its if one.error is not None}
+    kinds = Counter(error.partition(": ")[0] for error in failed.values())
+    return HeadWinners.of(target, decided[ALONE], decided[NETWORK], kinds)
