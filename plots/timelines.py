@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..autotune.records.record import Record
-from .bench_records import network_of
-from .records import NoRecords
+from .records import NoRecords, network_of
 
 #: The kinds of records that hold them.
 KINDS = ("timeline", "overlap")

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from ...autotune.records.record import Record, latest
-from ..bench_records import network_of, rounds
-from ..records import NoRecords, stamp
+from ..records import NoRecords, network_of, rounds, stamp
 from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, new_figure, tidy
 
 #: What surely adds as much to the trunk's time, in percent, is not free: about what captures of one thing differ by.

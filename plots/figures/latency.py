@@ -8,8 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from ...autotune.records.record import Record
-from ..bench_records import NEVER, most_measured, rounds, spread
-from ..records import NoRecords, stamp
+from ..records import NEVER, NoRecords, most_measured, rounds, spread, stamp
 from ..style import AMBER, BLUE, GREY, ORANGE, SKY, Line, frame, new_figure, tidy
 
 #: All that is drawn: colours say which heads, dashes how it runs.

@@ -19,7 +19,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """Launches and CUDA API time of one request, naive early exit before and a runner after.
 
     Args:
-        records: of ``auxhead profile``; the last run is drawn.
+        records: of ``auxhead-tune profile``; the last run is drawn.
 
     Raises:
         NoRecords: the last run lacks one of the two.

@@ -8,8 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from ...autotune.records.record import Record
-from ..bench_records import NEVER, most_measured, rounds, spread
-from ..records import NoRecords, stamp
+from ..records import NEVER, NoRecords, most_measured, rounds, spread, stamp
 from ..style import BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, new_figure, tidy
 
 FLOOR, BARE = "truncated@cudnn", "graph-bare@cudnn"
