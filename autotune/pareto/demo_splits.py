@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ...model.bad_input import BadInput
 from ...model.checkpoint import Checkpoint
-from ...model.demo.run import REPORT_FORMAT
+from ...model.demo.report import REPORT_FORMAT
 from ...model.training.data_sets import LabelledImages, Splits, decode, make_splits, split_places
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ...model import EarlyExitNetwork, ExitResult, make_runner, make_trunk
 from ...model.bad_input import BadInput
-from ...model.checkpoint import load_checkpoint
 from ...model.commands.user_model import UserModel
+from ...model.demo.saved import load_demo
 from ...model.images import normalise, open_image, to_pixels
 from ..measuring.correctness import Answer, Comparison, Truth, eager_truth, logits_of_exits, measure_rounding, verdict
 from ..measuring.peers import NaiveHead, merged, with_item
@@ -111,7 +111,7 @@ def demo_model(checkpoint: Path, batch: int) -> tuple[UserModel, str]:
     Raises:
         BadInput: files that are missing or damaged.
     """
-    loaded = load_checkpoint(checkpoint)
+    loaded = load_demo(checkpoint)
     size = loaded.image_size
     paths = sorted((checkpoint / "examples").glob("*.png"))
     if not paths:  # the demo keeps no copies of pictures that its user has as files

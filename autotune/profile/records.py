@@ -1,4 +1,4 @@
-"""What ``auxhead profile`` keeps: a record of one request before, and one of it after."""
+"""What ``auxhead-tune profile`` keeps: a record of one request before, and one of it after."""
 
 import secrets
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What ``auxhead profile`` prints, from the two records that it keeps."""
+"""What ``auxhead-tune profile`` prints, from the two records that it keeps."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from auxhead.autotune.bench.selection import unsettled
+from auxhead.autotune.bench.tables import bench_tables
 from auxhead.autotune.bench.variants import Capture, Factories
 from auxhead.autotune.measuring.cells import NEVER, SHARES
 from auxhead.autotune.measuring.correctness import Comparison, eager_truth, measure_rounding, verdict
@@ -14,7 +15,6 @@ from auxhead.autotune.measuring.peers import Compiled, HeadSaid, NaiveHead, in_l
 from auxhead.autotune.measuring.subject import Subject
 from auxhead.autotune.measuring.timers import VariantFailed
 from auxhead.autotune.records.record import read_records
-from auxhead.autotune.records.tables import bench_tables
 from auxhead.model import make_trunk
 from support.bench_fakes import (
     AutoRunner,

@@ -1,87 +1,23 @@
 """The demo from pictures to numbers: train, choose thresholds, let a held-out test split leave early."""
 
-import os
-import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..calibration.evaluation import answers_of_all_exits, early_exit_answers
 from ..calibration.thresholds import Calibration, calibrate
-from ..checkpoint import save_checkpoint
 from ..early_exit_network import EarlyExitNetwork
 from ..training.data_sets import LabelledImages, Split, Splits, decode, make_splits, split_places
 from ..training.deep_supervision import Step, TrainingPlan, train
+from .report import REPORT_FORMAT, DemoReport, ExitReport, environment
 from .small_resnet import BLOCKS, small_early_exit_network
 
 #: Told what begins and how many pictures it takes; returns what is told of each advance: pictures, and a remark.
 Watch = Callable[[str, int], Callable[[int, str], None]]
-
-
-@dataclass(frozen=True)
-class ExitReport:
-    """What one exit did on the test split; shares and accuracies from 0 to 1."""
-
-    name: str
-    """The tapped block, or "classifier"."""
-    threshold: float | None
-    """The confidence that a picture must exceed; 1.0 never exits, None is the classifier."""
-    images: int
-    """How many left here."""
-    share: float
-    """Of the test split."""
-    accuracy: float | None
-    """Of the pictures that left here; None where none did."""
-    accuracy_on_all: float
-    """What this exit would reach if it had to answer for the whole test split."""
-
-
-@dataclass(frozen=True)
-class DemoReport:
-    """What ``report.json`` holds; shares and accuracies from 0 to 1."""
-
-    format: str
-    data: str
-    classes: int
-    image_size: int
-    """Pixels, height and width."""
-    seed: int
-    epochs: int
-    images: dict[str, int]
-    """In each split."""
-    exits: list[ExitReport]
-    """The heads, then the classifier."""
-    accuracy: float
-    """Of early exit on the test split."""
-    full_accuracy: float
-    """Of the classifier on the same pictures."""
-    accuracy_drop_points: float
-    """Full network less early exit, in percentage points."""
-    left_before_last_block: float
-    """Share of the test split that had left before layer4.1 ran."""
-    mean_blocks: float
-    """Blocks before the exit, mean over the test split: what each picture alone would have needed, counted and not
-    timed, every block alike."""
-    blocks: int
-    max_accuracy_drop: float
-    """What the thresholds were allowed to cost on the validation split."""
-    validation: dict[str, float]
-    """accuracy and full_accuracy there."""
-    latency: list[dict[str, Any]] | None
-    """Medians by batch size and variant; None where there is no CUDA device."""
-    environment: dict[str, Any]
-    seconds: dict[str, float]
-    """Wall time of each phase."""
-
-
-#: Of :class:`DemoReport`; plots refuse others.
-REPORT_FORMAT = "auxhead demo report 1"
 
 
 @dataclass(frozen=True)
@@ -201,67 +137,6 @@ def _evaluate(network: EarlyExitNetwork, test: Split, calibration: Calibration) 
         "left_before_last_block": (exit_index < len(BLOCKS) - 1).double().mean().item(),
         "mean_blocks": (exit_index + 1).clamp(max=len(BLOCKS)).double().mean().item(),
     }
-
-
-def save_demo(directory: Path, run: DemoRun, source: LabelledImages) -> list[Path]:
-    """Write the checkpoint, and a test picture of each of up to ten classes where the source has no files.
-
-    Returns:
-        Picture files of the test split, one a class, to try ``auxhead infer`` on.
-    """
-    report = run.report
-    save_checkpoint(
-        directory,
-        run.network,
-        classes=source.classes,
-        image_size=report.image_size,
-        accuracy={"test": report.accuracy, "test_full_network": report.full_accuracy},
-    )
-    examples = []
-    test = run.splits.test
-    for label in range(min(10, len(source.classes))):
-        of_class = test.places[test.labels == label].tolist()
-        if not of_class:
-            continue
-        if source.paths is not None:
-            examples.append(source.paths[of_class[0]])
-            continue
-        path = directory / "examples" / f"{source.classes[label]}.png"
-        path.parent.mkdir(exist_ok=True)
-        source.open[of_class[0]]().save(path)
-        examples.append(path)
-    return examples
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """Return the machine and the versions that a report's numbers belong to."""
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
-        "device_type": device.type,
-        "cpu_threads": torch.get_num_threads(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "torchvision", "triton", "auxhead")},
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or f"{os.cpu_count()}-core CPU"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 @contextmanager
