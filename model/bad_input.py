@@ -1,4 +1,4 @@
-"""What the user can put right: bad options, files and folders."""
+"""BadInput: errors that the user can put right, in options, files and folders."""
 
 
 class BadInput(ValueError):

@@ -1,4 +1,4 @@
-"""A trained network on disk: ``model.safetensors`` with the parameters, ``model.json`` with everything else."""
+"""Checkpoints: parameters in ``model.safetensors``; taps, exit rules, classes and input format in ``model.json``."""
 
 import json
 import os
@@ -25,7 +25,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A network with what is needed to feed it and to read its answers."""
+    """A network, and the facts by which images become its input and its answers get names."""
 
     network: EarlyExitNetwork
     """In eval mode on the CPU, its rules set."""
@@ -33,8 +33,9 @@ class Checkpoint:
     image_size: int
     """Height and width of the input in pixels."""
     mean: tuple[float, ...]
-    """Of each channel, on a scale of 0 to 1; see :func:`auxhead.model.images.normalise`."""
+    """Subtracted from each channel, which is scaled to 0 to 1 before; see :func:`auxhead.model.images.normalise`."""
     std: tuple[float, ...]
+    """Divides each channel after that."""
     accuracy: Mapping[str, float]
     """Facts for people, 0 to 1."""
 

@@ -1,4 +1,4 @@
-"""The command ``auxhead-plot``: registers a subcommand for each figure, and those that are about several."""
+"""The command ``auxhead-plot``: registers ``all``, ``perfetto`` and a subcommand for each figure."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""The commands of ``auxhead-plot``: one for each figure, one for all of them, and traces for Perfetto."""
+"""Commands of ``auxhead-plot``: one for each figure, one for all of them, and one for Perfetto traces."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

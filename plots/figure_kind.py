@@ -8,38 +8,38 @@ from matplotlib.figure import Figure
 
 from .records import COMMITTED, NoRecords, read_kinds
 
-#: The figure, and everything that it shows: with "title" and "stamp", in a form that fits into JSON.
+#: The figure, and everything that it shows as JSON values, "title" and "stamp" among them.
 Drawn = tuple[Figure, dict[str, Any]]
 
 
 class FigureKind(NamedTuple):
-    """One figure: a module with one function that draws it."""
+    """A figure that can be drawn from records."""
 
     name: str
-    """Of the subcommand and of the files."""
+    """Name of the subcommand and of the files."""
     draw: Callable[[Any], Drawn]
-    """From what ``read`` returns; the first line of its docstring says what the figure shows. Raises ``BadRecord``, or
-    ``NoRecords`` where those that it needs are not among them."""
+    """Draws what ``read`` returns; the first line of its docstring is the help of the subcommand. Raises ``NoRecords``
+    where records that it needs are missing, and ``BadRecord``."""
     kinds: tuple[str, ...]
-    """Of the records that it is drawn from."""
+    """Kinds of the records that it is drawn from."""
     files: tuple[str, ...]
-    """Where those that come with the package are, in autotune/records."""
+    """Files of the package's own records, in autotune/records."""
     made_by: str
-    """The command that makes such records."""
+    """The command that measures such records."""
     read: Callable[[Sequence[Path], Sequence[str]], Any] = read_kinds
-    """Given the files and ``kinds``."""
+    """Reads files; takes their paths and ``kinds``."""
 
     @property
     def finding(self) -> str:
-        """What the figure shows, in a line."""
+        """One line on what the figure shows."""
         return (self.draw.__doc__ or "").strip().partition("\n")[0]
 
     def make(self, paths: Sequence[Path] | None = None) -> Drawn:
-        """Draw it from files; of those, whatever is not of its kinds is passed over. None: those of the package.
+        """Draw it from files, None for those of the package; records of other kinds are passed over.
 
         Raises:
-            NoRecords: what it is drawn from is not there; names the command that makes it.
-            BadRecord: a file that is none of records, or records of several devices or versions.
+            NoRecords: there is nothing to draw; names the command that measures it.
+            BadRecord: a file that does not hold records, or records of several devices or versions.
         """
         if paths is None:
             own = [COMMITTED / file for file in self.files]
@@ -56,5 +56,5 @@ class FigureKind(NamedTuple):
 
 
 def _format(file: str) -> str:
-    """Return what a file's name ends with, compressed or not."""
+    """Return the ending of a file's name without that of the compression."""
     return Path(file.removesuffix(".gz")).suffix

@@ -1,4 +1,4 @@
-"""Figures as files: PNG and SVG, and beside them the numbers that are drawn."""
+"""Writes figures to files: PNG, SVG, and JSON with the numbers that are drawn."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 
 def save_figure(figure: Figure, drawn: Mapping[str, Any], stem: Path) -> list[Path]:
-    """Write ``stem``.png, .svg and .json; each is complete or the one that was there before."""
+    """Write ``stem``.png, .svg and .json; each replaces an older one only when it is complete."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    figure.draw_without_rendering()  # once for both pictures, which takes as long as either of them
+    figure.draw_without_rendering()  # lays out once for both pictures, which takes as long as either
     figure.set_layout_engine("none")
     paths = []
     for kind in ("png", "svg", "json"):
@@ -22,7 +22,7 @@ def save_figure(figure: Figure, drawn: Mapping[str, Any], stem: Path) -> list[Pa
         if kind == "json":
             unfinished.write_text(json.dumps(drawn, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         else:
-            # the same figure gives the same bytes, so that version control sees no change where there is none
+            # without these two the same figure gives other bytes each time, a change for version control
             with matplotlib.rc_context({"svg.hashsalt": "auxhead"}):
                 metadata = {"Date": None} if kind == "svg" else {"Software": None}
                 figure.savefig(unfinished, format=kind, dpi=200 if kind == "png" else 100, metadata=metadata)

@@ -7,10 +7,9 @@ from rich.markup import escape
 
 
 class BenchProgress:
-    """How far the run is, what is being done, and about how long the rest takes.
+    """Shows how far a run is: on a terminal one line that changes, elsewhere a line for each exit pattern of a cell.
 
-    One line that changes on a terminal; elsewhere a line for each exit pattern of a cell. What is to be kept is printed
-    in either case.
+    Lines that are to be kept are printed in either case.
     """
 
     def __init__(self, console: Console) -> None:
@@ -31,7 +30,7 @@ class BenchProgress:
             self._status.stop()
 
     def say(self, what: str, keep: bool) -> None:
-        """Show what begins."""
+        """Show what begins; ``keep`` prints it for good."""
         taken = time.monotonic() - self._began
         left = f", about {taken / self._done * (self.total - self._done) / 60:.0f} min left" if self._done else ""
         line = f"{self._done + 1} of {self.total}{left}: {what}"

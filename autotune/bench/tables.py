@@ -26,9 +26,9 @@ _TEXT_COLUMNS = 2
 def bench_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return one table for each cell and environment, of the last measurement of each variant.
 
-    Ratios stand only where the bare trunk of the same option was measured in the same run, and so does what compares
-    with the floor: of an exit the truncated network, of mixed exits the trunk's segments, each for the open samples.
-    Throughput is that of calls back to back, by their device time.
+    Ratios compare with the bare trunk of the same kind and run, if it was measured; the columns of the floor with the
+    network cut off at the exit or, for mixed exits, the trunk's segments for the samples still open. Throughput is that
+    of calls back to back, by their device time.
     """
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in latest(record for record in records if record.kind == "bench"):

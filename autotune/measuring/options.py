@@ -26,7 +26,7 @@ Placements = Annotated[
 
 @dataclass(frozen=True)
 class NetworkChoice:
-    """The networks that the options choose."""
+    """Networks as the options choose them; an empty sequence stands for the default."""
 
     model: str
     batches: Sequence[int]
@@ -36,7 +36,7 @@ class NetworkChoice:
 
     @classmethod
     def of(cls, model: str, batch: Batches, dtype: Dtypes, classes: Classes, placement: Placements) -> "NetworkChoice":
-        """Take the options as they are given."""
+        """Make the choice from the options as typer gives them."""
         dtypes, placements = [one.value for one in dtype or []], [one.value for one in placement or []]
         return cls(model, batch or [], dtypes, classes or [], placements)
 

@@ -22,7 +22,7 @@ from .tables import print_comparison
 
 
 class Exits(str, Enum):
-    """Runners that a profile can show as "after"."""
+    """Runners that can be profiled as "after"."""
 
     overlapped = "overlapped"
     polled = "polled"
@@ -30,7 +30,7 @@ class Exits(str, Enum):
 
 
 class Trunk(str, Enum):
-    """What a runner may make of the trunk."""
+    """Kinds of trunks that a runner may have."""
 
     as_is = "as_is"
     cudnn = "cudnn"

@@ -1,4 +1,4 @@
-"""One network's requests before and after: naive early exit against a runner, checked, timed and profiled."""
+"""Measures requests before (naive early exit) and after (a runner): checked, timed and profiled."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ BEFORE, AFTER = "before", "after"
 
 @dataclass(frozen=True)
 class BeforeAndAfter:
-    """What was found for one network and one batch; each by ``BEFORE`` and ``AFTER``."""
+    """Measurements of one network and one batch; keys are ``BEFORE`` and ``AFTER``."""
 
     profiles: dict[str, RequestProfile]
     times: dict[str, HostTimes]
     counts: dict[str, dict[str, int]]
-    """How samples compared with the eager network, as records count them: before on the backbone as it is, after on the
-    same trunk as the runner."""
+    """Comparison of the answers with the eager network, as in records: before with the backbone as it is, after with
+    the runner's trunk."""
     samples_by_exit: dict[str, int]
-    """How many samples of the batch leave at each tap, and last how many the classifier answers."""
+    """Samples of the batch that leave at each tap and, last, at the classifier."""
 
     @property
     def problems(self) -> list[str]:
-        """What keeps the runner from a steady state."""
+        """Reasons why the runner is not in a steady state; empty if it is."""
         return steady_state_problems(self.profiles[AFTER])
 
 
@@ -47,12 +47,12 @@ def compare(
         network: in eval mode, on x's device.
         x: the input of every request.
         exits: the kind of runner, as ``make_runner`` takes it.
-        trunk: what the runner makes of the trunk, as ``make_runner`` takes it.
+        trunk: the kind of the runner's trunk, as ``make_runner`` takes it.
         requests: counted requests of each measurement.
         out: directory of the traces.
 
     Raises:
-        BadInput: the network cannot be run so; says why.
+        BadInput: the network cannot be run like this; says why.
         RuntimeError: an answer differs from the eager runner's by more than rounding; nothing is timed then.
     """
     try:
@@ -85,7 +85,7 @@ def compare(
 
 
 def _truth(network: EarlyExitNetwork, trunk: str, x: Tensor) -> Truth:
-    """What the eager network says on a trunk."""
+    """Return the answers of the eager network on a trunk."""
     made = make_trunk(network.backbone, network.taps, x, trunk)
     heads = network.fused_heads
     logits = logits_of_exits(
@@ -103,10 +103,10 @@ def _answer(result: ExitResult) -> Answer:
 
 
 def demo_model(checkpoint: Path, batch: int) -> tuple[UserModel, str]:
-    """Load what ``auxhead demo`` wrote, with pictures of its test split where it left some, else noise.
+    """Load a checkpoint of ``auxhead demo`` and its sample images, or random numbers if it saved none.
 
     Returns:
-        The network with a batch for it, and what the batch is made of.
+        The network with a batch for it, and in words where the batch is from.
 
     Raises:
         BadInput: files that are missing or damaged.
@@ -114,7 +114,7 @@ def demo_model(checkpoint: Path, batch: int) -> tuple[UserModel, str]:
     loaded = load_demo(checkpoint)
     size = loaded.image_size
     paths = sorted((checkpoint / "examples").glob("*.png"))
-    if not paths:  # the demo keeps no copies of pictures that its user has as files
+    if not paths:  # the demo copies no images that its user has as files
         return UserModel(loaded.network, torch.randn(batch, 3, size, size)), "random numbers"
     pixels = torch.stack([to_pixels(open_image(path), size) for path in paths])
     images = normalise(pixels, loaded.mean, loaded.std)
@@ -122,5 +122,5 @@ def demo_model(checkpoint: Path, batch: int) -> tuple[UserModel, str]:
 
 
 def repeated(x: Tensor, batch: int) -> Tensor:
-    """Return ``batch`` samples of x, beginning anew after the last."""
+    """Return ``batch`` samples of x, starting over after the last one."""
     return torch.cat([x] * -(-batch // len(x)))[:batch]  # keeps channels_last, which indexing would not

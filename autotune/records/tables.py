@@ -8,34 +8,34 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-#: What the widest tables need on a terminal.
+#: Columns of a terminal that the widest tables need.
 WIDTH = 200
-#: Characters of a text that stays on one line.
+#: Cells of a text column are not broken into lines if all have at most so many characters.
 _UNBROKEN = 60
 
 
 class RecordTable(NamedTuple):
-    """What records of one environment say."""
+    """A table as text, before it is drawn for a terminal or written in Markdown."""
 
     title: str
     columns: tuple[str, ...]
     text_columns: int
     """How many of them, from the left, are text."""
     rows: list[tuple[str, ...]]
-    """A cell a column; those with the same first one belong together."""
+    """One cell a column; rows with the same first cell are drawn as one section."""
     remarks: list[str]
-    """What is no number: failures, and what else to know of a row."""
+    """Lines below the table: failures, and notes on rows."""
 
 
 def wide_console() -> Console:
-    """Return the terminal as wide as it is; a file or pipe, which has no width, gets room for whole tables."""
+    """Return a console on standard output: as wide as the terminal, in a file or pipe wide enough for all tables."""
     make = partial(Console, markup=False, emoji=False, highlight=False)  # brackets in names are no markup
     console = make()
     return console if console.is_terminal else make(width=max(console.width, WIDTH))
 
 
 def as_rich(table: RecordTable) -> Table:
-    """Return the table for a terminal of ``WIDTH`` columns, sections for rows that begin alike, if any do."""
+    """Return the table for a terminal of ``WIDTH`` columns, with sections if any rows begin alike."""
     drawn = Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for place, name in enumerate(table.columns):
         heading = name.replace(" / ", "\n/ ").replace(" over ", "\nover ")

@@ -1,4 +1,4 @@
-"""The console that commands print on: names of files, classes and layers come out as they are, brackets included."""
+"""The console of commands: names of files, classes and layers are printed as they are, brackets included."""
 
 from rich.console import Console
 

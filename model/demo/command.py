@@ -67,7 +67,7 @@ DeviceOption = Annotated[Device, typer.Option(help="Where to run.")]
 def demo_command(
     measure_latency: MeasureLatency, draw_exits: DrawExits, save_figure: SaveFigure
 ) -> Callable[..., None]:
-    """Return the command ``demo``; latency and figure are other packages' business and handed in."""
+    """Return the command ``demo``, given functions of packages that model may not import."""
 
     def demo(
         data: DataOption = None,
@@ -92,10 +92,10 @@ def demo_command(
                 f"ResNet-18 with 8 heads on {where}",
                 soft_wrap=True,
             )
-            with ProgressLines(console) as watch:
+            with ProgressLines(console) as start_phase:
                 run = run_demo(
                     source, image_size=size, device=where, seed=seed, epochs=epochs,
-                    max_accuracy_drop=max_accuracy_drop, watch=watch,
+                    max_accuracy_drop=max_accuracy_drop, start_phase=start_phase,
                 )  # fmt: skip
             report = run.report
             if where.type == "cuda":
@@ -121,7 +121,7 @@ def infer(
     checkpoint: Annotated[Path, typer.Option(help="A directory written by `auxhead demo`.", show_default=False)],
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Answer for picture files, and say which exit answered."""
+    """Answer for image files, and say which exit answered."""
     with one_line_errors():
         where = torch_device(device)
         loaded = load_demo(checkpoint)

@@ -1,4 +1,4 @@
-"""The demo from pictures to numbers: train, choose thresholds, let a held-out test split leave early."""
+"""The demo's experiment: train the network, choose thresholds, let a held-out test split leave early."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,18 +11,18 @@ import torch
 from ..calibration.evaluation import answers_of_all_exits, early_exit_answers
 from ..calibration.thresholds import Calibration, calibrate
 from ..early_exit_network import EarlyExitNetwork
-from ..training.data_sets import LabelledImages, Split, Splits, decode, make_splits, split_places
+from ..training.data_sets import LabelledImages, Split, Splits, decode, make_splits, split_indices
 from ..training.deep_supervision import Step, TrainingPlan, train
 from .report import REPORT_FORMAT, DemoReport, ExitReport, environment
 from .small_resnet import BLOCKS, small_early_exit_network
 
-#: Told what begins and how many pictures it takes; returns what is told of each advance: pictures, and a remark.
-Watch = Callable[[str, int], Callable[[int, str], None]]
+#: Begins a phase of so many images for a progress bar; returns a function that counts images as done, with a remark.
+StartPhase = Callable[[str, int], Callable[[int, str], None]]
 
 
 @dataclass(frozen=True)
 class DemoRun:
-    """The outcome of :func:`run_demo`."""
+    """The trained and calibrated network, its report, and the images that it was made with."""
 
     network: EarlyExitNetwork
     report: DemoReport
@@ -37,32 +37,32 @@ def run_demo(
     seed: int = 0,
     epochs: int | None = None,
     max_accuracy_drop: float = 0.005,
-    watch: Watch = lambda name, total: lambda images, remark: None,
+    start_phase: StartPhase = lambda name, total: lambda images, remark: None,
 ) -> DemoRun:
     """Train ``resnet18_small`` with a head behind every block, calibrate it, and evaluate it on the test split.
 
     Args:
-        source: the pictures.
+        source: the images.
         image_size: pixels, height and width.
         device: where the network runs.
         seed: of splits, parameters, order and shifts.
-        epochs: None chooses by the number of pictures.
-        max_accuracy_drop: what early exit may cost on the validation split; 0.005 is half a percentage point.
-        watch: for a progress bar.
+        epochs: None chooses by the number of images.
+        max_accuracy_drop: accuracy that early exit may cost on the validation split; 0.005 is half a percentage point.
+        start_phase: for a progress bar.
 
     Raises:
-        BadInput: pictures that cannot be read or split.
+        BadInput: images that cannot be read or split.
     """
     seconds: dict[str, float] = {}
     with _timed(seconds, "load"):
-        places = split_places(source, seed)
-        advance_reading = watch("reading images", len(source.open))
-        splits = make_splits(source, decode(source, image_size, lambda: advance_reading(1, "")), places)
+        indices = split_indices(source, seed)
+        advance_reading = start_phase("reading images", len(source.open))
+        splits = make_splits(source, decode(source, image_size, lambda: advance_reading(1, "")), indices)
 
     with _timed(seconds, "train"):
         plan = TrainingPlan.choose(len(splits.train.labels), image_size, epochs)
         per_epoch = len(splits.train.labels) // plan.batch_size * plan.batch_size
-        advance = watch("training", per_epoch * plan.epochs)
+        advance = start_phase("training", per_epoch * plan.epochs)
 
         def on_step(step: Step) -> None:
             advance(step.images, f"epoch {step.epoch + 1} of {plan.epochs}, loss {step.loss:.2f}")
@@ -110,14 +110,14 @@ def calibrate_network(network: EarlyExitNetwork, validation: Split, max_accuracy
 
 
 def _evaluate(network: EarlyExitNetwork, test: Split, calibration: Calibration) -> dict[str, Any]:
-    """Return the fields of :class:`DemoReport` that say what happened on the test split."""
+    """Return the fields of :class:`DemoReport` that are about the test split."""
     of_all = answers_of_all_exits(network, test.pixels).label == test.labels  # [E + 1, M]
     label, exit_index = early_exit_answers(network, test.pixels)
     right = label == test.labels
     thresholds: list[float | None] = [*calibration.thresholds, None]
     exits = []
-    for place, (name, threshold) in enumerate(zip([*network.taps, "classifier"], thresholds, strict=True)):
-        left = exit_index == place
+    for index, (name, threshold) in enumerate(zip([*network.taps, "classifier"], thresholds, strict=True)):
+        left = exit_index == index
         exits.append(
             ExitReport(
                 name=name,
@@ -125,7 +125,7 @@ def _evaluate(network: EarlyExitNetwork, test: Split, calibration: Calibration) 
                 images=int(left.sum()),
                 share=left.double().mean().item(),
                 accuracy=right[left].double().mean().item() if left.any() else None,
-                accuracy_on_all=of_all[place].double().mean().item(),
+                accuracy_on_all=of_all[index].double().mean().item(),
             )
         )
     accuracy, full_accuracy = right.double().mean().item(), of_all[-1].double().mean().item()

@@ -1,4 +1,4 @@
-"""Progress of the demo's phases: a bar on a terminal, elsewhere lines."""
+"""Progress of the demo's phases: a bar on a terminal, elsewhere a line from time to time."""
 
 import time
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class ProgressLines:
         self._progress.stop()
 
     def __call__(self, name: str, total: int) -> Callable[[int, str], None]:
-        """Begin something that takes ``total`` images; returns what to call with each advance."""
+        """Begin a phase of ``total`` images; returns a function that counts images as done, with a remark to show."""
         task: TaskID = self._progress.add_task(name, total=total, rate="-", remark="")
         done, printed = 0, time.monotonic()
 

@@ -1,4 +1,4 @@
-"""The demo's report: what ``report.json`` holds, and the machine that its numbers belong to."""
+"""The demo's report: the content of ``report.json``, with the machine that measured it."""
 
 import os
 import platform
@@ -12,25 +12,25 @@ from ..machine import package_version, processor_name
 
 @dataclass(frozen=True)
 class ExitReport:
-    """What one exit did on the test split; shares and accuracies from 0 to 1."""
+    """One exit on the test split; shares and accuracies are from 0 to 1."""
 
     name: str
     """The tapped block, or "classifier"."""
     threshold: float | None
-    """The confidence that a picture must exceed; 1.0 never exits, None is the classifier."""
+    """The confidence that an image must exceed; 1.0 never exits, None is the classifier."""
     images: int
-    """How many left here."""
+    """Count of those that left here."""
     share: float
-    """Of the test split."""
+    """The same as a share of the test split."""
     accuracy: float | None
-    """Of the pictures that left here; None where none did."""
+    """Of the images that left here; None where none did."""
     accuracy_on_all: float
-    """What this exit would reach if it had to answer for the whole test split."""
+    """This exit's accuracy if it answered for the whole test split."""
 
 
 @dataclass(frozen=True)
 class DemoReport:
-    """What ``report.json`` holds; shares and accuracies from 0 to 1."""
+    """The content of ``report.json``; shares and accuracies are from 0 to 1."""
 
     format: str
     data: str
@@ -46,27 +46,27 @@ class DemoReport:
     accuracy: float
     """Of early exit on the test split."""
     full_accuracy: float
-    """Of the classifier on the same pictures."""
+    """Of the classifier on the same images."""
     accuracy_drop_points: float
-    """Full network less early exit, in percentage points."""
+    """Accuracy of the full network less that of early exit, in percentage points."""
     left_before_last_block: float
     """Share of the test split that had left before layer4.1 ran."""
     mean_blocks: float
-    """Blocks before the exit, mean over the test split: what each picture alone would have needed, counted and not
-    timed, every block alike."""
+    """Blocks that ran before an image's exit, mean over the test split; counted, not timed."""
     blocks: int
     max_accuracy_drop: float
-    """What the thresholds were allowed to cost on the validation split."""
+    """Largest loss of accuracy on the validation split that the thresholds were chosen for."""
     validation: dict[str, float]
-    """accuracy and full_accuracy there."""
+    """accuracy and full_accuracy on the validation split."""
     latency: list[dict[str, Any]] | None
-    """Medians by batch size and variant; None where there is no CUDA device."""
+    """A row for each batch size, mode and variant: batch, mode, variant, calls, and device_us and host_us with median,
+    p20 and p80; None where there is no CUDA device."""
     environment: dict[str, Any]
     seconds: dict[str, float]
     """Wall time of each phase."""
 
 
-#: Of :class:`DemoReport`; plots refuse others.
+#: The value of ``format``; figures refuse others.
 REPORT_FORMAT = "auxhead demo report 1"
 
 

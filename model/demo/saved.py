@@ -1,4 +1,4 @@
-"""What the demo leaves on disk: its network as a checkpoint, and pictures of the test split."""
+"""Saves the demo's network with sample images of the test split, and loads it again."""
 
 from pathlib import Path
 
@@ -14,10 +14,10 @@ def load_demo(directory: Path) -> Checkpoint:
 
 
 def save_demo(directory: Path, run: DemoRun, source: LabelledImages) -> list[Path]:
-    """Write the checkpoint, and a test picture of each of up to ten classes where the source has no files.
+    """Write the checkpoint, and if the source has no files, a test image for each of up to ten classes.
 
     Returns:
-        Picture files of the test split, one a class, to try ``auxhead infer`` on.
+        Image files of the test split, one a class, to try ``auxhead infer`` on.
     """
     report = run.report
     save_checkpoint(
@@ -31,7 +31,7 @@ def save_demo(directory: Path, run: DemoRun, source: LabelledImages) -> list[Pat
     examples = []
     test = run.splits.test
     for label in range(min(10, len(source.classes))):
-        of_class = test.places[test.labels == label].tolist()
+        of_class = test.indices[test.labels == label].tolist()
         if not of_class:
             continue
         if source.paths is not None:

@@ -59,7 +59,7 @@ def _latency_table(rows: Sequence[Mapping[str, Any]], device: str) -> Table:
 
 
 def answers_table(files: Sequence[Path], result: ExitResult, exits: Sequence[str], classes: Sequence[str]) -> Table:
-    """Return the table of answers for picture files.
+    """Return the table of answers for image files.
 
     Args:
         files: a file a row.

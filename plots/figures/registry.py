@@ -1,4 +1,4 @@
-"""The registry: every figure, the records that it is drawn from, and the command that measures them."""
+"""The list of all figures, with the records that each is drawn from and the command that measures them."""
 
 from ..figure_kind import FigureKind
 from ..timelines import KINDS

@@ -1,4 +1,4 @@
-"""Heads alone against what the memory allows: their rate by arithmetic intensity, and their time by their bytes."""
+"""Figure "roofline": heads alone against the memory's bandwidth, as time by bytes and rate by intensity."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +19,9 @@ LOOKS = {
     "compiled": (PURPLE, "^", "torch.compile, max-autotune"),
     "fused": (BLUE, "o", "fused head"),
 }
-#: A head is bound by latency where it takes so many times what its bytes do.
+#: A head is bound by latency if it takes more than this many times as long as its bytes.
 TIMES = 10.0
-#: From which on a head is drawn hollow.
+#: Heads with as many classes or more are drawn hollow.
 MANY_CLASSES = 100
 
 

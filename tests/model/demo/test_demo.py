@@ -95,7 +95,7 @@ def test_a_trained_network_leaves_early_and_keeps_its_promise():
             image_size=16,
             device=torch.device("cpu"),
             epochs=6,
-            watch=lambda name, total: lambda images, remark: told.append((name, total, images)),
+            start_phase=lambda name, total: lambda images, remark: told.append((name, total, images)),
         )
     report = run.report
     assert report.validation["full_accuracy"] - report.validation["accuracy"] <= 0.005 + 1e-9
