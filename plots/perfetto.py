@@ -2,12 +2,12 @@
 
 import gzip
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..autotune.records.record import Record
+from .files import replacing
 from .records import NoRecords, read_kinds
 from .timelines import JOIN, KINDS, SIDE, TRUNK, Timeline, timelines
 
@@ -30,11 +30,9 @@ def write_trace(path: Path, out: Path) -> None:
         trace = chrome_trace(read_kinds([path], KINDS))
     except NoRecords as error:
         raise NoRecords(f"{error}; `auxhead-tune overlap MODEL` makes it") from None
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     content = (json.dumps(trace) + "\n").encode()
-    unfinished.write_bytes(gzip.compress(content, mtime=0) if out.suffix == ".gz" else content)
-    os.replace(unfinished, out)
+    with replacing(out) as unfinished:
+        unfinished.write_bytes(gzip.compress(content, mtime=0) if out.suffix == ".gz" else content)
 
 
 def chrome_trace(records: Sequence[Record]) -> dict[str, Any]:

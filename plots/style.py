@@ -42,6 +42,13 @@ def tidy(axes: Axes, grid: Literal["x", "y", "both"] = "y") -> None:
     axes.set_axisbelow(True)
 
 
+def legend_beside(axes: Axes, drawn: Axes, ncols: int, fontsize: float = 8.5, **looks: float) -> None:
+    """Fill ``axes`` with the legend of what is drawn in another one."""
+    axes.axis("off")
+    handles = drawn.get_legend_handles_labels()
+    axes.legend(*handles, loc="center", ncols=ncols, frameon=False, fontsize=fontsize, **looks)
+
+
 def frame(figure: Figure, drawn: Mapping[str, Any]) -> Figure:
     """Write the title ``drawn["title"]`` above all axes and the small print ``drawn["stamp"]`` below them."""
     figure.suptitle(drawn["title"], fontsize=12, fontweight="bold", x=0.01, ha="left")

@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from ...autotune.records.record import Record, latest
 from ..records import NoRecords, network_of, rounds, stamp
-from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, new_figure, tidy
+from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, legend_beside, new_figure, tidy
 
 #: Percent of the trunk's time from which on heads are not free; captures of one and the same thing differ by as much.
 FREE_PERCENT = 2.0
@@ -173,11 +173,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
         below.set_xlabel("SM occupancy by heads, % of all warps\n(residency tier, in the trunk's time)")
     panels[0][0].set_ylabel(f"stretch: % added to the\ntrunk's time (grey: < {FREE_PERCENT:.0f} %)")
     panels[1][0].set_ylabel("hiding efficiency, %")
-    legend = figure.add_subplot(rows[2])
-    legend.axis("off")
-    legend.legend(
-        *panels[0][0].get_legend_handles_labels(), loc="center", ncols=6, frameon=False, fontsize=8, columnspacing=1.2
-    )
+    legend_beside(figure.add_subplot(rows[2]), panels[0][0], 6, fontsize=8, columnspacing=1.2)
     return frame(figure, drawn)
 
 

@@ -9,7 +9,7 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from ...autotune.records.record import Record
 from ..records import NEVER, NoRecords, most_measured, rounds, spread, stamp
-from ..style import AMBER, BLUE, GREY, ORANGE, SKY, Line, frame, new_figure, tidy
+from ..style import AMBER, BLUE, GREY, ORANGE, SKY, Line, frame, legend_beside, new_figure, tidy
 
 #: The variants drawn; colours tell the heads, dashes the way to run.
 LINES = {
@@ -118,11 +118,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
         axes.set_xlabel("batch size, samples")
     if len(drawn["classes"]) == 1:
         above[1].axis("off")
-    legend = figure.add_subplot(rows[1, :])
-    legend.axis("off")
-    legend.legend(
-        *above[0].get_legend_handles_labels(), loc="center", ncols=2, frameon=False, fontsize=8.5, handlelength=5.0
-    )
+    legend_beside(figure.add_subplot(rows[1, :]), above[0], 2, handlelength=5.0)
     return frame(figure, drawn)
 
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from ...autotune.records.record import Record
 from ..records import NoRecords, stamp
-from ..style import BLUE, GREEN, GREY, ORANGE, PALE, frame, new_figure, tidy
+from ..style import BLUE, GREEN, GREY, ORANGE, PALE, frame, legend_beside, new_figure, tidy
 
 #: Percentage points of accuracy that the title allows.
 LOSS = 0.5
@@ -142,9 +142,7 @@ def _figure(drawn: dict[str, Any]) -> Figure:
     for axes, panel in zip(row, panels, strict=True):
         _draw_panel(axes, panel)
     row[0].set_ylabel("accuracy on the test split, %")
-    legend = figure.add_subplot(grid[1, :])
-    legend.axis("off")
-    legend.legend(*row[0].get_legend_handles_labels(), loc="center", ncols=3, frameon=False, fontsize=8.5)
+    legend_beside(figure.add_subplot(grid[1, :]), row[0], 3)
     return frame(figure, drawn)
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from ...autotune.records.record import Record
 from ..records import NoRecords, stamp
-from ..style import BLUE, GREY, ORANGE, PURPLE, frame, new_figure, tidy
+from ..style import BLUE, GREY, ORANGE, PURPLE, frame, legend_beside, new_figure, tidy
 
 #: Colour, marker and name of each variant.
 LOOKS = {
@@ -134,8 +134,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     right.set_title("roofline", fontsize=10, loc="left")
     for axes in (left, right):
         tidy(axes, "both")
-    legend.axis("off")
-    legend.legend(*left.get_legend_handles_labels(), loc="center", ncols=3, frameon=False, fontsize=8.5)
+    legend_beside(legend, left, 3)
     return frame(figure, drawn)
 
 

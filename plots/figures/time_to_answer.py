@@ -9,7 +9,7 @@ from matplotlib.ticker import StrMethodFormatter
 
 from ...autotune.records.record import Record
 from ..records import NEVER, NoRecords, most_measured, rounds, spread, stamp
-from ..style import BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, new_figure, tidy
+from ..style import BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, legend_beside, new_figure, tidy
 
 FLOOR, BARE = "truncated@cudnn", "graph-bare@cudnn"
 LINES = {
@@ -108,9 +108,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
         axes.set_ylabel("host, call to answer, us")
     for axes in panels[-2:]:
         axes.set_xlabel("exit at which all samples leave")
-    legend = figure.add_subplot(grid[rows, :])
-    legend.axis("off")
-    legend.legend(*panels[0].get_legend_handles_labels(), loc="center", ncols=3, frameon=False, fontsize=8.5)
+    legend_beside(figure.add_subplot(grid[rows, :]), panels[0], 3)
     return frame(figure, drawn)
 
 
