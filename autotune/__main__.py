@@ -28,26 +28,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-
-@app.callback()
-def main() -> None:
-    """Benchmarks and tuning on your GPU, kept as records."""
-
-
-for _command in (sweep, retune, bench, heads, pareto, overlap, footprint, profile):
-    app.command()(_command)
-_makers = {
-    "bench": bench_tables,
-    "heads": head_tables,
-    "pareto": pareto_tables,
-    "overlap": overlap_tables,
-    "footprint": footprint_tables,
-    "sweep": sweep_tables,
-    "retune": agreement_tables,
-}
-app.command()(table_command(_makers))
-for _command in (plan, promote, explain):
-    app.command()(_command)
+app.command()(sweep)
+app.command()(retune)
+app.command()(bench)
+app.command()(heads)
+app.command()(pareto)
+app.command()(overlap)
+app.command()(footprint)
+app.command()(profile)
+app.command()(
+    table_command(
+        bench=bench_tables,
+        heads=head_tables,
+        pareto=pareto_tables,
+        overlap=overlap_tables,
+        footprint=footprint_tables,
+        sweep=sweep_tables,
+        retune=agreement_tables,
+    )
+)
+app.command()(plan)
+app.command()(promote)
+app.command()(explain)
 
 
 if __name__ == "__main__":

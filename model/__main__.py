@@ -14,12 +14,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-
-@app.callback()
-def main() -> None:
-    """Early-exit heads that cost next to nothing on a GPU."""
-
-
 app.command()(demo_command(demo_latency, draw, save_figure))
 app.command()(infer)
 

@@ -45,8 +45,8 @@ def tidy(axes: Axes, grid: Literal["x", "y", "both"] = "y") -> None:
 def legend_beside(axes: Axes, drawn: Axes, ncols: int, fontsize: float = 8.5, **looks: float) -> None:
     """Fill ``axes`` with the legend of what is drawn in another one."""
     axes.axis("off")
-    handles = drawn.get_legend_handles_labels()
-    axes.legend(*handles, loc="center", ncols=ncols, frameon=False, fontsize=fontsize, **looks)
+    handles, labels = drawn.get_legend_handles_labels()
+    axes.legend(handles, labels, loc="center", ncols=ncols, frameon=False, fontsize=fontsize, **looks)
 
 
 def frame(figure: Figure, drawn: Mapping[str, Any]) -> Figure:

@@ -21,7 +21,7 @@ from ..records.record import BadRecord, read_records, records_path
 from ..records.tables import print_tables, wide_console
 from .measure import run_cell
 from .progress import BenchProgress
-from .selection import ROUNDS, Plan, check_patterns, unsettled
+from .selection import ROUNDS, Plan, Unit, check_patterns, unsettled
 from .tables import bench_tables
 from .variants import RUNNERS, TRUNKS, catalogue
 
@@ -39,10 +39,7 @@ _QUICK_EXITS = ("never", "layer1")
 
 
 def bench(
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help=MODEL_HELP, show_default=False),
-    ] = None,
+    model: Annotated[list[str] | None, typer.Option(help=MODEL_HELP, show_default=False)] = None,
     dtype: Annotated[list[Dtype] | None, typer.Option(help="Of weights and inputs.", show_default=False)] = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Images a call.", show_default=False)] = None,
     classes: Annotated[list[int] | None, typer.Option(min=1, help="Of every exit.", show_default=False)] = None,
@@ -92,22 +89,34 @@ def bench(
         )
         left = unsettled(cells, plan)
         progress.total = sum(len(units) for _, units in left)
-        failed = []
         with progress:
-            for cell, units in left:
-                try:
-                    run_cell(own or build_subject(cell, device), units, plan, progress.unit_done)
-                except DeviceLost as error:
-                    raise BadInput(f"{error}; it is recorded: the same command goes on with the rest") from None
-                except (RuntimeError, ValueError) as error:  # no memory for the network itself, say
-                    failed.append(f"{cell}: {' '.join(str(error).split())}")
-                    progress.say(f"FAILED {failed[-1]}", True)
+            failed = _measure(left, own, device, plan, progress)
         chosen = {_identity(cell.as_json()) for cell in cells}
         found = read_records(where) if where.exists() else []
         print_tables(console, bench_tables(record for record in found if _identity(record.cell) in chosen))
         console.print(f"Records: {where}", soft_wrap=True)
         if failed:
             raise BadInput(f"{len(failed)} of {len(left)} cells could not be measured, the first: {failed[0]}")
+
+
+def _measure(
+    left: Sequence[tuple[Cell, Sequence[Unit]]],
+    own: Subject | None,
+    device: torch.device,
+    plan: Plan,
+    progress: BenchProgress,
+) -> list[str]:
+    """Measure cell by cell; returns a line for each cell that could not be measured."""
+    failed = []
+    for cell, units in left:
+        try:
+            run_cell(own or build_subject(cell, device), units, plan, progress.unit_done)
+        except DeviceLost as error:
+            raise BadInput(f"{error}; it is recorded: the same command goes on with the rest") from None
+        except (RuntimeError, ValueError) as error:  # no memory for the network itself, say
+            failed.append(f"{cell}: {' '.join(str(error).split())}")
+            progress.say(f"FAILED {failed[-1]}", True)
+    return failed
 
 
 def _chosen(

@@ -1,6 +1,6 @@
-"""The command ``auxhead-tune table``, made of functions that turn records into tables."""
+"""The command ``auxhead-tune table``, given the functions that make tables of records."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +14,11 @@ from .tables import RecordTable, as_markdown, print_tables, wide_console
 MakeTables = Callable[[Sequence[Record]], list[RecordTable]]
 
 
-def table_command(makers: Mapping[str, MakeTables]) -> Callable[..., None]:
+def table_command(**makers: MakeTables) -> Callable[..., None]:
     """Return the command ``table``.
 
     Args:
-        makers: by the kind of records.
+        **makers: by the kind of records, in the order of the output.
     """
     *others, last = makers
     kinds = f"{', '.join(others)} or {last}"

@@ -51,17 +51,7 @@ def calibrate(confidence: Tensor, correct: Tensor, max_accuracy_drop: float = 0.
         TypeError: an argument is no tensor.
         ValueError: shapes that do not fit, no samples, or a drop outside [0, 1].
     """
-    for name, value in (("confidence", confidence), ("correct", correct)):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name}: got {type(value).__name__}, wants a tensor")
-    if confidence.ndim != 2 or correct.shape != (confidence.shape[0] + 1, confidence.shape[1]):
-        raise ValueError(
-            f"correct: got {list(correct.shape)} with confidence {list(confidence.shape)}, wants [E + 1, M] and [E, M]"
-        )
-    if confidence.shape[1] == 0:
-        raise ValueError("confidence: got no samples, wants at least one to calibrate on")
-    if not 0.0 <= max_accuracy_drop <= 1.0:
-        raise ValueError(f"max_accuracy_drop: got {max_accuracy_drop}, wants a number in [0, 1]")
+    _check(confidence, correct, max_accuracy_drop)
     confidence = confidence.detach().cpu().float().nan_to_num(nan=0.0)
     correct = correct.detach().cpu().bool()
     samples = confidence.shape[1]
@@ -91,6 +81,21 @@ def calibrate(confidence: Tensor, correct: Tensor, max_accuracy_drop: float = 0.
         full_accuracy=int(correct[-1].sum()) / samples,
         shares=tuple((torch.bincount(exits, minlength=len(correct)) / samples).tolist()),
     )
+
+
+def _check(confidence: Tensor, correct: Tensor, max_accuracy_drop: float) -> None:
+    """Refuse arguments of :func:`calibrate` that do not fit."""
+    for name, value in (("confidence", confidence), ("correct", correct)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name}: got {type(value).__name__}, wants a tensor")
+    if confidence.ndim != 2 or correct.shape != (confidence.shape[0] + 1, confidence.shape[1]):
+        raise ValueError(
+            f"correct: got {list(correct.shape)} with confidence {list(confidence.shape)}, wants [E + 1, M] and [E, M]"
+        )
+    if confidence.shape[1] == 0:
+        raise ValueError("confidence: got no samples, wants at least one to calibrate on")
+    if not 0.0 <= max_accuracy_drop <= 1.0:
+        raise ValueError(f"max_accuracy_drop: got {max_accuracy_drop}, wants a number in [0, 1]")
 
 
 def exit_indices(confidence: Tensor, thresholds: Tensor) -> Tensor:

@@ -60,17 +60,11 @@ def run_demo(
         splits = make_splits(source, decode(source, image_size, lambda: advance_reading(1, "")), indices)
 
     with _timed(seconds, "train"):
-        plan = TrainingPlan.choose(len(splits.train.labels), image_size, epochs)
-        per_epoch = len(splits.train.labels) // plan.batch_size * plan.batch_size
-        advance = start_phase("training", per_epoch * plan.epochs)
-
-        def on_step(step: Step) -> None:
-            advance(step.images, f"epoch {step.epoch + 1} of {plan.epochs}, loss {step.loss:.2f}")
-
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             network = small_early_exit_network(len(source.classes)).to(device)
-        train(network, splits.train, plan, seed=seed, on_step=on_step)
+        plan = TrainingPlan.choose(len(splits.train.labels), image_size, epochs)
+        _train(network, splits.train, plan, seed, start_phase)
 
     with _timed(seconds, "calibrate"):
         calibration = calibrate_network(network, splits.validation, max_accuracy_drop)
@@ -98,6 +92,17 @@ def run_demo(
             **report,
         ),
     )
+
+
+def _train(network: EarlyExitNetwork, split: Split, plan: TrainingPlan, seed: int, start_phase: StartPhase) -> None:
+    """Train, with progress in images."""
+    per_epoch = len(split.labels) // plan.batch_size * plan.batch_size
+    advance = start_phase("training", per_epoch * plan.epochs)
+
+    def on_step(step: Step) -> None:
+        advance(step.images, f"epoch {step.epoch + 1} of {plan.epochs}, loss {step.loss:.2f}")
+
+    train(network, split, plan, seed=seed, on_step=on_step)
 
 
 def calibrate_network(network: EarlyExitNetwork, validation: Split, max_accuracy_drop: float) -> Calibration:
