@@ -21,7 +21,7 @@ from ..images import normalise, open_image, to_pixels
 from ..json_file import write_json
 from ..training.data_sets import load_source
 from .experiment import run_demo
-from .progress import ProgressLines
+from .progress import DemoProgress
 from .saved import load_demo, save_demo
 from .tables import answers_table, print_report
 
@@ -92,7 +92,7 @@ def demo_command(
                 f"ResNet-18 with 8 heads on {where}",
                 soft_wrap=True,
             )
-            with ProgressLines(console) as start_phase:
+            with DemoProgress(console) as start_phase:
                 run = run_demo(
                     source, image_size=size, device=where, seed=seed, epochs=epochs,
                     max_accuracy_drop=max_accuracy_drop, start_phase=start_phase,

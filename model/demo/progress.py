@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 
-class ProgressLines:
+class DemoProgress:
     """A progress bar on a terminal; elsewhere a line every ten seconds and one at the end."""
 
     def __init__(self, console: Console) -> None:
@@ -24,7 +24,7 @@ class ProgressLines:
         )
         self._console = console
 
-    def __enter__(self) -> "ProgressLines":
+    def __enter__(self) -> "DemoProgress":
         self._progress.start()
         return self
 

@@ -103,22 +103,12 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     above.set_ylim(0, 1.35 * max(drawn["share_percent"]))
 
     below.plot(
-        places,
-        drawn["accuracy_on_all_percent"],
-        "o--",
-        color=GREY,
-        markerfacecolor="white",
+        places, drawn["accuracy_on_all_percent"], "o--", color=GREY, markerfacecolor="white",
         label="exit, if it answered all",
-    )
+    )  # fmt: skip
     answering = [place for place in places if drawn["accuracy_percent"][place] is not None]
-    below.plot(
-        answering,
-        [drawn["accuracy_percent"][place] for place in answering],
-        "o",
-        color=ORANGE,
-        markersize=8,
-        label="images that leave here",
-    )
+    accuracies = [drawn["accuracy_percent"][place] for place in answering]
+    below.plot(answering, accuracies, "o", color=ORANGE, markersize=8, label="images that leave here")
     for place in answering:
         accuracy = drawn["accuracy_percent"][place]
         above_line = accuracy >= drawn["accuracy_on_all_percent"][place]  # the number must not cover the other point

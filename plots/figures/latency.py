@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from ...autotune.records.record import Record
-from ..records import NEVER, NoRecords, most_measured, rounds, spread, stamp
+from ..records import NEVER, NoRecords, most_measured, percentiles, rounds, stamp
 from ..style import AMBER, BLUE, GREY, ORANGE, SKY, Line, frame, legend_beside, new_figure, tidy
 
 #: The variants drawn; colours tell the heads, dashes the way to run.
@@ -56,7 +56,11 @@ def _points(records: Sequence[Record]) -> list[dict[str, Any]]:
     points = []
     for one in sorted(records, key=lambda one: int(one.cell["batch"])):
         assert one.host_us is not None and one.device_us is not None
-        point = {"batch": one.cell["batch"], "host_us": spread(one.host_us), "device_us": spread(one.device_us)}
+        point = {
+            "batch": one.cell["batch"],
+            "host_us": percentiles(one.host_us),
+            "device_us": percentiles(one.device_us),
+        }
         bare = next((pair for pair in one.paired if (pair["role"], pair["variant"]) == ("bare", BARE)), None)
         if bare is not None:
             point["bare"] = {key: bare[key] for key in ("host_us", "host_ratio", "device_us", "device_ratio")}

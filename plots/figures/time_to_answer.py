@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from ...autotune.records.record import Record
-from ..records import NEVER, NoRecords, most_measured, rounds, spread, stamp
+from ..records import NEVER, NoRecords, most_measured, percentiles, rounds, stamp
 from ..style import BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, legend_beside, new_figure, tidy
 
 FLOOR, BARE = "truncated@cudnn", "graph-bare@cudnn"
@@ -60,7 +60,7 @@ def _exits(early: Sequence[Record]) -> list[str]:
 def _points(records: Sequence[Record], variant: str, exits: Sequence[str]) -> list[dict[str, Any]]:
     """Return the points of a line: microseconds on the host from the call until the answer is there."""
     by_exit = {one.exits: one for one in records if one.variant == variant}
-    return [{"exit": name, "host_us": spread(by_exit[name].host_us or {})} for name in exits if name in by_exit]
+    return [{"exit": name, "host_us": percentiles(by_exit[name].host_us or {})} for name in exits if name in by_exit]
 
 
 def _title(batches: Mapping[str, Any]) -> str:
