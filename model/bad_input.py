@@ -1,4 +1,4 @@
-"""BadInput: errors that the user can put right, in options, files and folders."""
+"""What the user can put right: bad options, files and folders."""
 
 
 class BadInput(ValueError):

@@ -1,11 +1,12 @@
 """The demo's latency table: its rows, and that nothing is timed that answers wrongly; on a GPU with real graphs."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from auxhead.autotune.bench import demo_latency as latency
 from auxhead.autotune.bench.demo_latency import BACKBONE, EAGER, GRAPH, IN_LINE, SIDE_STREAM, STOP, demo_latency
 from auxhead.autotune.measuring.subject import random_pictures
-from auxhead.autotune.measuring.timers import Samples
 from auxhead.model import EarlyExitNetwork
 from support.example_models import SmallNet, needs_gpu, plain_heads
 
@@ -24,7 +25,7 @@ def faked(monkeypatch):
     """Graphs run eagerly, and each call takes as long as its variant has letters."""
 
     def time_captures(variants, inputs, *, rounds, warm_up, repeat):
-        return {name: Samples([[float(len(name))] * rounds], [[9.0] * rounds]) for name in variants}
+        return {name: SimpleNamespace(device=[[float(len(name))] * rounds], host=[[9.0] * rounds]) for name in variants}
 
     monkeypatch.setattr(latency, "_captured", lambda function, example: function)
     monkeypatch.setattr(latency, "time_captures", time_captures)
