@@ -1,8 +1,8 @@
-"""A trained network on disk: ``model.safetensors`` with the parameters, ``model.json`` with everything else."""
+"""Checkpoints: parameters in ``model.safetensors``; taps, exit rules, classes and input format in ``model.json``."""
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -13,7 +13,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from .bad_input import BadInput
-from .demo.small_resnet import ARCHITECTURE, BLOCKS, small_early_exit_network
 from .early_exit_network import EarlyExitNetwork
 from .exit_rule import ExitRule
 from .images import MEAN, STD
@@ -26,7 +25,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A network with what is needed to feed it and to read its answers."""
+    """A network, and the facts by which images become its input and its answers get names."""
 
     network: EarlyExitNetwork
     """In eval mode on the CPU, its rules set."""
@@ -34,8 +33,9 @@ class Checkpoint:
     image_size: int
     """Height and width of the input in pixels."""
     mean: tuple[float, ...]
-    """Of each channel, on a scale of 0 to 1; see :func:`auxhead.model.images.normalise`."""
+    """Subtracted from each channel, which is scaled to 0 to 1 before; see :func:`auxhead.model.images.normalise`."""
     std: tuple[float, ...]
+    """Divides each channel after that."""
     accuracy: Mapping[str, float]
     """Facts for people, 0 to 1."""
 
@@ -60,21 +60,32 @@ def save_checkpoint(
     directory: Path,
     network: EarlyExitNetwork,
     *,
+    architecture: str,
     classes: tuple[str, ...],
     image_size: int,
     mean: tuple[float, ...] = MEAN,
     std: tuple[float, ...] = STD,
     accuracy: Mapping[str, float] | None = None,
 ) -> None:
-    """Write a ``resnet18_small`` with its heads and rules.
+    """Write a network: its parameters, and in the description its taps and exit rules.
 
-    The description goes first when an older checkpoint is written over and comes last, so that where there is one, it
+    The description of an older checkpoint is removed first and the new one written last, so that a description always
     belongs to the parameters beside it.
+
+    Args:
+        directory: made if it is not there.
+        network: as one of the builders given to :func:`load_checkpoint` makes it; its parameters may have changed.
+        architecture: the name of that builder.
+        classes: names, in the order of the labels.
+        image_size: height and width of the input in pixels.
+        mean: of each channel, as :func:`auxhead.model.images.normalise` takes it.
+        std: of each channel.
+        accuracy: facts for people, 0 to 1.
     """
     directory.mkdir(parents=True, exist_ok=True)
     description = _Description(
         format=FORMAT,
-        architecture=ARCHITECTURE,
+        architecture=architecture,
         classes=list(classes),
         taps=list(network.taps),
         rules={tap: _arguments(head.rule) for tap, head in zip(network.taps, network.heads, strict=True)},
@@ -92,13 +103,17 @@ def save_checkpoint(
 
 
 def _arguments(rule: Any) -> dict[str, Any]:
-    """What makes the same :class:`ExitRule` again."""
+    """Return the arguments that make the same :class:`ExitRule` again."""
     names = ("threshold", "criterion", "temperature", "enabled")
     return {name: getattr(rule, name) for name in names}
 
 
-def load_checkpoint(directory: Path) -> Checkpoint:
+def load_checkpoint(directory: Path, architectures: Mapping[str, Callable[[int], EarlyExitNetwork]]) -> Checkpoint:
     """Read what :func:`save_checkpoint` wrote.
+
+    Args:
+        directory: of the checkpoint.
+        architectures: by name, the builders of known networks, given the number of classes.
 
     Raises:
         BadInput: files that are missing, damaged, or of another format or architecture.
@@ -106,9 +121,11 @@ def load_checkpoint(directory: Path) -> Checkpoint:
     for name in (DESCRIPTION, WEIGHTS):
         if not (directory / name).is_file():
             raise BadInput(f"--checkpoint: {directory} has no {name}, wants a directory written by `auxhead demo`")
-    description = _read_description(directory / DESCRIPTION)
+    description = _read_description(directory / DESCRIPTION, list(architectures))
+    network = architectures[description.architecture](len(description.classes))
+    if not description.taps == list(network.taps) == list(description.rules):
+        raise _not_of_this_format(directory / DESCRIPTION)
     try:
-        network = small_early_exit_network(len(description.classes))
         network.set_rules({tap: ExitRule(**rule) for tap, rule in description.rules.items()})
     except (TypeError, ValueError) as error:
         raise BadInput(f"--checkpoint: {directory / DESCRIPTION} has a rule that cannot be used: {error}") from None
@@ -130,8 +147,8 @@ def load_checkpoint(directory: Path) -> Checkpoint:
     )
 
 
-def _read_description(path: Path) -> _Description:
-    """Read and check ``model.json``."""
+def _read_description(path: Path, architectures: Sequence[str]) -> _Description:
+    """Read ``model.json`` and check all of it but the taps."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -139,12 +156,13 @@ def _read_description(path: Path) -> _Description:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise BadInput(f"--checkpoint: {path} has format {found!r}, wants {FORMAT}; written by another version?")
-    if content.get("architecture") != ARCHITECTURE:
-        raise BadInput(f"--checkpoint: {path} has architecture {content.get('architecture')!r}, wants {ARCHITECTURE!r}")
+    if content.get("architecture") not in architectures:
+        known = " or ".join(map(repr, architectures))
+        raise BadInput(f"--checkpoint: {path} has architecture {content.get('architecture')!r}, wants {known}")
     try:
         description = _Description(**content)
         good = (
-            description.taps == list(BLOCKS) == list(description.rules)
+            isinstance(description.rules, dict)
             and all(isinstance(name, str) for name in description.classes)
             and len(description.classes) > 0
             and isinstance(description.image_size, int)
@@ -158,5 +176,9 @@ def _read_description(path: Path) -> _Description:
     except TypeError:  # keys missing, or too many, or a value of another kind
         good = False
     if not good:
-        raise BadInput(f"--checkpoint: {path} lacks some of what format {FORMAT} has, or has it in another form")
+        raise _not_of_this_format(path)
     return description
+
+
+def _not_of_this_format(path: Path) -> BadInput:
+    return BadInput(f"--checkpoint: {path} lacks some of what format {FORMAT} has, or has it in another form")

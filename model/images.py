@@ -1,4 +1,4 @@
-"""From picture files to the network's input: one path for training, evaluation and ``auxhead infer``."""
+"""Image files to network input: reading, resizing, normalising, shifting; training and ``auxhead infer`` share it."""
 
 from pathlib import Path
 
@@ -10,17 +10,17 @@ from torch import Tensor
 
 from .bad_input import BadInput
 
-#: Mean and standard deviation of each channel, on a scale of 0 to 1, that the demo normalises with: pixels then lie in
-#: [-1, 1], and batch normalisation does the rest.
+#: Mean and standard deviation of each channel that the demo normalises with, pixels scaled to 0 to 1. They put pixels
+#: in [-1, 1]; batch normalisation does the rest.
 MEAN = (0.5, 0.5, 0.5)
 STD = (0.5, 0.5, 0.5)
 
 
 def open_image(path: str | Path) -> Image.Image:
-    """Read a picture file and return it as RGB, upright, on white where it is transparent.
+    """Read an image file and return it as RGB, upright, on white where it is transparent.
 
     Raises:
-        BadInput: the file is missing or is not a picture that can be read to its end.
+        BadInput: the file is missing or is not an image that can be read to its end.
     """
     try:
         with Image.open(path) as file:
@@ -32,7 +32,7 @@ def open_image(path: str | Path) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Return a picture of any mode as RGB with 8 bits a channel."""
+    """Return an image of any mode as RGB with 8 bits a channel."""
     if image.mode.startswith(("I", "F")):  # 16 or 32 bits: Pillow's own conversion would clip at 255
         values = np.asarray(image, dtype=np.float64)
         full_scale = 65535.0 if values.max(initial=0.0) > 255.0 else 255.0
@@ -44,7 +44,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def to_pixels(image: Image.Image, size: int) -> Tensor:
-    """Return an RGB picture, resized to size x size whatever its shape, as uint8 [3, size, size]."""
+    """Return an RGB image, resized to size x size whatever its shape, as uint8 [3, size, size]."""
     resized = image.resize((size, size), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(resized)).permute(2, 0, 1).contiguous()
 
@@ -57,9 +57,9 @@ def normalise(pixels: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, 
 
 
 def random_shift(pixels: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    """Shift each picture of [N, 3, H, W] by up to ``most`` pixels either way; what comes in from outside is black.
+    """Shift each image of [N, 3, H, W] by up to ``most`` pixels either way, and fill up with black.
 
-    The same as torchvision's ``RandomCrop((H, W), padding=most)`` on each picture, for a batch at once. Draws from
+    Does the same as torchvision's ``RandomCrop((H, W), padding=most)`` on each image, for a batch at once. Draws from
     ``generator`` on the CPU, so that a seed means the same on every device.
     """
     if most == 0:

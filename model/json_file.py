@@ -1,4 +1,4 @@
-"""JSON files that are complete or absent."""
+"""Writes JSON files that are complete or absent."""
 
 import json
 import os

@@ -4,6 +4,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -38,4 +39,12 @@ def output_of(command: Sequence[str]) -> str | None:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def package_version(name: str) -> str | None:
+    """Return the version of an installed package; None if it is not there."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
         return None

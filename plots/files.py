@@ -1,8 +1,9 @@
-"""Figures as files: PNG and SVG, and beside them the numbers that are drawn."""
+"""Writes figures to files: PNG, SVG, and JSON with the numbers that are drawn."""
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,27 @@ from matplotlib.figure import Figure
 
 
 def save_figure(figure: Figure, drawn: Mapping[str, Any], stem: Path) -> list[Path]:
-    """Write ``stem``.png, .svg and .json; each is complete or the one that was there before."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    figure.draw_without_rendering()  # once for both pictures, which takes as long as either of them
+    """Write ``stem``.png, .svg and .json; each replaces an older one only when it is complete."""
+    figure.draw_without_rendering()  # lays out once for both pictures, which takes as long as either
     figure.set_layout_engine("none")
-    paths = []
-    for kind in ("png", "svg", "json"):
-        path = stem.with_name(f"{stem.name}.{kind}")
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        if kind == "json":
-            unfinished.write_text(json.dumps(drawn, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        else:
-            # the same figure gives the same bytes, so that version control sees no change where there is none
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg", "json")]
+    for path in paths:
+        kind = path.suffix[1:]
+        with replacing(path) as unfinished:
+            if kind == "json":
+                unfinished.write_text(json.dumps(drawn, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+                continue
+            # without these two the same figure gives other bytes each time, a change for version control
             with matplotlib.rc_context({"svg.hashsalt": "auxhead"}):
                 metadata = {"Date": None} if kind == "svg" else {"Software": None}
                 figure.savefig(unfinished, format=kind, dpi=200 if kind == "png" else 100, metadata=metadata)
-        os.replace(unfinished, path)
-        paths.append(path)
     return paths
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a file beside ``path`` to write to, which takes its place at the end if nothing was raised."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    yield unfinished
+    os.replace(unfinished, path)

@@ -1,40 +1,38 @@
-"""Timelines as a trace that ui.perfetto.dev and chrome://tracing open: lanes of the trunk, of the heads and of SMs."""
+"""Writes timelines as Chrome traces for ui.perfetto.dev: lanes of the trunk, of the heads and of SMs."""
 
 import gzip
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..autotune.records.record import Record
+from .files import replacing
 from .records import NoRecords, read_kinds
 from .timelines import JOIN, KINDS, SIDE, TRUNK, Timeline, timelines
 
-#: Lanes, in their order; those of SMs come behind.
+#: Numbers of the lanes; SMs come last.
 _TRUNK_LANE, _SIDE_LANE, _FIRST_SM_LANE = 0, 1, 2
 _JOINING = "joining launch: late heads, classifier, answer"
 _LANES = {TRUNK: _TRUNK_LANE, SIDE: _SIDE_LANE, JOIN: _TRUNK_LANE}
 
 
 def write_trace(path: Path, out: Path) -> None:
-    """Write the timelines of a file of records as a trace; ``out`` is complete or what was there before.
+    """Write the timelines of a file of records as a trace; ``out`` is replaced once the trace is complete.
 
-    It is compressed if its name ends in ".gz", which ui.perfetto.dev opens, too.
+    A name that ends in ".gz" compresses it; ui.perfetto.dev opens that, too.
 
     Raises:
         NoRecords: no such file, or no timelines in it; names the command that makes them.
-        BadRecord: a file that is none of records, or records of several devices or versions.
+        BadRecord: the file holds something else, or records of several devices or versions.
     """
     try:
         trace = chrome_trace(read_kinds([path], KINDS))
     except NoRecords as error:
         raise NoRecords(f"{error}; `auxhead-tune overlap MODEL` makes it") from None
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     content = (json.dumps(trace) + "\n").encode()
-    unfinished.write_bytes(gzip.compress(content, mtime=0) if out.suffix == ".gz" else content)
-    os.replace(unfinished, out)
+    with replacing(out) as unfinished:
+        unfinished.write_bytes(gzip.compress(content, mtime=0) if out.suffix == ".gz" else content)
 
 
 def chrome_trace(records: Sequence[Record]) -> dict[str, Any]:
@@ -82,9 +80,9 @@ def _process(pid: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _in_lanes(programs: Sequence[Sequence[float]]) -> list[tuple[int, list[Sequence[float]]]]:
-    """Return lanes in the order of SMs, each with its SM and programs one after another.
+    """Return lanes in the order of SMs, each as its SM and its programs, one after another.
 
-    As many lanes an SM as it had programs at a time: viewers show what overlaps in one lane wrongly.
+    An SM has as many lanes as it ran programs at a time: viewers garble programs that overlap in one lane.
     """
     by_sm: dict[int, list[list[Sequence[float]]]] = {}
     for program in sorted(programs, key=lambda one: (one[2], one[3])):

@@ -1,22 +1,25 @@
-"""What figures are drawn from: records of the kinds that a figure wants, all of one device and of one software."""
+"""Reads the records that a figure is drawn from, all of one device and one set of versions, and describes them."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..autotune.records import record as record_format
-from ..autotune.records.record import ENVIRONMENT_KEY, BadRecord, Record, read_records
+from ..autotune.records.record import ENVIRONMENT_KEY, BadRecord, Record, latest, read_records
 
 #: The records that come with the package.
 COMMITTED = Path(record_format.__file__).parent
+#: The exit pattern in which no sample leaves early.
+NEVER = "never"
 
 
 class NoRecords(BadRecord):
-    """What a figure is drawn from is not there."""
+    """No records that the figure could be drawn from."""
 
 
 def read_kinds(paths: Sequence[Path], kinds: Sequence[str]) -> list[Record]:
-    """Return the records of those kinds from files of JSON lines, in their order; failures are among them.
+    """Return the records of some kinds from files of JSON lines, in their order, failures included.
 
     Raises:
         NoRecords: no such file, or no measurement of one of the kinds in any of them.
@@ -36,20 +39,20 @@ def read_kinds(paths: Sequence[Path], kinds: Sequence[str]) -> list[Record]:
 
 
 def _check_one_environment(paths: Sequence[Path], records: Iterable[Record]) -> None:
-    """Numbers of two devices or versions in one figure would be compared by whoever looks at it."""
-    for place, name in enumerate(ENVIRONMENT_KEY):
-        values = {str(one.environment_key[place]) for one in records}
+    """Refuse records of several devices or versions: a reader would compare them in the figure."""
+    for index, name in enumerate(ENVIRONMENT_KEY):
+        values = {str(one.environment_key[index]) for one in records}
         if len(values) > 1:
             files = ", ".join(str(path) for path in paths)
             raise BadRecord(f"{files}: got records of several {name} ({_list(sorted(values))}), wants those of one")
 
 
 def stamp(records: Sequence[Record], *more: str) -> str:
-    """Return what stands small below a figure: what was measured and how (``more``, a line each), hardware, versions.
+    """Return the small print below a figure: what was measured and how (``more``), then hardware and versions.
 
     Args:
         records: those that the figure is drawn from, of one environment.
-        more: lines that go before.
+        more: lines above, one each.
     """
     environment = records[0].environment
     commits = sorted({str(one.environment.get("commit") or "?")[:9] for one in records})
@@ -61,6 +64,62 @@ def stamp(records: Sequence[Record], *more: str) -> str:
         f"{dates[0] if len(dates) == 1 else f'{dates[0]} to {dates[-1]}'}"
     )
     return "\n".join((*more, line))
+
+
+class Network(NamedTuple):
+    """A network as the benchmark records it, whatever the batch size and number of classes."""
+
+    model: str
+    dtype: str
+    placement: str
+    """Where the heads are."""
+    heads: int
+    input: str
+    """Sizes of one sample, "3x224x224"."""
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.dtype}, {self.input}, {self.heads} heads (after {self.placement})"
+
+
+def network_of(record: Record) -> Network:
+    """Return the network of a benchmark's record."""
+    cell = record.cell
+    sizes = "x".join(str(size) for size in cell["input"])
+    return Network(cell["model"], cell["dtype"], cell["placement"], len(cell["taps"]), sizes)
+
+
+def most_measured(records: Iterable[Record], variants: Sequence[str], what: str) -> tuple[Network, list[Record]]:
+    """Return the network with the most measurements of some variants, and the last measurement of each.
+
+    Args:
+        records: of the benchmark.
+        variants: their names.
+        what: the records in words, for the error.
+
+    Raises:
+        NoRecords: nothing was measured.
+    """
+    found = [one for one in latest(records) if one.error is None and one.variant in variants]
+    if not found:
+        raise NoRecords(f"no record of {what} (variants {', '.join(variants)})")
+    ((network, _),) = Counter(map(network_of, found)).most_common(1)
+    return network, [one for one in found if network_of(one) == network]
+
+
+def percentiles(us: dict[str, Any]) -> dict[str, float]:
+    """Return the percentiles in a record's summary of times, microseconds."""
+    return {name: us[name] for name in ("median", "p20", "p80", "p99") if name in us}
+
+
+def rounds(records: Iterable[Record]) -> str:
+    """Say how often something was timed: "30 to 50 rounds in 1 to 5 fresh captures"."""
+    found = list(records)
+    return f"{_range(found, 'rounds')} rounds in {_range(found, 'captures')} fresh captures"
+
+
+def _range(records: Sequence[Record], name: str) -> str:
+    values = sorted({int(one.protocol[name]) for one in records})
+    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
 
 
 def _list(values: Iterable[Any]) -> str:

@@ -1,51 +1,50 @@
-"""Timelines in records: the kernels of one replay of a network, with the summary of all replays of the same run."""
+"""Timelines from records: the kernels of one graph replay, with the summary of all replays of the same run."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..autotune.records.record import Record
-from .bench_records import network_of
-from .records import NoRecords
+from .records import NoRecords, network_of
 
-#: The kinds of records that hold them.
+#: The kinds of records that make up a timeline.
 KINDS = ("timeline", "overlap")
-#: Whose a kernel is: the trunk's, of heads beside it, of the launch that waits for both.
+#: Roles of kernels: of the trunk, of heads on the side stream, or in the launch that joins both streams.
 TRUNK, SIDE, JOIN = "trunk", "side", "join"
 
 
 class Timeline(NamedTuple):
-    """One replay, and what all of them say."""
+    """One recorded replay, and the summary of all replays of its run."""
 
     record: Record
     replay: dict[str, Any]
-    """What was measured, of a record of kind "timeline"."""
+    """``measured`` of ``record``, whose kind is "timeline"."""
     summary: Record
     all_replays: dict[str, Any]
-    """What was measured, of the summary."""
+    """``measured`` of the summary."""
 
     def kernels(self, role: str) -> list[dict[str, Any]]:
-        """Return the kernels of a role, in order."""
+        """Return the kernels of a role in order of time."""
         return [kernel for kernel in self.replay["kernels"] if kernel["role"] == role]
 
     @property
     def network(self) -> str:
-        """In words."""
+        """The network in words."""
         cell = self.record.cell
         return f"{network_of(self.record)}, batch {cell['batch']}, {cell['classes']:,} classes"
 
     @property
     def launches(self) -> list[list[str]]:
-        """The taps of each launch beside the trunk: all since the one before."""
+        """The taps whose heads each launch on the side stream holds."""
         taps = self.record.cell["taps"]
         ends = [taps.index(fork) + 1 for fork in self.record.protocol["forks"]]
         return [taps[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def timelines(records: Sequence[Record]) -> list[Timeline]:
-    """Return the last timeline of each network, in the order of their measurement.
+    """Return the last timeline of each network, in the order in which they were measured.
 
     Raises:
-        NoRecords: none that has its summary beside it.
+        NoRecords: no timeline with the summary of its run.
     """
     summaries = {
         one.run: (one, one.measured) for one in records if one.kind == "overlap" and one.error is None and one.measured

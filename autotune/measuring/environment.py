@@ -1,14 +1,13 @@
 """Environment of a measurement, as records keep it: GPU, driver, clocks, versions, commit."""
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...model.bad_input import BadInput
-from ...model.machine import driver_version, output_of
+from ...model.machine import driver_version, output_of, package_version
 
 
 def this_device(command: str, otherwise: str = "; `auxhead-tune table` needs none") -> torch.device:
@@ -33,11 +32,11 @@ def environment(device: torch.device) -> dict[str, Any]:
         "sm_count": torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None,
         "driver": driver_version(),
         "torch": torch.__version__,
-        **{name: _version(name) for name in ("triton", "torchvision")},
+        **{name: package_version(name) for name in ("triton", "torchvision")},
         "cudnn": torch.backends.cudnn.version(),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "auxhead": _version("auxhead"),
+        "auxhead": package_version("auxhead"),
         "commit": _commit(Path(__file__).resolve().parent),
     }
 
@@ -70,10 +69,3 @@ def _commit(folder: Path) -> str | None:
     commit = output_of([*git, "rev-parse", "HEAD"])
     changed = output_of([*git, "status", "--porcelain", "--untracked-files=no"])
     return commit if commit is None else commit.strip() + ("-dirty" if changed else "")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -1,4 +1,4 @@
-"""How commands that record what they measure end when they are interrupted."""
+"""Interrupts (Ctrl-C) of commands whose records let the same command go on."""
 
 import sys
 from collections.abc import Iterator

@@ -1,6 +1,5 @@
-"""The options by which commands that measure heads choose networks."""
+"""Options that choose the networks to measure: torchvision's ResNets, or a user's own."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,14 +10,11 @@ from ...model.bad_input import BadInput
 from .cells import STAGES, Cell, Dtype, Placement, resnet_cell
 from .subject import Subject, is_factory, load_subject
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        help="resnet18, resnet34, resnet50, or your own: package.module:function, which takes nothing and returns "
-        "(EarlyExitNetwork in eval mode, example batch), both on the GPU.",
-        show_default=False,
-    ),
-]
+MODEL_HELP = (
+    "resnet18, resnet34, resnet50, or your own: package.module:function, which takes nothing and returns "
+    "(EarlyExitNetwork in eval mode, example batch), both on the GPU."
+)
+Model = Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False)]
 Batches = Annotated[list[int] | None, typer.Option(min=1, help="Images a call.", show_default="1")]
 Dtypes = Annotated[list[Dtype] | None, typer.Option(help="Of weights and inputs.", show_default="float16")]
 Classes = Annotated[list[int] | None, typer.Option(min=1, help="Of every exit.", show_default="1000")]
@@ -30,7 +26,7 @@ Placements = Annotated[
 
 @dataclass(frozen=True)
 class NetworkChoice:
-    """The networks that the options choose."""
+    """Networks as the options choose them; an empty sequence stands for the default."""
 
     model: str
     batches: Sequence[int]
@@ -40,7 +36,7 @@ class NetworkChoice:
 
     @classmethod
     def of(cls, model: str, batch: Batches, dtype: Dtypes, classes: Classes, placement: Placements) -> "NetworkChoice":
-        """Take the options as they are given."""
+        """Make the choice from the options as typer gives them."""
         dtypes, placements = [one.value for one in dtype or []], [one.value for one in placement or []]
         return cls(model, batch or [], dtypes, classes or [], placements)
 
@@ -50,31 +46,38 @@ class NetworkChoice:
         Raises:
             BadInput: there is no such network or model, or another option chooses what the user's own has.
         """
-        own = self._own()
-        return own, self._of_torchvision() if own is None else [own.cell]
-
-    def _own(self) -> Subject | None:
-        if not is_factory(self.model):
-            return None
-        given = (
-            ("batch", self.batches),
-            ("dtype", self.dtypes),
-            ("classes", self.classes),
-            ("placement", self.placements),
-        )
-        for option, values in given:
-            if values:
-                raise BadInput(f"--{option}: is that of the network which {self.model} returns, wants no value here")
-        sys.path.insert(0, "")  # as `python -m` does: the user's module lies where the command is run
-        return load_subject(self.model)
-
-    def _of_torchvision(self) -> list[Cell]:
-        if self.model not in STAGES:
-            raise BadInput(f"MODEL: got {self.model}, wants one of {', '.join(STAGES)} or package.module:function")
-        return [
+        check_model("MODEL", self.model)
+        if is_factory(self.model):
+            own = own_network(
+                self.model, batch=self.batches, dtype=self.dtypes, classes=self.classes, placement=self.placements
+            )
+            return own, [own.cell]
+        return None, [
             resnet_cell(self.model, dtype, batch, classes, placement)
             for dtype in self.dtypes or ["float16"]
             for batch in self.batches or [1]
             for classes in self.classes or [1000]
             for placement in self.placements or ["stages"]
         ]
+
+
+def check_model(option: str, model: str) -> None:
+    """Refuse a model that is neither one of torchvision's nor a user's factory, with ``BadInput``."""
+    if not is_factory(model) and model not in STAGES:
+        raise BadInput(f"{option}: got {model}, wants one of {', '.join(STAGES)} or package.module:function")
+
+
+def own_network(model: str, **chosen: Sequence[object]) -> Subject:
+    """Return the network of a user's factory.
+
+    Args:
+        model: the factory, "package.module:function".
+        **chosen: the values of other options that choose networks, by their names.
+
+    Raises:
+        BadInput: there is no such network, or another option chooses what it has itself.
+    """
+    for option, values in chosen.items():
+        if values:
+            raise BadInput(f"--{option}: is that of the network which {model} returns, wants no value here")
+    return load_subject(model)

@@ -1,4 +1,4 @@
-"""What commands share that measure whole networks one after another: progress, records, failures, tables at the end."""
+"""Runs a measurement on one network after another: progress, records, failures, tables at the end."""
 
 import gc
 from collections import Counter
@@ -19,9 +19,9 @@ from .progress import Status, SweepProgress
 from .subject import Subject, build_subject
 from .timers import VariantFailed
 
-#: Is told what begins, and the share of the network that is done.
+#: Shows progress: what begins, and the share of the network that is done, 0 to 1.
 Begins = Callable[[str, float], None]
-#: What makes records of a measured network, given its cell and the environment.
+#: Makes the records of a measured network from its cell and the environment.
 Finish = Callable[[Cell, Mapping[str, Any]], list[Record]]
 
 
@@ -36,15 +36,15 @@ def measure_networks(
     """Measure networks, append their records, and print tables of them.
 
     Args:
-        kind: of the records, and the command's name.
+        kind: the kind of the records, which is the command's name, too.
         chosen: the networks.
-        out: where records go; None for the usual place.
-        measure: measures one network on a CUDA device. What it raises of RuntimeError and ValueError is recorded.
-        failed: makes the record of a network that could not be measured, for such a reason.
-        tables: of records.
+        out: file of the records; None for the usual one.
+        measure: measures one network on a CUDA device. RuntimeError and ValueError are recorded as failures.
+        failed: makes the record of a failure from cell, reason and environment.
+        tables: makes tables from records.
 
     Raises:
-        typer.Exit: no CUDA device, no such network, or one that could not be measured; said in one line.
+        typer.Exit: no CUDA device, no such network, or a failure; printed in one line.
     """
     console = wide_console()
     with one_line_errors(BadRecord):

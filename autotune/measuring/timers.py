@@ -1,6 +1,5 @@
 """Times variants in turns on a CUDA device, so that a drifting clock or a busy host touches all of them alike."""
 
-import itertools
 import random
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -9,8 +8,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-
-from ..records.spread import Spread, spread
 
 #: Fresh graphs of whatever is timed in one.
 CAPTURES = 5
@@ -23,65 +20,6 @@ Key = TypeVar("Key", bound=Hashable)
 #: A variant as it is timed, and the result of a timer.
 Timed = TypeVar("Timed")
 Times = TypeVar("Times")
-
-
-class Timing(NamedTuple):
-    """What one call of a variant takes."""
-
-    device: Spread
-    """Between two events on the caller's stream, around the call: launches, waiting for them, and the join."""
-    host: Spread
-    """Wall time from the call until its results are there."""
-    calls: int
-    """Timed calls."""
-
-
-def time_interleaved(
-    variants: Mapping[str, Callable[[Tensor], object]],
-    inputs: Sequence[Tensor],
-    *,
-    rounds: int = 100,
-    warm_up: int = 10,
-) -> dict[str, Timing]:
-    """Time variants of one computation against each other on a CUDA device.
-
-    In every round each variant runs once on the same input, from an idle device; the next round takes the next input
-    and begins with the next variant. The L2 cache is left as the call before left it (warm), clocks as found.
-
-    Args:
-        variants: what to time, by name; each must join its streams to the caller's.
-        inputs: all on one CUDA device; every variant gets each.
-        rounds: timed calls of each variant.
-        warm_up: untimed rounds before, for compilation, cuDNN's choice of algorithms and the allocator.
-
-    Raises:
-        ValueError: no variants or inputs, fewer than one round, or inputs that are not on a CUDA device.
-    """
-    if not variants or not inputs or rounds < 1:
-        raise ValueError(f"got {len(variants)} variants, {len(inputs)} inputs and {rounds} rounds, wants at least one")
-    device = inputs[0].device
-    if device.type != "cuda":
-        raise ValueError(f"inputs: on {device}, want a CUDA device")
-    names = list(variants)
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    device_us: dict[str, list[float]] = {name: [] for name in names}
-    host_us: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(-warm_up, rounds):
-        first = turn % len(names)
-        x = inputs[turn % len(inputs)]
-        for name in names[first:] + names[:first]:
-            torch.cuda.synchronize(device)
-            began = time.perf_counter()
-            start.record()
-            kept = variants[name](x)
-            end.record()
-            end.synchronize()
-            ended = time.perf_counter()
-            del kept  # freed outside the timed part
-            if turn >= 0:
-                device_us[name].append(start.elapsed_time(end) * 1e3)
-                host_us[name].append((ended - began) * 1e6)
-    return {name: Timing(spread(device_us[name]), spread(host_us[name]), rounds) for name in names}
 
 
 class VariantFailed(RuntimeError):
@@ -244,31 +182,3 @@ def time_rounds(
             if turn >= 0:
                 found[name][index].append(device_us)
     return found
-
-
-def captured(function: Callable[[Tensor], object], example: Tensor) -> Callable[[Tensor], object]:
-    """Capture ``function`` into CUDA graphs and return a callable that copies its input and replays one.
-
-    Two captures of the same work differ by a few percent, so that ``CAPTURES`` are made and take turns.
-
-    Args:
-        function: joins its streams to the caller's, and has run on such an input before.
-        example: an input; later ones have its shape.
-    """
-    static = example.clone()
-    graphs = []
-    stream = torch.cuda.Stream(example.device, priority=-1)
-    for _ in range(CAPTURES):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            result = function(static)
-        graphs.append((graph, result))
-    turns = itertools.cycle(graphs)
-
-    def replay(x: Tensor) -> object:
-        static.copy_(x)
-        graph, result = next(turns)
-        graph.replay()
-        return result
-
-    return replay

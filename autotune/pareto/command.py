@@ -11,8 +11,9 @@ import typer
 from torch import Tensor
 
 from ...model.bad_input import BadInput
-from ...model.checkpoint import WEIGHTS, Checkpoint, load_checkpoint
+from ...model.checkpoint import WEIGHTS, Checkpoint
 from ...model.commands.errors import one_line_errors
+from ...model.demo.saved import load_demo
 from ...model.demo.small_resnet import ARCHITECTURE
 from ...model.images import normalise
 from ...model.training.data_sets import Split, load_source
@@ -53,7 +54,7 @@ def pareto(
             raise BadInput(f"--trunk: got {trunk}, wants one of {', '.join(TRUNKS)}")
         device = this_device(KIND)
         where = records_path(out, KIND, torch.cuda.get_device_name(device))
-        loaded = load_checkpoint(checkpoint)
+        loaded = load_demo(checkpoint)
         source = load_source(data, dataset, root)
         splits = demo_splits(checkpoint, loaded, source)
         network = loaded.network.to(device)

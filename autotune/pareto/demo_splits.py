@@ -1,24 +1,24 @@
-"""The pictures that a checkpoint of the demo was trained, calibrated and tested on, cut as the demo cut them."""
+"""The images that a checkpoint of the demo was trained, calibrated and tested on, cut as the demo cut them."""
 
 import json
 from pathlib import Path
 
 from ...model.bad_input import BadInput
 from ...model.checkpoint import Checkpoint
-from ...model.demo.run import REPORT_FORMAT
-from ...model.training.data_sets import LabelledImages, Splits, decode, make_splits, split_places
+from ...model.demo.report import REPORT_FORMAT
+from ...model.training.data_sets import LabelledImages, Splits, decode, make_splits, split_indices
 
 
 def demo_splits(directory: Path, checkpoint: Checkpoint, source: LabelledImages) -> Splits:
-    """Cut pictures as the demo that wrote a checkpoint did: nothing that it learned from is in the test split.
+    """Cut images as the demo that wrote a checkpoint did: nothing that it learned from is in the test split.
 
     Args:
         directory: of the checkpoint, with the demo's ``report.json``.
         checkpoint: what was read from there.
-        source: the pictures.
+        source: the images.
 
     Raises:
-        BadInput: no report, or these are not the pictures that it is about.
+        BadInput: no report, or these are not the images that it is about.
     """
     path = directory / "report.json"
     try:
@@ -32,7 +32,7 @@ def demo_splits(directory: Path, checkpoint: Checkpoint, source: LabelledImages)
         raise BadInput(f"--checkpoint: {path} has format {found!r}, wants {REPORT_FORMAT!r}")
     if source.name != data or source.classes != checkpoint.classes:
         raise BadInput(f"--checkpoint: {directory} was trained on {data}, got {source.name}; wants the same images")
-    splits = make_splits(source, decode(source, checkpoint.image_size), split_places(source, seed))
+    splits = make_splits(source, decode(source, checkpoint.image_size), split_indices(source, seed))
     sizes = {name: len(split.labels) for name, split in zip(Splits._fields, splits, strict=True)}
     if sizes != images:
         raise BadInput(f"--checkpoint: {directory} had images {images}, got {sizes}; wants the same images")

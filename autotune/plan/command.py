@@ -20,6 +20,7 @@ from ..bench.selection import check_patterns, chosen_patterns
 from ..bench.variants import AS_IS, MORE_TRUNKS, TRUNKS, samples_for_auto
 from ..measuring.cells import OWN, STAGES, Dtype, Placement, resnet_cell
 from ..measuring.environment import this_device
+from ..measuring.options import MODEL_HELP
 from ..measuring.subject import Subject, build_subject, is_factory, load_subject
 from ..records.spread import spread
 from ..records.tables import wide_console
@@ -30,9 +31,7 @@ def plan(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="resnet18, resnet34, resnet50, or your own: package.module:function, which takes nothing and returns "
-            "(EarlyExitNetwork in eval mode, example batch), both on the GPU. The batch is what is measured with: it "
-            "should be like the requests to come.",
+            help=f"{MODEL_HELP} The batch is what is measured with: it should be like the requests to come.",
             show_default=False,
         ),
     ],

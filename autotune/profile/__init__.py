@@ -1,4 +1,4 @@
-"""``auxhead-tune profile``: what one request costs, with naive early exit before and a runner after.
+"""``auxhead-tune profile``: the cost of one request under naive early exit and under a runner.
 
 In: a user's network or a checkpoint. Out: two records, and Chrome traces of both.
 """

@@ -1,4 +1,4 @@
-"""One network's requests before and after: naive early exit against a runner, checked, timed and profiled."""
+"""Measures requests before (naive early exit) and after (a runner): checked, timed and profiled."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ...model import EarlyExitNetwork, make_runner, make_trunk
 from ...model.bad_input import BadInput
-from ...model.checkpoint import load_checkpoint
 from ...model.commands.user_model import UserModel
+from ...model.demo.saved import load_demo
 from ...model.images import normalise, open_image, to_pixels
 from ..measuring.correctness import Answer, Comparison, verdict
 from ..measuring.eager_truth import EagerTruth
@@ -24,20 +24,20 @@ BEFORE, AFTER = "before", "after"
 
 @dataclass(frozen=True)
 class BeforeAndAfter:
-    """What was found for one network and one batch; each by ``BEFORE`` and ``AFTER``."""
+    """Measurements of one network and one batch; keys are ``BEFORE`` and ``AFTER``."""
 
     profiles: dict[str, RequestProfile]
     times: dict[str, Samples]
     """Without a profiler, which outlives its use and slows later launches down; one capture each."""
     counts: dict[str, dict[str, int]]
-    """How samples compared with the eager network, as records count them: before on the backbone as it is, after on the
-    same trunk as the runner."""
+    """Comparison of the answers with the eager network, as in records: before with the backbone as it is, after with
+    the runner's trunk."""
     samples_by_exit: dict[str, int]
-    """How many samples of the batch leave at each tap, and last how many the classifier answers."""
+    """Samples of the batch that leave at each tap and, last, at the classifier."""
 
     @property
     def problems(self) -> list[str]:
-        """What keeps the runner from a steady state."""
+        """Reasons why the runner is not in a steady state; empty if it is."""
         return steady_state_problems(self.profiles[AFTER])
 
 
@@ -50,12 +50,12 @@ def compare(
         network: in eval mode, on x's device.
         x: the input of every request.
         exits: the kind of runner, as ``make_runner`` takes it.
-        trunk: what the runner makes of the trunk, as ``make_runner`` takes it.
+        trunk: the kind of the runner's trunk, as ``make_runner`` takes it.
         requests: counted requests of each measurement.
         out: directory of the traces.
 
     Raises:
-        BadInput: the network cannot be run so; says why.
+        BadInput: the network cannot be run like this; says why.
         RuntimeError: an answer differs from the eager runner's by more than rounding; nothing is timed then.
     """
     try:
@@ -90,18 +90,18 @@ def compare(
 
 
 def demo_model(checkpoint: Path, batch: int) -> tuple[UserModel, str]:
-    """Load what ``auxhead demo`` wrote, with pictures of its test split where it left some, else noise.
+    """Load a checkpoint of ``auxhead demo`` and its sample images, or random numbers if it saved none.
 
     Returns:
-        The network with a batch for it, and what the batch is made of.
+        The network with a batch for it, and in words where the batch is from.
 
     Raises:
         BadInput: files that are missing or damaged.
     """
-    loaded = load_checkpoint(checkpoint)
+    loaded = load_demo(checkpoint)
     size = loaded.image_size
     paths = sorted((checkpoint / "examples").glob("*.png"))
-    if not paths:  # the demo keeps no copies of pictures that its user has as files
+    if not paths:  # the demo copies no images that its user has as files
         return UserModel(loaded.network, torch.randn(batch, 3, size, size)), "random numbers"
     pixels = torch.stack([to_pixels(open_image(path), size) for path in paths])
     images = normalise(pixels, loaded.mean, loaded.std)
@@ -109,5 +109,5 @@ def demo_model(checkpoint: Path, batch: int) -> tuple[UserModel, str]:
 
 
 def repeated(x: Tensor, batch: int) -> Tensor:
-    """Return ``batch`` samples of x, beginning anew after the last."""
+    """Return ``batch`` samples of x, starting over after the last one."""
     return torch.cat([x] * -(-batch // len(x)))[:batch]  # keeps channels_last, which indexing would not

@@ -1,4 +1,4 @@
-"""What ``auxhead profile`` keeps: a record of one request before, and one of it after."""
+"""Records of ``auxhead-tune profile``: one of requests before, one of requests after."""
 
 import secrets
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from .measure import AFTER, BEFORE, BeforeAndAfter
 
 #: The kind of these records.
 KIND = "profile"
-#: What people write, by its name in the benchmark.
+#: The variant before, by its name in the benchmark.
 NAIVE = "eager-naive-item@as_is"
 
 
 def profile_records(found: BeforeAndAfter, cell: Cell, runner: str, environment: dict[str, Any]) -> list[Record]:
-    """Return two records of one run: of what people write, and of the runner.
+    """Return two records of one run: of naive early exit, and of the runner.
 
     Args:
-        found: their measurements.
+        found: measurements of both.
         cell: of the network and batch.
-        runner: what the second variant is called: its kind, "@", its trunk.
+        runner: name of the second variant: kind of runner, "@", kind of trunk.
         environment: see :class:`~auxhead.autotune.records.record.Record`.
     """
     run = secrets.token_hex(6)

@@ -1,4 +1,4 @@
-"""What ``auxhead profile`` prints, from the two records that it keeps."""
+"""Tables that ``auxhead-tune profile`` prints from its two records."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ _COLUMNS = ("before", "after")
 
 
 def print_comparison(console: Console, records: Sequence[Record]) -> None:
-    """Print requests, API calls and what was checked: before and after, of one run."""
+    """Print the tables of requests and API calls of one run, and the checks."""
     console.print(requests_table(records))
     console.print(_api_table(records))
     for line in _checks(records):
@@ -20,7 +20,7 @@ def print_comparison(console: Console, records: Sequence[Record]) -> None:
 
 
 def requests_table(records: Sequence[Record]) -> Table:
-    """Return the table of one request before and after."""
+    """Return the table of times and counts of one request, before and after."""
     measured = [_measured(record) for record in records]
     table = Table(Column("one request", no_wrap=True), "unit", *(Column(name, justify="right") for name in _COLUMNS))
     table.title = "Host times: median (p20-p80), no profiler; the rest: means under it"
@@ -62,7 +62,7 @@ def _measured(record: Record) -> dict[str, Any]:
 
 
 def _cells(rows: list[dict[str, Any]]) -> tuple[str, str]:
-    """Calls and host time of one side of a row."""
+    """Return calls and host time of one side of a row."""
     if not rows:
         return "-", "-"
     return _count(sum(row["calls"] for row in rows)), f"{sum(row['host_us'] for row in rows):,.1f}"

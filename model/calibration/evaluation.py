@@ -1,4 +1,4 @@
-"""What every exit of a network says about a split, and what early exit then answers."""
+"""Answers for a split of images: of every exit by itself, and of early exit."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from ..taps import listening
 
 
 class ExitAnswers(NamedTuple):
-    """The answers of E heads and, last, of the classifier to M pictures, on the CPU."""
+    """The answers of E heads and, last, of the classifier to M images, on the CPU."""
 
     label: Tensor
     """[E + 1, M] int64."""
@@ -22,14 +22,14 @@ class ExitAnswers(NamedTuple):
 
 
 def batches(pixels: Tensor, device: torch.device, size: int = 256) -> Iterator[Tensor]:
-    """Yield the network's input for pixels (uint8 [M, 3, H, W]), so many at a time."""
+    """Yield the network's input for pixels (uint8 [M, 3, H, W]) in batches of ``size``."""
     for chunk in pixels.split(size):
         yield normalise(chunk.to(device)).contiguous(memory_format=torch.channels_last)
 
 
 @torch.no_grad()
 def answers_of_all_exits(network: EarlyExitNetwork, pixels: Tensor) -> ExitAnswers:
-    """Return what each exit alone would answer, whether it may exit or not, by the same heads that answer later."""
+    """Return the answers of each exit for all images, exiting or not, by the heads that run later."""
     device = next(network.parameters()).device
     answered: list[list[HeadOutput]] = []
     for x in batches(pixels, device):
@@ -49,7 +49,7 @@ def answers_of_all_exits(network: EarlyExitNetwork, pixels: Tensor) -> ExitAnswe
 
 
 def early_exit_answers(network: EarlyExitNetwork, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Run early exit as a user would; returns label and exit index, each [M] int64 on the CPU."""
+    """Run the network with early exit; returns label and exit index, each [M] int64 on the CPU."""
     device = next(network.parameters()).device
     results = [network(x) for x in batches(pixels, device)]
     return torch.cat([r.label for r in results]).cpu(), torch.cat([r.exit_index for r in results]).cpu()

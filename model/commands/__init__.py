@@ -1,1 +1,1 @@
-"""What the commands share: errors in one line, and the user's own model by its name."""
+"""Parts of commands: one-line errors, the console, common options, and the user's own model by its name."""

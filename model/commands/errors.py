@@ -1,4 +1,4 @@
-"""How commands say what the user can put right."""
+"""Errors of commands: what the user can put right is one line on stderr and status 2."""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from ..bad_input import BadInput
 
 @contextmanager
 def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """Print ``BadInput`` and other kinds of errors, and those of files, as one line and leave with status 2."""
+    """Print ``BadInput``, the given kinds of errors and those of files as one line, and leave with status 2."""
     printed: tuple[type[Exception], ...] = (BadInput, *kinds)
     try:
         yield

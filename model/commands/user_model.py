@@ -13,11 +13,11 @@ from ..early_exit_network import EarlyExitNetwork
 
 
 class UserModel(NamedTuple):
-    """What a factory makes."""
+    """The network that a factory made, and an input for it."""
 
     network: EarlyExitNetwork
     example_input: Tensor
-    """A batch that the network takes."""
+    """A batch for it."""
 
 
 def load_factory(spec: str) -> Callable[[], UserModel]:

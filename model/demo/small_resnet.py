@@ -1,4 +1,4 @@
-"""ResNet-18 for small images, with an exit behind each of its blocks."""
+"""The demo's network: ResNet-18 for small images, with a head behind each of its blocks."""
 
 from torch import nn
 

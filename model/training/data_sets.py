@@ -1,4 +1,4 @@
-"""The demo's pictures: three sources, and from there on one path."""
+"""Data sets of images: the digits, CIFAR-10 or a folder; decoded and split into train, validation and test."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -16,43 +16,43 @@ from torch import Tensor
 from ..bad_input import BadInput
 from ..images import open_image, to_pixels, to_rgb
 
-#: Decoded pictures are kept in memory; more than this is refused with advice.
+#: Most memory that decoded images may take; more are refused with advice.
 MOST_BYTES = 8 * 2**30
 
-#: Folder names that say that a directory holds splits and not classes.
+#: Names of folders that are splits, not classes.
 _SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing", "eval"}
 
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Pictures with their classes, not yet decoded."""
+    """Images with their classes, not yet decoded."""
 
     name: str
-    """What the report calls them."""
+    """The data set's name in reports."""
     open: Sequence[Callable[[], Image.Image]]
-    """For each picture, what reads it as RGB."""
+    """For each image a function that reads it as RGB."""
     labels: Tensor
     """[M] int64."""
     classes: tuple[str, ...]
     paths: tuple[Path, ...] | None = None
-    """The picture files, where there are any."""
+    """The image files; None for images that come in arrays."""
     test_from: int | None = None
-    """Pictures from this place on are the test split as given; None: a test split is drawn."""
+    """Index of the first image of a given test split, which lasts to the end; None: a test split is drawn."""
 
 
 class Split(NamedTuple):
-    """Decoded pictures of one split."""
+    """Decoded images of one split."""
 
     pixels: Tensor
     """[M, 3, size, size] uint8."""
     labels: Tensor
     """[M] int64."""
-    places: Tensor
-    """[M] int64: where each picture stands in the source."""
+    indices: Tensor
+    """[M] int64: the index of each image in the source."""
 
 
 class Splits(NamedTuple):
-    """What trains, what chooses thresholds, and what nobody looks at before the end."""
+    """Images for training, for choosing thresholds, and for the final evaluation alone."""
 
     train: Split
     validation: Split
@@ -60,7 +60,7 @@ class Splits(NamedTuple):
 
 
 def load_source(data: Path | None, dataset: str | None, root: Path | None) -> LabelledImages:
-    """Return the pictures that the options ``--data``, ``--dataset`` and ``--root`` ask for; the digits by default.
+    """Return the images that the options ``--data``, ``--dataset`` and ``--root`` ask for; the digits by default.
 
     Raises:
         BadInput: options that contradict each other, or data that is not there or not as it should be.
@@ -88,7 +88,7 @@ def load_digits() -> LabelledImages:
     except ImportError:
         raise BadInput(
             "the digits come with scikit-learn, which is not installed: pip install 'auxhead[demo]' "
-            "(or give your own pictures with --data DIR)"
+            "(or give your own images with --data DIR)"
         ) from None
     digits = sklearn_digits()
     grey = np.rint(digits.images * (255.0 / 16.0)).astype(np.uint8)  # [M, 8, 8], from 0..16
@@ -101,7 +101,7 @@ def load_digits() -> LabelledImages:
 
 
 def load_folder(directory: Path) -> LabelledImages:
-    """Return the pictures below a directory that has one folder a class, as ``torchvision.datasets.ImageFolder`` does.
+    """Return the images below a directory that has one folder a class, as ``torchvision.datasets.ImageFolder`` does.
 
     Raises:
         BadInput: the directory is missing, is not one, or has fewer than two class folders.
@@ -160,19 +160,19 @@ def _open_array(array: np.ndarray) -> Image.Image:
     return to_rgb(Image.fromarray(array))
 
 
-def split_places(source: LabelledImages, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw the places of the train, validation and test pictures, each class in the same proportions.
+def split_indices(source: LabelledImages, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw the indices of the train, validation and test images, each class in the same proportions.
 
-    60, 20 and 20 %, at least one picture of every class in each. Where the test split is given, a tenth of the rest is
+    60, 20 and 20 %, at least one image of every class in each. Where the test split is given, a tenth of the rest is
     for validation.
 
     Raises:
-        BadInput: a class with too few pictures.
+        BadInput: a class with too few images.
     """
     generator = torch.Generator().manual_seed(seed)
     given = source.test_from is not None
-    places = torch.arange(len(source.labels))
-    drawn_from = places[: source.test_from] if given else places
+    indices = torch.arange(len(source.labels))
+    drawn_from = indices[: source.test_from] if given else indices
     parts: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
     wanted = 2 if given else 3
     for label, name in enumerate(source.classes):
@@ -185,20 +185,20 @@ def split_places(source: LabelledImages, seed: int) -> tuple[Tensor, Tensor, Ten
         test = 0 if given else max(1, round(count * 0.2))
         for part, piece in zip(parts, own.split([count - validation - test, validation, test]), strict=True):
             part.append(piece)
-    train, validation_places, test_places = (torch.cat(part).sort().values for part in parts)
-    return train, validation_places, places[source.test_from :] if given else test_places
+    train, validation_indices, test_indices = (torch.cat(part).sort().values for part in parts)
+    return train, validation_indices, indices[source.test_from :] if given else test_indices
 
 
 def decode(source: LabelledImages, image_size: int, on_image: Callable[[], None] = lambda: None) -> Tensor:
-    """Read every picture once, resized: uint8 [M, 3, image_size, image_size].
+    """Read every image once, resized: uint8 [M, 3, image_size, image_size].
 
     Args:
-        source: the pictures.
+        source: the images.
         image_size: height and width in pixels.
-        on_image: called after each picture, for a progress bar.
+        on_image: called after each image, for a progress bar.
 
     Raises:
-        BadInput: a picture that cannot be read, or more of them than fit into ``MOST_BYTES``.
+        BadInput: an image that cannot be read, or more of them than fit into ``MOST_BYTES``.
     """
     size = len(source.open) * 3 * image_size**2
     if size > MOST_BYTES:
@@ -209,8 +209,8 @@ def decode(source: LabelledImages, image_size: int, on_image: Callable[[], None]
     pixels = torch.empty(len(source.open), 3, image_size, image_size, dtype=torch.uint8)
     with ThreadPoolExecutor(os.cpu_count()) as threads:  # Pillow decodes outside Python's lock
         try:
-            for place, image in enumerate(threads.map(lambda read: to_pixels(read(), image_size), source.open)):
-                pixels[place] = image
+            for index, image in enumerate(threads.map(lambda read: to_pixels(read(), image_size), source.open)):
+                pixels[index] = image
                 on_image()
         except BaseException:
             threads.shutdown(cancel_futures=True)
@@ -218,6 +218,6 @@ def decode(source: LabelledImages, image_size: int, on_image: Callable[[], None]
     return pixels
 
 
-def make_splits(source: LabelledImages, pixels: Tensor, places: tuple[Tensor, Tensor, Tensor]) -> Splits:
-    """Cut decoded pictures into the three splits that :func:`split_places` drew."""
-    return Splits(*(Split(pixels[own], source.labels[own], own) for own in places))
+def make_splits(source: LabelledImages, pixels: Tensor, indices: tuple[Tensor, Tensor, Tensor]) -> Splits:
+    """Cut decoded images into the three splits that :func:`split_indices` drew."""
+    return Splits(*(Split(pixels[own], source.labels[own], own) for own in indices))

@@ -1,4 +1,4 @@
-"""Deep supervision: every exit learns at once, each from its own cross-entropy."""
+"""Deep supervision: trains all exits at once, each by its own cross-entropy."""
 
 import math
 from collections.abc import Callable
@@ -15,19 +15,19 @@ from .data_sets import Split
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How to train: AdamW under a one-cycle schedule."""
+    """Settings of a training: AdamW under a one-cycle schedule."""
 
     epochs: int = 10
     batch_size: int = 32
     learning_rate: float = 1e-3
-    """At the top of the cycle."""
+    """The largest, at the top of the cycle."""
     weight_decay: float = 0.05
     largest_shift: int = 1
-    """Pixels by which a picture is shifted at most, either way, anew in every epoch."""
+    """Pixels by which an image is shifted at most, either way, drawn anew in every epoch."""
 
     @classmethod
     def choose(cls, images: int, image_size: int, epochs: int | None = None) -> "TrainingPlan":
-        """Return the plan for so many training images; few images get more epochs, for 120 steps in all."""
+        """Return a plan for a number of training images; few images get more epochs, for 120 steps in all."""
         batch_size = min(cls.batch_size, images)
         if epochs is None:
             epochs = min(100, max(cls.epochs, math.ceil(120 / (images // batch_size))))
@@ -35,9 +35,9 @@ class TrainingPlan:
 
 
 def one_cycle(step: int, steps: int) -> float:
-    """Part of the largest learning rate at a step: up in a line over a quarter of the way, then down as a cosine.
+    """Return a step's share of the largest learning rate: a quarter of the steps up in a line, then down as a cosine.
 
-    ``torch.optim.lr_scheduler.OneCycleLR`` divides by zero where a quarter of the way is one step.
+    ``torch.optim.lr_scheduler.OneCycleLR`` divides by zero where a quarter is one step.
     """
     rise = max(1, steps // 4)
     if step < rise:
@@ -46,12 +46,12 @@ def one_cycle(step: int, steps: int) -> float:
 
 
 class Step(NamedTuple):
-    """What one step of training did."""
+    """One step of training."""
 
     epoch: int
     """From 0."""
     images: int
-    """Pictures in the batch."""
+    """Images in the batch."""
     loss: float
     """Mean cross-entropy over all exits, in nats."""
 
@@ -66,14 +66,14 @@ def train(
 ) -> None:
     """Train backbone and heads together, in place, on the device where the network is.
 
-    The loss is the mean of the cross-entropies of all exits, the classifier among them. Pictures that do not fill a
+    The loss is the mean of the cross-entropies of all exits, the classifier among them. Images that do not fill a
     last batch sit out the epoch. The network is left in eval mode.
 
     Args:
         network: heads and backbone in float32.
-        split: what to learn from; at least ``plan.batch_size`` pictures.
+        split: the images to learn from; at least ``plan.batch_size`` images.
         plan: epochs, batch size and rates.
-        seed: of the order of the pictures and of their shifts.
+        seed: of the order of the images and of their shifts.
         on_step: called after every step, for a progress bar.
     """
     device = next(network.parameters()).device
@@ -82,7 +82,7 @@ def train(
     steps = len(labels) // plan.batch_size
     optimizer = torch.optim.AdamW(network.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: one_cycle(step, steps * plan.epochs))
-    # on the CPU too: a tenth faster on two cores
+    # channels_last is a tenth faster on the CPU, too, with two cores
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     network.train()
     for epoch in range(plan.epochs):

@@ -1,1 +1,1 @@
-"""The figures, a module each with one function ``draw``; ``registry`` lists them."""
+"""The figures: a module each, whose function ``draw`` turns records into a figure; ``registry`` lists them."""

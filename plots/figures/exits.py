@@ -1,4 +1,4 @@
-"""What each exit of a network does: how many images leave there, and how often they are right."""
+"""Figure "exits": how many images leave at each exit of the demo's network, and how many of them are right."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from ...autotune.records.record import BadRecord
 from ..records import NoRecords
 from ..style import BLUE, GREY, ORANGE, frame, new_figure, tidy
 
-#: The schema of the report that this figure reads.
+#: The format of the report that this figure reads.
 REPORT_FORMAT = "auxhead demo report 1"
 
 
 def read_report(paths: Sequence[Path], kinds: Sequence[str]) -> dict[str, Any]:
-    """Read the report.json of ``auxhead demo``, the only kind there is.
+    """Read one report.json of ``auxhead demo``; ``kinds`` is ignored.
 
     Raises:
         NoRecords: no such file.
@@ -44,10 +44,10 @@ def draw(report: Mapping[str, Any]) -> tuple[Figure, dict[str, Any]]:
     """How many images leave at each exit, and how often they are right.
 
     Args:
-        report: of the demo, the content of its ``report.json``.
+        report: the content of ``report.json``.
 
     Raises:
-        BadRecord: another schema, or fields missing.
+        BadRecord: another format, or fields missing.
     """
     if report.get("format") != REPORT_FORMAT:
         raise BadRecord(f"format: got {report.get('format')!r}, wants {REPORT_FORMAT!r}, as `auxhead demo` writes it")
@@ -59,7 +59,7 @@ def draw(report: Mapping[str, Any]) -> tuple[Figure, dict[str, Any]]:
 
 
 def _drawn(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that the figure shows; shares and accuracies in percent."""
+    """Return everything that the figure shows; shares and accuracies in percent."""
     exits = report["exits"]
     early, full = 100 * report["accuracy"], 100 * report["full_accuracy"]
     machine = report["environment"]
@@ -103,22 +103,12 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     above.set_ylim(0, 1.35 * max(drawn["share_percent"]))
 
     below.plot(
-        places,
-        drawn["accuracy_on_all_percent"],
-        "o--",
-        color=GREY,
-        markerfacecolor="white",
+        places, drawn["accuracy_on_all_percent"], "o--", color=GREY, markerfacecolor="white",
         label="exit, if it answered all",
-    )
+    )  # fmt: skip
     answering = [place for place in places if drawn["accuracy_percent"][place] is not None]
-    below.plot(
-        answering,
-        [drawn["accuracy_percent"][place] for place in answering],
-        "o",
-        color=ORANGE,
-        markersize=8,
-        label="images that leave here",
-    )
+    accuracies = [drawn["accuracy_percent"][place] for place in answering]
+    below.plot(answering, accuracies, "o", color=ORANGE, markersize=8, label="images that leave here")
     for place in answering:
         accuracy = drawn["accuracy_percent"][place]
         above_line = accuracy >= drawn["accuracy_on_all_percent"][place]  # the number must not cover the other point

@@ -1,4 +1,4 @@
-"""Where overlap stops being free: what heads add to the trunk's time against how much of the SMs they take."""
+"""Figure "footprint": time that heads add to the trunk against the share of the SMs' warps that they take."""
 
 import math
 import statistics
@@ -11,21 +11,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from ...autotune.records.record import Record, latest
-from ..bench_records import network_of, rounds
-from ..records import NoRecords, stamp
-from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, new_figure, tidy
+from ..records import NoRecords, network_of, rounds, stamp
+from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, legend_beside, new_figure, tidy
 
-#: What surely adds as much to the trunk's time, in percent, is not free: about what captures of one thing differ by.
+#: Percent of the trunk's time from which on heads are not free; captures of one and the same thing differ by as much.
 FREE_PERCENT = 2.0
-#: These cost by other things than how much of the SMs they take: heads on few SMs end late.
+#: Footprints that cost something for other reasons than their share of the SMs: heads on few SMs end late.
 _APART = ("priority", "SMs")
-#: Panels side by side, at most.
+#: Most panels side by side.
 _PANELS = 3
-#: Hiding efficiencies below are drawn at the lower edge, percent.
+#: Hiding efficiencies below this, percent, are drawn at the lower edge.
 _LEAST_HIDDEN = -100.0
-#: What adds more to the trunk's time is drawn at the upper edge, percent.
+#: Additions to the trunk's time above this, percent, are drawn at the upper edge.
 _MOST_ADDED = 12.0
-#: How footprints differ from what is by rule, told by their names.
+#: Changes to the rule's launch, named within a footprint's name, and their looks.
 KINDS = {
     "programs": Line("programs, /4 to x8", BLUE, "-", "o"),
     "warps": Line("warps a program", AMBER, "", "^"),
@@ -72,7 +71,7 @@ def _network(record: Record) -> tuple[Any, int]:
 
 
 def _point(record: Record) -> dict[str, Any]:
-    """What is shown of one footprint, in percent."""
+    """Return the numbers drawn of one footprint, in percent."""
     details = record.measured or {}
     trunk = next(pair for pair in record.paired if pair["role"] == "trunk")
     residency = details["occupancy"]["residency"]["warps_share"]
@@ -93,15 +92,15 @@ def _point(record: Record) -> dict[str, Any]:
 
 
 def _kind(footprint: str) -> str:
-    """Return what of ``KINDS`` a footprint is; one with another priority is nothing else."""
+    """Return the kind, of ``KINDS``, of a footprint; "priority" goes before others."""
     return next(kind for kind in ("priority", "SMs", "registers", "warps", "programs", "by rule") if kind in footprint)
 
 
 def boundary(points: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the occupancy below which footprints are free and above which they are not, by most of them.
+    """Return the occupancy that separates free footprints from others with the fewest on the wrong side.
 
-    Those without the trunk's priority and those on few SMs are left out. None if all are free, or none is, or if more
-    than a quarter is on the wrong side, so that occupancy does not tell.
+    Footprints without the trunk's priority and on few SMs are left out. None if all are free, or none is, or if more
+    than a quarter would be on the wrong side.
     """
     known = sorted((one["occupancy_percent"], _free(one)) for one in points if one["kind"] not in _APART)
     if all(free for _, free in known) or not any(free for _, free in known):
@@ -118,7 +117,7 @@ def boundary(points: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def _free(point: Mapping[str, Any]) -> bool:
-    """Whether it is not sure that the footprint costs the trunk something."""
+    """Return whether the footprint's cost may lie below ``FREE_PERCENT``."""
     return bool(point["added_low"] < FREE_PERCENT)
 
 
@@ -174,11 +173,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
         below.set_xlabel("SM occupancy by heads, % of all warps\n(residency tier, in the trunk's time)")
     panels[0][0].set_ylabel(f"stretch: % added to the\ntrunk's time (grey: < {FREE_PERCENT:.0f} %)")
     panels[1][0].set_ylabel("hiding efficiency, %")
-    legend = figure.add_subplot(rows[2])
-    legend.axis("off")
-    legend.legend(
-        *panels[0][0].get_legend_handles_labels(), loc="center", ncols=6, frameon=False, fontsize=8, columnspacing=1.2
-    )
+    legend_beside(figure.add_subplot(rows[2]), panels[0][0], 6, fontsize=8, columnspacing=1.2)
     return frame(figure, drawn)
 
 
@@ -190,7 +185,7 @@ def _scatter(
     ends: tuple[str, str],
     shown: tuple[float, float],
 ) -> None:
-    """Draw points of one kind, with bars; what lies outside of what is shown stands at its edge, with its number."""
+    """Draw points of one kind with bars; those beyond the ends of ``shown`` are drawn there, with their number."""
 
     def within(percent: float) -> float:
         return min(max(percent, shown[0]), shown[1])

@@ -16,8 +16,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from ...autotune.records.comparison import DECIDING, NEGLIGIBLE
 from ...autotune.records.record import Record
-from ..bench_records import rounds
-from ..records import NoRecords, stamp
+from ..records import NoRecords, rounds, stamp
 from ..style import ORANGE, PALE, frame, new_figure
 from ..sweep_heads import Head, over, over_rule, swept_heads
 

@@ -1,4 +1,4 @@
-"""Latency against batch size: runners and all that they are compared with, and what heads add to a graph without."""
+"""Figure "latency": latency by batch size of the runner and its baselines, and time that heads add to a graph."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,11 +8,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from ...autotune.records.record import Record
-from ..bench_records import NEVER, most_measured, rounds, spread
-from ..records import NoRecords, stamp
-from ..style import AMBER, BLUE, GREY, ORANGE, SKY, Line, frame, new_figure, tidy
+from ..records import NEVER, NoRecords, most_measured, percentiles, rounds, stamp
+from ..style import AMBER, BLUE, GREY, ORANGE, SKY, Line, frame, legend_beside, new_figure, tidy
 
-#: All that is drawn: colours say which heads, dashes how it runs.
+#: The variants drawn; colours tell the heads, dashes the way to run.
 LINES = {
     "eager-naive-item@as_is": Line("plain heads, eager, .item() after each", ORANGE, ":", "s"),
     "eager-bare@as_is": Line("no heads, eager", GREY, ":", "o"),
@@ -26,7 +25,7 @@ LINES = {
     "graph-bare@cudnn": Line("no heads, graph of fused conv.", "black", "-", "o"),
 }
 BARE, OURS, PLAIN = "graph-bare@cudnn", "overlapped@cudnn", "graph-naive@cudnn"
-#: What is zoomed into: variants that differ from the graph without heads by the heads alone.
+#: Variants in the lower panels, which differ from ``BARE`` by their heads alone.
 ADDED = ("graph-naive@cudnn", "graph-naive-forked@cudnn", "graph-fused@cudnn", OURS)
 BANDS = "Bands: latency from the median to the 99th percentile of requests; what is added, 20th to 80th."
 
@@ -53,11 +52,15 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
 
 
 def _points(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """What a line shows, by batch size; times in microseconds, ratios to the graph without heads of the same run."""
+    """Return the points of a line by batch size: microseconds, and ratios to ``BARE`` of the same run."""
     points = []
     for one in sorted(records, key=lambda one: int(one.cell["batch"])):
         assert one.host_us is not None and one.device_us is not None
-        point = {"batch": one.cell["batch"], "host_us": spread(one.host_us), "device_us": spread(one.device_us)}
+        point = {
+            "batch": one.cell["batch"],
+            "host_us": percentiles(one.host_us),
+            "device_us": percentiles(one.device_us),
+        }
         bare = next((pair for pair in one.paired if (pair["role"], pair["variant"]) == ("bare", BARE)), None)
         if bare is not None:
             point["bare"] = {key: bare[key] for key in ("host_us", "host_ratio", "device_us", "device_ratio")}
@@ -119,11 +122,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
         axes.set_xlabel("batch size, samples")
     if len(drawn["classes"]) == 1:
         above[1].axis("off")
-    legend = figure.add_subplot(rows[1, :])
-    legend.axis("off")
-    legend.legend(
-        *above[0].get_legend_handles_labels(), loc="center", ncols=2, frameon=False, fontsize=8.5, handlelength=5.0
-    )
+    legend_beside(figure.add_subplot(rows[1, :]), above[0], 2, handlelength=5.0)
     return frame(figure, drawn)
 
 
@@ -146,7 +145,7 @@ def _line(
 
 
 def _percent(point: Mapping[str, Any], unit: str) -> dict[str, float]:
-    """Percent over the median of the graph without heads; the median's is that of the record."""
+    """Return percent over the median of ``BARE``; the median of these is the record's own ratio."""
     bare = point["bare"]
     percent = {name: 100 * (us / bare[unit] - 1) for name, us in point[unit].items()}
     return {**percent, "median": 100 * (bare[unit.replace("_us", "_ratio")] - 1)}

@@ -1,4 +1,4 @@
-"""Accuracy against the mean time to the answer, for each runner under several sets of thresholds."""
+"""Figure "pareto": accuracy against mean time to the answer, for each runner under several sets of thresholds."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from ...autotune.records.record import Record
 from ..records import NoRecords, stamp
-from ..style import BLUE, GREEN, GREY, ORANGE, PALE, frame, new_figure, tidy
+from ..style import BLUE, GREEN, GREY, ORANGE, PALE, frame, legend_beside, new_figure, tidy
 
 #: Percentage points of accuracy that the title allows.
 LOSS = 0.5
@@ -22,11 +22,11 @@ LOOKS = {
     "polled": (GREEN, "^", "polled"),
     "gated": (ORANGE, "v", "gated"),
 }
-#: The network without heads; eager it takes so long that it is told and not drawn.
+#: The network without heads; eagerly it takes so long that only the small print tells its time.
 EAGER, GRAPH = "eager-bare", "graph-bare"
-#: Percentage points below the full network's accuracy that are drawn.
+#: Points are drawn down to this many percentage points below the full network's accuracy.
 _SHOWN = 2.0
-#: Points of one accuracy whose times differ by a smaller share lie on top of each other.
+#: Points of equal accuracy share a label if their times differ by less, as a share.
 _TOO_CLOSE = 0.03
 
 
@@ -34,7 +34,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """How much sooner answers come for how much accuracy, by runner and batch size.
 
     Args:
-        records: of ``auxhead-tune pareto``; of each batch size the last run, of the network measured last.
+        records: of ``auxhead-tune pareto``; drawn are the last network and of each batch size its last run.
 
     Raises:
         NoRecords: no batch size with the full network in a CUDA graph and a runner.
@@ -56,7 +56,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
 
 
 def _panel(records: Sequence[Record]) -> dict[str, Any]:
-    """What is drawn of one batch size; times in microseconds, accuracies in percent."""
+    """Return the numbers drawn of one batch size; times in microseconds, accuracies in percent."""
     runners: dict[str, dict[str, list[Any]]] = {}
     full: dict[str, dict[str, float]] = {}
     for record in records:
@@ -64,7 +64,7 @@ def _panel(records: Sequence[Record]) -> dict[str, Any]:
         if record.measured is None or name not in (EAGER, *LOOKS):
             continue
         us, accuracy = record.measured["mean_host_us"], 100 * record.measured["accuracy"]
-        if name in (EAGER, GRAPH):  # measured beside each set of thresholds, which do not concern it: the first counts
+        if name in (EAGER, GRAPH):  # measured with each set of thresholds, none of which it uses: the first counts
             full.setdefault(name, {"mean_us": us, "accuracy_percent": accuracy})
             continue
         series = runners.setdefault(name, {"thresholds": [], "mean_us": [], "accuracy_percent": [], "over_bare": []})
@@ -82,7 +82,7 @@ def _panel(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _front(full: dict[str, dict[str, float]], runners: dict[str, dict[str, list[Any]]]) -> list[list[float]]:
-    """Return [microseconds, percent] of whatever nothing else beats in both, the soonest first."""
+    """Return the Pareto front as [microseconds, percent], the soonest first."""
     points = [(one["mean_us"], one["accuracy_percent"]) for one in full.values()]
     for series in runners.values():
         points += zip(series["mean_us"], series["accuracy_percent"], strict=True)
@@ -142,9 +142,7 @@ def _figure(drawn: dict[str, Any]) -> Figure:
     for axes, panel in zip(row, panels, strict=True):
         _draw_panel(axes, panel)
     row[0].set_ylabel("accuracy on the test split, %")
-    legend = figure.add_subplot(grid[1, :])
-    legend.axis("off")
-    legend.legend(*row[0].get_legend_handles_labels(), loc="center", ncols=3, frameon=False, fontsize=8.5)
+    legend_beside(figure.add_subplot(grid[1, :]), row[0], 3)
     return frame(figure, drawn)
 
 
@@ -185,7 +183,7 @@ def _draw_panel(axes: Axes, panel: dict[str, Any]) -> None:
 
 
 def _label_thresholds(axes: Axes, panel: dict[str, Any]) -> None:
-    """Say beside the soonest runner's points which thresholds they are of; those on top of each other share a label."""
+    """Label the points of the soonest runner with their thresholds; points on top of each other share a label."""
     series = min(panel["runners"].values(), key=lambda one: min(one["mean_us"]))
     labels: list[tuple[list[str], float, float]] = []
     for thresholds, us, accuracy in zip(

@@ -1,4 +1,4 @@
-"""One request before and after: launches, kernels, the host's time in the CUDA API and its time to the answer."""
+"""Figure "profile": launches, kernels, CUDA API time and latency of one request, before and after."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from ...autotune.records.record import Record
 from ..records import NoRecords, stamp
 from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, frame, new_figure, tidy
 
-#: Of the functions that take most of the host's time; the rest is one part.
+#: Colours of the CUDA functions that take most time; all others are one part.
 _COLOURS = (ORANGE, SKY, GREEN, PURPLE, AMBER)
 
 
@@ -19,10 +19,10 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """Launches and CUDA API time of one request, naive early exit before and a runner after.
 
     Args:
-        records: of ``auxhead profile``; the last run is drawn.
+        records: of ``auxhead-tune profile``; the last run is drawn.
 
     Raises:
-        NoRecords: the last run lacks one of the two.
+        NoRecords: the last run lacks before or after.
     """
     run = [record for record in records if record.run == records[-1].run and record.error is None]
     before = next((record for record in run if not record.paired), None)
@@ -61,7 +61,7 @@ def _drawn(before: Record, after: Record) -> dict[str, Any]:
 
 
 def _parts(api: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
-    """Return the host's microseconds in each CUDA function, by side; those that take least are one part."""
+    """Return the host's microseconds in CUDA functions by side; the functions that take least are one part."""
     totals: dict[str, float] = {}
     for rows in api.values():
         for row in rows:
@@ -97,7 +97,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
 
 
 def _bars(axes: Axes, values: Mapping[str, float], title: str, ends: Sequence[float] | None = None) -> None:
-    """Draw a bar a side, its number behind it or behind where something else ends."""
+    """Draw a bar for each side, with its number behind it or behind ``ends``."""
     own = list(values.values())
     axes.barh([0, 1], own, color=[ORANGE, BLUE], height=0.6)
     _numbers(axes, own, ends or own)
@@ -107,7 +107,7 @@ def _bars(axes: Axes, values: Mapping[str, float], title: str, ends: Sequence[fl
 def _numbers(axes: Axes, values: Sequence[float], ends: Sequence[float]) -> None:
     for place, (value, end) in enumerate(zip(values, ends, strict=True)):
         text = f"{value:,.0f}" if value == round(value) or value >= 10 else f"{value:,.1f}"
-        if end > value > 0.3 * max(ends):  # behind the line it would be taken for where that ends
+        if end > value > 0.3 * max(ends):  # behind the line of percentiles it would seem to be the number of that
             axes.annotate(text, (0, place), (6, 0), textcoords="offset points", va="center", fontsize=9, color="white")
         else:
             axes.annotate(text, (end, place), (6, 0), textcoords="offset points", va="center", fontsize=9)

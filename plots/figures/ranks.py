@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 
 from ...autotune.records.comparison import DECIDING, NEGLIGIBLE
 from ...autotune.records.record import Record
-from ..bench_records import rounds
-from ..records import NoRecords, stamp
+from ..records import NoRecords, rounds, stamp
 from ..style import BLUE, GREY, ORANGE, PALE, frame, new_figure, tidy
 from ..sweep_heads import Head, over, over_rule, swept_heads
 

@@ -1,4 +1,4 @@
-"""Heads alone against what the memory allows: their rate by arithmetic intensity, and their time by their bytes."""
+"""Figure "roofline": heads alone against the memory's bandwidth, as time by bytes and rate by intensity."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from ...autotune.records.record import Record
 from ..records import NoRecords, stamp
-from ..style import BLUE, GREY, ORANGE, PURPLE, frame, new_figure, tidy
+from ..style import BLUE, GREY, ORANGE, PURPLE, frame, legend_beside, new_figure, tidy
 
 #: Colour, marker and name of each variant.
 LOOKS = {
@@ -19,9 +19,9 @@ LOOKS = {
     "compiled": (PURPLE, "^", "torch.compile, max-autotune"),
     "fused": (BLUE, "o", "fused head"),
 }
-#: A head is bound by latency where it takes so many times what its bytes do.
+#: A head is bound by latency if it takes more than this many times as long as its bytes.
 TIMES = 10.0
-#: From which on a head is drawn hollow.
+#: Heads with as many classes or more are drawn hollow.
 MANY_CLASSES = 100
 
 
@@ -134,8 +134,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     right.set_title("roofline", fontsize=10, loc="left")
     for axes in (left, right):
         tidy(axes, "both")
-    legend.axis("off")
-    legend.legend(*left.get_legend_handles_labels(), loc="center", ncols=3, frameon=False, fontsize=8.5)
+    legend_beside(legend, left, 3)
     return frame(figure, drawn)
 
 

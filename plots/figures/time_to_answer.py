@@ -1,4 +1,4 @@
-"""Time to the answer against the exit at which all samples leave, between what nobody beats and what never skips."""
+"""Figure "time-to-answer": latency by the exit at which all samples leave, between a floor and the whole network."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,9 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from ...autotune.records.record import Record
-from ..bench_records import NEVER, most_measured, rounds, spread
-from ..records import NoRecords, stamp
-from ..style import BLUE, GREEN, GREY, ORANGE, Line, frame, new_figure, tidy
+from ..records import NEVER, NoRecords, most_measured, percentiles, rounds, stamp
+from ..style import BLUE, GREEN, GREY, ORANGE, Line, frame, legend_beside, new_figure, tidy
 
 FLOOR, BARE = "truncated@cudnn", "graph-bare@cudnn"
 LINES = {
@@ -20,7 +19,7 @@ LINES = {
     "gated@cudnn": Line("`gated`: the GPU stops", GREEN, "-", "^"),
     FLOOR: Line("floor: network cut off there", "black", "-", "o"),
 }
-#: What skips work, of which the title names the best.
+#: Variants that skip work; the title names the best of them.
 SKIPPING = ("gated@cudnn", "polled@cudnn")
 
 
@@ -48,23 +47,23 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
 
 
 def _fits(record: Record, early: Sequence[Record]) -> bool:
-    """Whether it is of the same cell as one of those that leave early, and all its samples leave at one exit."""
+    """Return whether a record is of a cell in ``early``, with all samples leaving at one exit."""
     return record.exits in _exits(early) and any(record.cell == one.cell for one in early)
 
 
 def _exits(early: Sequence[Record]) -> list[str]:
-    """Where samples leave, in the order of the network."""
+    """Return the exits at which all samples leave, in the order of the network."""
     return [*early[0].cell["taps"], NEVER]
 
 
 def _points(records: Sequence[Record], variant: str, exits: Sequence[str]) -> list[dict[str, Any]]:
-    """What a line shows, microseconds on the host from the call until the answer is there."""
+    """Return the points of a line: microseconds on the host from the call until the answer is there."""
     by_exit = {one.exits: one for one in records if one.variant == variant}
-    return [{"exit": name, "host_us": spread(by_exit[name].host_us or {})} for name in exits if name in by_exit]
+    return [{"exit": name, "host_us": percentiles(by_exit[name].host_us or {})} for name in exits if name in by_exit]
 
 
 def _title(batches: Mapping[str, Any]) -> str:
-    """Say at which share of the whole network's time, and how far from the floor, the first exit answers."""
+    """Tell the share of the whole network's time, and the distance to the floor, of answers at the first exit."""
     shares, above, longer, best = [], [], [], set()
     for lines in batches.values():
         times = {name: {point["exit"]: point["host_us"]["median"] for point in lines[name]} for name in lines}
@@ -108,9 +107,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
         axes.set_ylabel("host, call to answer, us")
     for axes in panels[-2:]:
         axes.set_xlabel("exit at which all samples leave")
-    legend = figure.add_subplot(grid[rows, :])
-    legend.axis("off")
-    legend.legend(*panels[0].get_legend_handles_labels(), loc="center", ncols=3, frameon=False, fontsize=8.5)
+    legend_beside(figure.add_subplot(grid[rows, :]), panels[0], 3)
     return frame(figure, drawn)
 
 

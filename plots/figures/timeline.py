@@ -1,4 +1,4 @@
-"""One replay of a captured network, stream by stream: what of the heads lies under the trunk, and on which SMs."""
+"""Figure "timeline": one replay of a captured network, stream by stream, with the SMs that heads run on."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,16 +14,16 @@ from ..records import stamp
 from ..style import BLUE, GREY, ORANGE, PURPLE, frame, new_figure, tidy
 from ..timelines import JOIN, SIDE, TRUNK, Timeline, timelines
 
-#: Of the lanes, bottom and height.
+#: Bottom and height of the lanes.
 _TRUNK_LANE, _SIDE_LANE = (1.0, 0.6), (0.0, 0.6)
-#: Below this share of the heads' time under the trunk nobody would call it overlap.
+#: Below this share of the heads' time under the trunk the title says "only".
 _LITTLE = 0.5
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """What runs beside what in one replay: trunk and heads over time, and the SMs that the heads' programs are on.
 
-    Of several networks the one that was measured last.
+    Of several networks the one measured last is drawn.
 
     Args:
         records: of kinds "timeline" and "overlap".
@@ -36,7 +36,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
 
 
 def _drawn(timeline: Timeline) -> dict[str, Any]:
-    """Everything that the figure shows: microseconds since the replay began, shares in percent."""
+    """Return everything that the figure shows: microseconds since the replay began, shares in percent."""
     replay, all_replays, record = timeline.replay, timeline.all_replays, timeline.record
     trunk, side = ([_interval(one) for one in timeline.kernels(role)] for role in (TRUNK, SIDE))
     launches = timeline.launches
@@ -100,7 +100,7 @@ def _title(timeline: Timeline, pair: Mapping[str, float]) -> str:
 
 
 def _how(timeline: Timeline) -> list[str]:
-    """What is shown, a line each."""
+    """Return the lines of the small print on what is shown."""
     coverage, replays = timeline.all_replays["coverage"], timeline.record.protocol["replays"]
     slower = 100.0 * (timeline.replay["recording_inflation"] - 1.0)
     shown = (
@@ -175,7 +175,7 @@ def _legend(drawn: Mapping[str, Any]) -> list[Patch]:
 
 
 def _residency(axes: Axes, drawn: Mapping[str, Any]) -> None:
-    """Draw a bar for each program, as high as its SM."""
+    """Draw each program as a bar at the height of its SM's id."""
     programs, joining = drawn["programs"], len(drawn["heads"])
     corners = [
         [(begin, sm - 0.5), (end, sm - 0.5), (end, sm + 0.5), (begin, sm + 0.5)] for _, sm, begin, end in programs

@@ -8,8 +8,11 @@ import torch
 from auxhead.model import ExitRule
 from auxhead.model.bad_input import BadInput
 from auxhead.model.checkpoint import load_checkpoint, save_checkpoint
-from auxhead.model.demo.small_resnet import BLOCKS, small_early_exit_network
+from auxhead.model.demo.small_resnet import ARCHITECTURE, BLOCKS, small_early_exit_network
 from torch import nn
+
+#: The builders of known networks.
+KNOWN = {ARCHITECTURE: small_early_exit_network}
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
@@ -28,13 +31,20 @@ def network():
 
 @pytest.fixture
 def saved(tmp_path, network):
-    save_checkpoint(tmp_path, network, classes=("a", "b", "ç"), image_size=16, accuracy={"test": 0.5})
+    save_checkpoint(
+        tmp_path,
+        network,
+        architecture=ARCHITECTURE,
+        classes=("a", "b", "ç"),
+        image_size=16,
+        accuracy={"test": 0.5},
+    )
     return tmp_path
 
 
 @torch.no_grad()
 def test_the_same_answers_come_back(saved, network):
-    loaded = load_checkpoint(saved)
+    loaded = load_checkpoint(saved, KNOWN)
     assert loaded.classes == ("a", "b", "ç") and loaded.image_size == 16
     assert loaded.mean == loaded.std == (0.5, 0.5, 0.5) and loaded.accuracy == {"test": 0.5}
     assert not loaded.network.training
@@ -58,16 +68,16 @@ def test_an_interrupted_save_leaves_no_description_of_other_parameters(saved, ne
 
     monkeypatch.setattr("auxhead.model.checkpoint.write_json", fails)
     with pytest.raises(OSError, match="no space"):
-        save_checkpoint(saved, network, classes=("x", "y", "z"), image_size=32)
+        save_checkpoint(saved, network, architecture=ARCHITECTURE, classes=("x", "y", "z"), image_size=32)
     with pytest.raises(BadInput, match=r"has no model\.json"):
-        load_checkpoint(saved)
+        load_checkpoint(saved, KNOWN)
 
 
 @pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
 def test_missing_files(saved, name):
     (saved / name).unlink()
     with pytest.raises(BadInput, match=f"--checkpoint: .* has no {name}"):
-        load_checkpoint(saved)
+        load_checkpoint(saved, KNOWN)
 
 
 @pytest.mark.parametrize(
@@ -79,21 +89,35 @@ def test_missing_files(saved, name):
         ({"std": [0.5, 0.5, 0.0]}, "has it in another form"),
         ({"mean": [0.5, 0.5, math.nan]}, "has it in another form"),
         ({"surprise": 1}, "has it in another form"),
+        ({"taps": list(BLOCKS[1:])}, "has it in another form"),
+        ({"rules": [1]}, "has it in another form"),
         ({"classes": ["a", "b"]}, "does not hold the parameters"),
         ({"rules": {tap: {"threshold": 1.5} for tap in BLOCKS}}, "has a rule that cannot be used: threshold: got 1.5"),
         ({"rules": {tap: {"limit": 0.5} for tap in BLOCKS}}, "has a rule that cannot be used"),
     ],
-    ids=["format", "architecture", "size", "std", "nan", "extra-key", "classes", "threshold", "rule-key"],
+    ids=[
+        "format",
+        "architecture",
+        "size",
+        "std",
+        "nan",
+        "extra-key",
+        "taps",
+        "rules",
+        "classes",
+        "threshold",
+        "rule-key",
+    ],
 )
 def test_descriptions_that_do_not_fit(saved, change, message):
     path = saved / "model.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(BadInput, match=message):
-        load_checkpoint(saved)
+        load_checkpoint(saved, KNOWN)
 
 
 @pytest.mark.parametrize(("name", "content"), [("model.json", "{"), ("model.json", "[]"), ("model.safetensors", "x")])
 def test_damaged_files(saved, name, content):
     (saved / name).write_text(content)
     with pytest.raises(BadInput, match=name):
-        load_checkpoint(saved)
+        load_checkpoint(saved, KNOWN)

@@ -1,4 +1,4 @@
-"""Figures from records."""
+"""The commands of ``auxhead-plot``: the files that they write, and what they refuse."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""The command ``auxhead-tune`` without a GPU: what it measures, prints and refuses."""
+"""The commands ``auxhead-tune bench`` and ``table`` without a GPU: what it measures, prints and refuses."""
 
 import importlib
 import json
@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.autotune.bench.selection import BenchOptions, pattern_runs
+from auxhead.autotune.bench.tables import COLUMNS, bench_tables
 from auxhead.autotune.measuring.cells import core_matrix
 from auxhead.autotune.records.record import read_records
-from auxhead.autotune.records.tables import COLUMNS, as_markdown, bench_tables
+from auxhead.autotune.records.tables import as_markdown
 from support.bench_fakes import faked_plan, run, small_subject
 from support.command_line import assert_one_line_error, assert_told_how_to_go_on, tune
 from support.pretended_gpu import ENVIRONMENT, compute_on_the_cpu
@@ -57,10 +58,10 @@ def test_tables(subject, plan):
 
 
 def test_the_command(subject, plan, monkeypatch, tmp_path):
-    command = importlib.import_module("auxhead.autotune.__main__")
+    command = importlib.import_module("auxhead.autotune.bench.command")
     monkeypatch.chdir(tmp_path)
     compute_on_the_cpu(monkeypatch, command)
-    monkeypatch.setattr(command, "load_subject", lambda model: subject)
+    monkeypatch.setattr("auxhead.autotune.measuring.options.load_subject", lambda model: subject)
     arguments = (
         "bench",
         "--model",

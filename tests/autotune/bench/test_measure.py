@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from auxhead.autotune.bench.selection import unsettled
+from auxhead.autotune.bench.tables import bench_tables
 from auxhead.autotune.bench.variants import BuiltVariant, Factories
 from auxhead.autotune.measuring.cells import NEVER, SHARES
 from auxhead.autotune.measuring.failures import DeviceLost
@@ -12,7 +13,6 @@ from auxhead.autotune.measuring.peers import NaiveHead, merged_answer
 from auxhead.autotune.measuring.subject import Subject
 from auxhead.autotune.measuring.timers import VariantFailed
 from auxhead.autotune.records.record import read_records
-from auxhead.autotune.records.tables import bench_tables
 from support.bench_fakes import (
     AutoRunner,
     Runner,

@@ -16,8 +16,8 @@ from auxhead.autotune.pareto.measure import LEAST_ROUNDS, OperatingPoint, Pareto
 from auxhead.autotune.records.record import read_records
 from auxhead.model import EagerRunner, EarlyExitNetwork
 from auxhead.model.checkpoint import save_checkpoint
-from auxhead.model.demo.run import REPORT_FORMAT
-from auxhead.model.demo.small_resnet import small_early_exit_network
+from auxhead.model.demo.report import REPORT_FORMAT
+from auxhead.model.demo.small_resnet import ARCHITECTURE, small_early_exit_network
 from auxhead.model.training.data_sets import Split
 from PIL import Image
 from support.command_line import assert_one_line_error, tune
@@ -181,7 +181,8 @@ def checkpoint(tmp_path, monkeypatch):
             grey = number * 10 + 150 * (name == "light")
             Image.new("L", (8, 8), grey).save(tmp_path / "pictures" / name / f"{number}.png")
     torch.manual_seed(0)
-    save_checkpoint(tmp_path / "demo", small_early_exit_network(2), classes=("dark", "light"), image_size=8)
+    network, classes = small_early_exit_network(2), ("dark", "light")
+    save_checkpoint(tmp_path / "demo", network, architecture=ARCHITECTURE, classes=classes, image_size=8)
     report = {"format": REPORT_FORMAT, "data": "pictures", "seed": 3}
     report["images"] = {"train": 6, "validation": 2, "test": 2}
     (tmp_path / "demo" / "report.json").write_text(json.dumps(report))

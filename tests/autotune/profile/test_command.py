@@ -1,5 +1,6 @@
-"""``auxhead profile``: bad options, and the whole way with runners that need no GPU."""
+"""``auxhead-tune profile``: bad options, and the whole way with runners that need no GPU."""
 
+import importlib
 import json
 import sys
 from io import StringIO
@@ -17,17 +18,18 @@ from auxhead.autotune.records.record import read_records
 from auxhead.model import EagerRunner, EarlyExitNetwork
 from auxhead.model.bad_input import BadInput
 from auxhead.model.checkpoint import save_checkpoint
-from auxhead.model.demo.small_resnet import small_early_exit_network
+from auxhead.model.demo.small_resnet import ARCHITECTURE, small_early_exit_network
 from PIL import Image
 from rich.console import Console
-from support.command_line import assert_one_line_error, auxhead
+from support.command_line import assert_one_line_error, tune
 from support.example_models import SmallNet, needs_gpu, plain_heads
 from support.example_traces import request, runtime, trace_of, two_unequal_requests
-from support.pretended_gpu import NAME, torch_of_the_cpu
+from support.pretended_gpu import NAME, compute_on_the_cpu
 from support.simulated_cuda import simulated_events
 from support.written_records import written
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
+command = importlib.import_module("auxhead.autotune.profile.command")
 
 
 class FakeRunner(EagerRunner):
@@ -177,7 +179,9 @@ def test_two_records_of_one_run_are_kept(tmp_path, runners, network, kept):
 
 @pytest.mark.parametrize("pictures", [0, 3])
 def test_a_checkpoint_comes_with_what_the_demo_left(tmp_path, pictures):
-    save_checkpoint(tmp_path, small_early_exit_network(4), classes=tuple("abcd"), image_size=16)
+    save_checkpoint(
+        tmp_path, small_early_exit_network(4), architecture=ARCHITECTURE, classes=tuple("abcd"), image_size=16
+    )
     (tmp_path / "examples").mkdir()
     for number in range(pictures):
         Image.new("L", (16, 16), 255 * number // 2).save(tmp_path / "examples" / f"{number}.png")
@@ -212,23 +216,25 @@ def test_a_batch_of_any_size_from_one(batch):
 def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    compute_on_the_cpu(monkeypatch, command)
     (tmp_path / "file").write_text("")
-    assert_one_line_error(auxhead("profile", *arguments), message)
+    assert_one_line_error(tune("profile", *arguments), message)
 
 
 @pytest.mark.parametrize("arguments", [["--requests", "1"], ["--batch", "0"], ["--exits", "eager"], ["--trunk", "x"]])
 def test_options_out_of_range(arguments):
-    result = auxhead("profile", "--model", "a:b", *arguments)
+    result = tune("profile", "--model", "a:b", *arguments)
     assert result.exit_code == 2 and f"Invalid value for '{arguments[0]}'" in result.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_cuda_device(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = auxhead("profile", "--model", "a:b")
+    result = tune("profile", "--model", "a:b")
     assert result.exit_code == 2 and result.stdout == "" and not list(tmp_path.iterdir())
-    assert result.stderr == ("Error: profile: torch sees no CUDA device here; launches and CUDA API calls need one\n")
+    assert result.stderr == (
+        "Error: profile: torch sees no CUDA device here, wants one: launches and CUDA API calls are counted there\n"
+    )
 
 
 @pytest.fixture
@@ -251,9 +257,9 @@ def users_model(tmp_path, monkeypatch):
     ("problems", "status"), [([], 0), (["cudaMalloc allocates."], 1)], ids=["steady", "not steady"]
 )
 def test_the_command_with_the_cpu_for_a_device(tmp_path, users_model, monkeypatch, runners, problems, status):
-    monkeypatch.setattr("auxhead.model.__main__.torch", torch_of_the_cpu())
+    compute_on_the_cpu(monkeypatch, command)
     monkeypatch.setattr(before_and_after, "steady_state_problems", lambda profile: problems)
-    result = auxhead("profile", "--model", users_model, "--exits", "gated", "--requests", 2)
+    result = tune("profile", "--model", users_model, "--exits", "gated", "--requests", 2)
     assert result.exit_code == status, result.output
     assert runners[0].arguments == ("gated", (2,), "as_is") and not runners[0].network.training
     assert result.output.startswith(f"{NAME}, torch {torch.__version__}; batches of 2, the factory's batch\n")
@@ -268,7 +274,7 @@ class TestOnAGpu:
     pytestmark = needs_gpu
 
     def test_the_command(self, tmp_path, users_model, runners):
-        result = auxhead("profile", "--model", users_model, "--batch", 3, "--requests", 4, "--out", "deep/er")
+        result = tune("profile", "--model", users_model, "--batch", 3, "--requests", 4, "--out", "deep/er")
         assert result.exit_code == 0, result.output
         traces = sorted((tmp_path / "deep" / "er").iterdir())
         assert [path.name for path in traces] == ["after.json", "before.json", "profile.jsonl"]

@@ -1,8 +1,8 @@
-"""Thresholds from a validation split."""
+"""Thresholds from a validation split: accuracy kept, samples that leave, bad arguments."""
 
 import pytest
 import torch
-from auxhead.model.calibration.thresholds import calibrate, exit_places
+from auxhead.model.calibration.thresholds import calibrate, exit_indices
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -118,7 +118,7 @@ def test_a_larger_drop_lets_no_fewer_leave():
     confidence = torch.rand(3, 500, generator=generator)
     correct = torch.rand(4, 500, generator=generator) < torch.cat([confidence**0.1, torch.full((1, 500), 0.99)])
     places = [
-        exit_places(confidence, torch.tensor(calibrate(confidence, correct, drop).thresholds)).double().mean()
+        exit_indices(confidence, torch.tensor(calibrate(confidence, correct, drop).thresholds)).double().mean()
         for drop in (0.0, 0.005, 0.02, 0.05, 0.2)
     ]
     assert places == sorted(places, reverse=True)
@@ -129,7 +129,7 @@ def test_a_larger_drop_lets_no_fewer_leave():
     ("shapes", "drop", "message"),
     [
         (((2, 5), (2, 5)), 0.1, r"correct: got \[2, 5\]"),
-        (((2, 0), (3, 0)), 0.1, "confidence: got no pictures"),
+        (((2, 0), (3, 0)), 0.1, "confidence: got no samples"),
         (((2, 5), (3, 5)), -0.1, r"max_accuracy_drop: got -0\.1"),
     ],
     ids=["shapes", "empty", "drop"],

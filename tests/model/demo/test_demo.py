@@ -1,19 +1,14 @@
 """The demo end to end, on small pictures, through the commands that users type."""
 
-import importlib
 import json
 
 import pytest
 import torch
-from auxhead.autotune.measuring.exit_latency import BACKBONE, EAGER, GRAPH, IN_LINE, SIDE_STREAM, STOP, exit_latency
-from auxhead.autotune.measuring.timers import time_interleaved
-from auxhead.autotune.records.spread import spread
-from auxhead.model import EagerRunner
-from auxhead.model.calibration.evaluation import answers_of_all_exits, batches, early_exit_answers
-from auxhead.model.checkpoint import load_checkpoint
-from auxhead.model.demo.run import calibrate_network, run_demo
+from auxhead.model.calibration.evaluation import answers_of_all_exits, early_exit_answers
+from auxhead.model.demo.experiment import calibrate_network, run_demo
+from auxhead.model.demo.saved import load_demo
 from auxhead.model.images import normalise, open_image, to_pixels
-from auxhead.model.training.data_sets import decode, load_folder
+from auxhead.model.training.data_sets import load_folder
 from support.command_line import assert_one_line_error, auxhead
 from support.pictures import write_cifar10, write_image_folder
 from torchvision.datasets import CIFAR10
@@ -63,7 +58,7 @@ def test_infer_gives_the_answer_of_the_saved_network(done):
     paths = [folder / "lying" / "3.png", folder / "standing" / "5.png", folder / "lying" / "0.png"]
     result = auxhead("infer", "--checkpoint", out, *paths, "--device", "cpu")
     assert result.exit_code == 0, result.output
-    loaded = load_checkpoint(out)
+    loaded = load_demo(out)
     pixels = torch.stack([to_pixels(open_image(path), 16) for path in paths])
     wanted = loaded.network(normalise(pixels))
     rows = [line for line in result.output.splitlines() if ".png" in line]
@@ -100,7 +95,7 @@ def test_a_trained_network_leaves_early_and_keeps_its_promise():
             image_size=16,
             device=torch.device("cpu"),
             epochs=6,
-            watch=lambda name, total: lambda images, remark: told.append((name, total, images)),
+            start_phase=lambda name, total: lambda images, remark: told.append((name, total, images)),
         )
     report = run.report
     assert report.validation["full_accuracy"] - report.validation["accuracy"] <= 0.005 + 1e-9
@@ -156,39 +151,3 @@ def test_infer_names_a_picture_that_cannot_be_read(done, tmp_path):
 def test_cuda_without_a_device():
     result = auxhead("demo", "--device", "cuda")
     assert result.exit_code == 2 and "--device: got cuda" in result.stderr
-    with pytest.raises(ValueError, match="inputs: on cpu, want a CUDA device"):
-        time_interleaved({"a": lambda x: x}, [torch.zeros(1)])
-
-
-def test_spread():
-    assert spread([5.0]) == (5.0, 5.0, 5.0)
-    assert spread(range(100, -1, -1)) == (50, 20, 80)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_nothing_is_timed_that_answers_wrongly(done, monkeypatch):
-    """Above all no graph: here one that goes on answering for the picture it was captured with."""
-    network = load_checkpoint(done[1]).network.cuda()
-    images = next(batches(decode(load_folder(done[0]), 16), torch.device("cuda")))
-    module = importlib.import_module("auxhead.autotune.measuring.exit_latency")
-    monkeypatch.setattr(module, "captured", lambda function, example: lambda x: function(example))
-    with pytest.raises(RuntimeError, match="CUDA graph does not answer as it should; not timed"):
-        exit_latency(network, images, (16,), rounds=5)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_latency_on_a_gpu(done):
-    network = load_checkpoint(done[1]).network.cuda()
-    images = next(batches(decode(load_folder(done[0]), 16), torch.device("cuda")))
-    rows = exit_latency(network, images, (1, 16, 10_000), rounds=5)
-    variants = [(EAGER, name) for name in (BACKBONE, IN_LINE, SIDE_STREAM, STOP)]
-    variants += [(GRAPH, name) for name in (BACKBONE, IN_LINE, SIDE_STREAM)]
-    assert [(row["batch"], (row["mode"], row["variant"])) for row in rows] == [
-        (batch, variant) for batch in (1, 16) for variant in variants
-    ]
-    for row in rows:
-        for kind in ("device_us", "host_us"):
-            assert 0 < row[kind]["p20"] <= row[kind]["median"] <= row[kind]["p80"]
-    assert (EagerRunner(network)(images).label == network(images).label).all()

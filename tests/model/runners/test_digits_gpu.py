@@ -10,7 +10,7 @@ from auxhead.autotune.measuring.correctness import Answer, Comparison, Truth, ve
 from auxhead.autotune.measuring.eager_truth import Rounding, logits_of_exits, measure_rounding, truth_of_logits
 from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, Trunk, make_runner, make_trunk
 from auxhead.model.calibration.evaluation import batches
-from auxhead.model.demo.run import run_demo
+from auxhead.model.demo.experiment import run_demo
 from auxhead.model.training.data_sets import load_digits
 from support.example_models import needs_gpu
 from torch import Tensor

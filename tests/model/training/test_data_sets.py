@@ -16,7 +16,7 @@ from auxhead.model.training.data_sets import (
     load_folder,
     load_source,
     make_splits,
-    split_places,
+    split_indices,
 )
 from PIL import Image
 from support.pictures import write_cifar10, write_image_folder
@@ -47,29 +47,29 @@ def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
 
 def test_splits_are_disjoint_stratified_and_seeded():
     source = load_digits()
-    splits = split_places(source, seed=0)
+    splits = split_indices(source, seed=0)
     assert sorted(torch.cat(splits).tolist()) == list(range(1797))
     for part, share in zip(splits, (0.6, 0.2, 0.2), strict=True):
         counts = torch.bincount(source.labels[part], minlength=10)
         assert (counts / torch.bincount(source.labels) - share).abs().max() < 0.01
-    for again, part in zip(split_places(source, seed=0), splits, strict=True):
+    for again, part in zip(split_indices(source, seed=0), splits, strict=True):
         assert torch.equal(again, part)
-    assert not torch.equal(split_places(source, seed=1)[0], splits[0])
+    assert not torch.equal(split_indices(source, seed=1)[0], splits[0])
 
 
 def test_three_images_a_class_are_just_enough():
-    splits = split_places(labelled([0, 0, 0, 1, 1, 1]), seed=0)
+    splits = split_indices(labelled([0, 0, 0, 1, 1, 1]), seed=0)
     assert [len(part) for part in splits] == [2, 2, 2]
 
 
 def test_a_class_with_too_few_images_is_named():
     with pytest.raises(BadInput, match=r"--data: class 'b' has 2 images, wants at least 3"):
-        split_places(labelled([0, 0, 0, 1, 1]), seed=0)
+        split_indices(labelled([0, 0, 0, 1, 1]), seed=0)
 
 
 def test_a_given_test_split_stays_the_test_split():
     labels = [i % 2 for i in range(60)]
-    train, validation, test = split_places(labelled(labels, test_from=40), seed=0)
+    train, validation, test = split_indices(labelled(labels, test_from=40), seed=0)
     assert test.tolist() == list(range(40, 60))
     assert len(train) == 36 and len(validation) == 4
     assert sorted([*train.tolist(), *validation.tolist()]) == list(range(40))
@@ -77,10 +77,10 @@ def test_a_given_test_split_stays_the_test_split():
 
 def test_each_split_holds_the_pictures_of_its_places():
     source = labelled([i % 2 for i in range(50)])
-    splits = make_splits(source, decode(source, 8), split_places(source, 0))
+    splits = make_splits(source, decode(source, 8), split_indices(source, 0))
     for split in splits:
-        assert torch.equal(split.pixels[:, 0, 0, 0].long(), split.places)
-        assert torch.equal(split.labels, split.places % 2)
+        assert torch.equal(split.pixels[:, 0, 0, 0].long(), split.indices)
+        assert torch.equal(split.labels, split.indices % 2)
 
 
 def test_folder(tmp_path):
@@ -116,7 +116,7 @@ def test_an_empty_class_folder_is_named(tmp_path):
     write_image_folder(tmp_path, per_class=4)
     (tmp_path / "void").mkdir()
     with pytest.raises(BadInput, match="class 'void' has 0 images"):
-        split_places(load_folder(tmp_path), 0)
+        split_indices(load_folder(tmp_path), 0)
 
 
 @pytest.mark.parametrize("content", [b"", b"no picture", "half"], ids=["empty", "text", "truncated"])
@@ -154,7 +154,7 @@ def test_cifar10_by_torchvisions_loader(tmp_path, monkeypatch):
     assert len(source.labels) == 120 and source.test_from == 100
     direct = CIFAR10(str(tmp_path), train=False)
     assert torch.equal(decode(source, 32)[100:], torch.from_numpy(direct.data).permute(0, 3, 1, 2))
-    train, validation, test = split_places(source, 0)
+    train, validation, test = split_indices(source, 0)
     assert (len(train), len(validation), len(test)) == (90, 10, 20)
 
 

@@ -1,4 +1,4 @@
-"""Deep supervision."""
+"""Training by deep supervision: the small network, the schedule, and a loss that falls."""
 
 import pytest
 import torch

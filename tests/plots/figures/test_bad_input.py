@@ -1,4 +1,4 @@
-"""What figures refuse, and what they say of made-up sweeps and benchmarks."""
+"""Figures from made-up sweeps and benchmarks: their titles, and records that they refuse."""
 
 import dataclasses
 import json

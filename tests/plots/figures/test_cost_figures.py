@@ -12,7 +12,7 @@ from support.cost_records import head_records, pareto_records, profile_records
 MADE = {
     "pareto": (pareto_records, pareto, "auxhead-tune pareto --checkpoint DIR"),
     "roofline": (head_records, roofline, "auxhead-tune heads resnet18"),
-    "profile": (profile_records, profile, "auxhead profile --checkpoint DIR"),
+    "profile": (profile_records, profile, "auxhead-tune profile --checkpoint DIR"),
 }
 
 

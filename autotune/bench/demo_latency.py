@@ -1,4 +1,4 @@
-"""What a network's heads cost and what leaving early saves, eagerly and in CUDA graphs: the demo's latency table."""
+"""The demo's latency table: the cost of a network's heads and the gain of leaving early, eagerly and in CUDA graphs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,20 +7,23 @@ import torch
 from torch import Tensor
 
 from ...model import EagerRunner, EarlyExitNetwork, ExitResult
-from .timers import CAPTURES, captured, time_interleaved
+from ..measuring.timers import CAPTURES, time_captures
+from ..records.spread import spread
 
-#: What is compared, in the order of the table.
+#: The variants, in the order of the table.
 BACKBONE = "no heads"
 IN_LINE = "heads in line"
 SIDE_STREAM = "heads on the side stream"
 STOP = "stop once all are sure"
-#: How: launch by launch from Python, or replayed from a CUDA graph, which the host cannot leave half-way.
+#: The modes: launch by launch from Python, or replayed from a CUDA graph, which the host cannot leave half-way.
 EAGER = "eager"
 GRAPH = "CUDA graph"
 
+_Call = Callable[[Tensor], object]
+
 
 @torch.inference_mode()
-def exit_latency(
+def demo_latency(
     network: EarlyExitNetwork, images: Tensor, batch_sizes: Sequence[int] = (1, 64), *, rounds: int = 100
 ) -> list[dict[str, Any]]:
     """Time a calibrated network on a CUDA device; batches are cut from ``images``, up to 32 different ones a size.
@@ -39,7 +42,7 @@ def exit_latency(
         RuntimeError: the variants do not answer alike, sample by sample; nothing is timed then.
     """
     in_line, beside = EagerRunner(network, in_line=True), EagerRunner(network)
-    variants: dict[str, Callable[[Tensor], object]] = {
+    variants: dict[str, _Call] = {
         BACKBONE: network.backbone,
         IN_LINE: in_line,
         SIDE_STREAM: beside,
@@ -50,29 +53,45 @@ def exit_latency(
         if len(images) < batch:
             continue
         inputs = list(images[: len(images) // batch * batch].split(batch))[:32]
-        in_line(inputs[0])  # what is captured has run before
+        in_line(inputs[0])  # whatever is captured must have run before
         beside(inputs[0])
-        graphs = {name: captured(variants[name], inputs[0]) for name in (BACKBONE, IN_LINE, SIDE_STREAM)}
-        modes = {EAGER: variants, GRAPH: graphs}
-        for turn in range(max(CAPTURES, len(inputs))):  # every capture at least once
-            x = inputs[turn % len(inputs)]
+        graphs = {
+            name: [_captured(variants[name], inputs[0]) for _ in range(CAPTURES)]
+            for name in (BACKBONE, IN_LINE, SIDE_STREAM)
+        }
+        modes = {EAGER: {name: [call] for name, call in variants.items()}, GRAPH: graphs}
+        for x in inputs:
+            logits, answer = network.backbone(x), in_line(x)
             for mode, compared in modes.items():
-                for name, variant in compared.items():
-                    if not _answers_alike(variant(x), network.backbone(x) if name == BACKBONE else in_line(x)):
+                for name, calls in compared.items():
+                    wanted = logits if name == BACKBONE else answer
+                    if not all(_answers_alike(call(x), wanted) for call in calls):
                         raise RuntimeError(f"batch {batch}: {name!r} as {mode} does not answer as it should; not timed")
         for mode, compared in modes.items():
-            for name, timing in time_interleaved(compared, inputs, rounds=rounds).items():
+            for name, samples in time_captures(compared, inputs, rounds=rounds, warm_up=10, repeat=1).items():
+                times = {"device_us": samples.device, "host_us": samples.host}
                 rows.append(
-                    {
-                        "batch": batch,
-                        "mode": mode,
-                        "variant": name,
-                        "calls": timing.calls,
-                        "device_us": timing.device._asdict(),
-                        "host_us": timing.host._asdict(),
-                    }
+                    {"batch": batch, "mode": mode, "variant": name, "calls": rounds}
+                    | {kind: spread([us for own in taken for us in own])._asdict() for kind, taken in times.items()}
                 )
     return rows
+
+
+def _captured(function: _Call, example: Tensor) -> _Call:
+    """Return a call that copies its input into a fresh CUDA graph of ``function``, replays it and returns the answer.
+
+    The answer is valid until the next call. Merged results are captured whole, unlike those of the benchmark's graphs.
+    """
+    static, graph = example.clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream(example.device, priority=-1)):
+        result = function(static)
+
+    def replay(x: Tensor) -> object:
+        static.copy_(x)
+        graph.replay()
+        return result
+
+    return replay
 
 
 def _answers_alike(found: Any, wanted: Any) -> bool:

@@ -1,0 +1,85 @@
+"""Tables of the benchmark's records: times of every variant, beside the bare trunk and the floor."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..records.record import Record, latest
+from ..records.tables import RecordTable
+
+#: Headings; the last five compare with baselines of the same run.
+COLUMNS = (
+    "exits",
+    "variant",
+    "host to answer, us",
+    "device, us",
+    "host / bare",
+    "device / bare",
+    "host over floor, us",
+    "device over floor, us",
+    "throughput / floor",
+)
+#: How many of them are text, from the left.
+_TEXT_COLUMNS = 2
+
+
+def bench_tables(records: Iterable[Record]) -> list[RecordTable]:
+    """Return one table for each cell and environment, of the last measurement of each variant.
+
+    Ratios compare with the bare trunk of the same kind and run, if it was measured; the columns of the floor with the
+    network cut off at the exit or, for mixed exits, the trunk's segments for the samples still open. Throughput is that
+    of calls back to back, by their device time.
+    """
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for record in latest(record for record in records if record.kind == "bench"):
+        group = (json.dumps(record.cell, sort_keys=True), record.environment_key)
+        groups.setdefault(group, []).append(record)
+    return [_table(group) for group in groups.values()]
+
+
+def _table(records: Sequence[Record]) -> RecordTable:
+    cell, environment = records[0].cell, records[0].environment
+    shape = "x".join(str(size) for size in cell["input"])
+    title = (
+        f"{cell['model']} {cell['dtype']}, batch {cell['batch']}, {cell['classes']} classes, {len(cell['taps'])} heads "
+        f"({cell['placement']}), {shape}; {environment.get('gpu')}, torch {environment.get('torch')}; "
+        "median (20th to 80th percentile)"
+    )
+    order = {pattern: place for place, pattern in enumerate(["never", *cell["taps"], "own"])}
+    ordered = sorted(records, key=lambda record: order.get(record.exits, len(order)))
+    rows, remarks = [_row(record) for record in ordered], [line for one in ordered for line in _remarks(one)]
+    return RecordTable(title, COLUMNS, _TEXT_COLUMNS, rows, remarks)
+
+
+def _row(record: Record) -> tuple[str, ...]:
+    pairs = {pair["role"]: pair for pair in record.paired}
+    if record.error is not None or record.host_us is None or record.device_us is None:
+        return (record.exits, record.variant, "failed", *["-"] * (len(COLUMNS) - 3))
+    times = (record.host_us, record.device_us)
+    ratios = [f"{pairs['bare'][f'{kind}_ratio']:.3f}" if "bare" in pairs else "-" for kind in ("host", "device")]
+    floor = pairs.get("truncated") or pairs.get("segments")
+    over = [
+        f"{taken['median'] - floor[f'{kind}_us']:+.1f}" if floor else "-"
+        for kind, taken in zip(("host", "device"), times, strict=True)
+    ]
+    throughput = f"{1.0 / floor['device_ratio']:.3f}" if floor else "-"
+    return (record.exits, record.variant, *(_spread(taken) for taken in times), *ratios, *over, throughput)
+
+
+def _spread(taken: dict[str, Any]) -> str:
+    return f"{taken['median']:,.1f} ({taken['p20']:,.1f}-{taken['p80']:,.1f})"
+
+
+def _remarks(record: Record) -> list[str]:
+    what = f"{record.variant}, exits {record.exits}"
+    if record.error is not None:
+        return [f"{what}: {record.error}"]
+    counts = record.correctness or {}
+    remarks = []
+    if counts.get("differing"):
+        remarks.append(f"{what}: {counts['differing']} of {counts['samples']} answers differ, all within rounding")
+    for pair in record.paired:
+        if pair["role"] == "plain":
+            ratios = f"{pair['host_ratio']:.3f} to the answer, {pair['device_ratio']:.3f} on the device"
+            remarks.append(f"{what}: time over that of {pair['variant']}: {ratios}")
+    return remarks

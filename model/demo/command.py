@@ -1,0 +1,131 @@
+"""The commands ``auxhead demo`` and ``auxhead infer``."""
+
+import dataclasses
+import shlex
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+
+from ..calibration.evaluation import batches
+from ..commands.console import plain_console
+from ..commands.errors import one_line_errors
+from ..commands.options import Device, make_output_directory, torch_device
+from ..early_exit_network import EarlyExitNetwork
+from ..exit_result import joined
+from ..images import normalise, open_image, to_pixels
+from ..json_file import write_json
+from ..training.data_sets import load_source
+from .experiment import run_demo
+from .progress import DemoProgress
+from .saved import load_demo, save_demo
+from .tables import answers_table, print_report
+
+#: Times the network's exits on a CUDA device, given a batch of its input; see :attr:`DemoReport.latency`.
+MeasureLatency = Callable[[EarlyExitNetwork, Tensor], list[dict[str, Any]]]
+#: Draws the content of ``report.json``; returns a figure and the numbers in it.
+DrawExits = Callable[[Mapping[str, Any]], tuple[Any, dict[str, Any]]]
+#: Writes a figure and its numbers to files that begin with a path: PNG, SVG and JSON.
+SaveFigure = Callable[[Any, Mapping[str, Any], Path], object]
+
+
+class Dataset(str, Enum):
+    """Data sets by name."""
+
+    digits = "digits"
+    cifar10 = "cifar10"
+
+
+DataOption = Annotated[
+    Path | None, typer.Option(help="Your own images: a directory with one folder of images a class.")
+]
+DatasetOption = Annotated[
+    Dataset | None, typer.Option(help="A data set by name; the digits (shipped with scikit-learn) by default.")
+]
+RootOption = Annotated[
+    Path | None, typer.Option(help="For --dataset cifar10: the directory that holds cifar-10-batches-py.")
+]
+OutOption = Annotated[Path, typer.Option(help="Where checkpoint, report and figure go.")]
+EpochsOption = Annotated[
+    int | None, typer.Option(min=1, help="Passes over the training images.  [default: 8, more for few images]")
+]
+ImageSizeOption = Annotated[
+    int | None,
+    typer.Option(min=8, max=512, help="Images are resized to this, pixels.  [default: 16 for the digits, else 32]"),
+]
+DropOption = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="What leaving early may cost on the validation split, as a fraction.")
+]
+SeedOption = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of splits, parameters and order.")]
+DeviceOption = Annotated[Device, typer.Option(help="Where to run.")]
+
+
+def demo_command(
+    measure_latency: MeasureLatency, draw_exits: DrawExits, save_figure: SaveFigure
+) -> Callable[..., None]:
+    """Return the command ``demo``, given functions of packages that model may not import."""
+
+    def demo(
+        data: DataOption = None,
+        dataset: DatasetOption = None,
+        root: RootOption = None,
+        out: OutOption = Path("auxhead-demo"),
+        epochs: EpochsOption = None,
+        image_size: ImageSizeOption = None,
+        max_accuracy_drop: DropOption = 0.005,
+        seed: SeedOption = 0,
+        device: DeviceOption = Device.auto,
+    ) -> None:
+        """Train a small ResNet-18 with a head after every block, and see real images leave it early."""
+        console = plain_console()
+        with one_line_errors():
+            where = torch_device(device)
+            make_output_directory(out)
+            source = load_source(data, dataset.value if dataset else None, root)
+            size = image_size or (16 if data is None and dataset in (None, Dataset.digits) else 32)
+            console.print(
+                f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes, {size}x{size} pixels; "
+                f"ResNet-18 with 8 heads on {where}",
+                soft_wrap=True,
+            )
+            with DemoProgress(console) as start_phase:
+                run = run_demo(
+                    source, image_size=size, device=where, seed=seed, epochs=epochs,
+                    max_accuracy_drop=max_accuracy_drop, start_phase=start_phase,
+                )  # fmt: skip
+            report = run.report
+            if where.type == "cuda":
+                images = torch.cat(list(batches(run.splits.test.pixels[:2048], where)))
+                report = dataclasses.replace(report, latency=measure_latency(run.network, images))
+            examples = save_demo(out, run, source)
+            content = dataclasses.asdict(report)
+            write_json(out / "report.json", content)
+            save_figure(*draw_exits(content), out / "exits")
+            print_report(console, report)
+            files = "model.safetensors, model.json, report.json, exits.png, .svg, .json"
+            console.print(f"\nSaved in {out}: {files}", soft_wrap=True)
+            if examples:
+                chosen = " ".join(shlex.quote(str(path)) for path in examples[:3])
+                console.print("Try it on pictures of the test split:")
+                console.print(f"  auxhead infer --checkpoint {shlex.quote(str(out))} {chosen}", soft_wrap=True)
+
+    return demo
+
+
+def infer(
+    images: Annotated[list[Path], typer.Argument(help="Picture files.", show_default=False)],
+    checkpoint: Annotated[Path, typer.Option(help="A directory written by `auxhead demo`.", show_default=False)],
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Answer for image files, and say which exit answered."""
+    with one_line_errors():
+        where = torch_device(device)
+        loaded = load_demo(checkpoint)
+        pixels = torch.stack([to_pixels(open_image(path), loaded.image_size) for path in images])
+        network = loaded.network.to(where)
+        result = joined([network(normalise(part.to(where), loaded.mean, loaded.std)) for part in pixels.split(256)])
+        plain_console().print(answers_table(images, result, [*network.taps, "classifier"], loaded.classes))

@@ -1,0 +1,94 @@
+"""Tables that ``auxhead demo`` and ``auxhead infer`` print: exits on the test split, latencies, answers for files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from ..exit_result import ExitResult
+from .report import DemoReport
+
+
+def print_report(console: Console, report: DemoReport) -> None:
+    """Print how the exits did on the test split, and the latencies if they were measured."""
+    table = Table(title=f"Test split: {report.images['test']:,} images that neither training nor thresholds have seen")
+    for column in (
+        "exit",
+        "leaves if\nconfidence >",
+        "images that\nleave here",
+        "their\naccuracy",
+        "accuracy if it\nanswered all",
+    ):
+        table.add_column(column, justify="left" if column == "exit" else "right")
+    for line in report.exits:
+        never = line.threshold is not None and line.threshold >= 1.0
+        table.add_row(
+            line.name,
+            "the rest" if line.threshold is None else "never" if never else f"{line.threshold:.3f}",
+            f"{line.images:,} ({line.share:.1%})",
+            "-" if line.accuracy is None else f"{line.accuracy:.1%}",
+            f"{line.accuracy_on_all:.1%}",
+        )
+    console.print(table)
+    console.print(
+        f"Early exit: {report.accuracy:.2%} accuracy; full network: {report.full_accuracy:.2%} "
+        f"({_difference(-report.accuracy_drop_points)}).\n"
+        f"{report.left_before_last_block:.1%} of the images left before the last block; on average an image had its "
+        f"answer after {report.mean_blocks:.1f} of {report.blocks} blocks (counted, not timed).",
+        soft_wrap=True,
+    )
+    if report.latency is None:
+        console.print("Latency was not measured: the demo ran on the CPU, without a CUDA device.")
+    else:
+        console.print(_latency_table(report.latency, report.environment["device"]))
+
+
+def _latency_table(rows: Sequence[Mapping[str, Any]], device: str) -> Table:
+    table = Table(title=f"Latency, eager float32 on {device}, median (20th to 80th percentile)")
+    for column in ("batch", "run as", "heads", "device, us", "host to answer, us"):
+        table.add_column(column, justify="left" if column in ("run as", "heads") else "right")
+    for row in rows:
+        times = [
+            f"{row[kind]['median']:,.0f}\n({row[kind]['p20']:,.0f}-{row[kind]['p80']:,.0f})"
+            for kind in ("device_us", "host_us")
+        ]
+        table.add_row(str(row["batch"]), row["mode"], row["variant"], *times)
+    return table
+
+
+def answers_table(files: Sequence[Path], result: ExitResult, exits: Sequence[str], classes: Sequence[str]) -> Table:
+    """Return the table of answers for image files.
+
+    Args:
+        files: a file a row.
+        result: for as many samples, with probabilities.
+        exits: names, the classifier last.
+        classes: names.
+    """
+    assert result.probs is not None
+    top = result.probs.topk(min(3, len(classes)), dim=1)
+    table = Table(
+        Column("file", overflow="fold"),
+        "answer",
+        Column("sure", justify="right"),
+        Column(f"exit (of {len(exits)})", no_wrap=True),
+        "most likely",
+    )
+    for row, file in enumerate(files):
+        exit_index = int(result.exit_index[row])
+        likely = zip(top.indices[row].tolist(), top.values[row].tolist(), strict=True)
+        table.add_row(
+            str(file),
+            classes[int(result.label[row])],
+            f"{result.confidence[row].item():.1%}",
+            f"{exit_index + 1}: {exits[exit_index]}",
+            ", ".join(f"{classes[label]} {share:.0%}" for label, share in likely),
+        )
+    return table
+
+
+def _difference(points: float) -> str:
+    text = f"{points:+.2f}"
+    return "no difference" if text in ("+0.00", "-0.00") else f"{text} percentage points"

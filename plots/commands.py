@@ -1,0 +1,81 @@
+"""Commands of ``auxhead-plot``: one for each figure, one for all of them, and one for Perfetto traces."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..autotune.records.one_line_errors import one_line_errors
+from ..autotune.records.record import BadRecord
+from .figure_kind import FigureKind
+from .files import save_figure
+from .perfetto import write_trace
+from .records import NoRecords
+
+Records = Annotated[
+    list[Path] | None,
+    typer.Option(help="A file of records; may be given several times.", show_default="those that come with auxhead"),
+]
+Stem = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where the figure goes, without an ending: OUT.png, OUT.svg and OUT.json are written.",
+        show_default="the figure's name",
+    ),
+]
+
+
+def all_command(kinds: Sequence[FigureKind]) -> Callable[..., None]:
+    """Return the command that draws all figures."""
+
+    def every_figure(
+        records: Records = None,
+        out: Annotated[Path, typer.Option(help="The folder that the figures go to.")] = Path("auxhead-plots"),
+    ) -> None:
+        """Draw every figure whose records are there, and say of the others how to make theirs."""
+        with one_line_errors(out):
+            for path in records or []:
+                if not path.exists():
+                    raise BadRecord(f"--records: {path}: no such file")
+            saved = 0
+            for kind in kinds:
+                try:
+                    figure, drawn = kind.make(records)
+                except NoRecords as error:
+                    print(f"Left out: {kind.name}. {error}")
+                else:
+                    _say(save_figure(figure, drawn, out / kind.name))
+                    saved += 1
+            if not saved:
+                raise BadRecord("--records: got none that a figure is drawn from")
+
+    return every_figure
+
+
+def figure_command(kind: FigureKind) -> Callable[..., None]:
+    """Return the subcommand of a figure."""
+
+    def command(records: Records = None, out: Stem = None) -> None:
+        stem = out or Path(kind.name)
+        with one_line_errors(stem):
+            figure, drawn = kind.make(records)
+            _say(save_figure(figure, drawn, stem.with_suffix("") if stem.suffix in (".png", ".svg", ".json") else stem))
+
+    return command
+
+
+def perfetto(
+    records: Annotated[Path, typer.Argument(help="Records of `auxhead-tune overlap`.", show_default=False)],
+    out: Annotated[
+        Path, typer.Option(help="The trace, replaced if it is there; compressed if OUT ends in .gz.")
+    ] = Path("trace.json"),
+) -> None:
+    """Write timelines as a Chrome trace, with lanes of trunk, heads and SMs; ui.perfetto.dev opens it."""
+    with one_line_errors(out):
+        write_trace(records, out)
+        _say([out])
+
+
+def _say(paths: list[Path]) -> None:
+    print("Saved " + ", ".join(str(path) for path in paths))

@@ -1,0 +1,68 @@
+"""One kind of figure: its name, the function that draws it, and the records that it is drawn from."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from .records import COMMITTED, NoRecords, read_kinds
+
+#: The figures that come with the package, each with its numbers.
+GALLERY = Path(__file__).parent / "gallery"
+#: The figure, and everything that it shows as JSON values, "title" and "stamp" among them.
+Drawn = tuple[Figure, dict[str, Any]]
+
+
+class FigureKind(NamedTuple):
+    """A figure that can be drawn from records."""
+
+    name: str
+    """Name of the subcommand and of the files."""
+    draw: Callable[[Any], Drawn]
+    """Draws what ``read`` returns; the first line of its docstring is the help of the subcommand. Raises ``NoRecords``
+    where records that it needs are missing, and ``BadRecord``."""
+    kinds: tuple[str, ...]
+    """Kinds of the records that it is drawn from."""
+    files: tuple[str, ...]
+    """Files of the package's own records, in autotune/records."""
+    made_by: str
+    """The command that measures such records."""
+    read: Callable[[Sequence[Path], Sequence[str]], Any] = read_kinds
+    """Reads files; takes their paths and ``kinds``."""
+    redraw: Callable[[Mapping[str, Any]], Figure] | None = None
+    """Draws it again from its numbers in the gallery, where its records, too large for a wheel, are not there."""
+
+    @property
+    def finding(self) -> str:
+        """One line on what the figure shows."""
+        return (self.draw.__doc__ or "").strip().partition("\n")[0]
+
+    def make(self, paths: Sequence[Path] | None = None) -> Drawn:
+        """Draw it from files, None for those of the package; records of other kinds are passed over.
+
+        Raises:
+            NoRecords: there is nothing to draw; names the command that measures it.
+            BadRecord: a file that does not hold records, or records of several devices or versions.
+        """
+        if paths is None and self.redraw is not None and not all((COMMITTED / file).exists() for file in self.files):
+            drawn = json.loads((GALLERY / f"{self.name}.json").read_text(encoding="utf-8"))
+            return self.redraw(drawn), drawn
+        if paths is None:
+            own = [COMMITTED / file for file in self.files]
+        else:
+            formats = {_format(file) for file in self.files}
+            own = [path for path in paths if _format(path.name) in formats]
+        try:
+            if paths and not own:
+                given, ends = ", ".join(map(str, paths)), " or ".join(map(_format, self.files))
+                raise NoRecords(f"{given}: wants a name that ends in {ends}")
+            return self.draw(self.read(own, self.kinds))
+        except NoRecords as error:
+            raise NoRecords(f"{error}; `{self.made_by}` makes it") from None
+
+
+def _format(file: str) -> str:
+    """Return the ending of a file's name without that of the compression."""
+    return Path(file.removesuffix(".gz")).suffix
