@@ -51,15 +51,15 @@ class TimedPart(NamedTuple):
     footprint: Footprint | None = None
 
 
-class Occupied(NamedTuple):
+class FootprintOccupancy(NamedTuple):
     """Occupancy by the launches of one footprint beside the trunk; see ``occupancy.TIERS``."""
 
     theoretical: list[TheoreticalOccupancy]
-    """For each launch, as it is timed."""
+    """One for each launch, as it is timed."""
     estimate: list[ProfilerEstimate]
-    """For each launch, as it is timed."""
+    """One for each launch, as it is timed."""
     residency: list[MeasuredResidency]
-    """For each of ``REPLAYS``, all these launches together, over the time of the bare trunk."""
+    """One for each of ``REPLAYS``, of all these launches together, over the time of the bare trunk."""
     programs: int
     """Programs of all these launches together."""
 
@@ -74,7 +74,7 @@ class FootprintsMeasured:
     """Measured or failed, the one by rule first."""
     times: dict[TimedPart, Timings]
     """Microseconds, [captures][rounds]."""
-    occupied: dict[Footprint, Occupied]
+    occupied: dict[Footprint, FootprintOccupancy]
     failed: dict[Footprint, Failure] = field(default_factory=dict)
     repeat: int = 1
     """Calls back to back between two events."""
@@ -179,7 +179,7 @@ def _occupied(
     replays: Sequence[Callable[[], object]],
     trunk_us: float,
     opened: ExitStack,
-) -> dict[Footprint, Occupied]:
+) -> dict[Footprint, FootprintOccupancy]:
     """Measure residency over the time of the trunk, and look up the other tiers; after all timing.
 
     ``replays`` holds one timed replay of each footprint.
@@ -193,7 +193,7 @@ def _occupied(
     residency = [_residency(runner, example, of, trunk_us) for runner, of in zip(runners, launches, strict=True)]
     estimate = _estimated(replays, example)
     return {
-        footprint: Occupied(
+        footprint: FootprintOccupancy(
             _theoretical(parts, footprint), estimates[:-1], found, sum(launch.programs for launch in of)
         )
         for footprint, of, estimates, found in zip(footprints, launches, estimate, residency, strict=True)

@@ -15,7 +15,7 @@ from ..records.spread import spread
 from ..records.summaries import as_json, network_record, summary
 from ..sweep.config_text import text
 from .launch_variations import BY_RULE, Footprint
-from .measure import CAPTURES, RECORDED, REPLAYS, ROUNDS, FootprintsMeasured, Occupied, TimedPart
+from .measure import CAPTURES, RECORDED, REPLAYS, ROUNDS, FootprintOccupancy, FootprintsMeasured, TimedPart
 
 #: The kind of these records.
 KIND = "footprint"
@@ -79,7 +79,7 @@ def _found(footprint: Footprint, measured: FootprintsMeasured) -> dict[str, Any]
     return timed
 
 
-def _tiers(occupied: Occupied) -> dict[str, Any]:
+def _tiers(occupied: FootprintOccupancy) -> dict[str, Any]:
     """Return the occupancy of each tier."""
     found = {
         "theoretical": occupied.theoretical,

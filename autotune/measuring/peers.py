@@ -150,12 +150,8 @@ class GraphedPeer:
     def __call__(self, x: Tensor) -> PeerAnswer:
         """Answer for a batch like the example; answers of heads before the last exit are valid until the next call."""
         self._input.copy_(x)
-        self.replay()
-        return self._answer._replace(last=_owned(self._answer.last))
-
-    def replay(self) -> None:
-        """Replay on the input of the last call, and do nothing else."""
         self._graph.replay()
+        return self._answer._replace(last=_owned(self._answer.last))
 
 
 class Compiled:

@@ -107,9 +107,8 @@ def _recorded_replays(
 
     def keep() -> None:
         call()
-        recordings.append(
-            [launch._replace(turns=launch.turns.to("cpu", copy=True)) for launch in launches]
-        )  # each replay writes them anew
+        # copied, for each replay writes them anew
+        recordings.append([launch._replace(turns=launch.turns.to("cpu", copy=True)) for launch in launches])
 
     replays = _profiled_replays("recorded", keep, example)
     sm_count = torch.cuda.get_device_properties(example.device).multi_processor_count

@@ -1,7 +1,7 @@
 """Fakes for footprints: a network that never runs, whose heads cost more the more room they take."""
 
 from auxhead.autotune.footprint.launch_variations import footprints_to_measure
-from auxhead.autotune.footprint.measure import RECORDED, FootprintsMeasured, Occupied, TimedPart
+from auxhead.autotune.footprint.measure import RECORDED, FootprintOccupancy, FootprintsMeasured, TimedPart
 from auxhead.autotune.footprint.records import footprint_records
 from auxhead.autotune.heads.in_situ import SideLaunches
 from auxhead.autotune.measuring.cells import resnet_cell
@@ -43,7 +43,7 @@ def measured(batch=1, fails=None, added=lambda share: 0.5 + 4000.0 * share):
         times[TimedPart("heads", point)] = _times(12.0)
         theoretical = [TheoreticalOccupancy(96, 0, 2048, int(warps), 5, 0.3125)] * 2
         residency = [MeasuredResidency(share * part, 20 * share * part, 40, 30.0) for part in (0.9, 1.0, 1.1)]
-        occupied[point] = Occupied(
+        occupied[point] = FootprintOccupancy(
             theoretical, [ProfilerEstimate(0.0, True), ProfilerEstimate(3.0, False)], residency, programs
         )
     times[TimedPart(RECORDED, points[0])] = _times(TRUNK_US * 1.02)
