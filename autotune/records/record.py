@@ -36,13 +36,13 @@ class Record:
     """One variant measured, or failed, in one cell."""
 
     kind: str
-    """The command that measured it: "bench", "heads", "sweep", "profile", "pareto", "overlap" or "footprint"; of overlap
-    also "timeline", one replay. Files of earlier versions hold "network", of forks and priorities, and "retune", of
-    sweeps made afresh, which nothing reads."""
+    """The command that measured it: "bench", "heads", "sweep", "profile", "pareto", "overlap" or "footprint"; of
+    overlap also "timeline", one replay. Files of earlier versions hold "network", of forks and priorities, and
+    "retune", of sweeps made afresh, which nothing reads."""
     cell: dict[str, Any]
-    """Of the benchmark and of networks: model, dtype, batch, classes, placement (of the heads), taps (their names),
-    input (the shape of one sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a
-    head of that shape, separated by commas). Of heads: all of these."""
+    """The network: model, dtype, batch, classes, placement (of the heads), taps (their names), input (the shape of one
+    sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a head of that shape,
+    separated by commas). Of heads: all of these."""
     exits: str
     """Exits at which samples leave: "never", the name of a tap, the percent that leave at each tap and at the
     classifier ("40/30/20/10"), "own" for the thresholds that a model came with, or of pareto "calibrated 0.5 %", by
