@@ -108,7 +108,7 @@ class AloneHead:
         return Chain(lambda: self.launch(config), self.device)
 
     def wrong(self, config: LaunchConfig) -> str | None:
-        """Say what is wrong with answers of launches beside other work, or return None."""
+        """Check answers of launches beside other work; return in words what is wrong with them, or None."""
         with self._busy(), torch.no_grad():
             answers = [self.launch(config) for _ in range(_CHECKED_LAUNCHES)]
         for out in answers:
@@ -120,7 +120,7 @@ class AloneHead:
         return None
 
     def wrong_answer(self, answer: HeadOutput | HeadAnswer) -> str | None:
-        """Say what is wrong with one answer, the fused head's or a peer's, which may be less exact, or return None."""
+        """Check one answer, the fused head's or a peer's, which may be less exact; return what is wrong, or None."""
         exact, off_by_pytorch = self._truth
         assert exact.probs is not None
         allowed = max(2.0 * off_by_pytorch, _FLOOR_ROUNDINGS * torch.finfo(answer.confidence.dtype).eps)
@@ -153,7 +153,7 @@ class AloneHead:
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
-        """Let products of matrices run on the trunk's stream, and what is launched on the side stream."""
+        """Run products of matrices on the trunk's stream; the caller launches on the side stream meanwhile."""
         streams = stream_pair(self.device)
         caller = torch.cuda.current_stream(self.device)
         for stream in streams:

@@ -1,4 +1,4 @@
-"""Launches of a network's heads as its overlapped runner makes them, on what their taps gave them once."""
+"""Launches of a network's heads as its overlapped runner makes them, on inputs that their taps gave once."""
 
 from collections.abc import Collection, Sequence
 

@@ -107,5 +107,5 @@ class _Run:
         kept.add(head, results, self._speed, clocks(self._device))
 
     def _tell(self, doing: str, of_cell: float) -> None:
-        """Say what begins, once that share of the network under way is done."""
+        """Show what begins, with the share of the network under way that is done."""
         self._show(Status((self._done + of_cell) / self._cells, doing, "", self._failures))

@@ -62,7 +62,7 @@ class HeadsInSitu:
         self._heads_by_rule = {(head.shape, NETWORK): config_by_rule(head.shape) for head in launched}
 
     def _run_trunk(self) -> tuple[list[Tensor], Tensor]:
-        """Return what each tap gives its head, as it lies in memory, and what the classifier gets."""
+        """Return the input of each head, as its tap lays it out in memory, and the input of the classifier."""
         features: list[Tensor] = []
         x = self.subject.example.contiguous(memory_format=self._trunk.memory_format)
         taps = self._network.taps
@@ -95,7 +95,7 @@ class HeadsInSitu:
             return kind(self._network, example, batch_sizes=(len(example),), trunk=self._trunk, forks=point.forks)
 
     def launching(self, configs: Configs) -> AbstractContextManager[None]:
-        """Let heads of some shapes be launched like this until the context ends, and the others by rule."""
+        """Launch heads of some shapes like this until the context ends, and the others by rule."""
         return overriding({**self._heads_by_rule, **_in_network(configs)})
 
     def launch(self, configs: Configs, point: SideLaunches, taps: Sequence[str]) -> list[ExitLaunch]:

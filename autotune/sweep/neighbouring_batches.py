@@ -10,9 +10,9 @@ from .measure import Tuning
 def measure_winners_at_neighbours(tunings: Iterable[Tuning]) -> None:
     """Measure the winner of each batch size at the next smaller and the next larger one, alone and in situ.
 
-    And in situ what wins alone by then, since that is compared with the winner in situ; where that looks slower, all
-    that it was chosen from is measured again. All is done again while it changes who wins, so that in the end every
-    winner was measured there, unless the rules of the space exclude it.
+    In situ also the winner alone, since the winner in situ is compared with it; where that looks slower, all candidates
+    are measured again. Repeated until no winner changes, so that in the end every winner was measured at its neighbours,
+    unless the rules of the space exclude it.
 
     Args:
         tunings: that were run; of heads that differ in the batch size alone those are next to each other that no other

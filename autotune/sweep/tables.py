@@ -87,10 +87,10 @@ def _counts(found: Sequence[tuple[Difference | None, bool]]) -> str:
 
 
 def self_comparison(records: Iterable[Record]) -> list[str]:
-    """Say in a line how many of the configurations that were captured often look different from themselves (A/A).
+    """Return a line with the count of often captured configurations that look different from themselves (A/A).
 
     Each one's first captures are compared with its last ones, as two configurations are that were captured as often.
-    A difference there is chance; nothing is said where nothing was captured twice ``CAPTURES`` times.
+    A difference there is chance; there is no line where nothing was captured twice ``CAPTURES`` times.
     """
     compared = differing = 0
     for record in sweep_records(records):

@@ -28,7 +28,7 @@ class Explanation:
     config: LaunchConfig
 
     def lines(self) -> list[str]:
-        """Say it in lines for a terminal."""
+        """Return the explanation in lines for a terminal."""
         lines = [f"{self.shape}, {self.place}, on {self.device}"]
         lines += [f"  not in the table: {reason}" for reason in self.missed]
         if self.entry is None:
@@ -45,7 +45,7 @@ class Explanation:
 
 
 def explain(device_name: str, shape: HeadShape, place: str) -> Explanation:
-    """Say how a head is launched on a device, which need not be there, and why.
+    """Look up how a head is launched on a device, which need not be there, and explain it.
 
     Args:
         device_name: as ``torch.cuda.get_device_name`` says it, or the name of its table's file.
