@@ -36,8 +36,8 @@ class Record:
     """One variant measured, or failed, in one cell."""
 
     kind: str
-    """The command that measured it: "bench", "heads", "sweep", "profile", "pareto", "overlap" or "footprint"; of overlap
-    there is also "timeline", one replay. Older files hold "network" and "retune", which nothing reads any more."""
+    """The command that measured it: "bench", "heads", "sweep", "profile", "pareto", "overlap" or "footprint"; of
+    overlap also "timeline", one replay. Older files hold "network" and "retune", which nothing reads any more."""
     cell: dict[str, Any]
     """The network: model, dtype, batch, classes, placement (of the heads), taps (their names), input (the shape of one
     sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a head of that shape,
