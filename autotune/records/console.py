@@ -1,4 +1,4 @@
-"""The console that commands print to: names of users' files and layers come out as they are, brackets included."""
+"""Where commands print: names of users' files, classes and layers come out as they are, brackets included."""
 
 from rich.console import Console
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from .console import plain_console
 from .record import Record, latest
 
-#: Columns of the benchmark's tables.
+#: Of the benchmark's tables.
 COLUMNS = (
     "exits",
     "variant",
@@ -23,25 +23,25 @@ COLUMNS = (
     "device over floor, us",
     "throughput / floor",
 )
-#: Characters that the widest tables need on a terminal.
+#: What the widest tables need on a terminal.
 WIDTH = 200
 #: Characters of a text that stays on one line.
 _UNBROKEN = 60
-#: Number of them that are text.
+#: How many of them are text.
 _TEXT_COLUMNS = 2
 
 
 class RecordTable(NamedTuple):
-    """A table of records of one environment."""
+    """What records of one environment say."""
 
     title: str
     columns: tuple[str, ...]
     text_columns: int
-    """Number of columns, from the left, that are text."""
+    """How many of them, from the left, are text."""
     rows: list[tuple[str, ...]]
     """A cell a column; those with the same first one belong together."""
     remarks: list[str]
-    """Lines below the table: failures, and what else to know of a row."""
+    """What is no number: failures, and what else to know of a row."""
 
 
 def bench_tables(records: Iterable[Record]) -> list[RecordTable]:
