@@ -8,7 +8,9 @@ from auxhead.autotune.measuring.failures import Failure
 from auxhead.autotune.measuring.targets import ALONE, NETWORK, Target
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.sweep.config_text import text
+from auxhead.autotune.sweep.measure import Sweep
 from auxhead.autotune.sweep.records import SweepRecords
+from auxhead.autotune.sweep.search import Ask
 from auxhead.kernels.head_shape import HeadShape
 from support.pretended_gpu import ENVIRONMENT
 
@@ -93,3 +95,26 @@ class Synthetic:
             config: failures.get(config) or Paired(own, baseline, f"run {self._runs} of {id(self)}")
             for config, own in times.items()
         }
+
+
+def asking(*configs, place=ALONE, rounds=4, captures=5):
+    """A strategy that asks for some configurations and the rule's."""
+
+    def search(target):
+        yield Ask(place, (target.rule, *configs), rounds, 1.0, captures)
+
+    return search
+
+
+def run(search, kept, measurer=None, targets=None):
+    """Run a strategy on the targets, by default a small one; return the winners, the measurer and the sweep."""
+    measurer = measurer or Synthetic()
+    sweep = Sweep(measurer, search, kept)
+    return sweep.run(targets or (small_target(),)), measurer, sweep
+
+
+def fails_at(step, *configs):
+    def fails(config):
+        return (step, "out of resources", f"shared memory at {step}: 3 > 2") if config in configs else None
+
+    return fails

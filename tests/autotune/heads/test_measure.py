@@ -168,6 +168,15 @@ def test_variants_are_captured_in_turns(timing, monkeypatch):
     assert len(set(turns)) > 1, "in another order"
 
 
+def test_launches_beside_the_trunk_may_have_its_priority(timing):
+    in_situ = timing._in_situ
+    by_rule = in_situ.by_rule
+    assert by_rule.forks and by_rule.trunk_first and list(by_rule.forks) == timing.of_network["forks"]
+    for trunk_first, priority in ((True, -1), (False, 0)):
+        with in_situ.runner({}, by_rule._replace(trunk_first=trunk_first)) as runner:
+            assert (runner.trunk_priority, runner.forks[1]) == (priority, by_rule.forks)
+
+
 def test_wrong_answers_are_not_timed(timing, monkeypatch):
     target = timing.targets[0]
     launch = alone_head.AloneHead.launch
