@@ -4,6 +4,7 @@ import json
 import zlib
 
 import pytest
+from auxhead.plots import figure_kind
 from auxhead.plots.figures import registry
 
 try:
@@ -11,15 +12,15 @@ try:
 except ImportError:  # before Python 3.11
     tomllib = pytest.importorskip("tomli")
 
-ROOT = registry.GALLERY.parents[1]
+ROOT = figure_kind.GALLERY.parents[1]
 REDRAWN = [kind for kind in registry.FIGURES if kind.redraw is not None]
 
 
 @pytest.mark.parametrize("kind", REDRAWN, ids=lambda kind: kind.name)
 def test_the_numbers_of_the_gallery_are_drawn_where_the_records_are_not_there(kind, monkeypatch, tmp_path):
-    monkeypatch.setattr(registry, "COMMITTED", tmp_path)
+    monkeypatch.setattr(figure_kind, "COMMITTED", tmp_path)
     figure, drawn = kind.make()
-    assert drawn == json.loads((registry.GALLERY / f"{kind.name}.json").read_text())
+    assert drawn == json.loads((figure_kind.GALLERY / f"{kind.name}.json").read_text())
     assert drawn["title"] in {text.get_text() for text in figure.findobj(lambda one: hasattr(one, "get_text"))}
 
 
