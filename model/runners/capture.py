@@ -194,12 +194,7 @@ def capture_graphs(
 ) -> tuple[list[Graph], _T]:
     """Warm up and capture a forward, which is given a function that ends one graph and begins the next.
 
-    Args:
-        forward: what to capture.
-        backbone: that it runs; its layers are named in errors.
-        device: of the graphs.
-        stream: to capture on.
-        pool: of the graphs' memory, which must outlive them.
+    Errors name layers of the ``backbone`` that it runs. The ``pool`` holds the graphs' memory and must outlive them.
 
     Returns:
         The graphs in their order, and what the captured forward returned.

@@ -30,9 +30,7 @@ _ALIKE = {torch.float64: 1e-6, torch.float32: 5e-3, torch.float16: 1e-2, torch.b
 def choose_moves(left_us: Mapping[int, float], size: int) -> list[int | None]:
     """Choose in which batch size the samples go on that are open at a stop, for each number of them from 0 to ``size``.
 
-    Args:
-        left_us: of the trunk after the stop, by batch size.
-        size: the batch size in which they have come.
+    They have come in batches of ``size``. The trunk after the stop takes ``left_us``, by batch size.
 
     Returns:
         list: the fastest smaller size that holds them, if it saves more than the move costs, else None: they stay.
@@ -79,26 +77,14 @@ class _CompactingBatch(PolledBatch):
         collecting: Graph | None,
         pool: torch.cuda.MemPool,
     ) -> None:
-        """Own what was captured for the batch ``x`` with the memory of ``pool``.
-
-        Args:
-            x: see :class:`PolledBatch`.
-            buffers: see :class:`PolledBatch`.
-            segments: see :class:`PolledBatch`.
-            stops: see :class:`PolledBatch`.
-            answer: of requests that have moved.
-            origin: see :func:`gather_open`; None if no request moves here.
-            destinations: by the index of a tap, the tables that the graphs read.
-            collecting: the launch that ends a request which has moved here.
-            pool: of the graphs.
-        """
+        """Own what was captured for the batch ``x`` with the memory of ``pool``; see :class:`PolledBatch`."""
         super().__init__(x, buffers, segments, "", stops)
         self.size = len(x)
         self.outputs = segments.outputs  # kept: rows of larger batches are written to them
-        self.answer = answer
-        self.origin = origin
-        self.destinations = destinations
-        self.collecting = collecting
+        self.answer = answer  # of requests that have moved
+        self.origin = origin  # see gather_open; None if no request moves here
+        self.destinations = destinations  # by the index of a tap, the tables that the graphs read
+        self.collecting = collecting  # ends a request that has moved here
         self.moves: list[list[_CompactingBatch | None]] = [[] for _ in stops]
         """For each stop, by the number of open samples: the batch they go on in, or None. Empty: the host need not
         wait for that number."""

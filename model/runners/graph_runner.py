@@ -67,7 +67,7 @@ class GraphRunner(Runner):
         self._shape, self._dtype, self._device = example_input.shape[1:], example_input.dtype, example_input.device
         self._heads = [head.as_exit_head() for head in network.fused_heads]
         self._classes = network.fused_heads[0].num_classes
-        self._with_probs = all(head.return_probs for head in network.fused_heads)
+        with_probs = all(head.return_probs for head in network.fused_heads)
         self._captured_heads = CapturedHeads(network, self._heads)
         self._captured: dict[int, CapturedBatch] = {}
         with (
@@ -97,8 +97,11 @@ class GraphRunner(Runner):
                     repeats = -(-size // len(example_input))
                     x = torch.cat([example_input[:size]] * repeats)[:size]
                     x = x.contiguous(memory_format=self._trunk.memory_format)
+                    buffers = ExitBuffers.allocate(
+                        len(self._exits), size, self._classes, with_probs=with_probs, device=self._device
+                    )
                     with self._trunk.choosing(size):
-                        self._captured[size] = self._capture(x, self._new_buffers(size))
+                        self._captured[size] = self._capture(x, buffers)
             except BaseException:
                 self._captured.clear()
                 self._capture_streams.give_back()
@@ -114,11 +117,6 @@ class GraphRunner(Runner):
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         """Capture the network for the batch ``x``, which becomes the static input."""
 
-    def _new_buffers(self, size: int) -> ExitBuffers:
-        return ExitBuffers.allocate(
-            len(self._exits), size, self._classes, with_probs=self._with_probs, device=self._device
-        )
-
     def _segment_times(self, x: Tensor) -> list[float]:
         """Measure what each segment of the trunk takes for the batch ``x``, without heads, in microseconds."""
         stream = self._capture_streams.pair.trunk
@@ -127,10 +125,7 @@ class GraphRunner(Runner):
     def _run_trunk(self, x: Tensor, stops: Sequence[int], at_stop: Callable[[int, list[Tensor]], None]) -> list[Tensor]:
         """Run the trunk once and return the outputs of all taps and, last, its own.
 
-        Args:
-            x: the batch.
-            stops: indices of taps.
-            at_stop: called as such a tap returns, with the number of the stop and all outputs so far.
+        As a tap returns whose index is in ``stops``, ``at_stop`` gets the number of the stop and all outputs so far.
         """
         outputs: list[Tensor] = []
 
