@@ -207,7 +207,7 @@ class CompactingRunner(PolledRunner):
         that come is there yet but what a move brings.
         """
         moved, alike = slice(-small.size, None), []
-        stream = self._capture_streams.pair.trunk
+        stream = self._capture_streams.trunk
         generator = torch.Generator(self._device).manual_seed(0)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):

@@ -15,7 +15,7 @@ from ..exit_result import ExitResult, joined
 from ..streams import current_handle
 from ..taps import listening
 from ..trunk.trunk import Trunk, make_trunk
-from .capture import CAPTURE_LOCK, CaptureStreams, Graph, capture_graphs
+from .capture import CAPTURE_LOCK, Graph, capture_graphs, give_back_streams, take_streams
 from .captured_batch import CapturedBatch
 from .captured_heads import CapturedHeads
 from .checks import check_capturable, check_no_outer_capture, check_request, check_sizes
@@ -78,7 +78,6 @@ class GraphRunner(Runner):
         ):
             self._last_stream = torch.cuda.current_stream(self._device)
             self._done = torch.cuda.Event()
-            self._capture_streams = CaptureStreams(self._device, self.trunk_priority)
             self._trunk = (
                 trunk if isinstance(trunk, Trunk) else make_trunk(network.backbone, network.taps, example_input, trunk)
             )
@@ -92,6 +91,7 @@ class GraphRunner(Runner):
                 None if self._trunk.classifier is None else self._trunk.classifier.as_exit_head(),
             ]
             self._pool = torch.cuda.MemPool()
+            self._capture_streams = take_streams(self._device, self.trunk_priority)
             try:
                 for size in reversed(self._sizes):
                     repeats = -(-size // len(example_input))
@@ -104,7 +104,7 @@ class GraphRunner(Runner):
                         self._captured[size] = self._capture(x, buffers)
             except BaseException:
                 self._captured.clear()
-                self._capture_streams.give_back()
+                give_back_streams(self._device, self.trunk_priority, self._capture_streams)
                 raise
             self._done.record(self._last_stream)
 
@@ -119,7 +119,7 @@ class GraphRunner(Runner):
 
     def _segment_times(self, x: Tensor) -> list[float]:
         """Measure what each segment of the trunk takes for the batch ``x``, without heads, in microseconds."""
-        stream = self._capture_streams.pair.trunk
+        stream = self._capture_streams.trunk
         return measure_segments(self._trunk.module, self.network.taps, x, stream, self._pool)
 
     def _run_trunk(self, x: Tensor, stops: Sequence[int], at_stop: Callable[[int, list[Tensor]], None]) -> list[Tensor]:
@@ -142,7 +142,7 @@ class GraphRunner(Runner):
         self, forward: Callable[[Callable[[], None]], _T], pool: torch.cuda.MemPool
     ) -> tuple[list[Graph], _T]:
         """Capture a forward of the trunk; see :func:`capture_graphs`."""
-        return capture_graphs(forward, self._trunk.module, self._device, self._capture_streams.pair.trunk, pool)
+        return capture_graphs(forward, self._trunk.module, self._device, self._capture_streams.trunk, pool)
 
     def __call__(self, x: Tensor) -> ExitResult:
         """Answer for a batch [N, ...] on the CPU or on the network's device.
@@ -247,7 +247,7 @@ class GraphRunner(Runner):
                 self._memory.clear()
                 self._exits.clear()
                 del self._pool, self._trunk
-                self._capture_streams.give_back()
+                give_back_streams(self._device, self.trunk_priority, self._capture_streams)
 
     def _wait(self) -> None:
         """Wait for what is under way, and for nothing else: a wait for the device would break another's capture."""

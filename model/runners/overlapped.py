@@ -46,7 +46,7 @@ class OverlappedRunner(GraphRunner):
         super().__init__(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
 
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        trunk, side = self._capture_streams.pair
+        trunk, side = self._capture_streams
         taps = self.network.taps
         forks = forks_by_rule(self._segment_times(x), len(x), self._classes) if self._forks is None else self._forks
         self.forks[len(x)] = tuple(taps[index] for index in forks)

@@ -87,7 +87,7 @@ class PolledRunner(GraphRunner):
         The heads since the stop before run beside what follows the cut. With ``gather`` they run before the cut, and so
         does what ``gather`` launches, given the index and the output of the tap.
         """
-        trunk, side = self._capture_streams.pair
+        trunk, side = self._capture_streams
         open_samples = torch.zeros(len(stops), dtype=torch.int64, device="cpu").pin_memory()
         launches = HeadLaunches(buffers, self._exits, stops, open_samples=open_samples)
 
