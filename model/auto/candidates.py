@@ -24,7 +24,7 @@ class Candidate(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As people call it."""
+        """Name in reports and plans."""
         if self.exits == "overlapped":
             count = len(self.forks)
             return f"overlapped ({count} fork{'s' if count > 1 else ''})" if count else "serial"
@@ -46,10 +46,8 @@ class Candidate(NamedTuple):
 def candidates(taps: Sequence[str], forks: Sequence[str], smaller: Sequence[int]) -> list[Candidate]:
     """Return what a planner chooses from: of two that are equally fast, the one that comes first.
 
-    Args:
-        taps: of the network.
-        forks: taps after which heads leave the trunk by rule; the last of them is the last one where it may pay.
-        smaller: batch sizes that samples may be gathered into.
+    The last of ``forks``, at which heads leave the trunk by rule, is the last one where it may pay; samples may be
+    gathered into ``smaller`` batch sizes.
     """
     choices = fork_choices(taps.index(forks[-1])) if forks else []
     return [

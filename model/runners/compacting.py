@@ -113,7 +113,7 @@ class _CompactingBatch(PolledBatch):
 
     def update_description(self, taps: Sequence[str]) -> None:
         """Describe what was captured and where requests may move."""
-        sentences = [f"{len(self.graphs)} graphs, cut after {list_taps(self.stops, taps) or 'no tap'}."]
+        sentences = [f"{len(self.graphs)} graphs, cut after {list_taps(self.stops, taps)}."]
         for tap_index, moves in zip(self.stops, self.moves, strict=True):
             if sizes := sorted({batch.size for batch in moves if batch is not None}):
                 sentences.append(f"Gathered after {taps[tap_index]} into batches of {', '.join(map(str, sizes))}.")
@@ -127,13 +127,12 @@ class CompactingRunner(PolledRunner):
 
     All batch sizes are cut at the same taps, those with enough of the trunk behind them. The head of such a tap runs in
     line, and after it, in the same graph, a launch that moves the rows of open samples to the tap's output in a smaller
-    batch: which one, it reads from a table by their number. The host chooses from the same table as soon as it sees
-    that number, and launches the rest of the network for that batch. So the trunk stands still for the head, the host
-    and the launch, but not for the copy. Where no number of open samples would make up for that, by the times that the
-    segments have taken here, the host does not wait and nothing is gathered.
+    batch, which it reads from a table by their number. The host chooses from the same table as soon as it sees that
+    number, and launches the rest of the network for that batch. Where no number of open samples would make up for the
+    wait, by the times of the segments, the host does not wait and nothing is gathered.
 
-    Every move is tried out first: of a network that uses more of itself after a tap than the tap's output, samples
-    would meet what others have left there, and ``describe`` says that it is not compacted.
+    Every move is tried out first: in a network that uses more after a tap than the tap's output, samples would meet
+    what others have left there; it is not compacted, and ``describe`` says so.
     """
 
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:

@@ -221,22 +221,19 @@ class GraphRunner(Runner):
         self._refuse_while_busy()
         with self._busy:
             self._refuse_closed()
-            self._refresh()
-
-    def _refresh(self) -> None:
-        now = dict((*self.network.named_parameters(), *self.network.named_buffers()))
-        for name, tensor, captured in self._memory:
-            if now.get(name) is not tensor or tensor.data_ptr() != captured.data_ptr():
-                raise RuntimeError(
-                    f"network: {name} was given other memory since the capture; copy into it, or make a new runner"
-                )
-        with torch.cuda.device(self._device):
-            caller = torch.cuda.current_stream(self._device)
-            if caller != self._last_stream:
-                caller.wait_event(self._done)  # the last request may still read the copies
-            self._trunk.refresh()
-            self._last_stream = caller
-            self._done.record(caller)
+            now = dict((*self.network.named_parameters(), *self.network.named_buffers()))
+            for name, tensor, captured in self._memory:
+                if now.get(name) is not tensor or tensor.data_ptr() != captured.data_ptr():
+                    raise RuntimeError(
+                        f"network: {name} was given other memory since the capture; copy into it, or make a new runner"
+                    )
+            with torch.cuda.device(self._device):
+                caller = torch.cuda.current_stream(self._device)
+                if caller != self._last_stream:
+                    caller.wait_event(self._done)  # the last request may still read the copies
+                self._trunk.refresh()
+                self._last_stream = caller
+                self._done.record(caller)
 
     def close(self) -> None:
         """Wait for what is under way and free graphs and memory; a later call raises. Closing twice is fine."""

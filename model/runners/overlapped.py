@@ -64,7 +64,7 @@ class OverlappedRunner(GraphRunner):
             launches.launch(len(forks), outputs)
 
         graphs, _ = self._capture_graphs(forward, self._pool)
-        description = f"one graph; heads beside the trunk after {list_taps(forks, taps) or 'no tap'}"
+        description = f"one graph; heads beside the trunk after {list_taps(forks, taps)}"
         if late := range(forks[-1] + 1 if forks else 0, len(taps)):
             description += f"; with the classifier those of {list_taps(late, taps)}"
         return CapturedBatch(x, buffers, launches.launches, graphs, description + ".")

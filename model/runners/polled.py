@@ -71,8 +71,8 @@ class PolledRunner(GraphRunner):
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         stops = choose_stops(self._segment_times(x), _LEAST_SEGMENT_US)
         segments = self._capture_segments(x, buffers, stops, self._pool)
-        after = list_taps(stops, self.network.taps) or "no tap"
-        return PolledBatch(x, buffers, segments, f"{len(segments.graphs)} graphs, cut after {after}.", stops)
+        description = f"{len(segments.graphs)} graphs, cut after {list_taps(stops, self.network.taps)}."
+        return PolledBatch(x, buffers, segments, description, stops)
 
     def _capture_segments(
         self,
