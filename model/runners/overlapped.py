@@ -45,11 +45,16 @@ class OverlappedRunner(GraphRunner):
         """By batch size, the taps after which a launch leaves the trunk."""
         super().__init__(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
 
+    def _choose_forks(self, x: Tensor) -> list[int]:
+        """Return the last tap of each launch beside the trunk, by index."""
+        forks = forks_by_rule(self._segment_times(x), len(x), self._classes) if self._forks is None else self._forks
+        self.forks[len(x)] = tuple(self.network.taps[index] for index in forks)
+        return forks
+
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         trunk, side = self._capture_streams
         taps = self.network.taps
-        forks = forks_by_rule(self._segment_times(x), len(x), self._classes) if self._forks is None else self._forks
-        self.forks[len(x)] = tuple(taps[index] for index in forks)
+        forks = self._choose_forks(x)
         launches = HeadLaunches(buffers, self._exits, forks)
 
         def forward(_cut: Callable[[], None]) -> None:
