@@ -132,7 +132,7 @@ class FusedAuxHead(nn.Module):
             self.logits(x.clone())
 
     def _check_linear(self) -> None:
-        """Refuse a layer whose weight hooks make of other parameters, which then is none itself: nobody calls them."""
+        """Refuse a linear layer whose weight is computed by hooks, which a fused head never calls."""
         if "weight" in vars(self.linear) or "bias" in vars(self.linear):
             raise ValueError(
                 "linear: carries hooks that make its weight (of torch.nn.utils.weight_norm or prune, say), which a "

@@ -119,7 +119,7 @@ class Capture:
     def __init__(self, device: torch.device, pool: torch.cuda.MemPool) -> None:
         """Capture with memory from ``pool``, which must outlive the graphs."""
         self.graphs: list[Graph] = []
-        """In the order of the cuts."""
+        """Graphs captured so far, in the order of the cuts."""
         self._device = device
         self._pool = pool
         self._stream: torch.cuda.Stream | None = None  # that is capturing

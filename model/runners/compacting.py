@@ -48,7 +48,7 @@ def choose_moves(left_us: Mapping[int, float], size: int) -> list[int | None]:
 
 
 class _RequestAnswer:
-    """Memory in which the answer of a request is collected whose samples have moved; as large as the largest batch."""
+    """Memory, as large as the largest batch, that collects the answer of a request whose samples have moved."""
 
     def __init__(self, largest: ExitBuffers) -> None:
         self._buffers = largest
@@ -200,10 +200,10 @@ class CompactingRunner(PolledRunner):
             big.refusals.append(f"Not compacted after {self.network.taps[big.stops[stop]]}: {reason}.")
 
     def _try_out(self, big: _CompactingBatch, small: _CompactingBatch, stops: Sequence[int]) -> list[int]:
-        """Move samples at each of some stops, whatever the heads say, and return those after which all is as it was.
+        """Move samples at each of these stops, whatever the heads say; return those after which all outputs are alike.
 
-        The small batch is left with other samples before. It is entered last stop first, so that nothing of the samples
-        that come is there yet but what a move brings.
+        Other samples were in the small batch before. It is entered last stop first, so that nothing is there yet of the
+        samples that come but what a move brings.
         """
         moved, alike = slice(-small.size, None), []
         stream = self._capture_streams.trunk

@@ -187,7 +187,7 @@ class GraphRunner(Runner):
             self._done.record(caller)
 
     def _captured_for(self, samples: int) -> CapturedBatch:
-        """Return the smallest that holds so many samples."""
+        """Return the smallest captured batch that holds so many samples."""
         return self._captured[self._sizes[bisect_left(self._sizes, samples)]]
 
     def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:

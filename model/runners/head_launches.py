@@ -36,7 +36,7 @@ class HeadLaunches:
             )
             for i, part in enumerate(self._exits_of)
         ]
-        """In the order of the stops; the last one has the classifier."""
+        """Launches in the order of the stops; the last one has the classifier."""
 
     def launch(self, index: int, outputs: Sequence[Tensor]) -> None:
         """Launch one of them on the current stream, given the outputs of all taps so far and, last, of the trunk."""

@@ -1,4 +1,4 @@
-"""The overlapped runner: the whole network in one CUDA graph, heads beside the trunk."""
+"""``OverlappedRunner``: the whole network in one CUDA graph, heads beside the trunk."""
 
 from collections.abc import Callable, Sequence
 

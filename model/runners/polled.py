@@ -30,7 +30,7 @@ class CapturedSegments(NamedTuple):
     open_samples: Tensor
     """[stops] int64 in pinned memory; see :class:`ExitLaunch`."""
     outputs: list[Tensor]
-    """Of each tap and, last, of the trunk, in memory of the graphs."""
+    """Outputs of each tap and, last, of the trunk, in memory of the graphs."""
 
 
 class PolledBatch(CapturedBatch):
@@ -46,7 +46,7 @@ class PolledBatch(CapturedBatch):
         self.count_requests()
 
     def count_requests(self) -> None:
-        """Take over from the device how many requests there were."""
+        """Read from the device how many requests there were."""
         self.request = int(self.buffers.requests)
 
 

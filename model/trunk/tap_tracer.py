@@ -43,7 +43,7 @@ class TracedGraph(NamedTuple):
 
     graph: fx.Graph
     kept: dict[str, str]
-    """By name, why a layer that is called as it is could not be traced."""
+    """Reason why a layer is called as it is and not traced, by its name."""
 
 
 class _UntraceableLayerError(Exception):

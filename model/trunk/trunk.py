@@ -35,7 +35,7 @@ class Trunk:
     memory_format: torch.memory_format
     """Memory layout that the input should have."""
     notes: tuple[str, ...]
-    """In sentences: what was done to the backbone, and what was not and why."""
+    """Sentences on what was done to the backbone, and on what was not and why."""
 
     @contextmanager
     def choosing(self, samples: int) -> Iterator[None]:
