@@ -5,7 +5,6 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -77,11 +76,10 @@ def dry_run(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> 
     layers = dict(backbone.named_modules(remove_duplicate=False))
     batch = example_input.shape[0]
     watch = _Watch(batch, {layers[tap] for tap in taps if tap in layers})
-    training = {module: module.training for module in backbone.modules()}
     with ExitStack() as stack:
-        for module in training:
+        for module in backbone.modules():
             stack.callback(module.register_forward_hook(watch).remove)
-        stack.callback(partial(_restore_modes, training))
+            stack.callback(setattr, module, "training", module.training)
         backbone.eval()
         stack.enter_context(torch.inference_mode(False))  # tensors of inference mode do not count their versions
         stack.enter_context(torch.no_grad())
@@ -134,11 +132,6 @@ def check_head_fits(tap: str, features: Tensor, in_features: int | None, pool: s
             f"heads[{tap!r}]: its linear layer takes {in_features} features, but the output "
             f"{list(features.shape)} of the tap has {found} with pool={pool!r} and pool_size={pool_size}"
         )
-
-
-def _restore_modes(training: dict[nn.Module, bool]) -> None:
-    for module, mode in training.items():
-        module.training = mode
 
 
 def _is_readable(output: Any, batch: int) -> bool:

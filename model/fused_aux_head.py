@@ -58,28 +58,16 @@ class FusedAuxHead(nn.Module):
             if in_features is None
             else nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
         )
-        self._set_up("linear", linear, pool, pool_size, dropout, _own_rule(rule, device), return_probs)
-
-    def _set_up(
-        self,
-        linear_path: str,
-        linear: nn.Linear,
-        pool: str,
-        pool_size: int | tuple[int, int],
-        dropout: float,
-        rule: ExitRule,
-        return_probs: bool,
-    ) -> None:
         self.pool = pool
         self.pool_size = check_pool(pool, pool_size)
         if not 0.0 <= dropout <= 1.0:
             raise ValueError(f"dropout: got {dropout}, wants a probability in [0, 1]")
         self.dropout = dropout
         self.return_probs = return_probs
-        self.rule = rule
-        self.linear = linear
+        self.rule = _own_rule(rule, device)
+        self.linear: nn.Linear = linear
         # In a state_dict the linear layer keeps the name it has in the nn.Sequential it comes from.
-        self._linear_path = linear_path
+        self._linear_path = "linear"
         self.register_state_dict_post_hook(_name_linear_as_in_source)
 
     @classmethod
@@ -92,29 +80,24 @@ class FusedAuxHead(nn.Module):
         orders and with Identity anywhere, nested or not. Dropout acts in ``logits`` alone, and ``logits`` stops short
         of the Softmax.
 
-        Args:
-            module: the classifier.
-            rule: see the constructor.
-            return_probs: see the constructor.
-
         Raises:
             ValueError: the module is not of a known shape; the message says why.
         """
         pattern = match_head(module)
         if isinstance(pattern, str):
             raise ValueError(f"module: {pattern}")
-        head = cls.__new__(cls)
-        nn.Module.__init__(head)
-        device = pattern.linear.weight.device
-        head._set_up(
-            pattern.linear_path, pattern.linear, pattern.pool, pattern.pool_size, pattern.dropout,
-            _own_rule(rule, device), return_probs,
+        linear = pattern.linear
+        head = cls(
+            linear.in_features, linear.out_features, pool=pattern.pool, pool_size=pattern.pool_size,
+            dropout=pattern.dropout, return_probs=return_probs, device="meta",  # its own parameters are dropped
         )  # fmt: skip
+        head.linear, head._linear_path = linear, pattern.linear_path
+        head.rule = _own_rule(rule, linear.weight.device)
         return head.train(module.training)
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """Number of classes, K."""
         return self.linear.out_features
 
     def forward(self, x: Tensor) -> HeadOutput:
@@ -149,7 +132,7 @@ class FusedAuxHead(nn.Module):
             self.logits(x.clone())
 
     def _check_linear(self) -> None:
-        """Refuse a layer whose weight hooks make of other parameters, which then is none itself: nobody calls them."""
+        """Refuse a linear layer whose weight is computed by hooks, which a fused head never calls."""
         if "weight" in vars(self.linear) or "bias" in vars(self.linear):
             raise ValueError(
                 "linear: carries hooks that make its weight (of torch.nn.utils.weight_norm or prune, say), which a "

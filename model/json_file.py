@@ -1,4 +1,4 @@
-"""Writes JSON files that are complete or absent."""
+"""``write_json``: writes JSON files that are complete or absent."""
 
 import json
 import os

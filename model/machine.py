@@ -14,12 +14,8 @@ _PROCESSORS = Path("/proc/cpuinfo")
 @cache
 def driver_version() -> str | None:
     """Return the version of NVIDIA's driver; None if unknown."""
-    try:
-        found = re.search(r"(\d+\.\d+(?:\.\d+)?)", _DRIVER.read_text())
-    except OSError:
-        found = None
-    if found:
-        return found[1]
+    if found := _find(r"(\d+\.\d+(?:\.\d+)?)", _DRIVER):
+        return found
     output = output_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
     return output.splitlines()[0].strip() if output else None
 
@@ -27,10 +23,15 @@ def driver_version() -> str | None:
 @cache
 def processor_name() -> str | None:
     """Return the name of the host's processor; None if unknown."""
+    return _find(r"^model name\s*:\s*(.+)$", _PROCESSORS)
+
+
+def _find(pattern: str, path: Path) -> str | None:
+    """Return the first group of a pattern in a file; None where there is none."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", _PROCESSORS.read_text(), re.MULTILINE)
+        found = re.search(pattern, path.read_text(), re.MULTILINE)
     except OSError:
-        found = None
+        return None
     return found[1] if found else None
 
 

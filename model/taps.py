@@ -48,5 +48,5 @@ def listening(backbone: nn.Module, taps: Sequence[str], on_tap: OnTap) -> Iterat
 
 
 def list_taps(indices: Sequence[int], taps: Sequence[str]) -> str:
-    """Return the names of some taps, separated by commas."""
-    return ", ".join(taps[index] for index in indices)
+    """Return the names of some taps, separated by commas, or "no tap"."""
+    return ", ".join(taps[index] for index in indices) or "no tap"

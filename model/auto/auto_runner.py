@@ -38,15 +38,12 @@ class AutoRunner(Runner):
     ) -> None:
         """Make the runners that a plan names, or make, check and measure every candidate and close what is not chosen.
 
-        Args:
-            network: see :class:`GraphRunner`.
-            example_input: samples like those to come, the more the better; see :class:`GraphRunner`.
-            batch_sizes: see :class:`GraphRunner`.
-            trunk: see :func:`make_trunk`.
-            plan: path of a JSON file for the plans of all batch sizes. It is used if device, versions, network, rules,
-                trunk, batch sizes, samples and, in steps of 5 %, the shares of samples that leave at each exit are
-                those that it was measured with; else all is measured, and the file written. None measures, and keeps
-                nothing. A damaged file is replaced, and one that cannot be written left out, each with a warning.
+        See :class:`GraphRunner` for the arguments that all runners have; of ``example_input``, samples like those to
+        come, the more the better. ``plan`` is the path of a JSON file for the plans of all batch sizes. It is used if
+        device, versions, network, rules, trunk, batch sizes, samples and, in steps of 5 %, the shares of samples that
+        leave at each exit are those that it was measured with; else all is measured, and the file written. None
+        measures, and keeps nothing. A damaged file is replaced, and one that cannot be written left out, each with a
+        warning.
 
         Raises:
             ValueError, TypeError, RuntimeError: as :class:`GraphRunner` does, and for a path that no file can have; a

@@ -24,29 +24,16 @@ class Candidate(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As people call it."""
+        """Name in reports and plans."""
         if self.exits == "overlapped":
             count = len(self.forks)
             return f"overlapped ({count} fork{'s' if count > 1 else ''})" if count else "serial"
         return self.exits + (" (compact)" if self.compact else "")
 
     def make(
-        self,
-        network: EarlyExitNetwork,
-        example_input: Tensor,
-        size: int,
-        smaller: Sequence[int],
-        trunk: str | Trunk,
+        self, network: EarlyExitNetwork, example_input: Tensor, size: int, smaller: Sequence[int], trunk: str | Trunk
     ) -> Runner:
-        """Make the runner.
-
-        Args:
-            network: see :class:`GraphRunner`.
-            example_input: see :class:`GraphRunner`.
-            size: the batch size that it is for.
-            smaller: batch sizes that samples may be gathered into.
-            trunk: see :class:`GraphRunner`.
-        """
+        """Make the runner for a batch size; samples may be gathered into the smaller ones. See :class:`GraphRunner`."""
         if self.exits == "overlapped":
             return OverlappedRunner(network, example_input, batch_sizes=(size,), trunk=trunk, forks=self.forks)
         if self.exits == "gated":
@@ -59,17 +46,12 @@ class Candidate(NamedTuple):
 def candidates(taps: Sequence[str], forks: Sequence[str], smaller: Sequence[int]) -> list[Candidate]:
     """Return what a planner chooses from: of two that are equally fast, the one that comes first.
 
-    All heads behind the trunk and nothing overlapped; heads beside the trunk, with a few forks or many; the host stops
-    launching; the GPU stops by itself; the host stops, and gathers the samples that stay open.
-
-    Args:
-        taps: of the network.
-        forks: taps after which heads leave the trunk by rule; the last of them is the last one where it may pay.
-        smaller: batch sizes that samples may be gathered into.
+    The last of ``forks``, at which heads leave the trunk by rule, is the last one where it may pay; samples may be
+    gathered into ``smaller`` batch sizes.
     """
     choices = fork_choices(taps.index(forks[-1])) if forks else []
     return [
-        Candidate("overlapped"),
+        Candidate("overlapped"),  # serial: all heads behind the trunk
         *(Candidate("overlapped", tuple(taps[index] for index in choice)) for choice in choices),
         Candidate("polled"),
         Candidate("gated"),

@@ -11,15 +11,9 @@ LEAST_DIFFERENCE = 0.01
 
 
 def choose(us: Mapping[str, Sequence[float]], plain: str) -> str:
-    """Choose a runner.
+    """Choose the plain runner, unless others are faster beyond noise; then the first as fast as the fastest of them.
 
-    Args:
-        us: by name, simplest first, the time of each pass; the n-th passes of all were measured beside each other.
-        plain: what is chosen where nothing else is surely better.
-
-    Returns:
-        str: the plain one, unless others are faster beyond noise; of those the first that is not slower, beyond noise,
-        than the fastest.
+    ``us`` holds by name, simplest first, the time of each pass; the n-th passes of all were measured beside each other.
     """
     faster = [name for name, times in us.items() if slower(us[plain], times)]
     if not faster:

@@ -23,11 +23,11 @@ class Plan:
 
     chosen: Candidate
     plain: str
-    """The name of the plain graph, which ``exits="overlapped"`` captures: nothing slower is chosen."""
+    """Name of the plain graph, which ``exits="overlapped"`` captures: nothing slower is chosen."""
     times: Mapping[str, PassTimes]
-    """By name, simplest first."""
+    """Times of each candidate by its name, simplest first."""
     left_out: Mapping[str, str]
-    """By name why a candidate was not measured."""
+    """Reason why a candidate was not measured, by its name."""
     shares: tuple[float, ...]
     """Shares, 0 to 1, of the samples measured with that left at each tap and, last, at the classifier."""
     utc: str

@@ -5,7 +5,6 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from ..early_exit_network import EarlyExitNetwork
 from ..json_file import write_json
-from ..machine import driver_version, processor_name
+from ..machine import driver_version, package_version, processor_name
 from .example_batches import shares_of
 from .plan import Plan
 
@@ -27,11 +26,7 @@ class PlanFile:
     """The plans of one runner, for all its batch sizes, in a file with the conditions that they were measured under."""
 
     def __init__(self, path: str | os.PathLike[str], conditions: Mapping[str, Any]) -> None:
-        """Name a file, which need not exist.
-
-        Args:
-            path: of the file, in a folder that exists.
-            conditions: of the runner that is being made; see :func:`conditions_of`.
+        """Name a file, which need not exist, in a folder that does; for conditions see :func:`conditions_of`.
 
         Raises:
             TypeError, ValueError: the path is none, is a folder, or lies in a folder that does not exist.
@@ -83,20 +78,16 @@ def conditions_of(
 ) -> dict[str, Any]:
     """Return by name all that a choice among runners depends on, as JSON can hold it.
 
-    Args:
-        network: whose taps have been checked.
-        example_input: samples like those to come.
-        trunk: see :func:`make_trunk`.
-        exits: by batch size, [B, N] int64, the exits of the samples; see :func:`exits_of`.
+    ``exits`` holds by batch size what :func:`exits_of` returned.
     """
     taps = len(network.taps)
     return {
         **_device_conditions(example_input.device),
         "torch": torch.__version__,
-        "triton": _version("triton"),
+        "triton": package_version("triton"),
         "CUDA": torch.version.cuda,
         "cuDNN": torch.backends.cudnn.version(),
-        "auxhead": _version("auxhead"),
+        "auxhead": package_version("auxhead"),
         "taps": list(network.taps),
         "layers": [type(layer).__qualname__ for layer in network.modules()],
         "parameters": [
@@ -131,10 +122,3 @@ def _device_conditions(device: torch.device) -> dict[str, Any]:
 
 def _rounded(shares: tuple[float, ...]) -> list[float]:
     return [round(share * _STEPS) / _STEPS for share in shares]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

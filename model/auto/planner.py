@@ -30,13 +30,8 @@ def measure_plan(
 ) -> tuple[Plan, Runner]:
     """Make every candidate on one trunk, check it against the plain graph, measure them by turns and keep one.
 
-    Args:
-        network: that :func:`check_capturable` has passed.
-        example_input: samples like those to come.
-        batches: of it, all of one size.
-        smaller: batch sizes that samples may be gathered into.
-        trunk: see :func:`make_trunk`.
-        shares: of the samples, those that leave at each tap and, last, at the classifier.
+    The ``batches`` are cut from the example, all of one size; samples may be gathered into ``smaller`` ones. For
+    ``shares`` see :class:`Plan`.
 
     Raises:
         RuntimeError: the plain graph cannot be captured.

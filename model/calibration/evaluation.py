@@ -31,21 +31,17 @@ def batches(pixels: Tensor, device: torch.device, size: int = 256) -> Iterator[T
 def answers_of_all_exits(network: EarlyExitNetwork, pixels: Tensor) -> ExitAnswers:
     """Return the answers of each exit for all images, exiting or not, by the heads that run later."""
     device = next(network.parameters()).device
-    answered: list[list[HeadOutput]] = []
+    labels, confidences = [], []
+    answers: list[HeadOutput] = []
     for x in batches(pixels, device):
         network.check_taps(x)
-        answers: list[HeadOutput] = []
-
-        def on_tap(place: int, features: Tensor, answers: list[HeadOutput] = answers) -> None:
-            answers.append(network.heads[place](features))
-
-        with listening(network.backbone, network.taps, on_tap):
+        with listening(network.backbone, network.taps, lambda index, y: answers.append(network.heads[index](y))):
             logits = network.backbone(x)
-        answered.append([*answers, decide(logits, temperature=1.0, threshold=1.0)])
-    return ExitAnswers(
-        torch.cat([torch.stack([answer.label for answer in answers]) for answers in answered], dim=1).cpu(),
-        torch.cat([torch.stack([answer.confidence for answer in answers]) for answers in answered], dim=1).cpu(),
-    )
+        answers.append(decide(logits, temperature=1.0, threshold=1.0))
+        labels.append(torch.stack([answer.label for answer in answers]))
+        confidences.append(torch.stack([answer.confidence for answer in answers]))
+        answers.clear()
+    return ExitAnswers(torch.cat(labels, dim=1).cpu(), torch.cat(confidences, dim=1).cpu())
 
 
 def early_exit_answers(network: EarlyExitNetwork, pixels: Tensor) -> tuple[Tensor, Tensor]:

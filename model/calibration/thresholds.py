@@ -21,9 +21,9 @@ class Calibration(NamedTuple):
     thresholds: tuple[float, ...]
     """One for each head, a float32 value; 1.0 never exits."""
     accuracy: float
-    """Of early exit, 0 to 1."""
+    """Accuracy of early exit, 0 to 1."""
     full_accuracy: float
-    """Of the classifier alone, 0 to 1."""
+    """Accuracy of the classifier alone, 0 to 1."""
     shares: tuple[float, ...]
     """The share of samples that leaves at each of the E + 1 exits, 0 to 1."""
 

@@ -95,7 +95,7 @@ def run_demo(
 
 
 def _train(network: EarlyExitNetwork, split: Split, plan: TrainingPlan, seed: int, start_phase: StartPhase) -> None:
-    """Train, with progress in images."""
+    """Train the network, with progress counted in images."""
     per_epoch = len(split.labels) // plan.batch_size * plan.batch_size
     advance = start_phase("training", per_epoch * plan.epochs)
 

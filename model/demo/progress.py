@@ -4,14 +4,14 @@ import time
 from collections.abc import Callable
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
-class DemoProgress:
+class DemoProgress(Progress):
     """A progress bar on a terminal; elsewhere a line every ten seconds and one at the end."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
+        super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
@@ -22,29 +22,20 @@ class DemoProgress:
             console=console,
             disable=not console.is_terminal,
         )
-        self._console = console
-
-    def __enter__(self) -> "DemoProgress":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
 
     def __call__(self, name: str, total: int) -> Callable[[int, str], None]:
         """Begin a phase of ``total`` images; returns a function that counts images as done, with a remark to show."""
-        task: TaskID = self._progress.add_task(name, total=total, rate="-", remark="")
+        task = self.add_task(name, total=total, rate="-", remark="")
         done, printed = 0, time.monotonic()
 
         def advance(images: int, remark: str) -> None:
             nonlocal done, printed
             done += images
-            speed = self._progress.tasks[task].speed
-            rate = f"{speed:,.0f}" if speed else "-"
-            self._progress.update(task, advance=images, rate=rate, remark=remark)
-            if not self._console.is_terminal and (done == total or time.monotonic() > printed + 10.0):
+            speed = self.tasks[task].speed
+            self.update(task, advance=images, rate=f"{speed:,.0f}" if speed else "-", remark=remark)
+            if not self.console.is_terminal and (done == total or time.monotonic() > printed + 10.0):
                 printed = time.monotonic()
                 line = f"{name}: {done:,} of {total:,} images" + (f", {remark}" if remark else "")
-                self._console.print(line, soft_wrap=True)
+                self.console.print(line, soft_wrap=True)
 
         return advance

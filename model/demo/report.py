@@ -19,11 +19,11 @@ class ExitReport:
     threshold: float | None
     """The confidence that an image must exceed; 1.0 never exits, None is the classifier."""
     images: int
-    """Count of those that left here."""
+    """Number of images that left here."""
     share: float
-    """The same as a share of the test split."""
+    """Share of the test split that left here."""
     accuracy: float | None
-    """Of the images that left here; None where none did."""
+    """Accuracy on the images that left here; None where none did."""
     accuracy_on_all: float
     """This exit's accuracy if it answered for the whole test split."""
 
@@ -40,13 +40,13 @@ class DemoReport:
     seed: int
     epochs: int
     images: dict[str, int]
-    """In each split."""
+    """Number of images in each split."""
     exits: list[ExitReport]
     """The heads, then the classifier."""
     accuracy: float
-    """Of early exit on the test split."""
+    """Accuracy of early exit on the test split."""
     full_accuracy: float
-    """Of the classifier on the same images."""
+    """Accuracy of the classifier on the same images."""
     accuracy_drop_points: float
     """Accuracy of the full network less that of early exit, in percentage points."""
     left_before_last_block: float
@@ -57,7 +57,7 @@ class DemoReport:
     max_accuracy_drop: float
     """Largest loss of accuracy on the validation split that the thresholds were chosen for."""
     validation: dict[str, float]
-    """accuracy and full_accuracy on the validation split."""
+    """``accuracy`` and ``full_accuracy`` on the validation split."""
     latency: list[dict[str, Any]] | None
     """A row for each batch size, mode and variant: batch, mode, variant, calls, and device_us and host_us with median,
     p20 and p80; None where there is no CUDA device."""

@@ -20,13 +20,11 @@ def save_demo(directory: Path, run: DemoRun, source: LabelledImages) -> list[Pat
         Image files of the test split, one a class, to try ``auxhead infer`` on.
     """
     report = run.report
+    accuracy = {"test": report.accuracy, "test_full_network": report.full_accuracy}
     save_checkpoint(
         directory,
-        run.network,
+        Checkpoint(run.network, source.classes, report.image_size, accuracy=accuracy),
         architecture=ARCHITECTURE,
-        classes=source.classes,
-        image_size=report.image_size,
-        accuracy={"test": report.accuracy, "test_full_network": report.full_accuracy},
     )
     examples = []
     test = run.splits.test

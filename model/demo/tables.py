@@ -14,14 +14,11 @@ from .report import DemoReport
 def print_report(console: Console, report: DemoReport) -> None:
     """Print how the exits did on the test split, and the latencies if they were measured."""
     table = Table(title=f"Test split: {report.images['test']:,} images that neither training nor thresholds have seen")
+    table.add_column("exit")
     for column in (
-        "exit",
-        "leaves if\nconfidence >",
-        "images that\nleave here",
-        "their\naccuracy",
-        "accuracy if it\nanswered all",
-    ):
-        table.add_column(column, justify="left" if column == "exit" else "right")
+        "leaves if\nconfidence >", "images that\nleave here", "their\naccuracy", "accuracy if it\nanswered all"
+    ):  # fmt: skip
+        table.add_column(column, justify="right")
     for line in report.exits:
         never = line.threshold is not None and line.threshold >= 1.0
         table.add_row(
@@ -59,14 +56,7 @@ def _latency_table(rows: Sequence[Mapping[str, Any]], device: str) -> Table:
 
 
 def answers_table(files: Sequence[Path], result: ExitResult, exits: Sequence[str], classes: Sequence[str]) -> Table:
-    """Return the table of answers for image files.
-
-    Args:
-        files: a file a row.
-        result: for as many samples, with probabilities.
-        exits: names, the classifier last.
-        classes: names.
-    """
+    """Return the table of answers for image files, a row each; the last of ``exits`` is the classifier."""
     assert result.probs is not None
     top = result.probs.topk(min(3, len(classes)), dim=1)
     table = Table(

@@ -9,7 +9,6 @@ import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -36,32 +35,21 @@ _T = TypeVar("_T")
 _free_pairs: dict[tuple[torch.device, int], list[StreamPair]] = {}
 
 
-class CaptureStreams:
-    """Streams that one runner's captures have to themselves for as long as its graphs live.
+def take_streams(device: torch.device, trunk_priority: int) -> StreamPair:
+    """Take streams of ``device``, which is current, for one runner's captures as long as its graphs live.
 
     A graph keeps the address of the workspace that cuBLAS has for the stream of the capture, so that two graphs which
     may run at the same time must come from different streams. torch's own streams would not do: after 32 of a priority
-    it hands out the first again. A kernel keeps the priority of the stream that it was captured on.
+    it hands out the first again. A kernel keeps the priority of the stream that it was captured on; the side stream's
+    is 0.
     """
+    free = _free_pairs.setdefault((device, trunk_priority), [])
+    return free.pop(0) if free else StreamPair(_new_stream(device, trunk_priority), _new_stream(device, 0))
 
-    def __init__(self, device: torch.device, trunk_priority: int) -> None:
-        """Take streams of ``device``, which is current, once they are asked for; the side stream's priority is 0."""
-        self._device = device
-        self._trunk_priority = trunk_priority
 
-    @cached_property
-    def pair(self) -> StreamPair:
-        """The streams, the same ones every time."""
-        free = _free_pairs.setdefault((self._device, self._trunk_priority), [])
-        if free:
-            return free.pop(0)
-        return StreamPair(_new_stream(self._device, self._trunk_priority), _new_stream(self._device, 0))
-
-    def give_back(self) -> None:
-        """Let other runners have the streams; nothing captured on them may run any more."""
-        pair = self.__dict__.pop("pair", None)
-        if pair is not None:  # in front: the next runner finds their workspaces
-            _free_pairs[self._device, self._trunk_priority].insert(0, pair)
+def give_back_streams(device: torch.device, trunk_priority: int, pair: StreamPair) -> None:
+    """Let other runners have the streams; nothing captured on them may run any more."""
+    _free_pairs[device, trunk_priority].insert(0, pair)  # in front: the next runner finds their workspaces
 
 
 def _new_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
@@ -131,7 +119,7 @@ class Capture:
     def __init__(self, device: torch.device, pool: torch.cuda.MemPool) -> None:
         """Capture with memory from ``pool``, which must outlive the graphs."""
         self.graphs: list[Graph] = []
-        """In the order of the cuts."""
+        """Graphs captured so far, in the order of the cuts."""
         self._device = device
         self._pool = pool
         self._stream: torch.cuda.Stream | None = None  # that is capturing
@@ -194,12 +182,7 @@ def capture_graphs(
 ) -> tuple[list[Graph], _T]:
     """Warm up and capture a forward, which is given a function that ends one graph and begins the next.
 
-    Args:
-        forward: what to capture.
-        backbone: that it runs; its layers are named in errors.
-        device: of the graphs.
-        stream: to capture on.
-        pool: of the graphs' memory, which must outlive them.
+    Errors name layers of the ``backbone`` that it runs. The ``pool`` holds the graphs' memory and must outlive them.
 
     Returns:
         The graphs in their order, and what the captured forward returned.

@@ -14,13 +14,13 @@ class CapturedHeads:
     def __init__(self, network: EarlyExitNetwork, read: Sequence[ExitHead]) -> None:
         """Remember the heads, their rules and layers, and where the tensors lie that the graphs read of each."""
         # Looked up without nn.Module's attribute access, which would cost each request some microseconds a head.
-        self._objects: list[tuple[str, str, Mapping[str, object], str, object]] = [
-            ("network: its heads", "were replaced by other objects", network._modules, "heads", network.heads)
+        self._objects: list[tuple[str, Mapping[str, object], str, object]] = [
+            ("network: its heads were replaced by other objects", network._modules, "heads", network.heads)
         ]
         self._addresses: list[tuple[str, Tensor, int]] = []
         for index, (tap, head, tensors) in enumerate(zip(network.taps, network.fused_heads, read, strict=True)):
             its, replaced = f"heads[{tap!r}]", "was replaced by another object"
-            self._objects.append((its, replaced, network.heads._modules, str(index), head))
+            self._objects.append((f"{its} {replaced}", network.heads._modules, str(index), head))
             for holder, name, captured in (
                 (head._modules, "rule", head.rule),
                 (head.rule._buffers, "temperature_tensor", head.rule.temperature_tensor),
@@ -29,7 +29,7 @@ class CapturedHeads:
                 (head.linear._parameters, "weight", head.linear.weight),
                 (head.linear._parameters, "bias", head.linear.bias),
             ):
-                self._objects.append((f"{its}: its {name}", replaced, holder, name, captured))
+                self._objects.append((f"{its}: its {name} {replaced}", holder, name, captured))
             for name in ("weight", "bias", "temperature", "threshold"):
                 tensor = getattr(tensors, name)
                 if tensor is not None:
@@ -40,10 +40,10 @@ class CapturedHeads:
 
         Some hundred lookups, in memory that no cache holds after a wait: best done while the device works.
         """
-        for what, replaced, holder, name, captured in self._objects:
+        for replaced, holder, name, captured in self._objects:
             if holder.get(name) is not captured:  # pruned or parametrized, a layer has no such parameter
                 raise RuntimeError(
-                    f"{what} {replaced} since the capture; assign to the rule's attributes and copy into parameters, "
+                    f"{replaced} since the capture; assign to the rule's attributes and copy into parameters, "
                     "or make a new runner"
                 )
         for what, tensor, address in self._addresses:

@@ -10,7 +10,7 @@ from ..early_exit_network import EarlyExitNetwork
 
 
 def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
-    """Raise what :class:`GraphRunner` does for a network or example that cannot be captured, and check the taps."""
+    """Check network, example and taps; raises as :class:`GraphRunner` does for what cannot be captured."""
     if not (isinstance(example_input, Tensor) and example_input.ndim > 0 and len(example_input)):
         raise ValueError("example_input: wants a tensor [N, ...] of at least one sample")
     _check_cuda(example_input)

@@ -30,9 +30,7 @@ _ALIKE = {torch.float64: 1e-6, torch.float32: 5e-3, torch.float16: 1e-2, torch.b
 def choose_moves(left_us: Mapping[int, float], size: int) -> list[int | None]:
     """Choose in which batch size the samples go on that are open at a stop, for each number of them from 0 to ``size``.
 
-    Args:
-        left_us: of the trunk after the stop, by batch size.
-        size: the batch size in which they have come.
+    They have come in batches of ``size``. The trunk after the stop takes ``left_us``, by batch size.
 
     Returns:
         list: the fastest smaller size that holds them, if it saves more than the move costs, else None: they stay.
@@ -50,7 +48,7 @@ def choose_moves(left_us: Mapping[int, float], size: int) -> list[int | None]:
 
 
 class _RequestAnswer:
-    """Memory in which the answer of a request is collected whose samples have moved; as large as the largest batch."""
+    """Memory, as large as the largest batch, that collects the answer of a request whose samples have moved."""
 
     def __init__(self, largest: ExitBuffers) -> None:
         self._buffers = largest
@@ -79,26 +77,14 @@ class _CompactingBatch(PolledBatch):
         collecting: Graph | None,
         pool: torch.cuda.MemPool,
     ) -> None:
-        """Own what was captured for the batch ``x`` with the memory of ``pool``.
-
-        Args:
-            x: see :class:`PolledBatch`.
-            buffers: see :class:`PolledBatch`.
-            segments: see :class:`PolledBatch`.
-            stops: see :class:`PolledBatch`.
-            answer: of requests that have moved.
-            origin: see :func:`gather_open`; None if no request moves here.
-            destinations: by the index of a tap, the tables that the graphs read.
-            collecting: the launch that ends a request which has moved here.
-            pool: of the graphs.
-        """
+        """Own what was captured for the batch ``x`` with the memory of ``pool``; see :class:`PolledBatch`."""
         super().__init__(x, buffers, segments, "", stops)
         self.size = len(x)
         self.outputs = segments.outputs  # kept: rows of larger batches are written to them
-        self.answer = answer
-        self.origin = origin
-        self.destinations = destinations
-        self.collecting = collecting
+        self.answer = answer  # of requests that have moved
+        self.origin = origin  # see gather_open; None if no request moves here
+        self.destinations = destinations  # by the index of a tap, the tables that the graphs read
+        self.collecting = collecting  # ends a request that has moved here
         self.moves: list[list[_CompactingBatch | None]] = [[] for _ in stops]
         """For each stop, by the number of open samples: the batch they go on in, or None. Empty: the host need not
         wait for that number."""
@@ -127,7 +113,7 @@ class _CompactingBatch(PolledBatch):
 
     def update_description(self, taps: Sequence[str]) -> None:
         """Describe what was captured and where requests may move."""
-        sentences = [f"{len(self.graphs)} graphs, cut after {list_taps(self.stops, taps) or 'no tap'}."]
+        sentences = [f"{len(self.graphs)} graphs, cut after {list_taps(self.stops, taps)}."]
         for tap_index, moves in zip(self.stops, self.moves, strict=True):
             if sizes := sorted({batch.size for batch in moves if batch is not None}):
                 sentences.append(f"Gathered after {taps[tap_index]} into batches of {', '.join(map(str, sizes))}.")
@@ -141,13 +127,12 @@ class CompactingRunner(PolledRunner):
 
     All batch sizes are cut at the same taps, those with enough of the trunk behind them. The head of such a tap runs in
     line, and after it, in the same graph, a launch that moves the rows of open samples to the tap's output in a smaller
-    batch: which one, it reads from a table by their number. The host chooses from the same table as soon as it sees
-    that number, and launches the rest of the network for that batch. So the trunk stands still for the head, the host
-    and the launch, but not for the copy. Where no number of open samples would make up for that, by the times that the
-    segments have taken here, the host does not wait and nothing is gathered.
+    batch, which it reads from a table by their number. The host chooses from the same table as soon as it sees that
+    number, and launches the rest of the network for that batch. Where no number of open samples would make up for the
+    wait, by the times of the segments, the host does not wait and nothing is gathered.
 
-    Every move is tried out first: of a network that uses more of itself after a tap than the tap's output, samples
-    would meet what others have left there, and ``describe`` says that it is not compacted.
+    Every move is tried out first: in a network that uses more after a tap than the tap's output, samples would meet
+    what others have left there; it is not compacted, and ``describe`` says so.
     """
 
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
@@ -215,13 +200,13 @@ class CompactingRunner(PolledRunner):
             big.refusals.append(f"Not compacted after {self.network.taps[big.stops[stop]]}: {reason}.")
 
     def _try_out(self, big: _CompactingBatch, small: _CompactingBatch, stops: Sequence[int]) -> list[int]:
-        """Move samples at each of some stops, whatever the heads say, and return those after which all is as it was.
+        """Move samples at each of these stops, whatever the heads say; return those after which all outputs are alike.
 
-        The small batch is left with other samples before. It is entered last stop first, so that nothing of the samples
-        that come is there yet but what a move brings.
+        Other samples were in the small batch before. It is entered last stop first, so that nothing is there yet of the
+        samples that come but what a move brings.
         """
         moved, alike = slice(-small.size, None), []
-        stream = self._capture_streams.pair.trunk
+        stream = self._capture_streams.trunk
         generator = torch.Generator(self._device).manual_seed(0)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):

@@ -13,13 +13,7 @@ class EagerRunner(Runner):
     """Runs an :class:`EarlyExitNetwork` without a graph; see :func:`run_eagerly`."""
 
     def __init__(self, network: EarlyExitNetwork, *, in_line: bool = False, trunk: Trunk | None = None) -> None:
-        """Run a network.
-
-        Args:
-            network: to run.
-            in_line: keep the heads on the stream of the backbone, for comparison.
-            trunk: from :func:`make_trunk`, to run instead of the network's backbone.
-        """
+        """Run a network, with ``trunk`` instead of its backbone if there is one; see :func:`run_eagerly`."""
         self.network = network
         self.in_line = in_line
         self._trunk = trunk
@@ -28,13 +22,13 @@ class EagerRunner(Runner):
         """Answer for a batch that the backbone takes; ``stop`` as in :func:`run_eagerly`."""
         network, trunk = self.network, self._trunk
         network.check_taps(x)
-        if trunk is None:
-            return run_eagerly(network.backbone, network.taps, network.fused_heads, x, in_line=self.in_line, stop=stop)
-        x = x.contiguous(memory_format=trunk.memory_format)
+        backbone, classifier = network.backbone, None
+        if trunk is not None:
+            backbone, classifier = trunk.module, trunk.classifier
+            x = x.contiguous(memory_format=trunk.memory_format)
         return run_eagerly(
-            trunk.module, network.taps, network.fused_heads, x,
-            classifier=trunk.classifier, in_line=self.in_line, stop=stop,
-        )  # fmt: skip
+            backbone, network.taps, network.fused_heads, x, classifier=classifier, in_line=self.in_line, stop=stop
+        )
 
     def describe(self) -> str:
         """Say what was made of the trunk, a line each."""

@@ -40,5 +40,5 @@ class GatedRunner(GraphRunner):
         graphs, _ = self._capture_graphs(forward, self._pool)
         graph, handles = nest_in_conditions(graphs)
         conditions.copy_(torch.tensor(handles, dtype=torch.int64))
-        after = list_taps(stops, self.network.taps) or "no tap"
-        return CapturedBatch(x, buffers, launches.launches, [graph], f"one graph, gated after {after}.")
+        description = f"one graph, gated after {list_taps(stops, self.network.taps)}."
+        return CapturedBatch(x, buffers, launches.launches, [graph], description)

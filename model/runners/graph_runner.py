@@ -15,7 +15,7 @@ from ..exit_result import ExitResult, joined
 from ..streams import current_handle
 from ..taps import listening
 from ..trunk.trunk import Trunk, make_trunk
-from .capture import CAPTURE_LOCK, CaptureStreams, Graph, capture_graphs
+from .capture import CAPTURE_LOCK, Graph, capture_graphs, give_back_streams, take_streams
 from .captured_batch import CapturedBatch
 from .captured_heads import CapturedHeads
 from .checks import check_capturable, check_no_outer_capture, check_request, check_sizes
@@ -67,7 +67,7 @@ class GraphRunner(Runner):
         self._shape, self._dtype, self._device = example_input.shape[1:], example_input.dtype, example_input.device
         self._heads = [head.as_exit_head() for head in network.fused_heads]
         self._classes = network.fused_heads[0].num_classes
-        self._with_probs = all(head.return_probs for head in network.fused_heads)
+        with_probs = all(head.return_probs for head in network.fused_heads)
         self._captured_heads = CapturedHeads(network, self._heads)
         self._captured: dict[int, CapturedBatch] = {}
         with (
@@ -78,7 +78,6 @@ class GraphRunner(Runner):
         ):
             self._last_stream = torch.cuda.current_stream(self._device)
             self._done = torch.cuda.Event()
-            self._capture_streams = CaptureStreams(self._device, self.trunk_priority)
             self._trunk = (
                 trunk if isinstance(trunk, Trunk) else make_trunk(network.backbone, network.taps, example_input, trunk)
             )
@@ -92,16 +91,20 @@ class GraphRunner(Runner):
                 None if self._trunk.classifier is None else self._trunk.classifier.as_exit_head(),
             ]
             self._pool = torch.cuda.MemPool()
+            self._capture_streams = take_streams(self._device, self.trunk_priority)
             try:
                 for size in reversed(self._sizes):
                     repeats = -(-size // len(example_input))
                     x = torch.cat([example_input[:size]] * repeats)[:size]
                     x = x.contiguous(memory_format=self._trunk.memory_format)
+                    buffers = ExitBuffers.allocate(
+                        len(self._exits), size, self._classes, with_probs=with_probs, device=self._device
+                    )
                     with self._trunk.choosing(size):
-                        self._captured[size] = self._capture(x, self._new_buffers(size))
+                        self._captured[size] = self._capture(x, buffers)
             except BaseException:
                 self._captured.clear()
-                self._capture_streams.give_back()
+                give_back_streams(self._device, self.trunk_priority, self._capture_streams)
                 raise
             self._done.record(self._last_stream)
 
@@ -114,23 +117,15 @@ class GraphRunner(Runner):
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         """Capture the network for the batch ``x``, which becomes the static input."""
 
-    def _new_buffers(self, size: int) -> ExitBuffers:
-        return ExitBuffers.allocate(
-            len(self._exits), size, self._classes, with_probs=self._with_probs, device=self._device
-        )
-
     def _segment_times(self, x: Tensor) -> list[float]:
         """Measure what each segment of the trunk takes for the batch ``x``, without heads, in microseconds."""
-        stream = self._capture_streams.pair.trunk
+        stream = self._capture_streams.trunk
         return measure_segments(self._trunk.module, self.network.taps, x, stream, self._pool)
 
     def _run_trunk(self, x: Tensor, stops: Sequence[int], at_stop: Callable[[int, list[Tensor]], None]) -> list[Tensor]:
         """Run the trunk once and return the outputs of all taps and, last, its own.
 
-        Args:
-            x: the batch.
-            stops: indices of taps.
-            at_stop: called as such a tap returns, with the number of the stop and all outputs so far.
+        As a tap returns whose index is in ``stops``, ``at_stop`` gets the number of the stop and all outputs so far.
         """
         outputs: list[Tensor] = []
 
@@ -147,7 +142,7 @@ class GraphRunner(Runner):
         self, forward: Callable[[Callable[[], None]], _T], pool: torch.cuda.MemPool
     ) -> tuple[list[Graph], _T]:
         """Capture a forward of the trunk; see :func:`capture_graphs`."""
-        return capture_graphs(forward, self._trunk.module, self._device, self._capture_streams.pair.trunk, pool)
+        return capture_graphs(forward, self._trunk.module, self._device, self._capture_streams.trunk, pool)
 
     def __call__(self, x: Tensor) -> ExitResult:
         """Answer for a batch [N, ...] on the CPU or on the network's device.
@@ -192,7 +187,7 @@ class GraphRunner(Runner):
             self._done.record(caller)
 
     def _captured_for(self, samples: int) -> CapturedBatch:
-        """Return the smallest that holds so many samples."""
+        """Return the smallest captured batch that holds so many samples."""
         return self._captured[self._sizes[bisect_left(self._sizes, samples)]]
 
     def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
@@ -226,22 +221,19 @@ class GraphRunner(Runner):
         self._refuse_while_busy()
         with self._busy:
             self._refuse_closed()
-            self._refresh()
-
-    def _refresh(self) -> None:
-        now = dict((*self.network.named_parameters(), *self.network.named_buffers()))
-        for name, tensor, captured in self._memory:
-            if now.get(name) is not tensor or tensor.data_ptr() != captured.data_ptr():
-                raise RuntimeError(
-                    f"network: {name} was given other memory since the capture; copy into it, or make a new runner"
-                )
-        with torch.cuda.device(self._device):
-            caller = torch.cuda.current_stream(self._device)
-            if caller != self._last_stream:
-                caller.wait_event(self._done)  # the last request may still read the copies
-            self._trunk.refresh()
-            self._last_stream = caller
-            self._done.record(caller)
+            now = dict((*self.network.named_parameters(), *self.network.named_buffers()))
+            for name, tensor, captured in self._memory:
+                if now.get(name) is not tensor or tensor.data_ptr() != captured.data_ptr():
+                    raise RuntimeError(
+                        f"network: {name} was given other memory since the capture; copy into it, or make a new runner"
+                    )
+            with torch.cuda.device(self._device):
+                caller = torch.cuda.current_stream(self._device)
+                if caller != self._last_stream:
+                    caller.wait_event(self._done)  # the last request may still read the copies
+                self._trunk.refresh()
+                self._last_stream = caller
+                self._done.record(caller)
 
     def close(self) -> None:
         """Wait for what is under way and free graphs and memory; a later call raises. Closing twice is fine."""
@@ -252,7 +244,7 @@ class GraphRunner(Runner):
                 self._memory.clear()
                 self._exits.clear()
                 del self._pool, self._trunk
-                self._capture_streams.give_back()
+                give_back_streams(self._device, self.trunk_priority, self._capture_streams)
 
     def _wait(self) -> None:
         """Wait for what is under way, and for nothing else: a wait for the device would break another's capture."""

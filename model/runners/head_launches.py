@@ -19,14 +19,10 @@ class HeadLaunches:
         open_samples: Tensor | None = None,
         conditions: Tensor | None = None,
     ) -> None:
-        """Make the launches; nothing is launched yet.
+        """Prepare the launches of all heads and last the classifier, None where its logits are given.
 
-        Args:
-            buffers: of the network.
-            exits: all heads and last the classifier, None where its logits are given.
-            stops: indices of taps, ascending.
-            open_samples: [stops] int64 in pinned memory; see :class:`ExitLaunch`.
-            conditions: [stops] int64; see :class:`ExitLaunch`.
+        The stops are indices of taps, ascending. For ``open_samples`` ([stops] int64 in pinned memory) and
+        ``conditions`` ([stops] int64) see :class:`ExitLaunch`.
         """
         starts = [0, *(stop + 1 for stop in stops)]
         self._exits_of = [slice(start, end) for start, end in zip(starts, [*starts[1:], len(exits)], strict=True)]
@@ -40,7 +36,7 @@ class HeadLaunches:
             )
             for i, part in enumerate(self._exits_of)
         ]
-        """In the order of the stops; the last one has the classifier."""
+        """Launches in the order of the stops; the last one has the classifier."""
 
     def launch(self, index: int, outputs: Sequence[Tensor]) -> None:
         """Launch one of them on the current stream, given the outputs of all taps so far and, last, of the trunk."""

@@ -1,4 +1,4 @@
-"""The overlapped runner: the whole network in one CUDA graph, heads beside the trunk."""
+"""``OverlappedRunner``: the whole network in one CUDA graph, heads beside the trunk."""
 
 from collections.abc import Callable, Sequence
 
@@ -21,9 +21,8 @@ class OverlappedRunner(GraphRunner):
     """Computes every head, beside the trunk: one graph a batch size, no work skipped.
 
     Heads share launches, because every fork of the graph delays the trunk. Those whose taps come late, with too little
-    of the trunk left to hide behind, run with the classifier in one launch at the end of the trunk; the others on a
-    low-priority stream beside it. The times of the segments, measured before the capture, tell which is which, unless
-    ``forks`` says so.
+    of the trunk left to hide behind, run with the classifier in one launch at the end; the others on a low-priority
+    stream beside the trunk.
     """
 
     def __init__(
@@ -35,16 +34,11 @@ class OverlappedRunner(GraphRunner):
         trunk: str | Trunk = "as_is",
         forks: Sequence[str] | None = None,
     ) -> None:
-        """Capture ``network``; see :class:`GraphRunner`.
+        """Capture ``network``; see :class:`GraphRunner` for the arguments that all runners have.
 
-        Args:
-            network: see :class:`GraphRunner`.
-            example_input: see :class:`GraphRunner`.
-            batch_sizes: see :class:`GraphRunner`.
-            trunk: see :class:`GraphRunner`.
-            forks: taps after which a launch leaves the trunk, with all heads since the one before; heads behind the
-                last run with the classifier. None of them, ``()``, is no overlap: all heads in one launch at the end.
-                None is by rule, from the times of the segments.
+        ``forks`` are taps after which a launch leaves the trunk, with all heads since the one before; heads behind the
+        last run with the classifier. ``()`` is no overlap: all heads in one launch at the end. None is by rule, from
+        the times of the segments.
         """
         self._forks = None if forks is None else _indices_of(forks, network.taps)
         self.forks: dict[int, tuple[str, ...]] = {}
@@ -58,7 +52,8 @@ class OverlappedRunner(GraphRunner):
         return forks
 
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        trunk, side = self._capture_streams.pair
+        trunk, side = self._capture_streams
+        taps = self.network.taps
         forks = self._choose_forks(x)
         launches = HeadLaunches(buffers, self._exits, forks)
 
@@ -74,8 +69,7 @@ class OverlappedRunner(GraphRunner):
             launches.launch(len(forks), outputs)
 
         graphs, _ = self._capture_graphs(forward, self._pool)
-        taps = self.network.taps
-        description = f"one graph; heads beside the trunk after {list_taps(forks, taps) or 'no tap'}"
+        description = f"one graph; heads beside the trunk after {list_taps(forks, taps)}"
         if late := range(forks[-1] + 1 if forks else 0, len(taps)):
             description += f"; with the classifier those of {list_taps(late, taps)}"
         return CapturedBatch(x, buffers, launches.launches, graphs, description + ".")
@@ -92,11 +86,7 @@ def _indices_of(forks: Sequence[str], taps: Sequence[str]) -> list[int]:
 
 
 def fork_choices(last: int) -> list[list[int]]:
-    """Return choices of taps, by index, to fork after: the last one, every other one up to it, and each up to it.
-
-    Args:
-        last: the index of the last tap that is followed by enough of the trunk to hide a launch behind.
-    """
+    """Return choices of taps, by index, to fork after: ``last``, every other one up to it, and each up to it."""
     choices = ([last], _every_other(last), list(range(last + 1)))
     return [choice for i, choice in enumerate(choices) if choice not in choices[:i]]
 
@@ -109,10 +99,10 @@ def forks_by_rule(segment_us: Sequence[float], samples: int, classes: int) -> li
     whose heads all read their weights from the L2 cache (ResNet-18, H200).
     """
     left = [sum(segment_us[index + 1 :]) for index in range(len(segment_us) - 1)]
-    late_enough = [index for index, us in enumerate(left) if us >= _SHARE_TO_HIDE_BEHIND * sum(segment_us)]
-    if not late_enough:
+    hidden = [index for index, us in enumerate(left) if us >= _SHARE_TO_HIDE_BEHIND * sum(segment_us)]
+    if not hidden:
         return []
-    last = late_enough[-1]
+    last = hidden[-1]
     return _every_other(last) if samples < 64 and (samples >= 16 or classes <= 128) else [last]
 
 

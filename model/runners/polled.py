@@ -30,7 +30,7 @@ class CapturedSegments(NamedTuple):
     open_samples: Tensor
     """[stops] int64 in pinned memory; see :class:`ExitLaunch`."""
     outputs: list[Tensor]
-    """Of each tap and, last, of the trunk, in memory of the graphs."""
+    """Outputs of each tap and, last, of the trunk, in memory of the graphs."""
 
 
 class PolledBatch(CapturedBatch):
@@ -46,7 +46,7 @@ class PolledBatch(CapturedBatch):
         self.count_requests()
 
     def count_requests(self) -> None:
-        """Take over from the device how many requests there were."""
+        """Read from the device how many requests there were."""
         self.request = int(self.buffers.requests)
 
 
@@ -71,8 +71,8 @@ class PolledRunner(GraphRunner):
     def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         stops = choose_stops(self._segment_times(x), _LEAST_SEGMENT_US)
         segments = self._capture_segments(x, buffers, stops, self._pool)
-        after = list_taps(stops, self.network.taps) or "no tap"
-        return PolledBatch(x, buffers, segments, f"{len(segments.graphs)} graphs, cut after {after}.", stops)
+        description = f"{len(segments.graphs)} graphs, cut after {list_taps(stops, self.network.taps)}."
+        return PolledBatch(x, buffers, segments, description, stops)
 
     def _capture_segments(
         self,
@@ -87,7 +87,7 @@ class PolledRunner(GraphRunner):
         The heads since the stop before run beside what follows the cut. With ``gather`` they run before the cut, and so
         does what ``gather`` launches, given the index and the output of the tap.
         """
-        trunk, side = self._capture_streams.pair
+        trunk, side = self._capture_streams
         open_samples = torch.zeros(len(stops), dtype=torch.int64, device="cpu").pin_memory()
         launches = HeadLaunches(buffers, self._exits, stops, open_samples=open_samples)
 

@@ -1,7 +1,6 @@
 """``Runner``: the base of all runners, with what every one of them can be asked."""
 
 from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import TypeVar
 
 from torch import Tensor
@@ -33,7 +32,5 @@ class Runner(ABC):
     def __enter__(self: _RunnerT) -> _RunnerT:
         return self
 
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -190,12 +190,7 @@ def split_indices(source: LabelledImages, seed: int) -> tuple[Tensor, Tensor, Te
 
 
 def decode(source: LabelledImages, image_size: int, on_image: Callable[[], None] = lambda: None) -> Tensor:
-    """Read every image once, resized: uint8 [M, 3, image_size, image_size].
-
-    Args:
-        source: the images.
-        image_size: height and width in pixels.
-        on_image: called after each image, for a progress bar.
+    """Read every image once, resized: uint8 [M, 3, image_size, image_size]; ``on_image`` is called after each.
 
     Raises:
         BadInput: an image that cannot be read, or more of them than fit into ``MOST_BYTES``.

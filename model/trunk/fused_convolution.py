@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -158,15 +159,12 @@ class FusedConvolution(nn.Module):
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """Convolve x [N, C, H, W]; add z, of the output's shape, if there is one; apply the ReLU if there is one."""
         bias = None if self.gives_bias else self.bias
-        if self.fused and not isinstance(self.padding, str):
+        others: tuple[Any, ...] = (bias, self.stride, self.padding, self.dilation, self.groups)
+        if self.fused:
             if z is None:
-                return torch.cudnn_convolution_relu(
-                    x, self.weight, bias, self.stride, self.padding, self.dilation, self.groups
-                )
-            return torch.cudnn_convolution_add_relu(
-                x, self.weight, z, 1.0, bias, self.stride, self.padding, self.dilation, self.groups
-            )
-        y = F.conv2d(x, self.weight, bias, self.stride, self.padding, self.dilation, self.groups)
+                return torch.cudnn_convolution_relu(x, self.weight, *others)
+            return torch.cudnn_convolution_add_relu(x, self.weight, z, 1.0, *others)
+        y = F.conv2d(x, self.weight, *others)
         if z is not None:
             y = y + z
         return F.relu(y) if self.relu else y

@@ -106,15 +106,14 @@ def replace_max_pools(layers: LayerGraph) -> int:
 
 def _max_pool_arguments(layers: LayerGraph, node: Node) -> tuple[Any, Any, Any] | None:
     """Return kernel size, stride and padding of a max-pool that has nothing else."""
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
     layer = layers.layer(node)
     if type(layer) is nn.MaxPool2d:
-        if layer.dilation not in (1, (1, 1)) or layer.ceil_mode or layer.return_indices:
-            return None
-        return layer.kernel_size, layer.stride, layer.padding
-    if node.op != "call_function" or node.target not in MAX_POOL_FUNCTIONS or not node.args:
+        given = {name: getattr(layer, name) for name in names}
+    elif node.op == "call_function" and node.target in MAX_POOL_FUNCTIONS and node.args:
+        given = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
+    else:
         return None
-    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-    given = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
     plain = given.get("dilation", 1) in (1, (1, 1), [1, 1])
     plain &= given.get("ceil_mode", False) is False and given.get("return_indices", False) is False
     arguments = given.get("kernel_size"), given.get("stride") or None, given.get("padding", 0)

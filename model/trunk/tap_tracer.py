@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -13,9 +13,7 @@ from ..head_pattern import has_hooks
 def shallow_copy(module: nn.Module, source_of: dict[nn.Module, nn.Module]) -> nn.Module:
     """Copy a tree of modules, sharing its parameters and buffers; what is done to the copy leaves the original alone.
 
-    Args:
-        module: the original.
-        source_of: filled in: for each copy, its original. One original has one copy, however often it occurs.
+    ``source_of`` gets the original of each copy; one original has one copy, however often it occurs.
     """
     copies = {original: duplicate for duplicate, original in source_of.items()}
     if module in copies:
@@ -40,13 +38,12 @@ def tap_mark(value: Any, tap: str) -> Any:
     return value
 
 
-class TracedGraph:
-    """A traced forward: its graph, and the layers that are called in it as they are."""
+class TracedGraph(NamedTuple):
+    """A traced forward."""
 
-    def __init__(self, graph: fx.Graph, kept: Mapping[str, str]) -> None:
-        """Take the graph, and for each layer that could not be traced the reason why."""
-        self.graph = graph
-        self.kept = dict(kept)
+    graph: fx.Graph
+    kept: dict[str, str]
+    """Reason why a layer is called as it is and not traced, by its name."""
 
 
 class _UntraceableLayerError(Exception):
@@ -79,14 +76,13 @@ class _TapTracer(fx.Tracer):
     ) -> Any:
         path = self.path_of_module(m)
         if path not in self._kept and (has_hooks(m) or "forward" in vars(m)):
-            what = "carries hooks" if has_hooks(m) else "has a forward of its own"
-            raise _UntraceableLayerError(path, what)
+            raise _UntraceableLayerError(path, "carries hooks" if has_hooks(m) else "has a forward of its own")
         try:
             output = super().call_module(m, forward, args, kwargs)
         except _UntraceableLayerError:
             raise
         except Exception as error:  # whatever a forward may raise that was not written for proxies
-            raise _UntraceableLayerError(path, _first_line(error)) from error
+            raise _UntraceableLayerError(path, first_line(error)) from error
         if m in self._taps and path not in self._kept:
             return self.create_proxy("call_function", tap_mark, (output, self._taps[m]), {})
         return output
@@ -96,12 +92,8 @@ def trace(module: nn.Module, taps: Mapping[nn.Module, str]) -> TracedGraph | str
     """Trace ``module(x)``, or return why it cannot be.
 
     Layers of torch.nn are called in the graph, other layers are traced through. A layer that cannot be traced, the
-    innermost that shows it, is called as it is. The output of a tapped layer goes through :func:`tap_mark`, unless the
-    layer itself is called as it is.
-
-    Args:
-        module: what to trace; it is not changed.
-        taps: the names, relative to ``module``, of the tapped layers.
+    innermost that shows it, is called as it is. The output of a tapped layer goes through :func:`tap_mark` with its
+    name in ``taps``, unless the layer itself is called as it is.
     """
     if has_hooks(module):
         return "carries hooks"
@@ -114,7 +106,7 @@ def trace(module: nn.Module, taps: Mapping[nn.Module, str]) -> TracedGraph | str
         except _UntraceableLayerError as error:
             kept[error.path] = error.reason
         except Exception as error:  # as above, in the forward of the module itself
-            return _first_line(error)
+            return first_line(error)
 
 
 def runs_on_one_tensor(backbone: nn.Module, x: Tensor) -> set[nn.Module]:
@@ -136,5 +128,6 @@ def runs_on_one_tensor(backbone: nn.Module, x: Tensor) -> set[nn.Module]:
     return {module for module, alone in called.items() if alone}
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the type of an error and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

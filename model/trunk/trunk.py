@@ -12,6 +12,7 @@ from ..fused_aux_head import FusedAuxHead
 from ..taps import listening
 from .backbone_rewriter import BackboneRewriter
 from .fused_convolution import FusedConvolution, fastest_convolutions
+from .tap_tracer import first_line
 
 #: "as_is" is the backbone itself; "cudnn" folds batch norms and uses cuDNN's fused convolutions; "inductor" compiles.
 TRUNKS = ("as_is", "cudnn", "inductor")
@@ -34,7 +35,7 @@ class Trunk:
     memory_format: torch.memory_format
     """Memory layout that the input should have."""
     notes: tuple[str, ...]
-    """In sentences: what was done to the backbone, and what was not and why."""
+    """Sentences on what was done to the backbone, and on what was not and why."""
 
     @contextmanager
     def choosing(self, samples: int) -> Iterator[None]:
@@ -94,17 +95,15 @@ def make_trunk(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, 
         return _as_is(backbone, example_input, f"Not {kind}: the backbone is in training mode; call its eval().")
     with torch.inference_mode(False), torch.no_grad(), _buffers_kept(backbone):
         example_input = example_input.clone(memory_format=torch.preserve_format)  # made in inference mode, it may be
-        # The backbone itself chooses here, too, since what is chosen for a convolution stays chosen.
         with fastest_convolutions(len(example_input)) if kind == "cudnn" else nullcontext():
+            # The backbone itself chooses here, too, since what is chosen for a convolution stays chosen.
             as_it_is = _run(backbone, taps, example_input)
-        try:
-            with fastest_convolutions(len(example_input)) if kind == "cudnn" else nullcontext():
+            try:
                 trunk = (_cudnn if kind == "cudnn" else _inductor)(backbone, taps, example_input)
                 x = example_input.contiguous(memory_format=trunk.memory_format)
                 outputs = _run(trunk.module, taps, x, trunk.classifier)
-        except Exception as error:  # of the user's code in an unusual place, or of a compiler
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            return _as_is(backbone, example_input, f"Not {kind}: it failed with {reason}")
+            except Exception as error:  # of the user's code in an unusual place, or of a compiler
+                return _as_is(backbone, example_input, f"Not {kind}: it failed with {first_line(error)}")
         wrong = _too_far_off(backbone, taps, example_input, as_it_is, outputs)
     return trunk if wrong is None else _as_is(backbone, example_input, f"Not {kind}: {wrong}")
 
@@ -129,13 +128,10 @@ def _cudnn(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> T
 def _choose(module: nn.Module, x: Tensor) -> list[str]:
     """Run the module once, letting each convolution choose how it runs; returns why some run unfused."""
     refused: dict[str, int] = {}
-    fused = 0
 
     def choose(conv: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        nonlocal fused
         assert isinstance(conv, FusedConvolution)
         reason = conv.choose(*inputs)
-        fused += conv.fused
         if reason is not None:
             refused[reason] = refused.get(reason, 0) + 1
 
@@ -146,6 +142,7 @@ def _choose(module: nn.Module, x: Tensor) -> list[str]:
     finally:
         for hook in hooks:
             hook.remove()
+    fused = sum(conv.fused for conv in convolutions)
     notes = [f"Convolutions that run with their ReLU as one launch of cuDNN: {fused}."] if fused else []
     return notes + [f"Convolutions whose ReLU runs by itself: {count}, since {why}." for why, count in refused.items()]
 
@@ -158,16 +155,13 @@ def _inductor(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -
 @contextmanager
 def _buffers_kept(backbone: nn.Module) -> Iterator[None]:
     """Undo what a layer in training mode does to its statistics while the trunk is made and checked."""
-    kept = [(buffer, buffer.clone()) for buffer in backbone.buffers()] if _trains(backbone) else []
+    trains = any(module.training for module in backbone.modules())
+    kept = [(buffer, buffer.clone()) for buffer in backbone.buffers()] if trains else []
     try:
         yield
     finally:
         for buffer, value in kept:
             buffer.copy_(value)
-
-
-def _trains(backbone: nn.Module) -> bool:
-    return any(module.training for module in backbone.modules())
 
 
 def _run(module: nn.Module, taps: Sequence[str], x: Tensor, classifier: FusedAuxHead | None = None) -> list[Tensor]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from auxhead.model import ExitRule
 from auxhead.model.bad_input import BadInput
-from auxhead.model.checkpoint import load_checkpoint, save_checkpoint
+from auxhead.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from auxhead.model.demo.small_resnet import ARCHITECTURE, BLOCKS, small_early_exit_network
 from torch import nn
 
@@ -31,14 +31,8 @@ def network():
 
 @pytest.fixture
 def saved(tmp_path, network):
-    save_checkpoint(
-        tmp_path,
-        network,
-        architecture=ARCHITECTURE,
-        classes=("a", "b", "ç"),
-        image_size=16,
-        accuracy={"test": 0.5},
-    )
+    checkpoint = Checkpoint(network, ("a", "b", "ç"), 16, accuracy={"test": 0.5})
+    save_checkpoint(tmp_path, checkpoint, architecture=ARCHITECTURE)
     return tmp_path
 
 
@@ -68,7 +62,7 @@ def test_an_interrupted_save_leaves_no_description_of_other_parameters(saved, ne
 
     monkeypatch.setattr("auxhead.model.checkpoint.write_json", fails)
     with pytest.raises(OSError, match="no space"):
-        save_checkpoint(saved, network, architecture=ARCHITECTURE, classes=("x", "y", "z"), image_size=32)
+        save_checkpoint(saved, Checkpoint(network, ("x", "y", "z"), 32), architecture=ARCHITECTURE)
     with pytest.raises(BadInput, match=r"has no model\.json"):
         load_checkpoint(saved, KNOWN)
 

@@ -62,16 +62,6 @@ def simulated_events(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.cuda, "synchronize", lambda _device=None: None)
 
 
-class _Streams:
-    def __init__(self, _device: torch.device, trunk_priority: int) -> None:
-        assert trunk_priority <= 0
-
-    pair = StreamPair(_Stream(), _Stream())  # type: ignore[arg-type]
-
-    def give_back(self) -> None:
-        pass
-
-
 class _Graph:
     """Calls that a recorder noted, to be run again; it keeps all memory of that run."""
 
@@ -148,7 +138,8 @@ def simulated_cuda() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         simulated = {
             "Capture": Capture,
-            "CaptureStreams": _Streams,
+            "take_streams": lambda _device, _priority: StreamPair(_Stream(), _Stream()),
+            "give_back_streams": lambda *_: None,
             "warm_up": warm_up,
             "nest_in_conditions": nest_in_conditions,
         }

@@ -15,7 +15,7 @@ from auxhead.autotune.measuring.timers import Samples, VariantFailed
 from auxhead.autotune.pareto.measure import LEAST_ROUNDS, OperatingPoint, Pareto, in_turns, mean_time, operating_points
 from auxhead.autotune.records.record import read_records
 from auxhead.model import EagerRunner, EarlyExitNetwork
-from auxhead.model.checkpoint import save_checkpoint
+from auxhead.model.checkpoint import Checkpoint, save_checkpoint
 from auxhead.model.demo.report import REPORT_FORMAT
 from auxhead.model.demo.small_resnet import ARCHITECTURE, small_early_exit_network
 from auxhead.model.training.data_sets import Split
@@ -182,7 +182,7 @@ def checkpoint(tmp_path, monkeypatch):
             Image.new("L", (8, 8), grey).save(tmp_path / "pictures" / name / f"{number}.png")
     torch.manual_seed(0)
     network, classes = small_early_exit_network(2), ("dark", "light")
-    save_checkpoint(tmp_path / "demo", network, architecture=ARCHITECTURE, classes=classes, image_size=8)
+    save_checkpoint(tmp_path / "demo", Checkpoint(network, classes, 8), architecture=ARCHITECTURE)
     report = {"format": REPORT_FORMAT, "data": "pictures", "seed": 3}
     report["images"] = {"train": 6, "validation": 2, "test": 2}
     (tmp_path / "demo" / "report.json").write_text(json.dumps(report))

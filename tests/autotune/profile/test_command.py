@@ -17,7 +17,7 @@ from auxhead.autotune.profile.tables import print_comparison
 from auxhead.autotune.records.record import read_records
 from auxhead.model import EagerRunner, EarlyExitNetwork
 from auxhead.model.bad_input import BadInput
-from auxhead.model.checkpoint import save_checkpoint
+from auxhead.model.checkpoint import Checkpoint, save_checkpoint
 from auxhead.model.demo.small_resnet import ARCHITECTURE, small_early_exit_network
 from PIL import Image
 from rich.console import Console
@@ -179,9 +179,7 @@ def test_two_records_of_one_run_are_kept(tmp_path, runners, network, kept):
 
 @pytest.mark.parametrize("pictures", [0, 3])
 def test_a_checkpoint_comes_with_what_the_demo_left(tmp_path, pictures):
-    save_checkpoint(
-        tmp_path, small_early_exit_network(4), architecture=ARCHITECTURE, classes=tuple("abcd"), image_size=16
-    )
+    save_checkpoint(tmp_path, Checkpoint(small_early_exit_network(4), tuple("abcd"), 16), architecture=ARCHITECTURE)
     (tmp_path / "examples").mkdir()
     for number in range(pictures):
         Image.new("L", (16, 16), 255 * number // 2).save(tmp_path / "examples" / f"{number}.png")

@@ -183,7 +183,7 @@ def test_they_are_the_same_for_what_is_the_same_but_for_values() -> None:
         ("torch.__version__", "3.0", {"torch"}),
         ("torch.version.cuda", "14.0", {"CUDA"}),
         ("torch.backends.cudnn.version", lambda: 99999, {"cuDNN"}),
-        ("auxhead.model.auto.plan_file.version", lambda package: "9.9", {"triton", "auxhead"}),
+        ("auxhead.model.auto.plan_file.package_version", lambda package: "9.9", {"triton", "auxhead"}),
         ("auxhead.model.auto.plan_file.driver_version", lambda: "600.1", {"driver"}),
         ("auxhead.model.auto.plan_file.processor_name", lambda: "a Z80", {"processor"}),
     ],

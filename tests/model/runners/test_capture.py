@@ -42,11 +42,9 @@ def test_runners_that_live_at_once_capture_on_streams_of_their_own(monkeypatch: 
     monkeypatch.setattr(capture, "_free_pairs", {})
     monkeypatch.setattr(capture, "_new_stream", lambda device, priority: object())
     device = torch.device("cuda", 0)
-    first, second = (capture.CaptureStreams(device, -1) for _ in range(2))
-    mine, other = first.pair, second.pair
-    assert first.pair == mine and second.pair == other and len({*mine, *other}) == 4
-    first.give_back()
-    first.give_back()  # twice is once
-    assert capture.CaptureStreams(device, 0).pair != mine, "of another priority"
-    assert capture.CaptureStreams(device, -1).pair == mine, "their workspaces are there"
-    assert capture.CaptureStreams(device, -1).pair not in (mine, other)
+    mine, other = (capture.take_streams(device, -1) for _ in range(2))
+    assert len({*mine, *other}) == 4
+    capture.give_back_streams(device, -1, mine)
+    assert capture.take_streams(device, 0) != mine, "of another priority"
+    assert capture.take_streams(device, -1) == mine, "their workspaces are there"
+    assert capture.take_streams(device, -1) not in (mine, other)
