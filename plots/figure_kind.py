@@ -46,11 +46,11 @@ class FigureKind(NamedTuple):
             NoRecords: there is nothing to draw; names the command that measures it.
             BadRecord: a file that does not hold records, or records of several devices or versions.
         """
-        if paths is None and self.redraw is not None and not all((COMMITTED / file).exists() for file in self.files):
-            drawn = json.loads((GALLERY / f"{self.name}.json").read_text(encoding="utf-8"))
-            return self.redraw(drawn), drawn
         if paths is None:
             own = [COMMITTED / file for file in self.files]
+            if self.redraw is not None and not all(path.exists() for path in own):
+                drawn = json.loads((GALLERY / f"{self.name}.json").read_text(encoding="utf-8"))
+                return self.redraw(drawn), drawn
         else:
             formats = {_format(file) for file in self.files}
             own = [path for path in paths if _format(path.name) in formats]

@@ -34,20 +34,21 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """Latency against batch size with all baselines, and what heads add to the network without.
 
     Records without the 99th percentile are not drawn.
-
-    Raises:
-        NoRecords: nothing of the runner beside the network without heads, at two batch sizes or more.
     """
     never = [one for one in records if one.exits == NEVER and (one.host_us is None or "p99" in one.host_us)]
     network, found = most_measured(never, tuple(LINES), "latency where no sample leaves early")
-    drawn: dict[str, Any] = {"title": "", "stamp": "", "network": str(network), "classes": {}}
+    by_classes = {}
     numbers = sorted({one.cell["classes"] for one in found})
     for classes in dict.fromkeys((numbers[0], numbers[-1])):
         of_classes = [one for one in found if one.cell["classes"] == classes]
         lines = {name: _points([one for one in of_classes if one.variant == name]) for name in LINES}
-        drawn["classes"][str(classes)] = {name: points for name, points in lines.items() if len(points) > 1}
-    drawn["title"] = _title(drawn["classes"], network.heads)
-    drawn["stamp"] = stamp(found, f"{network}. Lines: median of {rounds(found)}.", BANDS)
+        by_classes[str(classes)] = {name: points for name, points in lines.items() if len(points) > 1}
+    drawn = {
+        "title": _title(by_classes, network.heads),
+        "stamp": stamp(found, f"{network}. Lines: median of {rounds(found)}.", BANDS),
+        "network": str(network),
+        "classes": by_classes,
+    }
     return _figure(drawn), drawn
 
 
@@ -56,11 +57,8 @@ def _points(records: Sequence[Record]) -> list[dict[str, Any]]:
     points = []
     for one in sorted(records, key=lambda one: int(one.cell["batch"])):
         assert one.host_us is not None and one.device_us is not None
-        point = {
-            "batch": one.cell["batch"],
-            "host_us": percentiles(one.host_us),
-            "device_us": percentiles(one.device_us),
-        }
+        host, device = percentiles(one.host_us), percentiles(one.device_us)
+        point = {"batch": one.cell["batch"], "host_us": host, "device_us": device}
         bare = next((pair for pair in one.paired if (pair["role"], pair["variant"]) == ("bare", BARE)), None)
         if bare is not None:
             point["bare"] = {key: bare[key] for key in ("host_us", "host_ratio", "device_us", "device_ratio")}
@@ -135,10 +133,7 @@ def _line(
     tails: bool = False,
 ) -> None:
     batches = [point["batch"] for point in points]
-    axes.plot(
-        batches, [value["median"] for value in values], color=line.colour, linestyle=line.dashes, marker=line.marker,
-        markersize=4.5, linewidth=1.6, label=line.label,
-    )  # fmt: skip
+    axes.plot(batches, [value["median"] for value in values], **line.looks, markersize=4.5, linewidth=1.6)
     ends = ("median", "p99") if tails else ("p20", "p80")
     low, high = ([value[name] for value in values] for name in ends)
     axes.fill_between(batches, low, high, color=line.colour, alpha=0.25, linewidth=0)

@@ -9,7 +9,7 @@ from matplotlib.ticker import StrMethodFormatter
 
 from ...autotune.records.record import Record
 from ..records import NoRecords, stamp
-from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, frame, new_figure, tidy
+from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, frame, new_figure, note, tidy
 
 #: Colours of the CUDA functions that take most time; all others are one part.
 _COLOURS = (ORANGE, SKY, GREEN, PURPLE, AMBER)
@@ -18,11 +18,7 @@ _COLOURS = (ORANGE, SKY, GREEN, PURPLE, AMBER)
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """Launches and CUDA API time of one request, naive early exit before and a runner after.
 
-    Args:
-        records: of ``auxhead-tune profile``; the last run is drawn.
-
-    Raises:
-        NoRecords: the last run lacks before or after.
+    The last run is drawn.
     """
     run = [record for record in records if record.run == records[-1].run and record.error is None]
     before = next((record for record in run if not record.paired), None)
@@ -107,10 +103,9 @@ def _bars(axes: Axes, values: Mapping[str, float], title: str, ends: Sequence[fl
 def _numbers(axes: Axes, values: Sequence[float], ends: Sequence[float]) -> None:
     for place, (value, end) in enumerate(zip(values, ends, strict=True)):
         text = f"{value:,.0f}" if value == round(value) or value >= 10 else f"{value:,.1f}"
-        if end > value > 0.3 * max(ends):  # behind the line of percentiles it would seem to be the number of that
-            axes.annotate(text, (0, place), (6, 0), textcoords="offset points", va="center", fontsize=9, color="white")
-        else:
-            axes.annotate(text, (end, place), (6, 0), textcoords="offset points", va="center", fontsize=9)
+        # behind the line of percentiles it would seem to be the number of that
+        at, colour = (0, "white") if end > value > 0.3 * max(ends) else (end, "black")
+        note(axes, text, (at, place), (6, 0), va="center", fontsize=9, color=colour)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_xlim(0, 1.2 * max(ends))
 

@@ -25,11 +25,7 @@ _LINEAR, _TICKS = 10, (0, 5, 10, 20, 50, 100, 200)
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Ranks of launch configurations alone and in the network: is the fastest alone the fastest there, too?
-
-    Raises:
-        NoRecords: no head with two configurations that were measured in both places.
-    """
+    """Ranks of launch configurations alone and in the network: is the fastest alone the fastest there, too?"""
     heads = [drawn for head in swept_heads(records) if (drawn := _head(head))]
     if not heads:
         raise NoRecords("no head of which two configurations were measured both alone and in the network")
@@ -126,11 +122,8 @@ def _draw_counts(axes: Axes, counts: Sequence[Sequence[int]], further: bool) -> 
     axes.imshow(counts, cmap="Blues", vmin=0, vmax=1.3 * most)
     for row, line in enumerate(counts):
         for column, count in enumerate(line):
-            on_diagonal = row == column
-            axes.text(
-                column, row, str(count), ha="center", va="center", fontweight="bold" if on_diagonal else "normal",
-                color="white" if count > 0.7 * most else "black",
-            )  # fmt: skip
+            weight, colour = "bold" if row == column else "normal", "white" if count > 0.7 * most else "black"
+            axes.text(column, row, str(count), ha="center", va="center", fontweight=weight, color=colour)
     ranks = [str(rank + 1) for rank in range(len(counts))]
     ranks[-1] += "+" if further else ""
     axes.set_xticks(range(len(counts)), ranks)

@@ -24,36 +24,28 @@ SKIPPING = ("gated@cudnn", "polled@cudnn")
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Time to the answer against the exit where all samples leave, with the network cut off there as the floor.
-
-    Raises:
-        NoRecords: nothing of networks cut off at a tap, or of a runner that skips what is behind an exit.
-    """
+    """Time to the answer against the exit where all samples leave, with the network cut off there as the floor."""
     of_taps = [one for one in records if one.exits in one.cell["taps"]]
     network, early = most_measured(of_taps, (FLOOR, *SKIPPING), "samples that leave at a tap")
     fewest = min(one.cell["classes"] for one in early)
     early = [one for one in early if one.cell["classes"] == fewest]
-    _, found = most_measured([one for one in records if _fits(one, early)], tuple(LINES), "those networks")
-    drawn: dict[str, Any] = {"title": "", "stamp": "", "network": str(network), "exits": _exits(early), "batches": {}}
-    for batch in sorted({one.cell["batch"] for one in early}):
+    exits = [*early[0].cell["taps"], NEVER]  # in the order of the network
+    cells = [one.cell for one in early]
+    of_cells = [one for one in records if one.exits in exits and one.cell in cells]
+    _, found = most_measured(of_cells, tuple(LINES), "those networks")
+    batches = {}
+    for batch in sorted({cell["batch"] for cell in cells}):
         its = [one for one in found if one.cell["batch"] == batch]
-        drawn["batches"][str(batch)] = {name: _points(its, name, drawn["exits"]) for name in LINES}
-    drawn["title"] = _title(drawn["batches"])
-    drawn["stamp"] = stamp(
-        found,
-        f"{network}, {fewest:,} classes. Medians; bars: 20th to 80th percentile of {rounds(found)}.",
-    )
+        batches[str(batch)] = {name: _points(its, name, exits) for name in LINES}
+    shown = f"{network}, {fewest:,} classes. Medians; bars: 20th to 80th percentile of {rounds(found)}."
+    drawn = {
+        "title": _title(batches),
+        "stamp": stamp(found, shown),
+        "network": str(network),
+        "exits": exits,
+        "batches": batches,
+    }
     return _figure(drawn), drawn
-
-
-def _fits(record: Record, early: Sequence[Record]) -> bool:
-    """Return whether a record is of a cell in ``early``, with all samples leaving at one exit."""
-    return record.exits in _exits(early) and any(record.cell == one.cell for one in early)
-
-
-def _exits(early: Sequence[Record]) -> list[str]:
-    """Return the exits at which all samples leave, in the order of the network."""
-    return [*early[0].cell["taps"], NEVER]
 
 
 def _points(records: Sequence[Record], variant: str, exits: Sequence[str]) -> list[dict[str, Any]]:
@@ -118,7 +110,4 @@ def _line(axes: Axes, line: Line, points: Sequence[Mapping[str, Any]], exits: Se
         [max(point["host_us"]["median"] - point["host_us"]["p20"], 0.0) for point in points],
         [max(point["host_us"]["p80"] - point["host_us"]["median"], 0.0) for point in points],
     )
-    axes.errorbar(
-        places, medians, bars, color=line.colour, linestyle=line.dashes, marker=line.marker, markersize=5,
-        linewidth=1.6, elinewidth=1, label=line.label,
-    )  # fmt: skip
+    axes.errorbar(places, medians, bars, **line.looks, markersize=5, linewidth=1.6, elinewidth=1)
