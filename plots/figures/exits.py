@@ -17,8 +17,6 @@ REPORT_FORMAT = "auxhead demo report 1"
 
 def read_report(paths: Sequence[Path], kinds: Sequence[str]) -> dict[str, Any]:
     """Read one report.json of ``auxhead demo``; ``kinds`` is ignored."""
-    if not paths:
-        raise NoRecords("no file, wants a report.json")
     if len(paths) > 1:
         raise BadRecord(f"{', '.join(map(str, paths))}: got {len(paths)} reports, wants one")
     (path,) = paths
@@ -79,7 +77,6 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     figure = new_figure(5.4)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1))
     places = range(len(drawn["exits"]))
-
     above.bar(places, drawn["share_percent"], color=BLUE, width=0.62)
     shares = zip(places, drawn["share_percent"], drawn["images"], drawn["never"], strict=True)
     for place, share, images, never in shares:
@@ -87,7 +84,6 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
         note(above, text, (place, share), (0, 3), ha="center", color=GREY if never else "black")
     above.set_ylabel("images that leave here,\n% of all (count)")
     above.set_ylim(0, 1.35 * max(drawn["share_percent"]))
-
     below.plot(
         places, drawn["accuracy_on_all_percent"], "o--", color=GREY, markerfacecolor="white",
         label="exit, if it answered all",
@@ -108,7 +104,6 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     below.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     below.set_xticks(list(places), drawn["exits"])
     below.set_xlabel("exit, in the order in which the network runs (head behind a block; last, the classifier)")
-
-    tidy(above)
-    tidy(below)
+    for axes in (above, below):
+        tidy(axes)
     return frame(figure, drawn)

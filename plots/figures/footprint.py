@@ -14,6 +14,8 @@ from ...autotune.records.record import Record, latest
 from ..records import NoRecords, network_of, rounds, stamp
 from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, legend_beside, new_figure, note, tidy
 
+#: Numbers of footprints, as drawn.
+Points = Sequence[Mapping[str, Any]]
 #: Percent of the trunk's time from which on heads are not free; captures of one and the same thing differ by as much.
 FREE_PERCENT = 2.0
 #: Footprints that cost something for other reasons than their share of the SMs: heads on few SMs end late.
@@ -96,7 +98,7 @@ def _kind(footprint: str) -> str:
     return next(kind for kind in ("priority", "SMs", "registers", "warps", "programs", "by rule") if kind in footprint)
 
 
-def boundary(points: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def boundary(points: Points) -> dict[str, Any] | None:
     """Return the occupancy that separates free footprints from others with the fewest on the wrong side.
 
     Footprints without the trunk's priority and on few SMs are left out. None if all are free, or none is, or if more
@@ -121,7 +123,7 @@ def _free(point: Mapping[str, Any]) -> bool:
     return bool(point["added_low"] < FREE_PERCENT)
 
 
-def _finding(batch: str, points: Sequence[Mapping[str, Any]], boundary: Mapping[str, Any] | None) -> str:
+def _finding(batch: str, points: Points, boundary: Mapping[str, Any] | None) -> str:
     usual = [one for one in points if one["kind"] not in _APART]
     if not usual:
         raise NoRecords(f"no footprint at batch {batch} but those under other conditions")
@@ -171,12 +173,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
 
 
 def _scatter(
-    axes: Axes,
-    line: Line,
-    points: Sequence[Mapping[str, Any]],
-    name: str,
-    ends: tuple[str, str],
-    shown: tuple[float, float],
+    axes: Axes, line: Line, points: Points, name: str, ends: tuple[str, str], shown: tuple[float, float]
 ) -> None:
     """Draw points of one kind with bars; those beyond the ends of ``shown`` are drawn there, with their number."""
 
@@ -192,6 +189,7 @@ def _scatter(
         axes.plot([one["occupancy_percent"]] * 2, [low, high], color=line.colour, linewidth=1, alpha=0.7)
         axes.plot([one["occupancy_p20"], one["occupancy_p80"]], [at, at], color=line.colour, linewidth=1, alpha=0.7)
         if one[f"{name}_percent"] != at:
-            text, point = f"{one[f'{name}_percent']:+.0f}", (one["occupancy_percent"], at)
+            text = f"{one[f'{name}_percent']:+.0f}"
             offset, va = (-6, "top") if at == shown[1] else (6, "bottom")
+            point = one["occupancy_percent"], at
             note(axes, text, point, (0, offset), ha="center", va=va, fontsize=7.5, color=line.colour)

@@ -44,10 +44,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     found = [head for head in swept_heads(records) if len(head.tried) > 1]
     if not found:
         raise NoRecords("no head of which two configurations were measured alone")
-    tries = Counter[str]()
-    for head in found:
-        tries[head.network_name] += len(head.tried)
-    ((network, _),) = tries.most_common(1)
+    ((network, _),) = Counter(head.network_name for head in found for _ in head.tried).most_common(1)
     found = [head for head in found if head.network_name == network]
     batches = [head.cell["samples"] for head in found]
     heads = [_head(head) for head in found if head.cell["samples"] in (min(batches), max(batches))]

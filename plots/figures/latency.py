@@ -89,11 +89,12 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     above.append(figure.add_subplot(rows[0, 1], sharey=above[0]))
     below = [figure.add_subplot(rows[2, 0])]
     below.append(figure.add_subplot(rows[2, 1], sharey=below[0]))
-    batches: set[int] = set()
+    measured: set[int] = set()
     for axes, (classes, lines) in zip(above, drawn["classes"].items(), strict=False):
         for variant, points in lines.items():
-            batches |= {point["batch"] for point in points}
-            _line(axes, LINES[variant], points, [point["host_us"] for point in points], tails=True)
+            batches = [point["batch"] for point in points]
+            measured.update(batches)
+            _line(axes, LINES[variant], batches, [point["host_us"] for point in points], ("median", "p99"))
         axes.set_title(f"latency, {int(classes):,} classes a head", fontsize=10, loc="left")
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -106,7 +107,8 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
                 points = [point for point in lines.get(variant, []) if "bare" in point]
                 if points:
                     line = LINES[variant]._replace(dashes="-" if place == 0 else ":")
-                    _line(axes, line, points, [_percent(point, unit) for point in points])
+                    batches = [point["batch"] for point in points]
+                    _line(axes, line, batches, [_percent(point, unit) for point in points], ("p20", "p80"))
         axes.set_title(f"added by the heads: {name}", fontsize=10, loc="left")
         names = [f"{int(one):,} classes" for one in drawn["classes"]]
         key = "; ".join(f"{dashes}: {one}" for dashes, one in zip(("solid", "dotted"), names, strict=False))
@@ -116,7 +118,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     for axes in (*above, *below):
         tidy(axes, "both")
         axes.set_xscale("log", base=2)
-        axes.set_xticks(sorted(batches), [str(batch) for batch in sorted(batches)])
+        axes.set_xticks(sorted(measured), map(str, sorted(measured)))
         axes.set_xlabel("batch size, samples")
     if len(drawn["classes"]) == 1:
         above[1].axis("off")
@@ -125,17 +127,10 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
 
 
 def _line(
-    axes: Axes,
-    line: Line,
-    points: Sequence[Mapping[str, Any]],
-    values: Sequence[Mapping[str, float]],
-    *,
-    tails: bool = False,
+    axes: Axes, line: Line, batches: Sequence[int], values: Sequence[Mapping[str, float]], band: tuple[str, str]
 ) -> None:
-    batches = [point["batch"] for point in points]
     axes.plot(batches, [value["median"] for value in values], **line.looks, markersize=4.5, linewidth=1.6)
-    ends = ("median", "p99") if tails else ("p20", "p80")
-    low, high = ([value[name] for value in values] for name in ends)
+    low, high = ([value[end] for value in values] for end in band)
     axes.fill_between(batches, low, high, color=line.colour, alpha=0.25, linewidth=0)
 
 

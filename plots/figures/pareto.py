@@ -107,11 +107,8 @@ def _stamp(records: Sequence[Record], panels: Sequence[dict[str, Any]]) -> str:
     measured = next(record.measured for record in records if record.measured is not None)
     size, samples = "x".join(map(str, cell["input"][1:])), measured["samples"]
     trunks = sorted({record.variant.partition("@")[2] for record in records if not record.variant.startswith("eager")})
-    eager = [
-        f"{panel['full'][EAGER]['mean_us']:,.0f} us at batch {panel['batch']}"
-        for panel in panels
-        if EAGER in panel["full"]
-    ]
+    of_eager = [(panel["full"][EAGER], panel["batch"]) for panel in panels if EAGER in panel["full"]]
+    eager = [f"{one['mean_us']:,.0f} us at batch {batch}" for one, batch in of_eager]
     return stamp(
         records,
         f"{protocol['data']}, {size} px, {cell['model']}, {cell['dtype']}, {len(cell['taps'])} heads, trunk "
@@ -151,19 +148,13 @@ def _draw_panel(axes: Axes, panel: dict[str, Any]) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
     times = [panel["full"][GRAPH]["mean_us"]]
     for series in panel["runners"].values():
-        times += [
-            us
-            for us, accuracy in zip(series["mean_us"], series["accuracy_percent"], strict=True)
-            if accuracy >= _least(panel)
-        ]
-    ticks = [
-        digit * 10**power
-        for power in range(6)
-        for digit in (1, 1.5, 2, 3, 4, 6, 8)
-        if min(times) / 1.2 < digit * 10**power < 1.2 * max(times)
-    ]
+        points = zip(series["mean_us"], series["accuracy_percent"], strict=True)
+        times += [us for us, accuracy in points if accuracy >= _least(panel)]
+    low, high = min(times) / 1.2, max(times) * 1.2
+    round_numbers = [digit * 10**power for power in range(6) for digit in (1, 1.5, 2, 3, 4, 6, 8)]
+    ticks = [number for number in round_numbers if low < number < high]
     axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
-    axes.set_xlim(min(times) / 1.2, max(times) * 1.2)
+    axes.set_xlim(low, high)
     axes.set_ylim(_least(panel), panel["full"][GRAPH]["accuracy_percent"] + 0.15 * _SHOWN)
     axes.set_title(f"batch {panel['batch']}", fontsize=10, loc="left")
     axes.set_xlabel("mean time to the answer, us (log)")
@@ -174,9 +165,8 @@ def _label_thresholds(axes: Axes, panel: dict[str, Any]) -> None:
     """Label the points of the soonest runner with their thresholds; points on top of each other share a label."""
     series = min(panel["runners"].values(), key=lambda one: min(one["mean_us"]))
     labels: list[tuple[list[str], float, float]] = []
-    for thresholds, us, accuracy in zip(
-        series["thresholds"], series["mean_us"], series["accuracy_percent"], strict=True
-    ):
+    points = zip(series["thresholds"], series["mean_us"], series["accuracy_percent"], strict=True)
+    for thresholds, us, accuracy in points:
         name = thresholds.removeprefix("calibrated ").removesuffix(" %")
         if labels and labels[-1][2] == accuracy and abs(math.log(us / labels[-1][1])) < _TOO_CLOSE:
             labels[-1][0].append(name)

@@ -25,11 +25,6 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     after = next((record for record in run if record.paired), None)
     if before is None or after is None:
         raise NoRecords("the last profile lacks what was before or what was after")
-    drawn = _drawn(before, after)
-    return _figure(drawn), drawn
-
-
-def _drawn(before: Record, after: Record) -> dict[str, Any]:
     sides = {"before": before, "after": after}
     measured = {name: record.measured or {} for name, record in sides.items()}
     host = {name: record.host_us or {} for name, record in sides.items()}
@@ -39,7 +34,7 @@ def _drawn(before: Record, after: Record) -> dict[str, Any]:
     cell = after.cell
     size = "x".join(map(str, cell["input"]))
     requests = after.protocol["requests"]
-    return {
+    drawn = {
         "title": f"{launches[0]} launches of a request become {launches[1]}, and the answer is there {faster}",
         "sides": {"before": "eager, plain\nheads, .item()", "after": after.variant.replace("@", ",\ntrunk ")},
         "launches": {name: one["launches"] for name, one in measured.items()},
@@ -54,6 +49,7 @@ def _drawn(before: Record, after: Record) -> dict[str, Any]:
             "time to the answer: median, line from 20th to 80th percentile, without a profiler, taking turns",
         ),
     }
+    return _figure(drawn), drawn
 
 
 def _parts(api: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
@@ -63,11 +59,9 @@ def _parts(api: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str
         for row in rows:
             totals[row["name"]] = totals.get(row["name"], 0.0) + row["host_us"]
     first = sorted(totals, key=lambda name: (-totals[name], name))[: len(_COLOURS)]
-    parts = {
-        side: {name: sum(row["host_us"] for row in rows if row["name"] == name) for name in first}
-        for side, rows in api.items()
-    }
+    parts = {}
     for side, rows in api.items():
+        parts[side] = {name: sum(row["host_us"] for row in rows if row["name"] == name) for name in first}
         parts[side]["all others"] = sum(row["host_us"] for row in rows if row["name"] not in first)
     return parts
 

@@ -108,6 +108,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     for axes in (left, right):
         axes.set_xscale("log")
         axes.set_yscale("log")
+        tidy(axes, "both")
     heads, per_us = drawn["heads"], drawn["copy_gb_per_second"] * 1e3  # bytes a microsecond
     _points(left, heads, lambda head: head["bytes"] / 1e6, lambda head, name: head["us"][name])
     megabytes = np.geomspace(*_range([head["bytes"] / 1e6 for head in heads]))
@@ -120,15 +121,12 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     left.set_ylabel("device time of one head, us (log)")
     left.set_title("time by bytes", fontsize=10, loc="left")
     left.set_ylim(bottom=drawn["least_fused_us"] / TIMES)
-
     _points(right, heads, lambda head: head["flop_per_byte"], lambda head, name: head["gflop_per_second"][name])
     intensity = np.geomspace(*_range([head["flop_per_byte"] for head in heads]))
     right.plot(intensity, intensity * drawn["copy_gb_per_second"], color="black", linewidth=1.2)
     right.set_xlabel("arithmetic intensity, FLOP/byte (log)")
     right.set_ylabel("achieved rate, GFLOP/s (log)")
     right.set_title("roofline", fontsize=10, loc="left")
-    for axes in (left, right):
-        tidy(axes, "both")
     legend_beside(legend, left, 3)
     return frame(figure, drawn)
 

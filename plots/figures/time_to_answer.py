@@ -69,9 +69,8 @@ def _title(batches: Mapping[str, Any]) -> str:
                 longer.append(100 * times[runner][NEVER] / times[BARE][NEVER])
             best.add(runner.partition("@")[0])
     if not shares:
-        raise NoRecords(
-            f"no record of {FLOOR}, {BARE} and one of {', '.join(SKIPPING)} with samples that leave at a tap"
-        )
+        skipping = ", ".join(SKIPPING)
+        raise NoRecords(f"no record of {FLOOR}, {BARE} and one of {skipping} with samples that leave at a tap")
     who = " or ".join(sorted(best))
     return (
         f"Where all leave at {first}, {who} answers in {min(shares):.0f} to {max(shares):.0f} % of "
@@ -105,9 +104,8 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
 
 def _line(axes: Axes, line: Line, points: Sequence[Mapping[str, Any]], exits: Sequence[str]) -> None:
     places = [exits.index(point["exit"]) for point in points]
-    medians = [point["host_us"]["median"] for point in points]
-    bars = (
-        [max(point["host_us"]["median"] - point["host_us"]["p20"], 0.0) for point in points],
-        [max(point["host_us"]["p80"] - point["host_us"]["median"], 0.0) for point in points],
-    )
-    axes.errorbar(places, medians, bars, **line.looks, markersize=5, linewidth=1.6, elinewidth=1)
+    times = [point["host_us"] for point in points]
+    down = [max(us["median"] - us["p20"], 0.0) for us in times]
+    up = [max(us["p80"] - us["median"], 0.0) for us in times]
+    medians = [us["median"] for us in times]
+    axes.errorbar(places, medians, (down, up), **line.looks, markersize=5, linewidth=1.6, elinewidth=1)

@@ -1,6 +1,7 @@
 """Figure "timeline": one replay of a captured network, stream by stream, with the SMs that heads run on."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -23,25 +24,20 @@ _LITTLE = 0.5
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """What runs beside what in one replay: trunk and heads over time, and the SMs that the heads' programs are on.
 
-    Of several networks the one measured last is drawn.
+    Of several networks the one measured last is drawn; in microseconds since the replay began, shares in percent.
     """
-    drawn = _drawn(timelines(records)[-1])
-    return _figure(drawn), drawn
-
-
-def _drawn(timeline: Timeline) -> dict[str, Any]:
-    """Return everything that the figure shows: microseconds since the replay began, shares in percent."""
+    timeline = timelines(records)[-1]
     replay, all_replays, record = timeline.replay, timeline.all_replays, timeline.record
     trunk, side = ([_interval(one) for one in timeline.kernels(role)] for role in (TRUNK, SIDE))
     launches = timeline.launches
-    numbers = [1, *(1 + sum(map(len, launches[: place + 1])) for place in range(len(launches)))]
+    numbers = accumulate(map(len, launches), initial=1)  # of the first head of each launch
     covered = [common(merged([one]), merged(trunk)) for one in side]
     of_all = None
     if all_replays["coverage"] is not None:
         percents = {name: _percent(value) for name, value in all_replays["coverage"].items()}
         of_all = {"coverage_percent": percents, "exposed_us": all_replays["exposed_us"]}
     (pair,) = (one for one in timeline.summary.paired if one["role"] == "trunk")
-    return {
+    drawn = {
         "title": _title(timeline, pair),
         "stamp": stamp([record, timeline.summary], *_how(timeline)),
         "network": timeline.network,
@@ -67,6 +63,7 @@ def _drawn(timeline: Timeline) -> dict[str, Any]:
         "clocks_differ_us": replay["clocks_differ_us"],
         "sm_count": record.environment["sm_count"],
     }
+    return _figure(drawn), drawn
 
 
 def _interval(kernel: Mapping[str, Any]) -> tuple[float, float]:
