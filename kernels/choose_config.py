@@ -41,8 +41,7 @@ def choose_config(
     return _tuned_or_by_rule(view, classes, pool_max, dtype, device, place)
 
 
-#: exit_launch, whose code is hashed, asks by this name.
-LaunchConfig.choose = staticmethod(choose_config)
+LaunchConfig.choose = staticmethod(choose_config)  # exit_launch asks by this name
 
 
 @contextmanager

@@ -52,14 +52,7 @@ def is_recording() -> bool:
 
 
 def new_turns(work: int, programs: int, num_warps: int, device: torch.device) -> Tensor | None:
-    """Allocate and list ``Residency.turns`` of a launch that is being made; None if nothing is recorded.
-
-    Args:
-        work: pieces of work of the launch.
-        programs: programs of the launch, at most ``work``.
-        num_warps: warps of a program.
-        device: of the launch.
-    """
+    """Allocate and list ``Residency.turns`` of a launch that is being made, ``work`` rows; None if none is recorded."""
     launches = _recorded.get()
     if launches is None:
         return None
