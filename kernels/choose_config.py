@@ -48,10 +48,7 @@ LaunchConfig.choose = staticmethod(choose_config)  # exit_launch asks by this na
 def overriding(configs: Mapping[tuple[HeadShape, str], LaunchConfig]) -> Iterator[None]:
     """Let heads of some shapes and places be launched as given, in this thread, until the block ends.
 
-    What was chosen before stays chosen: a runner keeps what it was captured with.
-
-    Args:
-        configs: by shape and place, one of ``tuned_table.PLACES``; added to those of an enclosing block.
+    They are added to those of an enclosing block. A runner keeps what it was captured with.
     """
     token = overrides.set({**(overrides.get() or {}), **configs})
     try:

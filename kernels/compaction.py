@@ -68,8 +68,7 @@ def gather_open(
     """Move the open rows into a smaller batch, if the table has one for their number; one launch.
 
     A row is open if its exit in the batch's answer is negative. The answers of all others are copied to the request's.
-    In the smaller batch the rows behind those that came belong to no sample, and its request counter is counted up. If
-    the table has no batch for the number of open rows, nothing happens.
+    In the smaller batch the rows behind those that came belong to no sample, and its request counter is counted up.
 
     Args:
         features: what a tap returns, [N, ...]; see :func:`moves_rows`.

@@ -25,13 +25,11 @@ def compile_only(capability: int) -> list[Any]:
     """From now on, compile what this process launches on CPU tensors for a GPU instead of running it.
 
     Kernels are kept in Triton's cache on disk, where launches on such a GPU find them. There is no way back: this is
-    for processes that do nothing else. Triton's interpreter must be off.
+    for processes that do nothing else. Triton's interpreter must be off. Each launch appends its compiled kernel to
+    the list that is returned.
 
     Args:
         capability: compute capability of the GPU, 90 for 9.0.
-
-    Returns:
-        A list to which each launch appends its compiled kernel.
     """
     run, compiled = JITFunction.run, []
 

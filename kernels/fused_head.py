@@ -116,26 +116,23 @@ def _fused_head(
     criterion: str,
     return_probs: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    window_grid = check_pool(pool, tuple(pool_size))
-    check_head_arguments(x, weight, bias, pool, window_grid, criterion)
+    grid = check_pool(pool, tuple(pool_size))
+    check_head_arguments(x, weight, bias, pool, grid, criterion)
     check_rule_tensors(criterion, temperature_tensor, threshold_tensor, x.device)
     check_temperature(temperature)
     check_threshold(criterion, threshold)
     heat = temperature if temperature_tensor is None else temperature_tensor
     limit = threshold if threshold_tensor is None else threshold_tensor
+    classes, pool_max = weight.shape[0], pool == "max"
     if x.shape[0] == 0:
-        return _empty_output(x, weight.shape[0], return_probs)
+        return _empty_output(x, classes, return_probs)
     if not runs_triton(x):
-        output = fused_head_reference(
-            x, weight, bias, pool=pool, pool_size=window_grid, temperature=heat, threshold=limit
-        )
+        output = fused_head_reference(x, weight, bias, pool=pool, pool_size=grid, temperature=heat, threshold=limit)
     else:
-        view = head_view(x.shape, x.stride(), pool, window_grid)
-        config = choose_config(
-            view, weight.shape[0], pool_max=pool == "max", dtype=x.dtype, device=x.device, place="alone"
-        )
+        view = head_view(x.shape, x.stride(), pool, grid)
+        config = choose_config(view, classes, pool_max=pool_max, dtype=x.dtype, device=x.device, place="alone")
         output = kernel.launch_fused_head(
-            x, view, weight, bias, heat, limit, pool_max=pool == "max", return_probs=return_probs, config=config
+            x, view, weight, bias, heat, limit, pool_max=pool_max, return_probs=return_probs, config=config
         )
     probs = output.probs if return_probs and output.probs is not None else x.new_empty(0, dtype=torch.float32)
     return probs, output.label, output.confidence, output.exit

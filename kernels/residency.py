@@ -21,9 +21,7 @@ class Residency(NamedTuple):
     device's clock (which ticks every 32 on an H200). A program does one piece, or several one after another in a launch
     with ``max_programs``. -1 where nothing ran yet; 0 from the interpreter."""
     programs: int
-    """Programs of the launch."""
     num_warps: int
-    """Warps of a program."""
 
 
 #: Launches recorded in this context so far; None: none is recorded.

@@ -201,18 +201,14 @@ def config_from(values: Any, pool: str) -> LaunchConfig:
         else:
             _check(type(value) is int and value >= 1 and value & (value - 1) == 0, name, value, "a power of two")
     config = LaunchConfig(**values)
-    block_n, split = config.block_n, not config.tiled
+    block_n, block_f, split = config.block_n, config.block_f, not config.tiled
     for name, fits, wanted in (
         ("num_warps", config.num_warps <= 32, "at most 32"),
         ("window_parts", pool != "max" or config.window_parts == 1, "1: a maximum is not added up"),
         ("weight_buffers", block_n > 1 or config.weight_buffers == 0, "0 where block_n is 1"),
         ("block_n", not split or block_n == 1, "1 where the programs that pool multiply (block_f is 1)"),
         ("block_n", split or block_n == 1 or block_n >= 16, "1, or 16 or more for tensor cores"),
-        (
-            "block_f",
-            split or config.block_f >= 16,
-            "1, or 16 or more where other programs multiply than those that pool",
-        ),
+        ("block_f", split or block_f >= 16, "1, or 16 or more where other programs multiply than those that pool"),
         ("block_k", split or config.block_k >= 16, "16 or more where other programs multiply: rows are padded"),
         ("waits", split or not config.waits, "false where other programs multiply: they all wait"),
     ):
