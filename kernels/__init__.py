@@ -26,14 +26,13 @@ from .criteria import CRITERIA, check_criterion, check_temperature, check_thresh
 from .exit_launch import ExitBuffers, ExitHead, ExitLaunch
 from .fused_head import fused_head, runs_triton
 from .fused_head_reference import decide, fused_head_reference, pooled_features
-from .head_arguments import POOLS, check_input, check_pool
+from .head_arguments import check_input, check_pool
 from .head_output import HeadOutput
 from .launch_config import LaunchConfig
 from .max_pool import max_pool2d
 
 __all__ = [
     "CRITERIA",
-    "POOLS",
     "Answer",
     "ExitBuffers",
     "ExitHead",

@@ -63,14 +63,7 @@ class ArrivalCounters:
 
 
 def capture_id(stream: int) -> int:
-    """Return CUDA's id of the capture that is under way on a stream, unique in the process.
-
-    Args:
-        stream: its handle, as ``torch.cuda.Stream.cuda_stream``.
-
-    Raises:
-        RuntimeError: CUDA cannot tell.
-    """
+    """Return CUDA's id, unique in the process, of the capture under way on a stream, given as its ``cuda_stream``."""
     from cuda.bindings import runtime  # not installed where torch has no CUDA
 
     error, _status, number, *_ = runtime.cudaStreamGetCaptureInfo(stream)

@@ -41,18 +41,14 @@ def choose_config(
     return _tuned_or_by_rule(view, classes, pool_max, dtype, device, place)
 
 
-#: exit_launch, whose code is hashed, asks by this name.
-LaunchConfig.choose = staticmethod(choose_config)
+LaunchConfig.choose = staticmethod(choose_config)  # exit_launch asks by this name
 
 
 @contextmanager
 def overriding(configs: Mapping[tuple[HeadShape, str], LaunchConfig]) -> Iterator[None]:
     """Let heads of some shapes and places be launched as given, in this thread, until the block ends.
 
-    What was chosen before stays chosen: a runner keeps what it was captured with.
-
-    Args:
-        configs: by shape and place, one of ``tuned_table.PLACES``; added to those of an enclosing block.
+    They are added to those of an enclosing block. A runner keeps what it was captured with.
     """
     token = overrides.set({**(overrides.get() or {}), **configs})
     try:

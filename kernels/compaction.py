@@ -55,10 +55,7 @@ def new_destinations(buffers: ExitBuffers) -> Tensor:
 def destination(features: Tensor, origin: Tensor, buffers: ExitBuffers) -> list[int]:
     """Return the row of a table of destinations that stands for a smaller batch, whose memory must outlive its use.
 
-    Args:
-        features: what the tap returns in the smaller batch, [M, ...]; see :func:`moves_rows`.
-        origin: [M] int64, of the smaller batch; see :func:`gather_open`.
-        buffers: of the smaller batch.
+    The arguments are those of :func:`gather_open` for the smaller batch.
     """
     exit_index = buffers.answer(buffers.packed_answer)[1]
     tensors = (features, origin, exit_index, buffers.requests)
@@ -71,8 +68,7 @@ def gather_open(
     """Move the open rows into a smaller batch, if the table has one for their number; one launch.
 
     A row is open if its exit in the batch's answer is negative. The answers of all others are copied to the request's.
-    In the smaller batch the rows behind those that came belong to no sample, and its request counter is counted up. If
-    the table has no batch for the number of open rows, nothing happens.
+    In the smaller batch the rows behind those that came belong to no sample, and its request counter is counted up.
 
     Args:
         features: what a tap returns, [N, ...]; see :func:`moves_rows`.
@@ -102,10 +98,7 @@ def gather_open(
 def collect(buffers: ExitBuffers, origin: Tensor, answer: Answer) -> None:
     """Copy the answers of the batch in which a request ended to the request's; one launch.
 
-    Args:
-        buffers: of the batch, none of whose rows is open.
-        origin: [N] int64, see :func:`gather_open`.
-        answer: see :func:`gather_open`.
+    None of its rows is open. See :func:`gather_open` for the arguments.
     """
     from . import compact_kernel
 

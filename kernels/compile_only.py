@@ -1,26 +1,11 @@
 """Compiles launches without running them: for a GPU that is not here, or while it is busy."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
-
-
-class _CompileOnlyDriver:
-    """The part of Triton's GPU driver that compiling asks for."""
-
-    def __init__(self, capability: int) -> None:
-        self._capability = capability
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self._capability, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _device: int) -> int:
-        return 0
 
 
 def settle_cache_keys() -> None:
@@ -40,13 +25,11 @@ def compile_only(capability: int) -> list[Any]:
     """From now on, compile what this process launches on CPU tensors for a GPU instead of running it.
 
     Kernels are kept in Triton's cache on disk, where launches on such a GPU find them. There is no way back: this is
-    for processes that do nothing else. Triton's interpreter must be off.
+    for processes that do nothing else. Triton's interpreter must be off. Each launch appends its compiled kernel to
+    the list that is returned.
 
     Args:
         capability: compute capability of the GPU, 90 for 9.0.
-
-    Returns:
-        A list to which each launch appends its compiled kernel.
     """
     run, compiled = JITFunction.run, []
 
@@ -54,6 +37,11 @@ def compile_only(capability: int) -> list[Any]:
         compiled.append(run(self, *args, **{**options, "warmup": True}))
         return compiled[-1]
 
-    driver.set_active(_CompileOnlyDriver(capability))
+    compiling_asks_for = {
+        "get_current_target": lambda: GPUTarget("cuda", capability, 32),
+        "get_current_device": lambda: 0,
+        "get_current_stream": lambda _device: 0,
+    }
+    driver.set_active(SimpleNamespace(**compiling_asks_for))
     JITFunction.run = compile_launch
     return compiled

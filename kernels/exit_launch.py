@@ -14,20 +14,17 @@ from .workspace import Workspace
 
 
 class ExitHead(NamedTuple):
-    """A head's parameters and rule; tensors are read anew in every launch, so that they may change in place."""
+    """A head's parameters and rule, as of :func:`auxhead.kernels.fused_head`.
+
+    Tensors, [1] float32 those of the rule, are read anew in every launch, so that they may change in place.
+    """
 
     weight: Tensor
-    """[K, features]."""
     bias: Tensor | None
-    """[K]."""
     temperature: Tensor
-    """[1] float32."""
     threshold: Tensor
-    """[1] float32."""
     pool: str
-    """As of :func:`auxhead.kernels.fused_head`."""
     pool_size: tuple[int, int]
-    """(p_h, p_w)."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class ExitBuffers:
     confidence: Tensor
     """[places, N] float32."""
     exits: Tensor
-    """[places, N] bool: True where the exit is sure."""
+    """[places, N] bool, as of ``HeadOutput``."""
     probs: Tensor | None
     """[places, N, K] float32, or None if they are not wanted."""
     packed_answer: Tensor

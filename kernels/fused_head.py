@@ -57,12 +57,12 @@ def fused_head(
         return_probs: whether to write the probabilities.
 
     Returns:
-        HeadOutput: probs [N, K] float32 or None, label [N] int64, confidence [N] float32, exit [N] bool. A sample whose
-        logits are not all finite or -inf has NaN probabilities and never exits.
+        HeadOutput: probs [N, K] float32, softmax(logits / temperature), or None; label [N] int64, the class of the
+        largest logit, the first of equals; confidence [N] float32; exit [N] bool. A sample whose logits are not all
+        finite or -inf has NaN probabilities and confidence, and never exits.
 
     Raises:
-        ValueError: a shape, device or value that does not fit; the message names the argument, what it got and what
-            it wants. Nothing is launched.
+        ValueError: a shape, device or value does not fit; names the argument, what it got and what it wants.
         TypeError: the same for a dtype or type.
     """
     for name, tensor in (("x", x), ("weight", weight)):
@@ -116,39 +116,32 @@ def _fused_head(
     criterion: str,
     return_probs: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    window_grid = check_pool(pool, tuple(pool_size))
-    check_head_arguments(x, weight, bias, pool, window_grid, criterion)
+    grid = check_pool(pool, tuple(pool_size))
+    check_head_arguments(x, weight, bias, pool, grid, criterion)
     check_rule_tensors(criterion, temperature_tensor, threshold_tensor, x.device)
     check_temperature(temperature)
     check_threshold(criterion, threshold)
     heat = temperature if temperature_tensor is None else temperature_tensor
     limit = threshold if threshold_tensor is None else threshold_tensor
+    classes, pool_max = weight.shape[0], pool == "max"
     if x.shape[0] == 0:
-        return _empty_output(x, weight.shape[0], return_probs)
+        return _empty_output(x, classes, return_probs)
     if not runs_triton(x):
-        output = fused_head_reference(
-            x, weight, bias, pool=pool, pool_size=window_grid, temperature=heat, threshold=limit
-        )
+        output = fused_head_reference(x, weight, bias, pool=pool, pool_size=grid, temperature=heat, threshold=limit)
     else:
-        view = head_view(x.shape, x.stride(), pool, window_grid)
-        config = choose_config(
-            view, weight.shape[0], pool_max=pool == "max", dtype=x.dtype, device=x.device, place="alone"
-        )
+        view = head_view(x.shape, x.stride(), pool, grid)
+        config = choose_config(view, classes, pool_max=pool_max, dtype=x.dtype, device=x.device, place="alone")
         output = kernel.launch_fused_head(
-            x, view, weight, bias, heat, limit, pool_max=pool == "max", return_probs=return_probs, config=config
+            x, view, weight, bias, heat, limit, pool_max=pool_max, return_probs=return_probs, config=config
         )
-    probs = output.probs if return_probs and output.probs is not None else _empty_probs(x)
+    probs = output.probs if return_probs and output.probs is not None else x.new_empty(0, dtype=torch.float32)
     return probs, output.label, output.confidence, output.exit
-
-
-def _empty_probs(x: Tensor) -> Tensor:
-    return x.new_empty(0, dtype=torch.float32)
 
 
 def _empty_output(x: Tensor, classes: int, return_probs: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     samples = x.shape[0]
     return (
-        x.new_empty((samples, classes), dtype=torch.float32) if return_probs else _empty_probs(x),
+        x.new_empty((samples, classes) if return_probs else 0, dtype=torch.float32),
         x.new_empty(samples, dtype=torch.int64),
         x.new_empty(samples, dtype=torch.float32),
         x.new_empty(samples, dtype=torch.bool),
@@ -156,19 +149,8 @@ def _empty_output(x: Tensor, classes: int, return_probs: bool) -> tuple[Tensor, 
 
 
 @torch.library.register_fake("auxhead::fused_head")
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    temperature_tensor: Tensor | None,
-    threshold_tensor: Tensor | None,
-    temperature: float,
-    threshold: float,
-    pool: str,
-    pool_size: Sequence[int],
-    criterion: str,
-    return_probs: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, weight, bias, _, _, _, _, pool, pool_size, criterion, return_probs = arguments
     check_head_arguments(x, weight, bias, pool, check_pool(pool, tuple(pool_size)), criterion)
     return _empty_output(x, weight.shape[0], return_probs)
 
@@ -194,13 +176,8 @@ def _backward(
         leaves: list[Any] = [
             t if t is None or twice else t.detach().requires_grad_(need) for t, need in zip(inputs, needed, strict=True)
         ]
-        output = fused_head_reference(
-            *leaves,
-            pool=pool,
-            pool_size=pool_size,
-            temperature=temperature if temperature_tensor is None else temperature_tensor,
-            threshold=1.0,
-        )
+        heat = temperature if temperature_tensor is None else temperature_tensor
+        output = fused_head_reference(*leaves, pool=pool, pool_size=pool_size, temperature=heat, threshold=1.0)
         # terms of the loss to first order, so that one call differentiates through both outputs
         terms = [] if grad_confidence is None else [(output.confidence * grad_confidence).sum()]
         if return_probs and grad_probs is not None and output.probs is not None:

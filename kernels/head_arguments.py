@@ -45,12 +45,7 @@ def check_input(x: Tensor, pool: str, pool_size: tuple[int, int]) -> int:
 def check_head_arguments(
     x: Tensor, weight: Tensor, bias: Tensor | None, pool: str, pool_size: tuple[int, int], criterion: str
 ) -> None:
-    """Check shapes, dtypes and devices of a call of a head.
-
-    Raises:
-        ValueError: a shape, device, pool or criterion does not fit.
-        TypeError: a dtype does not fit.
-    """
+    """Raise ``TypeError`` for a dtype of a head's call that does not fit, ``ValueError`` for anything else."""
     if x.dtype not in FLOAT_DTYPES:
         raise TypeError(f"x: got {x.dtype}, wants one of {[str(dtype) for dtype in FLOAT_DTYPES]}")
     features = check_input(x, pool, pool_size)
@@ -74,14 +69,10 @@ def check_head_arguments(
 def check_rule_tensors(
     criterion: str, temperature: Tensor | None, threshold: Tensor | None, device: torch.device
 ) -> None:
-    """Check temperature and threshold given as tensors: one float32 element on ``device``, on the CPU its value, too.
+    """Check temperature and threshold given as tensors as ``check_head_arguments`` does, on the CPU their values, too.
 
     A value on an accelerator is not read, for that would make the host wait; the kernel lets no sample exit under a
     temperature that is not greater than 0.
-
-    Raises:
-        ValueError: a shape, device or value does not fit.
-        TypeError: a dtype does not fit.
     """
     for name, tensor in (("temperature", temperature), ("threshold", threshold)):
         if tensor is None:

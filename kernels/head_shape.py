@@ -15,7 +15,10 @@ POOLS = ("avg", "max")
 
 
 class HeadShape(NamedTuple):
-    """A head as tables and the launch rule know it; sizes are those of its ``HeadView``."""
+    """A head as tables and the launch rule know it; sizes are those of its ``HeadView``.
+
+    ``layout``, ``pool`` ("avg" if nothing is pooled) and ``dtype`` are of ``LAYOUTS``, ``POOLS`` and ``DTYPES``.
+    """
 
     samples: int
     channels: int
@@ -24,12 +27,9 @@ class HeadShape(NamedTuple):
     grid_h: int
     grid_w: int
     layout: str
-    """One of ``LAYOUTS``."""
     pool: str
-    """One of ``POOLS``; "avg" if nothing is pooled."""
     classes: int
     dtype: str
-    """One of ``DTYPES``."""
 
     @classmethod
     def of(cls, view: HeadView, classes: int, *, pool_max: bool, dtype: torch.dtype) -> "HeadShape":

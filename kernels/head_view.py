@@ -9,7 +9,7 @@ Sizes = tuple[int, ...]
 class HeadView(NamedTuple):
     """Sizes and strides that turn the memory of x into a map with a pooling grid.
 
-    Feature ``(c * grid_h + i) * grid_w + j`` of a sample is channel c pooled over window (i, j).
+    Feature ``(c * grid_h + i) * grid_w + j`` of a sample is channel c pooled over window (i, j) of the grid.
     """
 
     shape: Sizes
@@ -17,9 +17,7 @@ class HeadView(NamedTuple):
     strides: Sizes
     """Strides of (N, C, H, W), in elements, from the first element of x."""
     grid_h: int
-    """Windows of the pool along H."""
     grid_w: int
-    """Windows of the pool along W."""
 
     @property
     def positions(self) -> int:
@@ -44,11 +42,7 @@ def head_view(shape: Sizes, strides: Sizes, pool: str, pool_size: tuple[int, int
     Merged dimensions make long windows out of short rows: a contiguous 56x56 map under global pooling is one row of
     3,136 elements, and a contiguous map that is not pooled at all is one vector.
 
-    Args:
-        shape: of x: [N, C, H, W], [N, T, D] or [N, D].
-        strides: of x, in elements.
-        pool: see :func:`auxhead.kernels.fused_head`.
-        pool_size: windows of a map, (p_h, p_w).
+    Shape and strides, in elements, are those of x; see :func:`auxhead.kernels.fused_head` for it and the pool.
     """
     if len(shape) == 2:
         return HeadView((*shape, 1, 1), (*strides, 0, 0), 1, 1)

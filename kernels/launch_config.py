@@ -92,8 +92,9 @@ class LaunchConfig:
     """Tiled, groups of samples: Triton's ``num_stages`` of the product, whose weight is read so many steps less one
     ahead, into shared memory, while features are waited for; 0: one step ahead, into registers."""
 
+    # choose_config, set by its module. exit_launch asks by this name, and a change of its code would void the tuned
+    # tables; with the next change of the kernels it can import the function, and this goes.
     choose: ClassVar[Callable[..., "LaunchConfig"]]
-    """Set by the module ``choose_config`` to its function: ``exit_launch``, whose code is hashed, asks by this name."""
 
     @property
     def register_limit(self) -> int:

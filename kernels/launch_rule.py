@@ -124,9 +124,8 @@ def _pooling(shape: HeadShape, *, only_pools: bool) -> LaunchConfig:
     positions, window_w = view.positions, view.window_w
     columns, features = view.window_h * window_w, channels * positions
     block_f = 16
-    while (
-        block_f < 64 and (only_pools or columns <= 1024) and samples * features >= (64 if only_pools else 256) * block_f
-    ):
+    least = 64 if only_pools else 256
+    while block_f < 64 and (only_pools or columns <= 1024) and samples * features >= least * block_f:
         block_f *= 2
     while block_f < 512 and features >= 512 * block_f:
         block_f *= 2
@@ -162,12 +161,10 @@ class _Pool(NamedTuple):
     """Choices of the programs that pool: fields of a LaunchConfig, and how many programs are enough."""
 
     block_c: int
-    block_a: int
-    """At most."""
+    block_a: int  # at most
     num_warps: int
     stages: int
-    enough: int
-    """Programs below which windows are divided."""
+    enough: int  # programs; windows are divided where there are fewer
 
 
 def _global_pool(samples: int, channels: int, window_w: int, classes: int, element_size: int) -> _Pool | None:
@@ -201,5 +198,4 @@ def _softmax_block(shape: HeadShape) -> int:
 
 
 def _element_size(shape: HeadShape) -> int:
-    """Bytes of an element of x and weight."""
     return int(getattr(torch, shape.dtype).itemsize)

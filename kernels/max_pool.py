@@ -24,22 +24,11 @@ def max_pool2d(
     stride: int | tuple[int, int] | None = None,
     padding: int | tuple[int, int] = 0,
 ) -> Tensor:
-    """Pool as ``torch.nn.functional.max_pool2d`` does, bit for bit; NaN wins over every number.
+    """Pool as ``torch.nn.functional.max_pool2d`` does, bit for bit, with its arguments, result and errors.
 
-    The Triton kernel runs where :func:`runs_triton` says so, if x is a dense channels_last map of float32, float16 or
-    bfloat16 and a window has at most 49 elements. All else goes to PyTorch, as does an x whose gradient is wanted.
-
-    Args:
-        x: [N, C, H, W] or whatever else PyTorch takes.
-        kernel_size: of the window, k or (k_h, k_w).
-        stride: between windows; None is the kernel size.
-        padding: of x with -inf on either side, at most half the kernel size.
-
-    Returns:
-        Tensor: [N, C, H_out, W_out] in the dtype of x, channels_last if x is.
-
-    Raises:
-        RuntimeError: PyTorch's own, for arguments that it refuses.
+    The Triton kernel runs where :func:`runs_triton` says so, if x, [N, C, H, W], is a dense channels_last map of
+    float32, float16 or bfloat16 and a window has at most 49 elements; the result is channels_last, too. All else goes
+    to PyTorch, as does an x whose gradient is wanted.
     """
     kernel_pair = _pair(kernel_size)
     stride_pair = kernel_pair if stride is None else _pair(stride)

@@ -3,8 +3,7 @@
     out[n, c, i, j] = max of x[n, c, i * stride_h - padding_h + a, j * stride_w - padding_w + b] over a and b
 
 A program takes a block of output positions (of all samples in one row) times a block of channels, which lie next to
-each other in memory: every read of the window is a row of whole cache lines. Prefixes: ``pid_`` program, ``off_`` index
-along a dimension, ``mask_`` what of it exists, ``acc_`` accumulator.
+each other in memory: every read of the window is a row of whole cache lines. Prefixes of names: see ``head_stages``.
 """
 
 import torch
@@ -60,17 +59,9 @@ def launch_max_pool(
     padding: tuple[int, ...],
     out_size: tuple[int, int],
 ) -> Tensor:
-    """Run the kernel once on arguments that ``max_pool2d`` has checked.
+    """Run the kernel once on arguments that ``max_pool2d`` has checked, all sizes as pairs.
 
-    Args:
-        x: [N, C, H, W], channels_last and dense.
-        kernel_size: (k_h, k_w).
-        stride: (s_h, s_w).
-        padding: (p_h, p_w).
-        out_size: (H_out, W_out), at least 1 each.
-
-    Returns:
-        Tensor: [N, C, H_out, W_out], channels_last, in the dtype of x.
+    ``out_size`` is (H_out, W_out), at least 1 each.
     """
     samples, channels, height, width = x.shape
     positions = samples * out_size[0] * out_size[1]

@@ -21,9 +21,7 @@ class Residency(NamedTuple):
     device's clock (which ticks every 32 on an H200). A program does one piece, or several one after another in a launch
     with ``max_programs``. -1 where nothing ran yet; 0 from the interpreter."""
     programs: int
-    """Programs of the launch."""
     num_warps: int
-    """Warps of a program."""
 
 
 #: Launches recorded in this context so far; None: none is recorded.
@@ -52,14 +50,7 @@ def is_recording() -> bool:
 
 
 def new_turns(work: int, programs: int, num_warps: int, device: torch.device) -> Tensor | None:
-    """Allocate and list ``Residency.turns`` of a launch that is being made; None if nothing is recorded.
-
-    Args:
-        work: pieces of work of the launch.
-        programs: programs of the launch, at most ``work``.
-        num_warps: warps of a program.
-        device: of the launch.
-    """
+    """Allocate and list ``Residency.turns`` of a launch that is being made, ``work`` rows; None if none is recorded."""
     launches = _recorded.get()
     if launches is None:
         return None

@@ -81,7 +81,10 @@ class TunedTable:
         head = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         lines = [json.dumps({name: value})[1:-1] for name, value in head.items() if name != "entries"]
         entries = sorted(self.entries, key=lambda entry: (entry.shape[1:], entry.shape.samples, entry.place))
-        rows = [json.dumps(_entry_as_json(entry)) for entry in entries]
+        rows = [
+            json.dumps({**entry._asdict(), "shape": entry.shape._asdict(), "config": dataclasses.asdict(entry.config)})
+            for entry in entries
+        ]
         listed = "[\n" + ",\n".join(rows) + "\n]" if rows else "[]"
         return "{\n" + ",\n".join([f'"schema": "{SCHEMA}"', *lines, f'"entries": {listed}']) + "\n}\n"
 
@@ -91,27 +94,8 @@ def _distance(samples: int, asked: int) -> tuple[float, int]:
     return (max(samples / asked, asked / samples), samples)
 
 
-def _entry_as_json(entry: Entry) -> dict[str, Any]:
-    return {
-        "shape": entry.shape._asdict(),
-        "place": entry.place,
-        "config": dataclasses.asdict(entry.config),
-        "serves": list(entry.serves),
-        "margin": entry.margin,
-    }
-
-
 def lookup(device_name: str, shape: HeadShape, place: str) -> LaunchConfig | None:
-    """Return the configuration tuned for a head, or None.
-
-    Args:
-        device_name: from ``torch.cuda.get_device_name``, or "cpu".
-        shape: of the head.
-        place: one of ``PLACES``.
-
-    Raises:
-        BadTable: the device has a table that cannot be read.
-    """
+    """Return the configuration tuned for a head in one of ``PLACES``, or None; see ``table_of`` for the device."""
     table = table_of(device_name)
     entry = None if table is None else table.find(shape, place)
     return None if entry is None else entry.config
@@ -129,7 +113,7 @@ def tuned_devices() -> list[str]:
 
 @lru_cache
 def table_of(device_name: str) -> TunedTable | None:
-    """Read the table of a device, once; None if it has none.
+    """Read the table of a device, named as by ``torch.cuda.get_device_name`` or "cpu", once; None if it has none.
 
     Raises:
         BadTable: see ``read_table``; or the table is that of another device.
@@ -156,9 +140,8 @@ def read_table(path: Path) -> TunedTable:
     except ValueError as error:
         raise BadTable(f"{path}: is not JSON ({error})") from None
     schema = values.get("schema") if isinstance(values, dict) else None
-    if schema != SCHEMA:
-        raise BadTable(f"{path}: schema: got {schema!r}, wants {SCHEMA!r}")
     try:
+        _check(schema == SCHEMA, "schema", schema, repr(SCHEMA))
         names = {field.name for field in dataclasses.fields(TunedTable)}
         _check_names("table", values, names | {"schema"})
         head = {name: values[name] for name in names - {"entries"}}
@@ -194,11 +177,7 @@ def _entry(row: Any) -> Entry:
 
 
 def shape_from(values: Any) -> HeadShape:
-    """Check and return a shape given by the names of its fields.
-
-    Raises:
-        ValueError: names the field, what it got and what it wants.
-    """
+    """Check and return a shape given by the names of its fields; ``ValueError`` says what does not fit."""
     _check_names("shape", values, set(HeadShape._fields))
     for name, allowed in (("layout", LAYOUTS), ("pool", POOLS), ("dtype", DTYPES)):
         _check(values[name] in allowed, name, values[name], f"one of {', '.join(allowed)}")
@@ -208,11 +187,7 @@ def shape_from(values: Any) -> HeadShape:
 
 
 def config_from(values: Any, pool: str) -> LaunchConfig:
-    """Check and return a configuration given by the names of its fields, for heads with this pool.
-
-    Raises:
-        ValueError: names the field, what it got and what it wants.
-    """
+    """Check and return a configuration for heads with this pool, as :func:`shape_from` does a shape."""
     _check_names("config", values, {field.name for field in dataclasses.fields(LaunchConfig)})
     for name, value in values.items():
         if name == "max_programs":
@@ -226,21 +201,18 @@ def config_from(values: Any, pool: str) -> LaunchConfig:
         else:
             _check(type(value) is int and value >= 1 and value & (value - 1) == 0, name, value, "a power of two")
     config = LaunchConfig(**values)
-    _check(config.num_warps <= 32, "num_warps", config.num_warps, "at most 32")
-    _check(
-        pool != "max" or config.window_parts == 1, "window_parts", config.window_parts, "1: a maximum is not added up"
-    )
-    block_n, block_f = config.block_n, config.block_f
-    _check(block_n > 1 or config.weight_buffers == 0, "weight_buffers", config.weight_buffers, "0 where block_n is 1")
-    if config.tiled:
-        _check(block_n == 1 or block_n >= 16, "block_n", block_n, "1, or 16 or more for tensor cores")
-        _check(block_f >= 16, "block_f", block_f, "1, or 16 or more where other programs multiply than those that pool")
-        _check(
-            config.block_k >= 16, "block_k", config.block_k, "16 or more where other programs multiply: rows are padded"
-        )
-        _check(not config.waits, "waits", config.waits, "false where other programs multiply: they all wait")
-    else:
-        _check(block_n == 1, "block_n", block_n, "1 where the programs that pool multiply (block_f is 1)")
+    block_n, block_f, split = config.block_n, config.block_f, not config.tiled
+    for name, fits, wanted in (
+        ("num_warps", config.num_warps <= 32, "at most 32"),
+        ("window_parts", pool != "max" or config.window_parts == 1, "1: a maximum is not added up"),
+        ("weight_buffers", block_n > 1 or config.weight_buffers == 0, "0 where block_n is 1"),
+        ("block_n", not split or block_n == 1, "1 where the programs that pool multiply (block_f is 1)"),
+        ("block_n", split or block_n == 1 or block_n >= 16, "1, or 16 or more for tensor cores"),
+        ("block_f", split or block_f >= 16, "1, or 16 or more where other programs multiply than those that pool"),
+        ("block_k", split or config.block_k >= 16, "16 or more where other programs multiply: rows are padded"),
+        ("waits", split or not config.waits, "false where other programs multiply: they all wait"),
+    ):
+        _check(fits, name, values[name], wanted)
     return config
 
 

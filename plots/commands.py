@@ -17,13 +17,8 @@ Records = Annotated[
     list[Path] | None,
     typer.Option(help="A file of records; may be given several times.", show_default="those that come with auxhead"),
 ]
-Stem = Annotated[
-    Path | None,
-    typer.Option(
-        help="Where the figure goes, without an ending: OUT.png, OUT.svg and OUT.json are written.",
-        show_default="the figure's name",
-    ),
-]
+_WRITTEN = "Where the figure goes, without an ending: OUT.png, OUT.svg and OUT.json are written."
+Stem = Annotated[Path | None, typer.Option(help=_WRITTEN, show_default="the figure's name")]
 
 
 def all_command(kinds: Sequence[FigureKind]) -> Callable[..., None]:
@@ -38,15 +33,13 @@ def all_command(kinds: Sequence[FigureKind]) -> Callable[..., None]:
             for path in records or []:
                 if not path.exists():
                     raise BadRecord(f"--records: {path}: no such file")
-            saved = 0
+            saved = False
             for kind in kinds:
                 try:
-                    figure, drawn = kind.make(records)
+                    _say(save_figure(*kind.make(records), out / kind.name))
+                    saved = True
                 except NoRecords as error:
                     print(f"Left out: {kind.name}. {error}")
-                else:
-                    _say(save_figure(figure, drawn, out / kind.name))
-                    saved += 1
             if not saved:
                 raise BadRecord("--records: got none that a figure is drawn from")
 
@@ -59,8 +52,8 @@ def figure_command(kind: FigureKind) -> Callable[..., None]:
     def command(records: Records = None, out: Stem = None) -> None:
         stem = out or Path(kind.name)
         with one_line_errors(stem):
-            figure, drawn = kind.make(records)
-            _say(save_figure(figure, drawn, stem.with_suffix("") if stem.suffix in (".png", ".svg", ".json") else stem))
+            drawn = kind.make(records)
+            _say(save_figure(*drawn, stem.with_suffix("") if stem.suffix in (".png", ".svg", ".json") else stem))
 
     return command
 

@@ -46,21 +46,21 @@ class FigureKind(NamedTuple):
             NoRecords: there is nothing to draw; names the command that measures it.
             BadRecord: a file that does not hold records, or records of several devices or versions.
         """
-        if paths is None and self.redraw is not None and not all((COMMITTED / file).exists() for file in self.files):
+        own = [COMMITTED / file for file in self.files]
+        if paths is None and self.redraw is not None and not all(path.exists() for path in own):
             drawn = json.loads((GALLERY / f"{self.name}.json").read_text(encoding="utf-8"))
             return self.redraw(drawn), drawn
-        if paths is None:
-            own = [COMMITTED / file for file in self.files]
-        else:
-            formats = {_format(file) for file in self.files}
-            own = [path for path in paths if _format(path.name) in formats]
         try:
-            if paths and not own:
-                given, ends = ", ".join(map(str, paths)), " or ".join(map(_format, self.files))
-                raise NoRecords(f"{given}: wants a name that ends in {ends}")
-            return self.draw(self.read(own, self.kinds))
+            return self.draw(self.read(own if paths is None else self._of_format(paths), self.kinds))
         except NoRecords as error:
             raise NoRecords(f"{error}; `{self.made_by}` makes it") from None
+
+    def _of_format(self, paths: Sequence[Path]) -> list[Path]:
+        ends = [_format(file) for file in self.files]
+        found = [path for path in paths if _format(path.name) in ends]
+        if not found:
+            raise NoRecords(f"{', '.join(map(str, paths))}: wants a name that ends in {' or '.join(ends)}")
+        return found
 
 
 def _format(file: str) -> str:

@@ -15,17 +15,15 @@ def save_figure(figure: Figure, drawn: Mapping[str, Any], stem: Path) -> list[Pa
     """Write ``stem``.png, .svg and .json; each replaces an older one only when it is complete."""
     figure.draw_without_rendering()  # lays out once for both pictures, which takes as long as either
     figure.set_layout_engine("none")
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg", "json")]
-    for path in paths:
-        kind = path.suffix[1:]
-        with replacing(path) as unfinished:
-            if kind == "json":
-                unfinished.write_text(json.dumps(drawn, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-                continue
-            # without these two the same figure gives other bytes each time, a change for version control
-            with matplotlib.rc_context({"svg.hashsalt": "auxhead"}):
-                metadata = {"Date": None} if kind == "svg" else {"Software": None}
-                figure.savefig(unfinished, format=kind, dpi=200 if kind == "png" else 100, metadata=metadata)
+    png, svg, numbers = paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg", "json")]
+    # without the salt and with the metadata the same figure gives other bytes each time, a change for version control
+    with matplotlib.rc_context({"svg.hashsalt": "auxhead"}):
+        with replacing(png) as unfinished:
+            figure.savefig(unfinished, format="png", dpi=200, metadata={"Software": None})
+        with replacing(svg) as unfinished:
+            figure.savefig(unfinished, format="svg", dpi=100, metadata={"Date": None})
+    with replacing(numbers) as unfinished:
+        unfinished.write_text(json.dumps(drawn, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     return paths
 
 

@@ -18,13 +18,9 @@ _LANES = {TRUNK: _TRUNK_LANE, SIDE: _SIDE_LANE, JOIN: _TRUNK_LANE}
 
 
 def write_trace(path: Path, out: Path) -> None:
-    """Write the timelines of a file of records as a trace; ``out`` is replaced once the trace is complete.
+    """Write the timelines of a file of records as a trace, compressed if its name ends in ".gz".
 
-    A name that ends in ".gz" compresses it; ui.perfetto.dev opens that, too.
-
-    Raises:
-        NoRecords: no such file, or no timelines in it; names the command that makes them.
-        BadRecord: the file holds something else, or records of several devices or versions.
+    Raises what ``read_kinds`` does; ``NoRecords`` names the command that makes them.
     """
     try:
         trace = chrome_trace(read_kinds([path], KINDS))
@@ -36,14 +32,7 @@ def write_trace(path: Path, out: Path) -> None:
 
 
 def chrome_trace(records: Sequence[Record]) -> dict[str, Any]:
-    """Return the timelines in the trace event format, each network a process; times are microseconds.
-
-    Args:
-        records: of kinds "timeline" and "overlap".
-
-    Raises:
-        NoRecords: no timeline with its summary.
-    """
+    """Return the timelines in the trace event format, each network a process; times are microseconds."""
     found = timelines(records)
     events = [event for pid, timeline in enumerate(found, start=1) for event in _process(pid, timeline)]
     return {
@@ -56,14 +45,10 @@ def chrome_trace(records: Sequence[Record]) -> dict[str, Any]:
 def _process(pid: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
     of_launch = [*(f"heads of {', '.join(taps)}" for taps in timeline.launches), _JOINING]
     programs = _in_lanes(timeline.replay["programs"])
-    lanes = {
-        _TRUNK_LANE: "trunk (high priority)",
-        _SIDE_LANE: "heads (low priority)",
-        **{_FIRST_SM_LANE + number: f"SM {sm}: programs of heads" for number, (sm, _) in enumerate(programs)},
-    }
+    lanes = ["trunk (high priority)", "heads (low priority)", *(f"SM {sm}: programs of heads" for sm, _ in programs)]
     yield _metadata(pid, 0, "process_name", {"name": f"{timeline.network}; one replay under torch.profiler"})
     yield _metadata(pid, 0, "process_sort_index", {"sort_index": pid})
-    for tid, name in lanes.items():
+    for tid, name in enumerate(lanes):
         yield _metadata(pid, tid, "thread_name", {"name": name})
         yield _metadata(pid, tid, "thread_sort_index", {"sort_index": tid})
     names = iter(of_launch)
@@ -73,10 +58,10 @@ def _process(pid: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
         if kernel["role"] != TRUNK:
             name, arguments = next(names), {"kernel": name, **arguments}
         yield _complete(pid, _LANES[kernel["role"]], name, kernel["start_us"], kernel["duration_us"], arguments)
-    for number, (sm, of_lane) in enumerate(programs):
+    for tid, (sm, of_lane) in enumerate(programs, start=_FIRST_SM_LANE):
         for launch, _, begin, end in of_lane:
             name = of_launch[int(launch)]
-            yield _complete(pid, _FIRST_SM_LANE + number, name, begin, round(end - begin, 3), {"SM": sm})
+            yield _complete(pid, tid, name, begin, round(end - begin, 3), {"SM": sm})
 
 
 def _in_lanes(programs: Sequence[Sequence[float]]) -> list[tuple[int, list[Sequence[float]]]]:
@@ -87,11 +72,10 @@ def _in_lanes(programs: Sequence[Sequence[float]]) -> list[tuple[int, list[Seque
     by_sm: dict[int, list[list[Sequence[float]]]] = {}
     for program in sorted(programs, key=lambda one: (one[2], one[3])):
         lanes = by_sm.setdefault(int(program[1]), [])
-        free = next((lane for lane in lanes if lane[-1][3] <= program[2]), None)
-        if free is None:
-            lanes.append([program])
-        else:
-            free.append(program)
+        free = next((lane for lane in lanes if lane[-1][3] <= program[2]), [])
+        if not free:
+            lanes.append(free)
+        free.append(program)
     return [(sm, lane) for sm in sorted(by_sm) for lane in by_sm[sm]]
 
 

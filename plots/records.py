@@ -25,35 +25,23 @@ def read_kinds(paths: Sequence[Path], kinds: Sequence[str]) -> list[Record]:
         NoRecords: no such file, or no measurement of one of the kinds in any of them.
         BadRecord: a line that is no record of this schema; records of several devices or versions.
     """
-    found: list[Record] = []
+    files, found = _list(paths), list[Record]()
     for path in paths:
         if not path.exists():
             raise NoRecords(f"{path}: no such file, wants records of kind {_list(kinds)}")
         found += [one for one in read_records(path) if one.kind in kinds]
     for kind in kinds:
         if not any(one.kind == kind and one.error is None for one in found):
-            files = ", ".join(str(path) for path in paths) or "no file"
             raise NoRecords(f"{files}: no measurement of kind {kind!r}")
-    _check_one_environment(paths, found)
+    for index, name in enumerate(ENVIRONMENT_KEY):  # a reader would compare several in one figure
+        values = {str(one.environment_key[index]) for one in found}
+        if len(values) > 1:
+            raise BadRecord(f"{files}: got records of several {name} ({_list(sorted(values))}), wants those of one")
     return found
 
 
-def _check_one_environment(paths: Sequence[Path], records: Iterable[Record]) -> None:
-    """Refuse records of several devices or versions: a reader would compare them in the figure."""
-    for index, name in enumerate(ENVIRONMENT_KEY):
-        values = {str(one.environment_key[index]) for one in records}
-        if len(values) > 1:
-            files = ", ".join(str(path) for path in paths)
-            raise BadRecord(f"{files}: got records of several {name} ({_list(sorted(values))}), wants those of one")
-
-
 def stamp(records: Sequence[Record], *more: str) -> str:
-    """Return the small print below a figure: what was measured and how (``more``), then hardware and versions.
-
-    Args:
-        records: those that the figure is drawn from, of one environment.
-        more: lines above, one each.
-    """
+    """Return the small print of a figure: ``more`` lines, then hardware, versions and dates of its records."""
     environment = records[0].environment
     commits = sorted({str(one.environment.get("commit") or "?")[:9] for one in records})
     dates = sorted({one.utc[:10] for one in records})
@@ -71,11 +59,9 @@ class Network(NamedTuple):
 
     model: str
     dtype: str
-    placement: str
-    """Where the heads are."""
+    placement: str  # of the heads
     heads: int
-    input: str
-    """Sizes of one sample, "3x224x224"."""
+    input: str  # sizes of one sample, "3x224x224"
 
     def __str__(self) -> str:
         return f"{self.model}, {self.dtype}, {self.input}, {self.heads} heads (after {self.placement})"
@@ -84,20 +70,15 @@ class Network(NamedTuple):
 def network_of(record: Record) -> Network:
     """Return the network of a benchmark's record."""
     cell = record.cell
-    sizes = "x".join(str(size) for size in cell["input"])
+    sizes = "x".join(map(str, cell["input"]))
     return Network(cell["model"], cell["dtype"], cell["placement"], len(cell["taps"]), sizes)
 
 
 def most_measured(records: Iterable[Record], variants: Sequence[str], what: str) -> tuple[Network, list[Record]]:
     """Return the network with the most measurements of some variants, and the last measurement of each.
 
-    Args:
-        records: of the benchmark.
-        variants: their names.
-        what: the records in words, for the error.
-
     Raises:
-        NoRecords: nothing was measured.
+        NoRecords: nothing was measured; the message calls the records ``what``.
     """
     found = [one for one in latest(records) if one.error is None and one.variant in variants]
     if not found:
@@ -111,10 +92,9 @@ def percentiles(us: dict[str, Any]) -> dict[str, float]:
     return {name: us[name] for name in ("median", "p20", "p80", "p99") if name in us}
 
 
-def rounds(records: Iterable[Record]) -> str:
+def rounds(records: Sequence[Record]) -> str:
     """Say how often something was timed: "30 to 50 rounds in 1 to 5 fresh captures"."""
-    found = list(records)
-    return f"{_range(found, 'rounds')} rounds in {_range(found, 'captures')} fresh captures"
+    return f"{_range(records, 'rounds')} rounds in {_range(records, 'captures')} fresh captures"
 
 
 def _range(records: Sequence[Record], name: str) -> str:

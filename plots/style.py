@@ -27,6 +27,11 @@ class Line(NamedTuple):
     dashes: str
     marker: str
 
+    @property
+    def looks(self) -> dict[str, Any]:
+        """Its arguments for matplotlib's ``plot`` and ``errorbar``."""
+        return {"label": self.label, "color": self.colour, "linestyle": self.dashes, "marker": self.marker}
+
 
 def new_figure(height_inches: float) -> Figure:
     """Return an empty figure as wide as a README, unknown to pyplot's global state."""
@@ -36,10 +41,15 @@ def new_figure(height_inches: float) -> Figure:
 
 
 def tidy(axes: Axes, grid: Literal["x", "y", "both"] = "y") -> None:
-    """Remove the spines at the top and right, and draw a pale grid along ``grid`` ("x", "y" or "both")."""
+    """Remove the spines at the top and right, and draw a pale grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis=grid, color=PALE, linewidth=0.8)
     axes.set_axisbelow(True)
+
+
+def note(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **looks: Any) -> None:
+    """Write text beside a point, ``offset`` of it in points of 1/72 inch."""
+    axes.annotate(text, at, offset, textcoords="offset points", **looks)
 
 
 def legend_beside(axes: Axes, drawn: Axes, ncols: int, fontsize: float = 8.5, **looks: float) -> None:

@@ -56,11 +56,7 @@ def over(one: Measurement, other: Measurement, among: int) -> Difference:
 
 
 def swept_heads(records: Iterable[Record]) -> list[Head]:
-    """Return the heads of sweeps of the kernel that was swept last, in order of batch size, classes and channels.
-
-    Raises:
-        BadRecord: a record of a sweep lacks something.
-    """
+    """Return the heads of sweeps of the kernel that was swept last, in order of batch size, classes and channels."""
     shapes: dict[tuple[Any, ...], dict[Setting, list[Record]]] = {}
     in_network: dict[tuple[Any, ...], Setting] = {}
     try:

@@ -13,14 +13,12 @@ TRUNK, SIDE, JOIN = "trunk", "side", "join"
 
 
 class Timeline(NamedTuple):
-    """One recorded replay, and the summary of all replays of its run."""
+    """One recorded replay, and the summary of all replays of its run; both with what was ``measured``."""
 
     record: Record
     replay: dict[str, Any]
-    """``measured`` of ``record``, whose kind is "timeline"."""
     summary: Record
     all_replays: dict[str, Any]
-    """``measured`` of the summary."""
 
     def kernels(self, role: str) -> list[dict[str, Any]]:
         """Return the kernels of a role in order of time."""
@@ -41,14 +39,9 @@ class Timeline(NamedTuple):
 
 
 def timelines(records: Sequence[Record]) -> list[Timeline]:
-    """Return the last timeline of each network, in the order in which they were measured.
-
-    Raises:
-        NoRecords: no timeline with the summary of its run.
-    """
-    summaries = {
-        one.run: (one, one.measured) for one in records if one.kind == "overlap" and one.error is None and one.measured
-    }
+    """Return the last timeline of each network, in the order in which they were measured."""
+    of_all = [one for one in records if one.kind == "overlap" and one.error is None]
+    summaries = {one.run: (one, one.measured) for one in of_all if one.measured}
     found: dict[tuple[str, ...], Timeline] = {}
     for one in records:
         if one.kind == "timeline" and one.measured is not None and one.run in summaries:

@@ -9,21 +9,14 @@ from matplotlib.figure import Figure
 
 from ...autotune.records.record import BadRecord
 from ..records import NoRecords
-from ..style import BLUE, GREY, ORANGE, frame, new_figure, tidy
+from ..style import BLUE, GREY, ORANGE, frame, new_figure, note, tidy
 
 #: The format of the report that this figure reads.
 REPORT_FORMAT = "auxhead demo report 1"
 
 
 def read_report(paths: Sequence[Path], kinds: Sequence[str]) -> dict[str, Any]:
-    """Read one report.json of ``auxhead demo``; ``kinds`` is ignored.
-
-    Raises:
-        NoRecords: no such file.
-        BadRecord: several of them, or one that is not a JSON object.
-    """
-    if not paths:
-        raise NoRecords("no file, wants a report.json")
+    """Read one report.json of ``auxhead demo``; ``kinds`` is ignored."""
     if len(paths) > 1:
         raise BadRecord(f"{', '.join(map(str, paths))}: got {len(paths)} reports, wants one")
     (path,) = paths
@@ -41,14 +34,7 @@ def read_report(paths: Sequence[Path], kinds: Sequence[str]) -> dict[str, Any]:
 
 
 def draw(report: Mapping[str, Any]) -> tuple[Figure, dict[str, Any]]:
-    """How many images leave at each exit, and how often they are right.
-
-    Args:
-        report: the content of ``report.json``.
-
-    Raises:
-        BadRecord: another format, or fields missing.
-    """
+    """How many images leave at each exit, and how often they are right."""
     if report.get("format") != REPORT_FORMAT:
         raise BadRecord(f"format: got {report.get('format')!r}, wants {REPORT_FORMAT!r}, as `auxhead demo` writes it")
     try:
@@ -91,17 +77,13 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     figure = new_figure(5.4)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1))
     places = range(len(drawn["exits"]))
-
     above.bar(places, drawn["share_percent"], color=BLUE, width=0.62)
-    for place, share, never in zip(places, drawn["share_percent"], drawn["never"], strict=True):
-        images = drawn["images"][place]
+    shares = zip(places, drawn["share_percent"], drawn["images"], drawn["never"], strict=True)
+    for place, share, images, never in shares:
         text = "no exit" if never else f"{share:.1f} %\n({images:,})"
-        above.annotate(
-            text, (place, share), (0, 3), textcoords="offset points", ha="center", color=GREY if never else "black"
-        )
+        note(above, text, (place, share), (0, 3), ha="center", color=GREY if never else "black")
     above.set_ylabel("images that leave here,\n% of all (count)")
     above.set_ylim(0, 1.35 * max(drawn["share_percent"]))
-
     below.plot(
         places, drawn["accuracy_on_all_percent"], "o--", color=GREY, markerfacecolor="white",
         label="exit, if it answered all",
@@ -109,23 +91,19 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     answering = [place for place in places if drawn["accuracy_percent"][place] is not None]
     accuracies = [drawn["accuracy_percent"][place] for place in answering]
     below.plot(answering, accuracies, "o", color=ORANGE, markersize=8, label="images that leave here")
-    for place in answering:
-        accuracy = drawn["accuracy_percent"][place]
-        above_line = accuracy >= drawn["accuracy_on_all_percent"][place]  # the number must not cover the other point
-        below.annotate(
-            f"{accuracy:.1f}", (place, accuracy), (0, 7 if above_line else -7), textcoords="offset points",
-            ha="center", va="bottom" if above_line else "top", color=ORANGE,
-        )  # fmt: skip
+    for place, accuracy in zip(answering, accuracies, strict=True):
+        # the number must not cover the other point
+        offset, va = (7, "bottom") if accuracy >= drawn["accuracy_on_all_percent"][place] else (-7, "top")
+        note(below, f"{accuracy:.1f}", (place, accuracy), (0, offset), ha="center", va=va, color=ORANGE)
     below.axhline(drawn["full_accuracy_percent"], color="black", linewidth=1, label="full network")
     below.set_ylabel("accuracy, %")
-    low = min([*drawn["accuracy_on_all_percent"], *[a for a in drawn["accuracy_percent"] if a is not None]])
-    low = min(99.0, low)
-    below.set_ylim(max(-2.0, low - 0.08 * (100.0 - low)), 100.0 + 0.2 * (100.0 - low))
-    below.set_yticks([tick for tick in below.get_yticks() if low - 0.08 * (100.0 - low) <= tick <= 100.0])
+    low = min(99.0, *drawn["accuracy_on_all_percent"], *accuracies)
+    bottom = low - 0.08 * (100.0 - low)
+    below.set_ylim(max(-2.0, bottom), 100.0 + 0.2 * (100.0 - low))
+    below.set_yticks([tick for tick in below.get_yticks() if bottom <= tick <= 100.0])
     below.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     below.set_xticks(list(places), drawn["exits"])
     below.set_xlabel("exit, in the order in which the network runs (head behind a block; last, the classifier)")
-
-    tidy(above)
-    tidy(below)
+    for axes in (above, below):
+        tidy(axes)
     return frame(figure, drawn)

@@ -12,8 +12,10 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from ...autotune.records.record import Record, latest
 from ..records import NoRecords, network_of, rounds, stamp
-from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, legend_beside, new_figure, tidy
+from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, legend_beside, new_figure, note, tidy
 
+#: Numbers of footprints, as drawn.
+Points = Sequence[Mapping[str, Any]]
 #: Percent of the trunk's time from which on heads are not free; captures of one and the same thing differ by as much.
 FREE_PERCENT = 2.0
 #: Footprints that cost something for other reasons than their share of the SMs: heads on few SMs end late.
@@ -36,33 +38,33 @@ KINDS = {
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Overlap and trunk stretch against SM occupancy by the heads, and where overlap stops being free.
-
-    Raises:
-        NoRecords: no footprint was measured.
-    """
+    """Overlap and trunk stretch against SM occupancy by the heads, and where overlap stops being free."""
     found = [one for one in latest(records) if one.error is None]
     if not found:
         raise NoRecords("no footprint that was measured")
     ((network, classes), _) = Counter(map(_network, found)).most_common(1)[0]
     found = [one for one in found if _network(one) == (network, classes)]
-    drawn: dict[str, Any] = {"title": "", "stamp": "", "network": str(network), "classes": classes, "batches": {}}
+    batches: dict[str, dict[str, Any]] = {}
     for batch in sorted({one.cell["batch"] for one in found})[:_PANELS]:
-        points = sorted(
-            (_point(one) for one in found if one.cell["batch"] == batch), key=lambda one: one["occupancy_percent"]
-        )
-        drawn["batches"][str(batch)] = {"points": points, "boundary": boundary(points)}
-    drawn["title"] = _title(drawn["batches"])
-    drawn["stamp"] = stamp(
-        found,
-        f"{network}, {classes:,} classes; {rounds(found)}.",
-        f"Free: not surely {FREE_PERCENT:.0f} % or more. Dashed: the boundary that most agree with, apart from those "
-        "without priority and on few SMs.",
-        "Residency tier: warps of head programs by the time that each program records in the kernel, of all that the "
-        "SMs hold while the bare trunk runs.",
-        "Hiding efficiency: (trunk + heads alone - both) / the shorter of both. Bars: 99 % interval of stretch, 20th "
-        "to 80th percentile of the rest.",
-    )
+        points = [_point(one) for one in found if one.cell["batch"] == batch]
+        points.sort(key=lambda one: one["occupancy_percent"])
+        batches[str(batch)] = {"points": points, "boundary": boundary(points)}
+    drawn = {
+        "title": "\n".join(_finding(batch, **one) for batch, one in batches.items()),
+        "stamp": stamp(
+            found,
+            f"{network}, {classes:,} classes; {rounds(found)}.",
+            f"Free: not surely {FREE_PERCENT:.0f} % or more. Dashed: the boundary that most agree with, apart from "
+            "those without priority and on few SMs.",
+            "Residency tier: warps of head programs by the time that each program records in the kernel, of all that "
+            "the SMs hold while the bare trunk runs.",
+            "Hiding efficiency: (trunk + heads alone - both) / the shorter of both. Bars: 99 % interval of stretch, "
+            "20th to 80th percentile of the rest.",
+        ),
+        "network": str(network),
+        "classes": classes,
+        "batches": batches,
+    }
     return _figure(drawn), drawn
 
 
@@ -96,14 +98,14 @@ def _kind(footprint: str) -> str:
     return next(kind for kind in ("priority", "SMs", "registers", "warps", "programs", "by rule") if kind in footprint)
 
 
-def boundary(points: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def boundary(points: Points) -> dict[str, Any] | None:
     """Return the occupancy that separates free footprints from others with the fewest on the wrong side.
 
     Footprints without the trunk's priority and on few SMs are left out. None if all are free, or none is, or if more
     than a quarter would be on the wrong side.
     """
     known = sorted((one["occupancy_percent"], _free(one)) for one in points if one["kind"] not in _APART)
-    if all(free for _, free in known) or not any(free for _, free in known):
+    if len({free for _, free in known}) < 2:
         return None
     wrong = [
         sum(not free for _, free in known[:split]) + sum(free for _, free in known[split:])
@@ -121,11 +123,7 @@ def _free(point: Mapping[str, Any]) -> bool:
     return bool(point["added_low"] < FREE_PERCENT)
 
 
-def _title(batches: Mapping[str, Any]) -> str:
-    return "\n".join(_finding(batch, **found) for batch, found in batches.items())
-
-
-def _finding(batch: str, points: Sequence[Mapping[str, Any]], boundary: Mapping[str, Any] | None) -> str:
+def _finding(batch: str, points: Points, boundary: Mapping[str, Any] | None) -> str:
     usual = [one for one in points if one["kind"] not in _APART]
     if not usual:
         raise NoRecords(f"no footprint at batch {batch} but those under other conditions")
@@ -148,11 +146,8 @@ def _finding(batch: str, points: Sequence[Mapping[str, Any]], boundary: Mapping[
 def _figure(drawn: Mapping[str, Any]) -> Figure:
     figure = new_figure(6.6)
     rows = figure.add_gridspec(3, 1, height_ratios=(1.2, 1, 0.1))
-    panels = (
-        rows[:2]
-        .subgridspec(2, len(drawn["batches"]), height_ratios=(1.2, 1))
-        .subplots(sharex="col", sharey="row", squeeze=False)
-    )
+    grid = rows[:2].subgridspec(2, len(drawn["batches"]), height_ratios=(1.2, 1))
+    panels = grid.subplots(sharex="col", sharey="row", squeeze=False)
     for (batch, found), (above, below) in zip(drawn["batches"].items(), zip(*panels, strict=True), strict=True):
         for kind, line in KINDS.items():
             points = [one for one in found["points"] if one["kind"] == kind]
@@ -178,12 +173,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
 
 
 def _scatter(
-    axes: Axes,
-    line: Line,
-    points: Sequence[Mapping[str, Any]],
-    name: str,
-    ends: tuple[str, str],
-    shown: tuple[float, float],
+    axes: Axes, line: Line, points: Points, name: str, ends: tuple[str, str], shown: tuple[float, float]
 ) -> None:
     """Draw points of one kind with bars; those beyond the ends of ``shown`` are drawn there, with their number."""
 
@@ -193,18 +183,13 @@ def _scatter(
     x = [one["occupancy_percent"] for one in points]
     y = [within(one[f"{name}_percent"]) for one in points]
     size = 11 if line.marker == "*" else 6
-    axes.plot(
-        x, y, color=line.colour, linestyle=line.dashes or "none", marker=line.marker, markersize=size, linewidth=1.2,
-        label=line.label, zorder=3,
-    )  # fmt: skip
+    axes.plot(x, y, **line.looks, markersize=size, linewidth=1.2, zorder=3)
     for one, at in zip(points, y, strict=True):
         low, high = (within(one[end]) for end in ends)
         axes.plot([one["occupancy_percent"]] * 2, [low, high], color=line.colour, linewidth=1, alpha=0.7)
         axes.plot([one["occupancy_p20"], one["occupancy_p80"]], [at, at], color=line.colour, linewidth=1, alpha=0.7)
         if one[f"{name}_percent"] != at:
-            below = at == shown[1]
-            axes.annotate(
-                f"{one[f'{name}_percent']:+.0f}", (one["occupancy_percent"], at), (0, -6 if below else 6),
-                textcoords="offset points", ha="center", va="top" if below else "bottom", fontsize=7.5,
-                color=line.colour,
-            )  # fmt: skip
+            text = f"{one[f'{name}_percent']:+.0f}"
+            offset, va = (-6, "top") if at == shown[1] else (6, "bottom")
+            point = one["occupancy_percent"], at
+            note(axes, text, point, (0, offset), ha="center", va=va, fontsize=7.5, color=line.colour)

@@ -31,12 +31,8 @@ TICKS = (1.0, 1.5, 2.0, 3.0, 4.0)
 #: Looks of a tie with the fastest, of the rule's fields, and of what was not tried.
 TIED: dict[str, Any] = {"hatch": "////", "linewidth": 1.4, "edgecolor": ORANGE}
 RULE: dict[str, Any] = {
-    "marker": "o",
-    "markersize": 6,
-    "markerfacecolor": "none",
-    "markeredgecolor": "black",
-    "linestyle": "",
-}
+    "marker": "o", "markersize": 6, "markerfacecolor": "none", "markeredgecolor": "black", "linestyle": "",
+}  # fmt: skip
 UNTRIED: dict[str, Any] = {"marker": "x", "markersize": 3, "color": "#B0B0B0", "linestyle": ""}
 
 
@@ -44,17 +40,11 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """Time of heads alone over two fields of their launch configuration, with the noise and what was not tried.
 
     Drawn are the heads of the smallest and of the largest batch of one network: the one most was tried for.
-
-    Raises:
-        NoRecords: no head of which two configurations were measured alone.
     """
     found = [head for head in swept_heads(records) if len(head.tried) > 1]
     if not found:
         raise NoRecords("no head of which two configurations were measured alone")
-    tries = Counter[str]()
-    for head in found:
-        tries[head.network_name] += len(head.tried)
-    ((network, _),) = tries.most_common(1)
+    ((network, _),) = Counter(head.network_name for head in found for _ in head.tried).most_common(1)
     found = [head for head in found if head.network_name == network]
     batches = [head.cell["samples"] for head in found]
     heads = [_head(head) for head in found if head.cell["samples"] in (min(batches), max(batches))]
@@ -141,7 +131,7 @@ def redraw(drawn: Mapping[str, Any]) -> Figure:
 def _panel(axes: Axes, head: Mapping[str, Any], across: Sequence[int], up: Sequence[int], norm: LogNorm) -> None:
     cells: dict[tuple[int, int], Mapping[str, Any]] = {}
     for one in head["configs"]:  # the fastest first
-        cell = (across.index(one[ACROSS]), up.index(one[UP]))
+        cell = across.index(one[ACROSS]), up.index(one[UP])
         cells.setdefault(cell, one)
         if one["rule"]:
             axes.plot(*cell, **RULE)

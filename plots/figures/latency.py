@@ -34,20 +34,21 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """Latency against batch size with all baselines, and what heads add to the network without.
 
     Records without the 99th percentile are not drawn.
-
-    Raises:
-        NoRecords: nothing of the runner beside the network without heads, at two batch sizes or more.
     """
     never = [one for one in records if one.exits == NEVER and (one.host_us is None or "p99" in one.host_us)]
     network, found = most_measured(never, tuple(LINES), "latency where no sample leaves early")
-    drawn: dict[str, Any] = {"title": "", "stamp": "", "network": str(network), "classes": {}}
+    by_classes = {}
     numbers = sorted({one.cell["classes"] for one in found})
     for classes in dict.fromkeys((numbers[0], numbers[-1])):
         of_classes = [one for one in found if one.cell["classes"] == classes]
         lines = {name: _points([one for one in of_classes if one.variant == name]) for name in LINES}
-        drawn["classes"][str(classes)] = {name: points for name, points in lines.items() if len(points) > 1}
-    drawn["title"] = _title(drawn["classes"], network.heads)
-    drawn["stamp"] = stamp(found, f"{network}. Lines: median of {rounds(found)}.", BANDS)
+        by_classes[str(classes)] = {name: points for name, points in lines.items() if len(points) > 1}
+    drawn = {
+        "title": _title(by_classes, network.heads),
+        "stamp": stamp(found, f"{network}. Lines: median of {rounds(found)}.", BANDS),
+        "network": str(network),
+        "classes": by_classes,
+    }
     return _figure(drawn), drawn
 
 
@@ -56,11 +57,8 @@ def _points(records: Sequence[Record]) -> list[dict[str, Any]]:
     points = []
     for one in sorted(records, key=lambda one: int(one.cell["batch"])):
         assert one.host_us is not None and one.device_us is not None
-        point = {
-            "batch": one.cell["batch"],
-            "host_us": percentiles(one.host_us),
-            "device_us": percentiles(one.device_us),
-        }
+        host, device = percentiles(one.host_us), percentiles(one.device_us)
+        point = {"batch": one.cell["batch"], "host_us": host, "device_us": device}
         bare = next((pair for pair in one.paired if (pair["role"], pair["variant"]) == ("bare", BARE)), None)
         if bare is not None:
             point["bare"] = {key: bare[key] for key in ("host_us", "host_ratio", "device_us", "device_ratio")}
@@ -91,11 +89,12 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     above.append(figure.add_subplot(rows[0, 1], sharey=above[0]))
     below = [figure.add_subplot(rows[2, 0])]
     below.append(figure.add_subplot(rows[2, 1], sharey=below[0]))
-    batches: set[int] = set()
+    measured: set[int] = set()
     for axes, (classes, lines) in zip(above, drawn["classes"].items(), strict=False):
         for variant, points in lines.items():
-            batches |= {point["batch"] for point in points}
-            _line(axes, LINES[variant], points, [point["host_us"] for point in points], tails=True)
+            batches = [point["batch"] for point in points]
+            measured.update(batches)
+            _line(axes, LINES[variant], batches, [point["host_us"] for point in points], ("median", "p99"))
         axes.set_title(f"latency, {int(classes):,} classes a head", fontsize=10, loc="left")
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -108,7 +107,8 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
                 points = [point for point in lines.get(variant, []) if "bare" in point]
                 if points:
                     line = LINES[variant]._replace(dashes="-" if place == 0 else ":")
-                    _line(axes, line, points, [_percent(point, unit) for point in points])
+                    batches = [point["batch"] for point in points]
+                    _line(axes, line, batches, [_percent(point, unit) for point in points], ("p20", "p80"))
         axes.set_title(f"added by the heads: {name}", fontsize=10, loc="left")
         names = [f"{int(one):,} classes" for one in drawn["classes"]]
         key = "; ".join(f"{dashes}: {one}" for dashes, one in zip(("solid", "dotted"), names, strict=False))
@@ -118,7 +118,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     for axes in (*above, *below):
         tidy(axes, "both")
         axes.set_xscale("log", base=2)
-        axes.set_xticks(sorted(batches), [str(batch) for batch in sorted(batches)])
+        axes.set_xticks(sorted(measured), map(str, sorted(measured)))
         axes.set_xlabel("batch size, samples")
     if len(drawn["classes"]) == 1:
         above[1].axis("off")
@@ -127,20 +127,10 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
 
 
 def _line(
-    axes: Axes,
-    line: Line,
-    points: Sequence[Mapping[str, Any]],
-    values: Sequence[Mapping[str, float]],
-    *,
-    tails: bool = False,
+    axes: Axes, line: Line, batches: Sequence[int], values: Sequence[Mapping[str, float]], band: tuple[str, str]
 ) -> None:
-    batches = [point["batch"] for point in points]
-    axes.plot(
-        batches, [value["median"] for value in values], color=line.colour, linestyle=line.dashes, marker=line.marker,
-        markersize=4.5, linewidth=1.6, label=line.label,
-    )  # fmt: skip
-    ends = ("median", "p99") if tails else ("p20", "p80")
-    low, high = ([value[name] for value in values] for name in ends)
+    axes.plot(batches, [value["median"] for value in values], **line.looks, markersize=4.5, linewidth=1.6)
+    low, high = ([value[end] for value in values] for end in band)
     axes.fill_between(batches, low, high, color=line.colour, alpha=0.25, linewidth=0)
 
 

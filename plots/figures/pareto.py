@@ -11,16 +11,16 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from ...autotune.records.record import Record
 from ..records import NoRecords, stamp
-from ..style import BLUE, GREEN, GREY, ORANGE, PALE, frame, legend_beside, new_figure, tidy
+from ..style import BLUE, GREEN, GREY, ORANGE, PALE, Line, frame, legend_beside, new_figure, note, tidy
 
 #: Percentage points of accuracy that the title allows.
 LOSS = 0.5
-#: Colour, marker and name of each variant, by what stands before "@".
-LOOKS = {
-    "graph-bare": ("black", "D", "full network, one CUDA graph"),
-    "overlapped": (BLUE, "o", "overlapped"),
-    "polled": (GREEN, "^", "polled"),
-    "gated": (ORANGE, "v", "gated"),
+#: Variants by what stands before "@" in their names.
+LINES = {
+    "graph-bare": Line("full network, one CUDA graph", "black", "", "D"),
+    "overlapped": Line("overlapped", BLUE, "-", "o"),
+    "polled": Line("polled", GREEN, "-", "^"),
+    "gated": Line("gated", ORANGE, "-", "v"),
 }
 #: The network without heads; eagerly it takes so long that only the small print tells its time.
 EAGER, GRAPH = "eager-bare", "graph-bare"
@@ -33,11 +33,7 @@ _TOO_CLOSE = 0.03
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """How much sooner answers come for how much accuracy, by runner and batch size.
 
-    Args:
-        records: of ``auxhead-tune pareto``; drawn are the last network and of each batch size its last run.
-
-    Raises:
-        NoRecords: no batch size with the full network in a CUDA graph and a runner.
+    Drawn are the last network and of each batch size its last run.
     """
     weights = records[-1].protocol.get("weights")
     runs: dict[str, list[Record]] = {}
@@ -50,8 +46,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     if not panels:
         raise NoRecords("no measurement of the full network in a CUDA graph and of a runner beside it")
     used = [record for run in runs.values() for record in run]
-    drawn = {"title": "", "panels": panels, "stamp": _stamp(used, panels)}
-    drawn["title"] = _title(panels)
+    drawn = {"title": _title(panels), "panels": panels, "stamp": _stamp(used, panels)}
     return _figure(drawn), drawn
 
 
@@ -61,7 +56,7 @@ def _panel(records: Sequence[Record]) -> dict[str, Any]:
     full: dict[str, dict[str, float]] = {}
     for record in records:
         name = record.variant.partition("@")[0]
-        if record.measured is None or name not in (EAGER, *LOOKS):
+        if record.measured is None or name not in (EAGER, *LINES):
             continue
         us, accuracy = record.measured["mean_host_us"], 100 * record.measured["accuracy"]
         if name in (EAGER, GRAPH):  # measured with each set of thresholds, none of which it uses: the first counts
@@ -73,12 +68,8 @@ def _panel(records: Sequence[Record]) -> dict[str, Any]:
         series["accuracy_percent"].append(accuracy)
         ratios = [pair["mean_host_ratio"] for pair in record.paired if pair["role"] == "bare"]
         series["over_bare"].append(ratios[0] if ratios else None)
-    return {
-        "batch": records[0].cell["batch"],
-        "full": full,
-        "runners": runners,
-        "front": _front(full, runners),
-    }
+    batch = records[0].cell["batch"]
+    return {"batch": batch, "full": full, "runners": runners, "front": _front(full, runners)}
 
 
 def _front(full: dict[str, dict[str, float]], runners: dict[str, dict[str, list[Any]]]) -> list[list[float]]:
@@ -116,11 +107,8 @@ def _stamp(records: Sequence[Record], panels: Sequence[dict[str, Any]]) -> str:
     measured = next(record.measured for record in records if record.measured is not None)
     size, samples = "x".join(map(str, cell["input"][1:])), measured["samples"]
     trunks = sorted({record.variant.partition("@")[2] for record in records if not record.variant.startswith("eager")})
-    eager = [
-        f"{panel['full'][EAGER]['mean_us']:,.0f} us at batch {panel['batch']}"
-        for panel in panels
-        if EAGER in panel["full"]
-    ]
+    of_eager = [(panel["full"][EAGER], panel["batch"]) for panel in panels if EAGER in panel["full"]]
+    eager = [f"{one['mean_us']:,.0f} us at batch {batch}" for one, batch in of_eager]
     return stamp(
         records,
         f"{protocol['data']}, {size} px, {cell['model']}, {cell['dtype']}, {len(cell['taps'])} heads, trunk "
@@ -147,35 +135,26 @@ def _figure(drawn: dict[str, Any]) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel: dict[str, Any]) -> None:
-    front = panel["front"]
-    axes.step(*zip(*front, strict=True), where="post", color=PALE, linewidth=6, zorder=1, label="Pareto front")
-    for name, (color, marker, label) in LOOKS.items():
-        if name in panel["full"]:
-            one = panel["full"][name]
-            axes.plot(one["mean_us"], one["accuracy_percent"], marker, color=color, markersize=8, label=label, zorder=4)
-        elif name in panel["runners"]:
-            series = panel["runners"][name]
-            axes.plot(series["mean_us"], series["accuracy_percent"], marker=marker, color=color, markersize=6,
-                      linewidth=1, label=label, zorder=3)  # fmt: skip
+    front = zip(*panel["front"], strict=True)
+    axes.step(*front, where="post", color=PALE, linewidth=6, zorder=1, label="Pareto front")
+    measured = {**panel["runners"], **panel["full"]}
+    for name in (one for one in LINES if one in measured):
+        size, zorder = (8, 4) if name == GRAPH else (6, 3)
+        us, accuracy = measured[name]["mean_us"], measured[name]["accuracy_percent"]
+        axes.plot(us, accuracy, **LINES[name].looks, markersize=size, linewidth=1, zorder=zorder)
     _label_thresholds(axes, panel)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_formatter(NullFormatter())
     times = [panel["full"][GRAPH]["mean_us"]]
     for series in panel["runners"].values():
-        times += [
-            us
-            for us, accuracy in zip(series["mean_us"], series["accuracy_percent"], strict=True)
-            if accuracy >= _least(panel)
-        ]
-    ticks = [
-        digit * 10**power
-        for power in range(6)
-        for digit in (1, 1.5, 2, 3, 4, 6, 8)
-        if min(times) / 1.2 < digit * 10**power < 1.2 * max(times)
-    ]
+        points = zip(series["mean_us"], series["accuracy_percent"], strict=True)
+        times += [us for us, accuracy in points if accuracy >= _least(panel)]
+    low, high = min(times) / 1.2, max(times) * 1.2
+    round_numbers = [digit * 10**power for power in range(6) for digit in (1, 1.5, 2, 3, 4, 6, 8)]
+    ticks = [number for number in round_numbers if low < number < high]
     axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
-    axes.set_xlim(min(times) / 1.2, max(times) * 1.2)
+    axes.set_xlim(low, high)
     axes.set_ylim(_least(panel), panel["full"][GRAPH]["accuracy_percent"] + 0.15 * _SHOWN)
     axes.set_title(f"batch {panel['batch']}", fontsize=10, loc="left")
     axes.set_xlabel("mean time to the answer, us (log)")
@@ -186,9 +165,8 @@ def _label_thresholds(axes: Axes, panel: dict[str, Any]) -> None:
     """Label the points of the soonest runner with their thresholds; points on top of each other share a label."""
     series = min(panel["runners"].values(), key=lambda one: min(one["mean_us"]))
     labels: list[tuple[list[str], float, float]] = []
-    for thresholds, us, accuracy in zip(
-        series["thresholds"], series["mean_us"], series["accuracy_percent"], strict=True
-    ):
+    points = zip(series["thresholds"], series["mean_us"], series["accuracy_percent"], strict=True)
+    for thresholds, us, accuracy in points:
         name = thresholds.removeprefix("calibrated ").removesuffix(" %")
         if labels and labels[-1][2] == accuracy and abs(math.log(us / labels[-1][1])) < _TOO_CLOSE:
             labels[-1][0].append(name)
@@ -196,10 +174,8 @@ def _label_thresholds(axes: Axes, panel: dict[str, Any]) -> None:
             labels.append(([name], us, accuracy))
     for names, us, accuracy in labels:
         later = us > panel["full"][GRAPH]["mean_us"]  # to the right nothing is in the way
-        axes.annotate(
-            ", ".join(names), (us, accuracy), (6 if later else -5, -5), textcoords="offset points", fontsize=8,
-            color=GREY, ha="left" if later else "right", va="top",
-        )  # fmt: skip
+        offset, ha = (6, "left") if later else (-5, "right")
+        note(axes, ", ".join(names), (us, accuracy), (offset, -5), fontsize=8, color=GREY, ha=ha, va="top")
 
 
 def _least(panel: dict[str, Any]) -> float:

@@ -9,7 +9,7 @@ from matplotlib.ticker import StrMethodFormatter
 
 from ...autotune.records.record import Record
 from ..records import NoRecords, stamp
-from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, frame, new_figure, tidy
+from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, frame, new_figure, note, tidy
 
 #: Colours of the CUDA functions that take most time; all others are one part.
 _COLOURS = (ORANGE, SKY, GREEN, PURPLE, AMBER)
@@ -18,22 +18,13 @@ _COLOURS = (ORANGE, SKY, GREEN, PURPLE, AMBER)
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """Launches and CUDA API time of one request, naive early exit before and a runner after.
 
-    Args:
-        records: of ``auxhead-tune profile``; the last run is drawn.
-
-    Raises:
-        NoRecords: the last run lacks before or after.
+    The last run is drawn.
     """
     run = [record for record in records if record.run == records[-1].run and record.error is None]
     before = next((record for record in run if not record.paired), None)
     after = next((record for record in run if record.paired), None)
     if before is None or after is None:
         raise NoRecords("the last profile lacks what was before or what was after")
-    drawn = _drawn(before, after)
-    return _figure(drawn), drawn
-
-
-def _drawn(before: Record, after: Record) -> dict[str, Any]:
     sides = {"before": before, "after": after}
     measured = {name: record.measured or {} for name, record in sides.items()}
     host = {name: record.host_us or {} for name, record in sides.items()}
@@ -43,7 +34,7 @@ def _drawn(before: Record, after: Record) -> dict[str, Any]:
     cell = after.cell
     size = "x".join(map(str, cell["input"]))
     requests = after.protocol["requests"]
-    return {
+    drawn = {
         "title": f"{launches[0]} launches of a request become {launches[1]}, and the answer is there {faster}",
         "sides": {"before": "eager, plain\nheads, .item()", "after": after.variant.replace("@", ",\ntrunk ")},
         "launches": {name: one["launches"] for name, one in measured.items()},
@@ -58,6 +49,7 @@ def _drawn(before: Record, after: Record) -> dict[str, Any]:
             "time to the answer: median, line from 20th to 80th percentile, without a profiler, taking turns",
         ),
     }
+    return _figure(drawn), drawn
 
 
 def _parts(api: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
@@ -67,11 +59,9 @@ def _parts(api: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str
         for row in rows:
             totals[row["name"]] = totals.get(row["name"], 0.0) + row["host_us"]
     first = sorted(totals, key=lambda name: (-totals[name], name))[: len(_COLOURS)]
-    parts = {
-        side: {name: sum(row["host_us"] for row in rows if row["name"] == name) for name in first}
-        for side, rows in api.items()
-    }
+    parts = {}
     for side, rows in api.items():
+        parts[side] = {name: sum(row["host_us"] for row in rows if row["name"] == name) for name in first}
         parts[side]["all others"] = sum(row["host_us"] for row in rows if row["name"] not in first)
     return parts
 
@@ -107,10 +97,9 @@ def _bars(axes: Axes, values: Mapping[str, float], title: str, ends: Sequence[fl
 def _numbers(axes: Axes, values: Sequence[float], ends: Sequence[float]) -> None:
     for place, (value, end) in enumerate(zip(values, ends, strict=True)):
         text = f"{value:,.0f}" if value == round(value) or value >= 10 else f"{value:,.1f}"
-        if end > value > 0.3 * max(ends):  # behind the line of percentiles it would seem to be the number of that
-            axes.annotate(text, (0, place), (6, 0), textcoords="offset points", va="center", fontsize=9, color="white")
-        else:
-            axes.annotate(text, (end, place), (6, 0), textcoords="offset points", va="center", fontsize=9)
+        # behind the line of percentiles it would seem to be the number of that
+        at, colour = (0, "white") if end > value > 0.3 * max(ends) else (end, "black")
+        note(axes, text, (at, place), (6, 0), va="center", fontsize=9, color=colour)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_xlim(0, 1.2 * max(ends))
 

@@ -25,11 +25,7 @@ _LINEAR, _TICKS = 10, (0, 5, 10, 20, 50, 100, 200)
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Ranks of launch configurations alone and in the network: is the fastest alone the fastest there, too?
-
-    Raises:
-        NoRecords: no head with two configurations that were measured in both places.
-    """
+    """Ranks of launch configurations alone and in the network: is the fastest alone the fastest there, too?"""
     heads = [drawn for head in swept_heads(records) if (drawn := _head(head))]
     if not heads:
         raise NoRecords("no head of which two configurations were measured both alone and in the network")
@@ -90,9 +86,7 @@ def _head(head: Head) -> dict[str, Any] | None:
     ranks = np.array([[one["rank_alone"], one["rank_network"]] for one in configs])
     return {
         "head": f"{head.network_name}, {head.name}",
-        "model": head.cell["model"],
-        "dtype": head.cell["dtype"],
-        "tap": head.cell["tap"],
+        **{name: head.cell[name] for name in ("model", "dtype", "tap")},
         "batch": head.cell["samples"],
         "classes": head.cell["classes"],
         "rank_correlation": float(np.corrcoef(ranks.T)[0, 1]),
@@ -103,12 +97,10 @@ def _head(head: Head) -> dict[str, Any] | None:
 def _rank_counts(heads: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """Count, in [rank alone][rank in the network], up to ``MOST_RANKS``."""
     most = min(max(len(head["configs"]) for head in heads), MOST_RANKS)
-    counts = [[0] * most for _ in range(most)]
-    for head in heads:
-        for one in head["configs"]:
-            alone, network = (min(one[rank], most) - 1 for rank in ("rank_alone", "rank_network"))
-            counts[alone][network] += 1
-    return counts
+    counts = np.zeros((most, most), int)
+    for one in (one for head in heads for one in head["configs"]):
+        counts[min(one["rank_alone"], most) - 1, min(one["rank_network"], most) - 1] += 1
+    return list(counts.tolist())
 
 
 def redraw(drawn: Mapping[str, Any]) -> Figure:
@@ -126,11 +118,9 @@ def _draw_counts(axes: Axes, counts: Sequence[Sequence[int]], further: bool) -> 
     axes.imshow(counts, cmap="Blues", vmin=0, vmax=1.3 * most)
     for row, line in enumerate(counts):
         for column, count in enumerate(line):
-            on_diagonal = row == column
-            axes.text(
-                column, row, str(count), ha="center", va="center", fontweight="bold" if on_diagonal else "normal",
-                color="white" if count > 0.7 * most else "black",
-            )  # fmt: skip
+            weight = "bold" if row == column else "normal"
+            colour = "white" if count > 0.7 * most else "black"
+            axes.text(column, row, str(count), ha="center", va="center", fontweight=weight, color=colour)
     ranks = [str(rank + 1) for rank in range(len(counts))]
     ranks[-1] += "+" if further else ""
     axes.set_xticks(range(len(counts)), ranks)

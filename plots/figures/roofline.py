@@ -11,13 +11,12 @@ from matplotlib.figure import Figure
 
 from ...autotune.records.record import Record
 from ..records import NoRecords, stamp
-from ..style import BLUE, GREY, ORANGE, PURPLE, frame, legend_beside, new_figure, tidy
+from ..style import BLUE, GREY, ORANGE, PURPLE, Line, frame, legend_beside, new_figure, tidy
 
-#: Colour, marker and name of each variant.
-LOOKS = {
-    "eager": (ORANGE, "s", "plain PyTorch"),
-    "compiled": (PURPLE, "^", "torch.compile, max-autotune"),
-    "fused": (BLUE, "o", "fused head"),
+LINES = {
+    "eager": Line("plain PyTorch", ORANGE, "", "s"),
+    "compiled": Line("torch.compile, max-autotune", PURPLE, "", "^"),
+    "fused": Line("fused head", BLUE, "", "o"),
 }
 #: A head is bound by latency if it takes more than this many times as long as its bytes.
 TIMES = 10.0
@@ -28,11 +27,7 @@ MANY_CLASSES = 100
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """How far heads alone are from the memory's bandwidth, and which wait for latency instead.
 
-    Args:
-        records: of ``auxhead-tune heads``; of each head the last run in which the fused one was timed.
-
-    Raises:
-        NoRecords: no head was timed.
+    Of each head the last run is drawn in which the fused one was timed.
     """
     runs: dict[tuple[str, str], dict[str, Record]] = {}
     for record in records:
@@ -64,7 +59,7 @@ def flop(cell: Mapping[str, Any]) -> int:
 
 def _head(run: Mapping[str, Record]) -> dict[str, Any]:
     cell, least = run["fused"].cell, run["bytes"].protocol
-    times = {name: run[name].device_us for name in LOOKS if name in run}
+    times = {name: run[name].device_us for name in LINES if name in run}
     us = {name: taken["median"] for name, taken in times.items() if taken is not None}
     operations = flop(cell)
     return {
@@ -113,6 +108,7 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     for axes in (left, right):
         axes.set_xscale("log")
         axes.set_yscale("log")
+        tidy(axes, "both")
     heads, per_us = drawn["heads"], drawn["copy_gb_per_second"] * 1e3  # bytes a microsecond
     _points(left, heads, lambda head: head["bytes"] / 1e6, lambda head, name: head["us"][name])
     megabytes = np.geomspace(*_range([head["bytes"] / 1e6 for head in heads]))
@@ -125,15 +121,12 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     left.set_ylabel("device time of one head, us (log)")
     left.set_title("time by bytes", fontsize=10, loc="left")
     left.set_ylim(bottom=drawn["least_fused_us"] / TIMES)
-
     _points(right, heads, lambda head: head["flop_per_byte"], lambda head, name: head["gflop_per_second"][name])
     intensity = np.geomspace(*_range([head["flop_per_byte"] for head in heads]))
     right.plot(intensity, intensity * drawn["copy_gb_per_second"], color="black", linewidth=1.2)
     right.set_xlabel("arithmetic intensity, FLOP/byte (log)")
     right.set_ylabel("achieved rate, GFLOP/s (log)")
     right.set_title("roofline", fontsize=10, loc="left")
-    for axes in (left, right):
-        tidy(axes, "both")
     legend_beside(legend, left, 3)
     return frame(figure, drawn)
 
@@ -145,12 +138,14 @@ def _points(
     y: Callable[[Mapping[str, Any], str], float],
 ) -> None:
     """Draw each variant of each head; hollow where there are many classes."""
-    for name, (color, marker, label) in LOOKS.items():
+    for name, line in LINES.items():
+        looks = {**line.looks, "markersize": 5.5}
         for many in (False, True):
             own = [head for head in heads if name in head["us"] and (head["classes"] >= MANY_CLASSES) == many]
-            axes.plot([x(head) for head in own], [y(head, name) for head in own], marker, color=color, markersize=5.5,
-                      markerfacecolor="none" if many else color, linestyle="none")  # fmt: skip
-        axes.plot([], [], marker, color=color, markersize=5.5, linestyle="none", label=label)
+            face = "none" if many else line.colour
+            xs, ys = [x(head) for head in own], [y(head, name) for head in own]
+            axes.plot(xs, ys, **{**looks, "label": None, "markerfacecolor": face})
+        axes.plot([], [], **looks)
 
 
 def _range(values: Sequence[float]) -> tuple[float, float, int]:

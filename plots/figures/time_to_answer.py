@@ -24,36 +24,28 @@ SKIPPING = ("gated@cudnn", "polled@cudnn")
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Time to the answer against the exit where all samples leave, with the network cut off there as the floor.
-
-    Raises:
-        NoRecords: nothing of networks cut off at a tap, or of a runner that skips what is behind an exit.
-    """
+    """Time to the answer against the exit where all samples leave, with the network cut off there as the floor."""
     of_taps = [one for one in records if one.exits in one.cell["taps"]]
     network, early = most_measured(of_taps, (FLOOR, *SKIPPING), "samples that leave at a tap")
     fewest = min(one.cell["classes"] for one in early)
     early = [one for one in early if one.cell["classes"] == fewest]
-    _, found = most_measured([one for one in records if _fits(one, early)], tuple(LINES), "those networks")
-    drawn: dict[str, Any] = {"title": "", "stamp": "", "network": str(network), "exits": _exits(early), "batches": {}}
-    for batch in sorted({one.cell["batch"] for one in early}):
+    exits = [*early[0].cell["taps"], NEVER]  # in the order of the network
+    cells = [one.cell for one in early]
+    of_cells = [one for one in records if one.exits in exits and one.cell in cells]
+    _, found = most_measured(of_cells, tuple(LINES), "those networks")
+    batches = {}
+    for batch in sorted({cell["batch"] for cell in cells}):
         its = [one for one in found if one.cell["batch"] == batch]
-        drawn["batches"][str(batch)] = {name: _points(its, name, drawn["exits"]) for name in LINES}
-    drawn["title"] = _title(drawn["batches"])
-    drawn["stamp"] = stamp(
-        found,
-        f"{network}, {fewest:,} classes. Medians; bars: 20th to 80th percentile of {rounds(found)}.",
-    )
+        batches[str(batch)] = {name: _points(its, name, exits) for name in LINES}
+    shown = f"{network}, {fewest:,} classes. Medians; bars: 20th to 80th percentile of {rounds(found)}."
+    drawn = {
+        "title": _title(batches),
+        "stamp": stamp(found, shown),
+        "network": str(network),
+        "exits": exits,
+        "batches": batches,
+    }
     return _figure(drawn), drawn
-
-
-def _fits(record: Record, early: Sequence[Record]) -> bool:
-    """Return whether a record is of a cell in ``early``, with all samples leaving at one exit."""
-    return record.exits in _exits(early) and any(record.cell == one.cell for one in early)
-
-
-def _exits(early: Sequence[Record]) -> list[str]:
-    """Return the exits at which all samples leave, in the order of the network."""
-    return [*early[0].cell["taps"], NEVER]
 
 
 def _points(records: Sequence[Record], variant: str, exits: Sequence[str]) -> list[dict[str, Any]]:
@@ -77,9 +69,8 @@ def _title(batches: Mapping[str, Any]) -> str:
                 longer.append(100 * times[runner][NEVER] / times[BARE][NEVER])
             best.add(runner.partition("@")[0])
     if not shares:
-        raise NoRecords(
-            f"no record of {FLOOR}, {BARE} and one of {', '.join(SKIPPING)} with samples that leave at a tap"
-        )
+        skipping = ", ".join(SKIPPING)
+        raise NoRecords(f"no record of {FLOOR}, {BARE} and one of {skipping} with samples that leave at a tap")
     who = " or ".join(sorted(best))
     return (
         f"Where all leave at {first}, {who} answers in {min(shares):.0f} to {max(shares):.0f} % of "
@@ -113,12 +104,8 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
 
 def _line(axes: Axes, line: Line, points: Sequence[Mapping[str, Any]], exits: Sequence[str]) -> None:
     places = [exits.index(point["exit"]) for point in points]
-    medians = [point["host_us"]["median"] for point in points]
-    bars = (
-        [max(point["host_us"]["median"] - point["host_us"]["p20"], 0.0) for point in points],
-        [max(point["host_us"]["p80"] - point["host_us"]["median"], 0.0) for point in points],
-    )
-    axes.errorbar(
-        places, medians, bars, color=line.colour, linestyle=line.dashes, marker=line.marker, markersize=5,
-        linewidth=1.6, elinewidth=1, label=line.label,
-    )  # fmt: skip
+    times = [point["host_us"] for point in points]
+    down = [max(us["median"] - us["p20"], 0.0) for us in times]
+    up = [max(us["p80"] - us["median"], 0.0) for us in times]
+    medians = [us["median"] for us in times]
+    axes.errorbar(places, medians, (down, up), **line.looks, markersize=5, linewidth=1.6, elinewidth=1)

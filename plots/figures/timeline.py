@@ -1,6 +1,7 @@
 """Figure "timeline": one replay of a captured network, stream by stream, with the SMs that heads run on."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -11,7 +12,7 @@ from matplotlib.patches import Patch
 from ...autotune.records.intervals import common, merged
 from ...autotune.records.record import Record
 from ..records import stamp
-from ..style import BLUE, GREY, ORANGE, PURPLE, frame, new_figure, tidy
+from ..style import BLUE, GREY, ORANGE, PURPLE, frame, new_figure, note, tidy
 from ..timelines import JOIN, SIDE, TRUNK, Timeline, timelines
 
 #: Bottom and height of the lanes.
@@ -23,28 +24,20 @@ _LITTLE = 0.5
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """What runs beside what in one replay: trunk and heads over time, and the SMs that the heads' programs are on.
 
-    Of several networks the one measured last is drawn.
-
-    Args:
-        records: of kinds "timeline" and "overlap".
-
-    Raises:
-        NoRecords: no timeline with its summary.
+    Of several networks the one measured last is drawn; in microseconds since the replay began, shares in percent.
     """
-    drawn = _drawn(timelines(records)[-1])
-    return _figure(drawn), drawn
-
-
-def _drawn(timeline: Timeline) -> dict[str, Any]:
-    """Return everything that the figure shows: microseconds since the replay began, shares in percent."""
+    timeline = timelines(records)[-1]
     replay, all_replays, record = timeline.replay, timeline.all_replays, timeline.record
     trunk, side = ([_interval(one) for one in timeline.kernels(role)] for role in (TRUNK, SIDE))
     launches = timeline.launches
-    numbers = [1, *(1 + sum(map(len, launches[: place + 1])) for place in range(len(launches)))]
+    numbers = accumulate(map(len, launches), initial=1)  # of the first head of each launch
     covered = [common(merged([one]), merged(trunk)) for one in side]
-    coverage = all_replays["coverage"]
+    of_all = None
+    if all_replays["coverage"] is not None:
+        percents = {name: _percent(value) for name, value in all_replays["coverage"].items()}
+        of_all = {"coverage_percent": percents, "exposed_us": all_replays["exposed_us"]}
     (pair,) = (one for one in timeline.summary.paired if one["role"] == "trunk")
-    return {
+    drawn = {
         "title": _title(timeline, pair),
         "stamp": stamp([record, timeline.summary], *_how(timeline)),
         "network": timeline.network,
@@ -63,18 +56,14 @@ def _drawn(timeline: Timeline) -> dict[str, Any]:
         "join_stall_us": replay["join_stall_us"],
         "span_us": replay["span_us"],
         "coverage_percent": _percent(replay["coverage"]),
-        "all_replays": None
-        if coverage is None
-        else {
-            "coverage_percent": {name: _percent(value) for name, value in coverage.items()},
-            "exposed_us": all_replays["exposed_us"],
-        },
+        "all_replays": of_all,
         "inflation": all_replays["inflation"]["both"],
         "ratio_to_trunk": {name: pair[name] for name in ("device_ratio", "low", "high")},
         "programs": replay["programs"],
         "clocks_differ_us": replay["clocks_differ_us"],
         "sm_count": record.environment["sm_count"],
     }
+    return _figure(drawn), drawn
 
 
 def _interval(kernel: Mapping[str, Any]) -> tuple[float, float]:
@@ -130,7 +119,6 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
 
 
 def _lanes(axes: Axes, drawn: Mapping[str, Any]) -> None:
-    bottom, height = _TRUNK_LANE
     axes.broken_barh(_bars(drawn["trunk"]), _TRUNK_LANE, color=BLUE, edgecolor="white", linewidth=0.6)
     axes.broken_barh(_bars(drawn["joining"]), _TRUNK_LANE, color=PURPLE, edgecolor="white", linewidth=0.6)
     for launch in drawn["heads"]:
@@ -138,16 +126,12 @@ def _lanes(axes: Axes, drawn: Mapping[str, Any]) -> None:
         axes.broken_barh([whole], _SIDE_LANE, facecolor="white", edgecolor=ORANGE, hatch="/////", linewidth=0.8)
         axes.broken_barh(_bars(launch["under_the_trunk"]), _SIDE_LANE, color=ORANGE, linewidth=0)
         middle = launch["begin"] + whole[1] / 2
-        axes.annotate(
-            launch["label"], (middle, 0.0), (0, -3), textcoords="offset points", ha="center", va="top", fontsize=8
-        )
-    if drawn["join_stall_us"] > 0:
-        end, height = drawn["span_us"], bottom + height
-        axes.annotate(
-            f"join stall {drawn['join_stall_us']:.1f} us", (end, height), (0, 4), textcoords="offset points",
-            ha="right", va="bottom", fontsize=8,
-        )  # fmt: skip
-        axes.plot([end - drawn["join_stall_us"], end], [height + 0.04] * 2, color="black", linewidth=1.2)
+        note(axes, launch["label"], (middle, 0.0), (0, -3), ha="center", va="top", fontsize=8)
+    stall = drawn["join_stall_us"]
+    if stall > 0:
+        end, top = drawn["span_us"], sum(_TRUNK_LANE)
+        note(axes, f"join stall {stall:.1f} us", (end, top), (0, 4), ha="right", va="bottom", fontsize=8)
+        axes.plot([end - stall, end], [top + 0.04] * 2, color="black", linewidth=1.2)
     axes.set_yticks([1.3, 0.3], ["trunk\n(high priority)", "heads\n(low priority)"])
     axes.set_ylim(-0.35, 1.95)
     tidy(axes, "x")
@@ -188,8 +172,5 @@ def _residency(axes: Axes, drawn: Mapping[str, Any]) -> None:
     axes.set_ylim(-0.5, last - 0.5)
     axes.set_ylabel("SM id\n(measured in the kernel)")
     said = f"{len(programs):,} programs of the heads, on {used} of {last} SMs; those of the trunk are not drawn"
-    axes.annotate(
-        said, (0.0, 1.0), (0, 2),
-        xycoords="axes fraction", textcoords="offset points", va="bottom", fontsize=8, color=GREY,
-    )  # fmt: skip
+    note(axes, said, (0.0, 1.0), (0, 2), xycoords="axes fraction", va="bottom", fontsize=8, color=GREY)
     tidy(axes, "x")

@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 from auxhead.plots import figure_kind
-from auxhead.plots.figures import registry
+from auxhead.plots.figures.registry import FIGURES
 
 try:
     import tomllib
@@ -13,7 +13,7 @@ except ImportError:  # before Python 3.11
     tomllib = pytest.importorskip("tomli")
 
 ROOT = figure_kind.GALLERY.parents[1]
-REDRAWN = [kind for kind in registry.FIGURES if kind.redraw is not None]
+REDRAWN = [kind for kind in FIGURES if kind.redraw is not None]
 
 
 @pytest.mark.parametrize("kind", REDRAWN, ids=lambda kind: kind.name)
@@ -35,6 +35,6 @@ def test_the_data_of_a_wheel_is_small_and_has_the_numbers_of_figures_without_rec
     }
     names = {path.as_posix() for path in files}
     assert {f"plots/gallery/{kind.name}.json" for kind in REDRAWN} <= names
-    missing = {file for kind in registry.FIGURES for file in kind.files if f"autotune/records/{file}" not in names}
+    missing = {file for kind in FIGURES for file in kind.files if f"autotune/records/{file}" not in names}
     assert missing == {file for kind in REDRAWN for file in kind.files}
     assert sum(len(zlib.compress((ROOT / path).read_bytes())) for path in files) < 1_000_000
