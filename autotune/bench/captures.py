@@ -1,15 +1,14 @@
 """Captures of a cell's variants: built once, kept by name, closed together."""
 
 from ..measuring.subject import Subject
-from .variants import BuildContext, BuiltVariant, Factories, Variant
+from .variants import BuildContext, BuiltVariant, Variant
 
 
 class VariantCaptures:
     """Builds variants of one cell and owns what was built."""
 
-    def __init__(self, subject: Subject, factories: Factories) -> None:
-        """Build with runners and trunks of ``factories``."""
-        self.context = BuildContext(subject, factories)
+    def __init__(self, subject: Subject) -> None:
+        self.context = BuildContext(subject)
         self.built: dict[str, list[BuiltVariant]] = {}
         """By variant; of one whose build failed those that came before."""
         self.failed: dict[str, str] = {}

@@ -1,8 +1,7 @@
 """The command ``auxhead-tune bench``."""
 
 import fnmatch
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,9 +68,15 @@ def bench(
     Every option that chooses may be given several times. A run that was stopped goes on where it was.
     """
     console = wide_console()
+    asked: dict[str, Sequence[Any]] = {
+        "dtype": [one.value for one in dtype or ()],
+        "batch": batch or (),
+        "classes": classes or (),
+        "placement": [one.value for one in placement or ()],
+    }
     with one_line_errors(BadRecord), resumable():
         device = this_device("bench")
-        own, cells = _chosen(model or [], dtype or [], batch or [], classes or [], placement or [], quick)
+        own, cells = _chosen(model or (), asked, quick)
         wanted = tuple(variant or (_QUICK_VARIANTS if quick else ()))
         where_to_exit = tuple(exits or (_QUICK_EXITS if quick else ()))
         _check_variants(wanted, cells)
@@ -91,10 +96,9 @@ def bench(
         progress.total = sum(len(units) for _, units in left)
         with progress:
             failed = _measure(left, own, device, options, progress)
-        chosen = {_identity(cell.as_json()) for cell in cells}
+        chosen = [cell.as_json() for cell in cells]
         found = read_records(where) if where.exists() else []
-        print_tables(console, bench_tables(record for record in found if _identity(record.cell) in chosen))
-        console.print(f"Records: {where}", soft_wrap=True)
+        print_tables(console, bench_tables(record for record in found if record.cell in chosen), where)
         if failed:
             raise BadInput(f"{len(failed)} of {len(left)} cells could not be measured, the first: {failed[0]}")
 
@@ -120,12 +124,7 @@ def _measure(
 
 
 def _chosen(
-    models: Sequence[str],
-    dtypes: Sequence[Dtype],
-    batches: Sequence[int],
-    classes: Sequence[int],
-    placements: Sequence[Placement],
-    quick: bool,
+    models: Sequence[str], asked: Mapping[str, Sequence[Any]], quick: bool
 ) -> tuple[Subject | None, list[Cell]]:
     """Return the user's own network, if it is one, and the cells to measure."""
     for name in models:
@@ -135,16 +134,9 @@ def _chosen(
             raise BadInput("--quick: chooses cells of the core matrix, wants no network of your own beside it")
         if len(models) > 1:
             raise BadInput(f"--model: got {len(models)} of them, wants a factory alone")
-        own = own_network(models[0], dtype=dtypes, batch=batches, classes=classes, placement=placements)
+        own = own_network(models[0], **asked)
         return own, [own.cell]
-    return None, chosen_cells(
-        quick=quick,
-        models=models,
-        dtypes=[dtype.value for dtype in dtypes],
-        batches=batches,
-        classes=classes,
-        placements=[placement.value for placement in placements],
-    )
+    return None, chosen_cells(quick=quick, model=models, **asked)
 
 
 def _check_variants(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
@@ -153,7 +145,3 @@ def _check_variants(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
     for glob in wanted:
         if not fnmatch.filter(names, glob):
             raise BadInput(f"--variant: got {glob}, wants names or globs of: {', '.join(names)}")
-
-
-def _identity(cell: dict[str, Any]) -> str:
-    return json.dumps(cell, sort_keys=True)

@@ -1,8 +1,7 @@
 """Measures the variants of a cell: each is built, checked against the eager network, then timed between the others."""
 
-import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.cells import NEVER
 from ..measuring.correctness import Comparison, verdict
-from ..measuring.environment import clocks
+from ..measuring.environment import clocks, release_memory
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.subject import Subject
 from ..measuring.timers import Samples, time_captures, time_those_that_run
@@ -58,18 +57,13 @@ class _Checked:
     counts: dict[str, int]
 
 
-@dataclass
 class _CellBench:
     """Builds, checks and times; captures are kept from one exit pattern to the next."""
 
-    subject: Subject
-    options: BenchOptions
-    captures: VariantCaptures = field(init=False)
-    _lost: bool = False
-    """Nothing can be freed any more."""
-
-    def __post_init__(self) -> None:
-        self.captures = VariantCaptures(self.subject, self.options.factories)
+    def __init__(self, subject: Subject, options: BenchOptions) -> None:
+        self.subject, self.options = subject, options
+        self.captures = VariantCaptures(subject)
+        self._lost = False  # if True, nothing can be freed any more
 
     def measure(self, run: PatternRun) -> None:
         """Measure one exit pattern, whose rules are in force, and append its records."""
@@ -91,7 +85,7 @@ class _CellBench:
         """Free what was captured."""
         if not self._lost:
             self.captures.close()
-            _free()
+            release_memory()
 
     def _drop(self, name: str) -> None:
         if not self._lost:
@@ -118,12 +112,12 @@ class _CellBench:
     def _fail(self, run: PatternRun, variant: Variant, error: str, counts: dict[str, int] | None) -> None:
         """Record a failure at once, and find out whether the device is still there."""
         self.options.say(f"{run}: {variant.name} FAILED: {error}", True)
-        self._append(run, variant, protocol=self._protocol(variant), correctness=counts, error=error)
+        self._append(run, variant, correctness=counts, error=error)
         try:
             self._drop(variant.name)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            _free()
+            release_memory()
         except Exception as lost:
             self._lost = True
             raise DeviceLost(f"{variant.name}: {error}; the CUDA context is lost ({Failure.of(lost)})") from lost
@@ -164,11 +158,10 @@ class _CellBench:
         times = {name: (summary_with_p99(one.host), summary(one.device)) for name, one in samples.items()}
         for name, one in checked.items():
             truth = self.captures.context.truth(one.variant.trunk)
-            protocol = {**self._protocol(one.variant, **how), "samples_by_exit": truth.samples_by_exit()}
             host, device = times[name]
             self._append(
-                run, one.variant, clocks_found, protocol=protocol, host_us=host, device_us=device,
-                paired=paired_with(one.variant, times), correctness=one.counts,
+                run, one.variant, {**how, "samples_by_exit": truth.samples_by_exit()}, clocks_found,
+                host_us=host, device_us=device, paired=paired_with(one.variant, times), correctness=one.counts,
             )  # fmt: skip
 
     def _repeat(self, checked: Mapping[str, _Checked]) -> int:
@@ -179,19 +172,17 @@ class _CellBench:
         taken = spread(samples[name].device[0]).median
         return max(REPEATS[0], min(REPEATS[1], round(BLOCK_US / taken)))
 
-    def _protocol(self, variant: Variant, **how: int) -> dict[str, Any]:
-        return protocol_of(variant, rounds=self.options.rounds, inputs=len(self.subject.inputs), **how)
-
     def _append(
-        self, run: PatternRun, variant: Variant, clocks_found: dict[str, float] | None = None, **fields: Any
+        self,
+        run: PatternRun,
+        variant: Variant,
+        how: Mapping[str, Any] | None = None,
+        clocks_found: dict[str, float] | None = None,
+        **fields: Any,
     ) -> None:
         trunk = self.captures.context.trunks.get(variant.trunk)
         captures, notes = self.captures.built.get(variant.name, []), trunk.notes if trunk else ()
         environment = {**self.options.environment, "clocks": clocks_found}
-        append_record(self.options.out, bench_record(run, variant, captures, notes, environment, **fields))
-
-
-def _free() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        protocol = {**protocol_of(variant, self.options.rounds, len(self.subject.inputs)), **(how or {})}
+        record = bench_record(run, variant, captures, notes, environment, protocol, **fields)
+        append_record(self.options.out, record)

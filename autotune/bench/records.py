@@ -27,17 +27,7 @@ def bench_record(
     protocol: Mapping[str, Any],
     **rest: Any,
 ) -> Record:
-    """Return the record of one variant, measured or failed.
-
-    Args:
-        run: what it was measured in.
-        variant: its description.
-        captures: those that were built.
-        trunk_notes: what was done to its trunk.
-        environment: see :class:`~auxhead.autotune.records.record.Record`.
-        protocol: what :func:`protocol_of` returns, and what else holds for this variant.
-        **rest: other fields of the record.
-    """
+    """Return the record of one variant, measured or failed; ``rest`` are further fields of the record."""
     of_captures = [f"capture {number}: {one.note}" for number, one in enumerate(captures, start=1) if one.note]
     return Record(
         kind="bench",
@@ -53,14 +43,12 @@ def bench_record(
     )
 
 
-def protocol_of(
-    variant: Variant, *, rounds: int, inputs: int, repeat: int | None = None, warm_up: int | None = None
-) -> dict[str, Any]:
-    """Return how a variant is timed; None: it failed before that was chosen."""
+def protocol_of(variant: Variant, rounds: int, inputs: int) -> dict[str, Any]:
+    """Return how a variant is timed; None is what a variant that failed was too early for."""
     return {
         "rounds": rounds,
-        "warm_up": warm_up,
-        "repeat": repeat,
+        "warm_up": None,
+        "repeat": None,
         "requests": REQUESTS,
         "captures": variant.captures,
         "inputs": inputs,

@@ -10,7 +10,7 @@ from typing import Any
 from ...model.bad_input import BadInput
 from ..measuring.cells import Cell
 from ..records.record import Record, is_settled, read_records
-from .variants import Factories, Variant, bare_name, catalogue, segments_name, truncated_name
+from .variants import Variant, bare_name, catalogue, segments_name, truncated_name
 
 #: Timed rounds of each variant, unless asked otherwise: ten of each fresh capture.
 ROUNDS = 50
@@ -29,7 +29,6 @@ class BenchOptions:
     """Measure again what is already recorded."""
     exits: tuple[str, ...] = ()
     """Globs of exit patterns; none: all of a cell."""
-    factories: Factories = Factories()
     say: Callable[[str, bool], None] = lambda line, keep: None
     """Is told what is being done, and whether that line is worth keeping."""
 

@@ -44,14 +44,6 @@ AUTO_CAPTURES = 2
 AUTO_SAMPLES = 256
 
 
-@dataclass(frozen=True)
-class Factories:
-    """Functions that make runners and trunks; tests replace them."""
-
-    make_runner: Callable[..., Any] = make_runner
-    make_trunk: Callable[..., Any] = make_trunk
-
-
 class BuiltVariant(NamedTuple):
     """One capture of a variant, ready to be called."""
 
@@ -72,7 +64,6 @@ class BuildContext:
     """Parts that the variants of one cell share: trunks, naive heads, and the truth on each trunk."""
 
     subject: Subject
-    factories: Factories = Factories()
     trunks: dict[str, Trunk] = field(default_factory=dict)
     _truths: dict[str, EagerTruth] = field(default_factory=dict)
 
@@ -80,8 +71,7 @@ class BuildContext:
         """Return the trunk of that kind, made once."""
         if kind not in self.trunks:
             network = self.subject.network
-            make = make_trunk if kind == AS_IS else self.factories.make_trunk
-            self.trunks[kind] = make(network.backbone, network.taps, self.subject.example, kind)
+            self.trunks[kind] = make_trunk(network.backbone, network.taps, self.subject.example, kind)
         return self.trunks[kind]
 
     def truth(self, kind: str) -> EagerTruth:
@@ -273,7 +263,7 @@ def _runner(trunk: str, options: dict[str, Any], context: BuildContext, _pattern
     subject = context.subject
     batch = subject.cell.batch
     sizes = smaller_sizes(batch) if options.get("compact") else (batch,)
-    runner = context.factories.make_runner(subject.network, subject.example, batch_sizes=sizes, trunk=trunk, **options)
+    runner = make_runner(subject.network, subject.example, batch_sizes=sizes, trunk=trunk, **options)
     return BuiltVariant(runner, Answer.of, runner.close)
 
 
@@ -281,7 +271,7 @@ def _auto(trunk: str, context: BuildContext, _pattern: str) -> BuiltVariant:
     """Let "auto" choose by the subject's inputs and the rules in force now."""
     subject = context.subject
     samples, sizes = samples_for_auto(subject), (subject.cell.batch,)
-    runner = context.factories.make_runner(subject.network, samples, exits="auto", batch_sizes=sizes, trunk=trunk)
+    runner = make_runner(subject.network, samples, exits="auto", batch_sizes=sizes, trunk=trunk)
     return BuiltVariant(runner, Answer.of, runner.close, note=runner.describe().partition("\n")[0])
 
 

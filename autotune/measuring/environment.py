@@ -1,5 +1,6 @@
 """Environment of a measurement, as records keep it: GPU, driver, clocks, versions, commit."""
 
+import gc
 import platform
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,13 @@ def this_device(command: str, otherwise: str = "; `auxhead-tune table` needs non
     if not torch.cuda.is_available():
         raise BadInput(f"{command}: torch sees no CUDA device here, wants one{otherwise}")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def release_memory() -> None:
+    """Give the device back what nothing holds any more, for whatever is built next."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def environment(device: torch.device) -> dict[str, Any]:

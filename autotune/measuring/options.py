@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +22,11 @@ Placements = Annotated[
     list[Placement] | None,
     typer.Option(help="A head after every block, every stage, or every stage but the last.", show_default="stages"),
 ]
+
+
+def out_option(kind: str) -> Any:
+    """Return the option for the file that records of a kind are appended to."""
+    return typer.Option(help="Records are appended here.", show_default=f"autotune-records/{kind}-DEVICE.jsonl")
 
 
 @dataclass(frozen=True)

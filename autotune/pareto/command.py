@@ -1,6 +1,5 @@
 """Options of the command ``auxhead-tune pareto``."""
 
-import gc
 import hashlib
 import secrets
 from pathlib import Path
@@ -19,7 +18,8 @@ from ...model.images import normalise
 from ...model.training.data_sets import Split, load_source
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..bench.variants import TRUNKS
-from ..measuring.environment import this_device
+from ..measuring.environment import release_memory, this_device
+from ..measuring.options import out_option
 from ..measuring.subject import Subject, own_cell
 from ..records.record import BadRecord, append_record, read_records, records_path
 from ..records.tables import print_tables, wide_console
@@ -38,10 +38,7 @@ def pareto(
     root: Annotated[Path | None, typer.Option(help="Where that lies.")] = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Images a call.", show_default="1 and 64")] = None,
     trunk: Annotated[str, typer.Option(help=f"How the backbone is run: {', '.join(TRUNKS)}.")] = "cudnn",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Records are appended here.", show_default="autotune-records/pareto-DEVICE.jsonl"),
-    ] = None,
+    out: Annotated[Path | None, out_option(KIND)] = None,
 ) -> None:
     """Measure what early exit costs in accuracy and saves in time to the answer, for several sets of thresholds.
 
@@ -76,10 +73,8 @@ def pareto(
                 finally:
                     measured.close()
             del measured
-            gc.collect()
-            torch.cuda.empty_cache()
-        print_tables(console, pareto_tables(record for record in read_records(where) if record.run == run))
-        console.print(f"Records: {where}", soft_wrap=True)
+            release_memory()
+        print_tables(console, pareto_tables(record for record in read_records(where) if record.run == run), where)
 
 
 def _subject(loaded: Checkpoint, test: Split, batch: int, device: torch.device) -> Subject:

@@ -16,7 +16,7 @@ from ...model.calibration.evaluation import answers_of_all_exits
 from ...model.calibration.thresholds import calibrate
 from ...model.training.data_sets import Split
 from ..bench.captures import VariantCaptures
-from ..bench.variants import Factories, Variant, bare_name, catalogue
+from ..bench.variants import Variant, bare_name, catalogue
 from ..measuring.cells import NEVER
 from ..measuring.correctness import Comparison, Truth, verdict
 from ..measuring.failures import Failure
@@ -95,17 +95,16 @@ def mean_time(host: Sequence[Sequence[float]], last_exits: Sequence[int]) -> flo
 class Pareto:
     """One network and batch size: captured once, then measured under any thresholds, which are written in place."""
 
-    def __init__(self, subject: Subject, labels: Tensor, trunk: str, factories: Factories | None = None) -> None:
+    def __init__(self, subject: Subject, labels: Tensor, trunk: str) -> None:
         """Capture all variants; those that fail are left out of every measurement.
 
         Args:
             subject: its inputs are the test split in batches, the last one filled up.
             labels: [M] int64, of the test split, on the CPU.
             trunk: that runners and the bare graph run on.
-            factories: of runners and trunks.
         """
         self._subject, self._labels = subject, labels
-        self._captures = VariantCaptures(subject, factories or Factories())
+        self._captures = VariantCaptures(subject)
         wanted = {EAGER, bare_name(trunk), *(f"{runner}@{trunk}" for runner in RUNNERS)}
         self.variants = [variant for variant in catalogue(subject.cell) if variant.name in wanted]
         self._turns = in_turns(len(subject.inputs))

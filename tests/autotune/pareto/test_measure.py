@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from auxhead.autotune.bench.variants import BuiltVariant, Factories
+from auxhead.autotune.bench.variants import BuiltVariant
 from auxhead.autotune.measuring.cells import NEVER
 from auxhead.autotune.measuring.peers import merged_answer
 from auxhead.autotune.measuring.subject import Subject, own_cell
@@ -66,7 +66,7 @@ def pretended(monkeypatch):
 
     monkeypatch.setattr(measuring, "LEAST_ROUNDS", 6)
     monkeypatch.setattr(measuring, "time_captures", time_captures)
-    monkeypatch.setattr(measuring, "Factories", lambda: Factories(make_runner))
+    monkeypatch.setattr(variants, "make_runner", make_runner)
     monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, context: BuiltVariant(function, merged_answer))
     monkeypatch.setattr(Runner, "shift", 0)
     return timed
@@ -132,8 +132,9 @@ def test_what_cannot_be_built_or_timed_is_an_error_and_the_rest_goes_on(pretende
             raise RuntimeError("no conditional nodes")
         return Runner(network)
 
+    monkeypatch.setattr(variants, "make_runner", make_runner)
     monkeypatch.setattr(measuring, "time_captures", fails("polled@as_is"))
-    measured = Pareto(subject, torch.zeros(12, dtype=torch.int64), "as_is", Factories(make_runner))
+    measured = Pareto(subject, torch.zeros(12, dtype=torch.int64), "as_is")
     results = measured.measure(OperatingPoint(NEVER, (1.0, 1.0, 1.0)))
     assert results["gated@as_is"].error == "RuntimeError: no conditional nodes"
     assert results["polled@as_is"].error == "RuntimeError: an illegal address"
