@@ -15,9 +15,9 @@ from ..measuring.subject import Subject
 from ..measuring.timers import Samples, time_captures, time_those_that_run
 from ..records.record import append_record
 from ..records.spread import spread
-from ..records.summaries import summary
+from ..records.summaries import network_record, summary
 from .captures import VariantCaptures
-from .records import REQUESTS, bench_record, paired_with, protocol_of, summary_with_p99
+from .records import REQUESTS, paired_with, protocol_of, summary_with_p99
 from .selection import BenchOptions, PatternRun
 from .variants import AS_IS, BuiltVariant, Variant, bare_name
 
@@ -180,9 +180,14 @@ class _CellBench:
         clocks_found: dict[str, float] | None = None,
         **fields: Any,
     ) -> None:
+        captures = enumerate(self.captures.built.get(variant.name, []), start=1)
         trunk = self.captures.context.trunks.get(variant.trunk)
-        captures, notes = self.captures.built.get(variant.name, []), trunk.notes if trunk else ()
+        notes = [variant.note] if variant.note else []
+        notes += [f"capture {number}: {one.note}" for number, one in captures if one.note]
         environment = {**self.options.environment, "clocks": clocks_found}
-        protocol = {**protocol_of(variant, self.options.rounds, len(self.subject.inputs)), **(how or {})}
-        record = bench_record(run, variant, captures, notes, environment, protocol, **fields)
+        record = network_record(
+            "bench", run.cell.as_json(), variant.name, environment, exits=run.pattern, run=run.id,
+            protocol={**protocol_of(variant, self.options.rounds, len(self.subject.inputs)), **(how or {})},
+            notes=[*notes, *(trunk.notes if trunk else ())], **fields,
+        )  # fmt: skip
         append_record(self.options.out, record)

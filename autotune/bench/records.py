@@ -1,4 +1,4 @@
-"""Records of the benchmark: one for each variant of a cell under one exit pattern, with its ratios to baselines."""
+"""Parts of the benchmark's records: how a variant was timed, summaries of its times, and ratios to baselines."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,41 +6,14 @@ from typing import Any
 import torch
 
 from ..measuring.timers import PROTOCOL
-from ..records.record import Record, utc_now
 from ..records.spread import p99
 from ..records.summaries import summary
-from .selection import PatternRun
-from .variants import BuiltVariant, Variant, bare_name, segments_name, truncated_name
+from .variants import Variant, bare_name, segments_name, truncated_name
 
 #: Requests of each round for the host time: a 99th percentile needs many.
 REQUESTS = 20
 #: Host and device summaries of one run, by variant.
 Times = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
-
-
-def bench_record(
-    run: PatternRun,
-    variant: Variant,
-    captures: Sequence[BuiltVariant],
-    trunk_notes: Sequence[str],
-    environment: Mapping[str, Any],
-    protocol: Mapping[str, Any],
-    **rest: Any,
-) -> Record:
-    """Return the record of one variant, measured or failed; ``rest`` are further fields of the record."""
-    of_captures = [f"capture {number}: {one.note}" for number, one in enumerate(captures, start=1) if one.note]
-    return Record(
-        kind="bench",
-        cell=run.cell.as_json(),
-        exits=run.pattern,
-        variant=variant.name,
-        run=run.id,
-        utc=utc_now(),
-        environment=dict(environment),
-        protocol=dict(protocol),
-        notes=[*([variant.note] if variant.note else []), *of_captures, *trunk_notes],
-        **rest,
-    )
 
 
 def protocol_of(variant: Variant, rounds: int, inputs: int) -> dict[str, Any]:

@@ -12,14 +12,10 @@ from ...model.machine import driver_version, output_of, package_version
 
 
 def this_device(command: str, otherwise: str = "; `auxhead-tune table` needs none") -> torch.device:
-    """Return the current CUDA device.
-
-    Args:
-        command: the command that wants one.
-        otherwise: end of the error, which says what can be done without.
+    """Return the current CUDA device for a command.
 
     Raises:
-        BadInput: there is none.
+        BadInput: there is none; ends with ``otherwise``, which says what can be done without.
     """
     if not torch.cuda.is_available():
         raise BadInput(f"{command}: torch sees no CUDA device here, wants one{otherwise}")

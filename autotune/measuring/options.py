@@ -73,14 +73,10 @@ def check_model(option: str, model: str) -> None:
 
 
 def own_network(model: str, **chosen: Sequence[object]) -> Subject:
-    """Return the network of a user's factory.
-
-    Args:
-        model: the factory, "package.module:function".
-        **chosen: the values of other options that choose networks, by their names.
+    """Return the network of a user's factory, "package.module:function".
 
     Raises:
-        BadInput: there is no such network, or another option chooses what it has itself.
+        BadInput: there is no such network, or another option, by its name in ``chosen``, has a value.
     """
     for option, values in chosen.items():
         if values:

@@ -25,12 +25,8 @@ WARM_UP = 10
 GRAPH_LAUNCHES = frozenset({"cudaGraphLaunch", "cuGraphLaunch"})
 KERNEL_LAUNCHES = frozenset(
     {
-        "cudaLaunchKernel",
-        "cudaLaunchKernelExC",
-        "cudaLaunchCooperativeKernel",
-        "cuLaunchKernel",
-        "cuLaunchKernelEx",
-        "cuLaunchCooperativeKernel",
+        *("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel"),
+        *("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel"),
     }
 )
 #: Calls that take memory from the driver or give it back; most of them wait for the device too.
@@ -122,13 +118,9 @@ class RequestProfile:
 
 
 def profile_requests(call: Callable[[Tensor], object], x: Tensor, requests: int, trace_file: Path) -> RequestProfile:
-    """Profile requests, each from an idle device, after a warm-up that is not counted.
+    """Profile so many requests for ``x``, each from an idle device, after a warm-up that is not counted.
 
-    Args:
-        call: answers a request.
-        x: the input of every request.
-        requests: how many to count.
-        trace_file: where the Chrome trace goes, replaced if it is there; chrome://tracing and ui.perfetto.dev open it.
+    The Chrome trace replaces ``trace_file``; chrome://tracing and ui.perfetto.dev open it.
     """
     profile = read_trace(record_trace(call, x, requests, trace_file))
     if profile.requests != requests:

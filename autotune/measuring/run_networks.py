@@ -43,7 +43,7 @@ def measure_networks(
         measure: measures one network on a CUDA device. RuntimeError and ValueError are recorded as failures.
         finish: makes records of cell, measurements and environment.
         failed: makes the record of a failure of cell, reason and environment.
-        tables: makes tables from records.
+        tables: makes tables of records.
 
     Raises:
         typer.Exit: no CUDA device, no such network, or a failure; printed in one line.

@@ -60,7 +60,7 @@ class CapturedParts(HeadsInSitu):
         context = BuildContext(self.subject, trunks={TRUNK_KIND: self._trunk})
         (variant,) = (one for one in catalogue(self.subject.cell) if one.name == bare_name(TRUNK_KIND))
         captured = variant.build(context, NEVER)
-        _check(BARE, self.wrong((), lambda x: captured.answer(captured.call(x))))
+        check(BARE, self.wrong((), lambda x: captured.answer(captured.call(x))))
         return partial(captured.call, self.subject.example)
 
     def _both(self) -> Callable[[], object]:
@@ -69,7 +69,7 @@ class CapturedParts(HeadsInSitu):
             self._network, example, batch_sizes=(len(example),), trunk=self._trunk, forks=self.forks
         )
         self._opened.callback(runner.close)
-        _check(BOTH, self.wrong(self._network.taps, runner))
+        check(BOTH, self.wrong(self._network.taps, runner))
         return partial(runner, example)
 
     def _heads_alone(self) -> Callable[[], object]:
@@ -93,10 +93,11 @@ class CapturedParts(HeadsInSitu):
         chain = Chain(launch, example.device)
         chain()
         for head, answer in zip(self.heads, chain.answer, strict=True):
-            _check(HEADS, head.wrong_answer(answer))
+            check(HEADS, head.wrong_answer(answer))
         return chain
 
 
-def _check(part: str, wrong: str | None) -> None:
+def check(name: str, wrong: str | None) -> None:
+    """Raise ``WrongAnswer`` if anything is wrong, in words, with what is called ``name``."""
     if wrong is not None:
-        raise WrongAnswer(f"{part}: {wrong}; not timed")
+        raise WrongAnswer(f"{name}: {wrong}; not timed")

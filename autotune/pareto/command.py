@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -61,17 +62,13 @@ def pareto(
         run = secrets.token_hex(6)
         for size in batch or (1, 64):
             subject = _subject(loaded, splits.test, size, device)
-            with fastest_convolutions(size):
-                console.print(f"batch {size}: capturing")
-                measured = Pareto(subject, splits.test.labels, trunk)
-                try:
-                    for point in points:
-                        console.print(f"batch {size}: {point.exits}")
-                        results = measured.measure(point)
-                        for record in pareto_records(measured, subject, point, results, about, run):
-                            append_record(where, record)
-                finally:
-                    measured.close()
+            console.print(f"batch {size}: capturing")
+            with fastest_convolutions(size), closing(Pareto(subject, splits.test.labels, trunk)) as measured:
+                for point in points:
+                    console.print(f"batch {size}: {point.exits}")
+                    results = measured.measure(point)
+                    for record in pareto_records(measured, subject, point, results, about, run):
+                        append_record(where, record)
             del measured
             release_memory()
         print_tables(console, pareto_tables(record for record in read_records(where) if record.run == run), where)
