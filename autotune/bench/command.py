@@ -12,14 +12,14 @@ from ...model.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
 from ..measuring.cells import Cell, Dtype, Placement, chosen_cells
 from ..measuring.environment import environment, this_device
-from ..measuring.failures import DeviceLost
+from ..measuring.failures import DeviceLost, Failure
 from ..measuring.interrupts import resumable
 from ..measuring.options import MODEL_HELP, check_model, own_network
+from ..measuring.progress import SweepProgress
 from ..measuring.subject import Subject, build_subject, is_factory
 from ..records.record import BadRecord, read_records, records_path
 from ..records.tables import print_tables, wide_console
 from .measure import run_cell
-from .progress import BenchProgress
 from .selection import ROUNDS, BenchOptions, PatternRun, check_patterns, unsettled
 from .tables import bench_tables
 from .variants import RUNNERS, TRUNKS, catalogue
@@ -82,7 +82,6 @@ def bench(
         _check_variants(wanted, cells)
         check_patterns(where_to_exit, cells)
         where = records_path(out, "bench", torch.cuda.get_device_name(device))
-        progress = BenchProgress(console)
         options = BenchOptions(
             out=where,
             environment=environment(device),
@@ -90,11 +89,9 @@ def bench(
             wanted=wanted,
             fresh=fresh,
             exits=where_to_exit,
-            say=progress.say,
         )
         left = unsettled(cells, options)
-        progress.total = sum(len(units) for _, units in left)
-        with progress:
+        with SweepProgress(console) as progress:
             failed = _measure(left, own, device, options, progress)
         chosen = [cell.as_json() for cell in cells]
         found = read_records(where) if where.exists() else []
@@ -108,18 +105,19 @@ def _measure(
     own: Subject | None,
     device: torch.device,
     options: BenchOptions,
-    progress: BenchProgress,
+    progress: SweepProgress,
 ) -> list[str]:
     """Measure cell by cell; returns a line for each cell that could not be measured."""
     failed = []
-    for cell, units in left:
+    for number, (cell, runs) in enumerate(left):
+        begins = progress.of_network(cell, number, len(left))
         try:
-            run_cell(own or build_subject(cell, device), units, options, progress.unit_done)
+            run_cell(own or build_subject(cell, device), runs, options, begins)
         except DeviceLost as error:
             raise BadInput(f"{error}; it is recorded: the same command goes on with the rest") from None
         except (RuntimeError, ValueError) as error:  # no memory for the network itself, say
-            failed.append(f"{cell}: {' '.join(str(error).split())}")
-            progress.say(f"FAILED {failed[-1]}", True)
+            failed.append(f"{cell}: {Failure.of(error).detail}")
+            begins(f"FAILED: {Failure.of(error).detail}", 1.0)
     return failed
 
 

@@ -66,12 +66,14 @@ class SegmentsLowerBound:
     def __init__(
         self, trunk: Trunk, taps: Sequence[str], inputs: Sequence[Tensor], exits: Sequence[Tensor], sizes: Sequence[int]
     ) -> None:
-        """Capture those of ``sizes`` that are needed.
+        """Capture the sizes that are needed.
 
         Args:
-            trunk: to run, cut at ``taps``.
-            inputs: the batches [N, ...] that calls may be for; N is at most the largest size.
+            trunk: to run.
+            taps: where it is cut.
+            inputs: the batches [N, ...] that calls may be for.
             exits: for each of them, [N] int64, the exits of its samples; the number of taps is the classifier.
+            sizes: batch sizes that may be captured; the largest is at least N.
         """
         chosen = [segment_sizes(exit_index, len(taps), sizes) for exit_index in exits]
         needed = sorted({size for of_input in chosen for size in of_input})

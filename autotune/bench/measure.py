@@ -1,6 +1,6 @@
 """Measures the variants of a cell: each is built, checked against the eager network, then timed between the others."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from ..measuring.cells import NEVER
 from ..measuring.correctness import Comparison, verdict
 from ..measuring.environment import clocks, release_memory
 from ..measuring.failures import DeviceLost, Failure
+from ..measuring.progress import Begins
 from ..measuring.subject import Subject
 from ..measuring.timers import Samples, time_captures, time_those_that_run
 from ..records.record import append_record
@@ -27,9 +28,9 @@ REPEATS = (3, 20)
 
 
 def run_cell(
-    subject: Subject, runs: Sequence[PatternRun], options: BenchOptions, done: Callable[[], None] = lambda: None
+    subject: Subject, runs: Sequence[PatternRun], options: BenchOptions, begins: Begins = lambda what, share: None
 ) -> None:
-    """Measure a cell under several exit patterns and append the records; ``done`` is called after each pattern.
+    """Measure a cell under several exit patterns and append the records.
 
     Every variant gets the algorithms of cuDNN that the "cudnn" trunk gets, not ours alone.
 
@@ -38,12 +39,12 @@ def run_cell(
     """
     torch.compiler.reset()  # what was compiled for other cells would count against the limit on recompilations
     with fastest_convolutions(subject.cell.batch):
-        bench = _CellBench(subject, options)
+        bench = _CellBench(subject, options, begins)
         try:
-            for run in runs:
+            for number, run in enumerate(runs):
+                bench.done = number / len(runs)
                 with subject.exits(run.pattern):
                     bench.measure(run)
-                done()
         finally:
             bench.close()
 
@@ -60,8 +61,9 @@ class _Checked:
 class _CellBench:
     """Builds, checks and times; captures are kept from one exit pattern to the next."""
 
-    def __init__(self, subject: Subject, options: BenchOptions) -> None:
-        self.subject, self.options = subject, options
+    def __init__(self, subject: Subject, options: BenchOptions, begins: Begins) -> None:
+        self.subject, self.options, self.begins = subject, options, begins
+        self.done = 0.0  # share of the cell, for ``begins``
         self.captures = VariantCaptures(subject)
         self._lost = False  # if True, nothing can be freed any more
 
@@ -70,11 +72,11 @@ class _CellBench:
         checked: dict[str, _Checked] = {}
         try:
             for variant in run.variants:
-                self.options.say(f"{run}: {variant.name}", False)
+                self.begins(f"exits {run.pattern}: {variant.name}", self.done)
                 right = self._build_and_check(run, variant)
                 if right is not None:
                     checked[variant.name] = right
-            self.options.say(f"{run}: timing {len(checked)} variants", False)
+            self.begins(f"exits {run.pattern}: timing {len(checked)} variants", self.done)
             self._time(run, checked)
         finally:
             for variant in run.variants:
@@ -111,7 +113,7 @@ class _CellBench:
 
     def _fail(self, run: PatternRun, variant: Variant, error: str, counts: dict[str, int] | None) -> None:
         """Record a failure at once, and find out whether the device is still there."""
-        self.options.say(f"{run}: {variant.name} FAILED: {error}", True)
+        self.begins(f"exits {run.pattern}: {variant.name} FAILED: {error}", self.done)
         self._append(run, variant, correctness=counts, error=error)
         try:
             self._drop(variant.name)

@@ -1,7 +1,7 @@
 """Selects the variants and exit patterns that a run of the benchmark measures, less those already recorded."""
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -29,8 +29,6 @@ class BenchOptions:
     """Measure again what is already recorded."""
     exits: tuple[str, ...] = ()
     """Globs of exit patterns; none: all of a cell."""
-    say: Callable[[str, bool], None] = lambda line, keep: None
-    """Is told what is being done, and whether that line is worth keeping."""
 
 
 @dataclass
@@ -42,9 +40,6 @@ class PatternRun:
     variants: list[Variant]
     id: str = field(default_factory=lambda: secrets.token_hex(6))
     """Identifier shared by its records."""
-
-    def __str__(self) -> str:
-        return f"{self.cell}; exits {self.pattern}"
 
 
 def chosen_variants(cell: Cell, pattern: str, wanted: Sequence[str]) -> list[Variant]:

@@ -1,6 +1,5 @@
 """The benchmark's variants of a cell: how each is built, where it is measured, and its baselines."""
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -36,6 +35,8 @@ AS_IS = "as_is"
 TRUNKS = (AS_IS, "cudnn")
 #: Further trunks that ``--variant`` may name.
 MORE_TRUNKS = ("inductor",)
+#: Runners that are measured on every trunk, as ``make_runner`` names them.
+RUNNERS = ("overlapped", "polled", "gated")
 #: Batch sizes at which max-autotune is compiled, which takes minutes.
 MAX_AUTOTUNE_BATCHES = (1, 32)
 #: Fresh captures of "auto", fewer than of the others: each captures and measures several runners.
@@ -175,29 +176,20 @@ def catalogue(cell: Cell) -> list[Variant]:
             add(truncated_name(trunk), partial(_truncated, trunk), never=False, exits=True, per_pattern=True),
         ]
         variants += [
-            add(f"{name}@{trunk}", partial(_runner, trunk, options), exits=True, mixed=True)
-            for name, options in RUNNERS.items()
+            add(f"{runner}@{trunk}", partial(_runner, trunk, runner), exits=True, mixed=True) for runner in RUNNERS
         ]
         if cell.placement in MIXED:
-            floor = add(segments_name(trunk), partial(_segments_floor, trunk), never=False, mixed=True)
             note = "no heads, no gathering of open samples, no waits of the host, no copies"
-            variants.append(dataclasses.replace(floor, exits_early=False, per_pattern=True, note=note))
+            floor = partial(add, exits_early=False, per_pattern=True, note=note)
+            variants.append(floor(segments_name(trunk), partial(_segments_floor, trunk), never=False, mixed=True))
         if cell.placement in MIXED and cell.batch > 1:
-            compact = partial(_runner, trunk, {"exits": "polled", "compact": True})
+            compact = partial(_runner, trunk, "polled", compact=True)
             variants.append(add(f"polled-compact@{trunk}", compact, mixed=True))
-        auto = add(f"auto@{trunk}", partial(_auto, trunk), captures=AUTO_CAPTURES, exits=True, mixed=True)
-        variants.append(dataclasses.replace(auto, per_pattern=True, plain=f"overlapped@{trunk}"))
-    eager = partial(_runner, AS_IS, {"exits": "eager"})
+        auto = partial(add, captures=AUTO_CAPTURES, per_pattern=True, plain=f"overlapped@{trunk}")
+        variants.append(auto(f"auto@{trunk}", partial(_auto, trunk), exits=True, mixed=True))
+    eager = partial(_runner, AS_IS, "eager")
     variants.append(Variant("eager@as_is", eager, captures=1, exits=True, mixed=True))
     return variants
-
-
-#: The options of each runner, by the name of its variants.
-RUNNERS: dict[str, dict[str, Any]] = {
-    "overlapped": {"exits": "overlapped"},
-    "polled": {"exits": "polled"},
-    "gated": {"exits": "gated"},
-}
 
 
 def _function(
@@ -211,17 +203,13 @@ def _function(
 
 
 def _eager(peer: Callable[..., PeerAnswer], heads: str | None) -> Build:
-    def build(context: BuildContext, _pattern: str) -> BuiltVariant:
-        return BuiltVariant(torch.no_grad()(_function(peer, heads, AS_IS, context)), merged_answer)
-
-    return build
+    return lambda context, _pattern: BuiltVariant(
+        torch.no_grad()(_function(peer, heads, AS_IS, context)), merged_answer
+    )
 
 
 def _graph(peer: Callable[..., PeerAnswer], heads: str | None, trunk: str) -> Build:
-    def build(context: BuildContext, _pattern: str) -> BuiltVariant:
-        return _in_graph(_function(peer, heads, trunk, context), trunk, context)
-
-    return build
+    return lambda context, _pattern: _in_graph(_function(peer, heads, trunk, context), trunk, context)
 
 
 def _truncated(trunk: str, context: BuildContext, pattern: str) -> BuiltVariant:
@@ -259,11 +247,11 @@ def _compiled(heads: str | None, mode: str, context: BuildContext, _pattern: str
     return BuiltVariant(call, merged_answer)
 
 
-def _runner(trunk: str, options: dict[str, Any], context: BuildContext, _pattern: str) -> BuiltVariant:
+def _runner(trunk: str, exits: str, context: BuildContext, _pattern: str, **compact: bool) -> BuiltVariant:
     subject = context.subject
     batch = subject.cell.batch
-    sizes = smaller_sizes(batch) if options.get("compact") else (batch,)
-    runner = make_runner(subject.network, subject.example, batch_sizes=sizes, trunk=trunk, **options)
+    sizes = smaller_sizes(batch) if compact else (batch,)
+    runner = make_runner(subject.network, subject.example, exits=exits, batch_sizes=sizes, trunk=trunk, **compact)
     return BuiltVariant(runner, Answer.of, runner.close)
 
 

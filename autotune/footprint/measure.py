@@ -29,7 +29,7 @@ from ..measuring.occupancy import (
     theoretical_occupancy,
 )
 from ..measuring.profiled_requests import WARM_UP, record_trace
-from ..measuring.run_networks import Begins
+from ..measuring.progress import Begins
 from ..measuring.subject import Subject
 from ..measuring.timers import time_rounds
 from ..overlap.captured_parts import BARE, BOTH, HEADS, CapturedParts, check

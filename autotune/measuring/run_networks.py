@@ -1,6 +1,5 @@
 """Runs a measurement on one network after another: progress, records, failures, tables at the end."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,12 +14,10 @@ from .cells import Cell
 from .environment import clocks, environment, release_memory, this_device
 from .failures import Failure
 from .options import NetworkChoice
-from .progress import Status, SweepProgress
+from .progress import Begins, SweepProgress
 from .subject import Subject, build_subject
 from .timers import VariantFailed
 
-#: Shows progress: what begins, and the share of the network that is done, 0 to 1.
-Begins = Callable[[str, float], None]
 #: The measurements of one network.
 Measured = TypeVar("Measured")
 
@@ -58,10 +55,7 @@ def measure_networks(
         reasons: list[str] = []
         with SweepProgress(console) as progress:
             for number, cell in enumerate(cells):
-
-                def begins(what: str, share: float, cell: Cell = cell, before: int = number) -> None:
-                    progress.show(Status((before + share) / len(cells), f"{cell}: {what}", "", Counter()))
-
+                begins = progress.of_network(cell, number, len(cells))
                 begins("building", 0.0)
                 try:
                     measured = measure(own or build_subject(cell, device), begins)

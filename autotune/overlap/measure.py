@@ -17,7 +17,7 @@ from ..heads.measure import BLOCK_US
 from ..measuring.cells import NEVER
 from ..measuring.profiled_replays import Replay, read_replays
 from ..measuring.profiled_requests import activities, record_trace
-from ..measuring.run_networks import Begins
+from ..measuring.progress import Begins
 from ..measuring.subject import Subject
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS, time_rounds
 from ..records.comparison import Timings

@@ -16,7 +16,7 @@ from ...model.calibration.evaluation import answers_of_all_exits
 from ...model.calibration.thresholds import calibrate
 from ...model.training.data_sets import Split
 from ..bench.captures import VariantCaptures
-from ..bench.variants import Variant, bare_name, catalogue
+from ..bench.variants import RUNNERS, Variant, bare_name, catalogue
 from ..measuring.cells import NEVER
 from ..measuring.correctness import Comparison, Truth, verdict
 from ..measuring.failures import Failure
@@ -27,8 +27,6 @@ from ..measuring.timers import Samples, time_captures, time_those_that_run
 DROPS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
 #: The network without heads as people run it.
 EAGER = "eager-bare@as_is"
-#: Runners that leave early, without their trunk.
-RUNNERS = ("overlapped", "polled", "gated")
 #: Timed rounds of each variant, at least: the test split is gone through as often as that takes.
 LEAST_ROUNDS = 100
 

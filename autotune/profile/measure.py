@@ -49,7 +49,8 @@ def compare(
     Args:
         network: in eval mode, on x's device.
         x: the input of every request.
-        exits: the kind of runner; it and ``trunk`` are as ``make_runner`` takes them.
+        exits: the kind of runner, as ``make_runner`` takes it.
+        trunk: the kind of its trunk, likewise.
         requests: counted requests of each measurement.
         out: directory of the traces.
 
