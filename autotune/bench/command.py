@@ -1,6 +1,5 @@
 """The command ``auxhead-tune bench``."""
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,9 +19,9 @@ from ..measuring.subject import Subject, build_subject, is_factory
 from ..records.record import BadRecord, read_records, records_path
 from ..records.tables import print_tables, wide_console
 from .measure import run_cell
-from .selection import ROUNDS, BenchOptions, PatternRun, check_patterns, unsettled
+from .selection import ROUNDS, BenchOptions, PatternRun, check_patterns, check_variants, unsettled
 from .tables import bench_tables
-from .variants import RUNNERS, TRUNKS, catalogue
+from .variants import RUNNERS, TRUNKS
 
 #: Rounds of ``--quick``.
 QUICK_ROUNDS = 20
@@ -79,7 +78,7 @@ def bench(
         own, cells = _chosen(model or (), asked, quick)
         wanted = tuple(variant or (_QUICK_VARIANTS if quick else ()))
         where_to_exit = tuple(exits or (_QUICK_EXITS if quick else ()))
-        _check_variants(wanted, cells)
+        check_variants(wanted, cells)
         check_patterns(where_to_exit, cells)
         where = records_path(out, "bench", torch.cuda.get_device_name(device))
         options = BenchOptions(
@@ -135,11 +134,3 @@ def _chosen(
         own = own_network(models[0], **asked)
         return own, [own.cell]
     return None, chosen_cells(quick=quick, model=models, **asked)
-
-
-def _check_variants(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
-    """Refuse a glob that no variant has, which would measure nothing of what was meant."""
-    names = list(dict.fromkeys(variant.name for cell in cells for variant in catalogue(cell)))
-    for glob in wanted:
-        if not fnmatch.filter(names, glob):
-            raise BadInput(f"--variant: got {glob}, wants names or globs of: {', '.join(names)}")

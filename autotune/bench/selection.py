@@ -63,10 +63,19 @@ def chosen_patterns(cell: Cell, wanted: Sequence[str]) -> list[str]:
 
 def check_patterns(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
     """Refuse a glob that fits no exit pattern, with ``BadInput``."""
-    names = list(dict.fromkeys(name for cell in cells for name in cell.patterns))
+    _check_globs("--exits", wanted, (name for cell in cells for name in cell.patterns))
+
+
+def check_variants(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
+    """Refuse a glob that fits no variant, with ``BadInput``."""
+    _check_globs("--variant", wanted, (variant.name for cell in cells for variant in catalogue(cell)))
+
+
+def _check_globs(option: str, wanted: Sequence[str], names: Iterable[str]) -> None:
+    names = list(dict.fromkeys(names))
     for glob in wanted:
         if not any(fnmatchcase(name, glob) for name in names):
-            raise BadInput(f"--exits: got {glob}, wants names or globs of: {', '.join(names)}")
+            raise BadInput(f"{option}: got {glob}, wants names or globs of: {', '.join(names)}")
 
 
 def pattern_runs(cell: Cell, options: BenchOptions, records: Iterable[Record]) -> list[PatternRun]:

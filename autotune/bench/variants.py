@@ -247,7 +247,7 @@ def _compiled(heads: str | None, mode: str, context: BuildContext, _pattern: str
     return BuiltVariant(call, merged_answer)
 
 
-def _runner(trunk: str, exits: str, context: BuildContext, _pattern: str, **compact: bool) -> BuiltVariant:
+def _runner(trunk: str, exits: str, context: BuildContext, _pattern: str, **compact: Any) -> BuiltVariant:
     subject = context.subject
     batch = subject.cell.batch
     sizes = smaller_sizes(batch) if compact else (batch,)

@@ -61,7 +61,7 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
         "forks": list(measured.forks),
         **PROTOCOL,
     }
-    common = {"run": secrets.token_hex(6), "protocol": how, "notes": notes}
+    common: dict[str, Any] = {"run": secrets.token_hex(6), "protocol": how, "notes": notes}
     timed = as_json({"device_us": summary(both), "paired": paired_parts(trunk, heads, both), "measured": details})
     return [
         network_record(KIND, cell.as_json(), VARIANT, environment, **timed, **common),

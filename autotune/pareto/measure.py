@@ -106,21 +106,15 @@ class Pareto:
         wanted = {EAGER, bare_name(trunk), *(f"{runner}@{trunk}" for runner in RUNNERS)}
         self.variants = [variant for variant in catalogue(subject.cell) if variant.name in wanted]
         self._turns = in_turns(len(subject.inputs))
+        self.rounds = len(self._turns)
+        """Timed rounds of each variant."""
+        self.samples = len(labels)
+        """Samples of the test split."""
         for variant in self.variants:
             try:
                 self._captures.build(variant, NEVER)
             except Exception as error:
                 self._captures.failed[variant.name] = str(Failure.of(error))
-
-    @property
-    def rounds(self) -> int:
-        """Timed rounds of each variant."""
-        return len(self._turns)
-
-    @property
-    def samples(self) -> int:
-        """Samples of the test split."""
-        return len(self._labels)
 
     def notes(self, variant: Variant) -> list[str]:
         """Return what was done to a variant's trunk, in sentences."""

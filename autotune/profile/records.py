@@ -4,7 +4,14 @@ import secrets
 from typing import Any
 
 from ..measuring.cells import OWN, Cell
-from ..measuring.profiled_requests import WARM_UP, RequestProfile
+from ..measuring.profiled_requests import (
+    ALLOCATIONS,
+    GRAPH_LAUNCHES,
+    LAUNCHES,
+    SYNCHRONISATIONS,
+    WARM_UP,
+    RequestProfile,
+)
 from ..measuring.timers import PROTOCOL
 from ..records.record import Record
 from ..records.spread import spread
@@ -50,14 +57,14 @@ def profile_records(found: BeforeAndAfter, cell: Cell, runner: str, environment:
 
 def _of_profile(profile: RequestProfile) -> dict[str, Any]:
     return {
-        "launches": profile.launches,
-        "graph_launches": profile.graph_launches,
+        "launches": sum(profile.calls_by_request(LAUNCHES)) / profile.requests,
+        "graph_launches": sum(profile.calls_by_request(GRAPH_LAUNCHES)) / profile.requests,
         "kernels": profile.kernels,
         "copies": profile.copies,
         "memsets": profile.fills,
         "kernel_us": profile.kernel_us,
         "busy_us": profile.busy_us,
         "api": [{"name": row.name, "calls": row.calls, "host_us": row.host_us} for row in profile.api],
-        "allocations": profile.allocations,
-        "waits": profile.synchronisations,
+        "allocations": sum(profile.calls_by_request(ALLOCATIONS)),
+        "waits": sum(profile.calls_by_request(SYNCHRONISATIONS)),
     }
