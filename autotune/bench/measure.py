@@ -17,10 +17,9 @@ from ..measuring.timers import Samples, time_captures, time_those_that_run
 from ..records.record import append_record
 from ..records.spread import spread
 from ..records.summaries import network_record, summary
-from .captures import VariantCaptures
 from .records import REQUESTS, paired_with, protocol_of, summary_with_p99
 from .selection import BenchOptions, PatternRun
-from .variants import AS_IS, BuiltVariant, Variant, bare_name
+from .variants import AS_IS, BuiltVariant, Variant, VariantCaptures, bare_name
 
 #: Back-to-back calls last about this long, microseconds, within the bounds below.
 BLOCK_US = 2000.0
@@ -133,7 +132,7 @@ class _CellBench:
         pattern = run.pattern if variant.exits_early else NEVER
         only_there = not (variant.exits or variant.mixed)
         of_heads = self.subject.network.taps if variant.exits_early and only_there else ()
-        comparison, truth = Comparison(), self.captures.context.truth(variant.trunk)
+        comparison, truth = Comparison(), self.captures.truth(variant.trunk)
         for exits in (pattern, *of_heads):
             with self.subject.exits(exits):
                 for capture in captures:
@@ -159,7 +158,7 @@ class _CellBench:
         clocks_found = clocks(self.subject.example.device)
         times = {name: (summary_with_p99(one.host), summary(one.device)) for name, one in samples.items()}
         for name, one in checked.items():
-            truth = self.captures.context.truth(one.variant.trunk)
+            truth = self.captures.truth(one.variant.trunk)
             host, device = times[name]
             self._append(
                 run, one.variant, {**how, "samples_by_exit": truth.samples_by_exit()}, clocks_found,
@@ -183,7 +182,7 @@ class _CellBench:
         **fields: Any,
     ) -> None:
         captures = enumerate(self.captures.built.get(variant.name, []), start=1)
-        trunk = self.captures.context.trunks.get(variant.trunk)
+        trunk = self.captures.trunks.get(variant.trunk)
         notes = [variant.note] if variant.note else []
         notes += [f"capture {number}: {one.note}" for number, one in captures if one.note]
         environment = {**self.options.environment, "clocks": clocks_found}

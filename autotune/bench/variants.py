@@ -61,12 +61,38 @@ class BuiltVariant(NamedTuple):
 
 
 @dataclass
-class BuildContext:
-    """Parts that the variants of one cell share: trunks, naive heads, and the truth on each trunk."""
+class VariantCaptures:
+    """Captures of one cell's variants, and what these share: trunks, naive heads, and the truth on each trunk."""
 
     subject: Subject
     trunks: dict[str, Trunk] = field(default_factory=dict)
+    built: dict[str, list[BuiltVariant]] = field(default_factory=dict)
+    """By variant; of one whose build failed those that came before."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Errors of variants that are not to be built again."""
     _truths: dict[str, EagerTruth] = field(default_factory=dict)
+
+    def build(self, variant: "Variant", pattern: str) -> list[BuiltVariant]:
+        """Return the captures of a variant for an exit pattern, built unless they are there.
+
+        Raises:
+            Exception: whatever a capture fails with.
+        """
+        if variant.name not in self.built:
+            captures = self.built.setdefault(variant.name, [])
+            for _ in range(variant.captures):
+                captures.append(variant.build(self, pattern))
+        return self.built[variant.name]
+
+    def drop(self, name: str) -> None:
+        """Close a variant's captures."""
+        for capture in self.built.pop(name, []):
+            capture.close()
+
+    def close(self) -> None:
+        """Close all captures."""
+        for name in list(self.built):
+            self.drop(name)
 
     def trunk(self, kind: str) -> Trunk:
         """Return the trunk of that kind, made once."""
@@ -93,7 +119,7 @@ class BuildContext:
 
 
 #: Builds one fresh capture of a variant for an exit pattern.
-Build = Callable[[BuildContext, str], BuiltVariant]
+Build = Callable[[VariantCaptures, str], BuiltVariant]
 
 
 @dataclass(frozen=True)
@@ -193,34 +219,34 @@ def catalogue(cell: Cell) -> list[Variant]:
 
 
 def _function(
-    peer: Callable[..., PeerAnswer], heads: str | None, trunk: str, context: BuildContext
+    peer: Callable[..., PeerAnswer], heads: str | None, trunk: str, captures: VariantCaptures
 ) -> Callable[[Tensor], PeerAnswer]:
     """Return the function of one batch that a peer is."""
-    taps = context.subject.network.taps
+    function = partial(peer, captures.trunk(trunk), captures.subject.network.taps)
     if heads is None:
-        return partial(peer, context.trunk(trunk), taps)
-    return partial(peer, context.trunk(trunk), taps, context.naive_heads if heads == "naive" else context.subject.heads)
+        return function
+    return partial(function, captures.naive_heads if heads == "naive" else captures.subject.heads)
 
 
 def _eager(peer: Callable[..., PeerAnswer], heads: str | None) -> Build:
-    return lambda context, _pattern: BuiltVariant(
-        torch.no_grad()(_function(peer, heads, AS_IS, context)), merged_answer
+    return lambda captures, _pattern: BuiltVariant(
+        torch.no_grad()(_function(peer, heads, AS_IS, captures)), merged_answer
     )
 
 
 def _graph(peer: Callable[..., PeerAnswer], heads: str | None, trunk: str) -> Build:
-    return lambda context, _pattern: _in_graph(_function(peer, heads, trunk, context), trunk, context)
+    return lambda captures, _pattern: _in_graph(_function(peer, heads, trunk, captures), trunk, captures)
 
 
-def _truncated(trunk: str, context: BuildContext, pattern: str) -> BuiltVariant:
-    network = context.subject.network
+def _truncated(trunk: str, captures: VariantCaptures, pattern: str) -> BuiltVariant:
+    network = captures.subject.network
     stop_at = network.taps.index(pattern)
-    function = partial(truncated, context.trunk(trunk), network.taps, context.subject.heads, stop_at)
-    return _in_graph(function, trunk, context)
+    function = partial(truncated, captures.trunk(trunk), network.taps, captures.subject.heads, stop_at)
+    return _in_graph(function, trunk, captures)
 
 
-def _segments_floor(trunk: str, context: BuildContext, _pattern: str) -> BuiltVariant:
-    subject, made = context.subject, context.trunk(trunk)
+def _segments_floor(trunk: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
+    subject, made = captures.subject, captures.trunk(trunk)
     eager = EagerRunner(subject.network, trunk=made)
     exits = [eager(x).exit_index for x in subject.inputs]
     sizes = smaller_sizes(subject.cell.batch)
@@ -228,8 +254,8 @@ def _segments_floor(trunk: str, context: BuildContext, _pattern: str) -> BuiltVa
     return BuiltVariant(floor, floor.answer)
 
 
-def _in_graph(function: Callable[[Tensor], PeerAnswer], trunk: str, context: BuildContext) -> BuiltVariant:
-    example, memory_format = context.subject.example, context.trunk(trunk).memory_format
+def _in_graph(function: Callable[[Tensor], PeerAnswer], trunk: str, captures: VariantCaptures) -> BuiltVariant:
+    example, memory_format = captures.subject.example, captures.trunk(trunk).memory_format
     stream = stream_pair(example.device).trunk
     stream.wait_stream(torch.cuda.current_stream(example.device))
     with torch.no_grad(), torch.cuda.stream(stream):  # compilation and cuDNN's choices must not happen in the capture
@@ -239,25 +265,25 @@ def _in_graph(function: Callable[[Tensor], PeerAnswer], trunk: str, context: Bui
     return BuiltVariant(GraphedPeer(function, example, memory_format), merged_answer)
 
 
-def _compiled(heads: str | None, mode: str, context: BuildContext, _pattern: str) -> BuiltVariant:
-    subject = context.subject
-    call = Compiled(subject.network, [] if heads is None else context.naive_heads, mode)
+def _compiled(heads: str | None, mode: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
+    subject = captures.subject
+    call = Compiled(subject.network, [] if heads is None else captures.naive_heads, mode)
     for _ in range(3):  # compiles, then warms up, then records its graph
         call(subject.example)
     return BuiltVariant(call, merged_answer)
 
 
-def _runner(trunk: str, exits: str, context: BuildContext, _pattern: str, **compact: Any) -> BuiltVariant:
-    subject = context.subject
+def _runner(trunk: str, exits: str, captures: VariantCaptures, _pattern: str, **compact: Any) -> BuiltVariant:
+    subject = captures.subject
     batch = subject.cell.batch
     sizes = smaller_sizes(batch) if compact else (batch,)
     runner = make_runner(subject.network, subject.example, exits=exits, batch_sizes=sizes, trunk=trunk, **compact)
     return BuiltVariant(runner, Answer.of, runner.close)
 
 
-def _auto(trunk: str, context: BuildContext, _pattern: str) -> BuiltVariant:
+def _auto(trunk: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
     """Let "auto" choose by the subject's inputs and the rules in force now."""
-    subject = context.subject
+    subject = captures.subject
     samples, sizes = samples_for_auto(subject), (subject.cell.batch,)
     runner = make_runner(subject.network, samples, exits="auto", batch_sizes=sizes, trunk=trunk)
     return BuiltVariant(runner, Answer.of, runner.close, note=runner.describe().partition("\n")[0])

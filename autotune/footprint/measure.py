@@ -173,10 +173,7 @@ def _occupied(
     trunk_us: float,
     opened: ExitStack,
 ) -> dict[Footprint, FootprintOccupancy]:
-    """Measure residency over the time of the trunk, and look up the other tiers; after all timing.
-
-    ``replays`` holds one timed replay of each footprint.
-    """
+    """Measure residency over the trunk's time, and look up the other tiers by one timed replay of each footprint."""
     example = parts.subject.example
     runners, launches = [], []
     for footprint in footprints:

@@ -2,6 +2,7 @@
 
 import gc
 import platform
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,8 @@ def clocks(device: torch.device) -> dict[str, float] | None:
         return None
     found = {}
     for name, value in zip(("sm_mhz", "memory_mhz", "max_sm_mhz", "celsius", "watt"), values, strict=True):
-        try:
+        with suppress(ValueError):  # "[N/A]"
             found[name] = float(value)
-        except ValueError:  # "[N/A]"
-            continue
     return found
 
 

@@ -3,7 +3,7 @@
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -15,10 +15,9 @@ from ...model import EarlyExitNetwork
 from ...model.calibration.evaluation import answers_of_all_exits
 from ...model.calibration.thresholds import calibrate
 from ...model.training.data_sets import Split
-from ..bench.captures import VariantCaptures
-from ..bench.variants import RUNNERS, Variant, bare_name, catalogue
+from ..bench.variants import RUNNERS, Variant, VariantCaptures, bare_name, catalogue
 from ..measuring.cells import NEVER
-from ..measuring.correctness import Comparison, Truth, verdict
+from ..measuring.correctness import Comparison, verdict
 from ..measuring.failures import Failure
 from ..measuring.subject import Subject
 from ..measuring.timers import Samples, time_captures, time_those_that_run
@@ -44,6 +43,10 @@ class OperatingPoint(NamedTuple):
 class PointResult:
     """Accuracy and times of one variant under one set of thresholds, or the error that prevented them."""
 
+    samples_by_exit: dict[str, int]
+    """Samples of the test split that leave at each tap and, last, at the classifier, by the eager network."""
+    last_exits: list[int]
+    """Of each round the exit index of its last sample."""
     counts: dict[str, int] | None = None
     accuracy: float | None = None
     """Accuracy of its own answers on the test split, 0 to 1."""
@@ -118,7 +121,7 @@ class Pareto:
 
     def notes(self, variant: Variant) -> list[str]:
         """Return what was done to a variant's trunk, in sentences."""
-        return list(self._captures.context.trunk(variant.trunk).notes)
+        return list(self._captures.trunk(variant.trunk).notes)
 
     def close(self) -> None:
         """Free what was captured."""
@@ -131,26 +134,17 @@ class Pareto:
             self._time(results)
         return results
 
-    def samples_by_exit(self, point: OperatingPoint, variant: Variant) -> dict[str, int]:
-        """Count how many samples of the test split leave where, by the eager network on the variant's trunk."""
-        with self._subject.thresholds(point.thresholds), self._exits_of(variant):
-            return self._captures.context.truth(variant.trunk).samples_by_exit(self.samples)
-
-    def _truths(self, variant: Variant) -> list[Truth]:
-        """Return the truth for each input by the rules in force."""
-        with self._exits_of(variant):
-            return self._captures.context.truth(variant.trunk).truths()
-
-    def _exits_of(self, variant: Variant) -> AbstractContextManager[None]:
-        """Let no sample leave early in a variant without heads."""
-        return nullcontext() if variant.exits_early else self._subject.exits(NEVER)
-
     def _check(self, variant: Variant) -> PointResult:
         """Compare what each round will call with the eager truth; the first pass over the inputs gives the accuracy."""
-        if variant.name in self._captures.failed:
-            return PointResult(error=self._captures.failed[variant.name])
-        captures, truths = self._captures.built[variant.name], self._truths(variant)
-        comparison, labels = Comparison(), []
+        truth = self._captures.truth(variant.trunk)
+        with nullcontext() if variant.exits_early else self._subject.exits(NEVER):  # without heads no sample leaves
+            truths, leave = truth.truths(), truth.samples_by_exit(self.samples)
+        last_exits = [int(one.answer.exit_index.max()) for one in truths]
+        result = PointResult(leave, [last_exits[index] for index in self._turns])
+        result.error = self._captures.failed.get(variant.name)
+        if result.error is not None:
+            return result
+        captures, comparison, labels = self._captures.built[variant.name], Comparison(), []
         try:
             for turn, index in enumerate(self._turns):
                 answer = captures[turn % len(captures)].answer_to(self._subject.inputs[index])
@@ -158,10 +152,12 @@ class Pareto:
                 if turn < len(truths):
                     labels.append(answer.label.clone())  # the next call may write over it
         except Exception as error:
-            return PointResult(error=str(Failure.of(error)))
+            result.error = str(Failure.of(error))
+            return result
         right = torch.cat(labels).cpu()[: len(self._labels)] == self._labels
-        counts = comparison.counts()
-        return PointResult(counts, right.double().mean().item(), error=verdict(counts))
+        result.counts, result.accuracy = comparison.counts(), right.double().mean().item()
+        result.error = verdict(result.counts)
+        return result
 
     def _time(self, results: dict[str, PointResult]) -> None:
         """Time what has no error; what raises meanwhile gets one."""
@@ -175,10 +171,6 @@ class Pareto:
             result.error = str(Failure.of(error))
 
         right = {name: result for name, result in results.items() if result.error is None}
-        found = time_those_that_run(right, timed, failed) or {}
-        for variant in self.variants:
-            if variant.name in found:
-                lasts = [int(truth.answer.exit_index.max()) for truth in self._truths(variant)]
-                result = results[variant.name]
-                result.samples = found[variant.name]
-                result.mean_host_us = mean_time(result.samples.host, [lasts[index] for index in self._turns])
+        for name, samples in (time_those_that_run(right, timed, failed) or {}).items():
+            results[name].samples = samples
+            results[name].mean_host_us = mean_time(samples.host, results[name].last_exits)

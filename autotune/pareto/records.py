@@ -49,7 +49,7 @@ def pareto_records(
             "repeat": 1,
             **PROTOCOL,
             "thresholds": dict(zip(subject.network.taps, point.thresholds, strict=True)),
-            "samples_by_exit": measured.samples_by_exit(point, variant),
+            "samples_by_exit": result.samples_by_exit,
             **about,
         }
         found.append(

@@ -75,7 +75,7 @@ def test_the_command(subject, plan, monkeypatch, tmp_path):
     )
     first = tune(*arguments)
     assert first.exit_code == 0, first.output
-    assert "  0% tests:small float32" in first.stdout and " 80% about 0:00 left: tests:small" in first.stdout
+    assert "  0% tests:small float32" in first.stdout and " 80% about 0:" in first.stdout
     assert "Records: autotune-records/bench-nvidia-h200-fake.jsonl" in first.stdout
     records = read_records(tmp_path / "autotune-records" / "bench-nvidia-h200-fake.jsonl")
     assert {one.variant for one in records if one.exits == "never"} == {

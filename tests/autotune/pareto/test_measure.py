@@ -101,9 +101,8 @@ def test_accuracy_is_that_of_the_answers_and_thresholds_are_put_back(pretended):
         assert result.accuracy == pytest.approx((wanted == labels).double().mean().item()), name
         assert result.error is None and result.counts["samples"] == 4 * measured.rounds
         assert result.mean_host_us == pytest.approx(US[name.partition("@")[0]])
-    of_runner = measured.samples_by_exit(point, measured.variants[-1])
-    assert list(of_runner.values()) == torch.bincount(exits, minlength=4).tolist()
-    assert list(measured.samples_by_exit(point, measured.variants[0]).values()) == [0, 0, 0, 10]
+    assert list(results["gated@as_is"].samples_by_exit.values()) == torch.bincount(exits, minlength=4).tolist()
+    assert list(results["eager-bare@as_is"].samples_by_exit.values()) == [0, 0, 0, 10]
 
 
 def test_what_answers_wrongly_is_not_timed(pretended, monkeypatch):
