@@ -1,8 +1,6 @@
 """The command ``auxhead-tune bench``."""
 
-import fnmatch
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,17 +11,17 @@ from ...model.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
 from ..measuring.cells import Cell, Dtype, Placement, chosen_cells
 from ..measuring.environment import environment, this_device
-from ..measuring.failures import DeviceLost
+from ..measuring.failures import DeviceLost, Failure
 from ..measuring.interrupts import resumable
 from ..measuring.options import MODEL_HELP, check_model, own_network
+from ..measuring.progress import SweepProgress
 from ..measuring.subject import Subject, build_subject, is_factory
 from ..records.record import BadRecord, read_records, records_path
 from ..records.tables import print_tables, wide_console
 from .measure import run_cell
-from .progress import BenchProgress
-from .selection import ROUNDS, BenchOptions, PatternRun, check_patterns, unsettled
+from .selection import ROUNDS, BenchOptions, PatternRun, check_patterns, check_variants, unsettled
 from .tables import bench_tables
-from .variants import RUNNERS, TRUNKS, catalogue
+from .variants import RUNNERS, TRUNKS
 
 #: Rounds of ``--quick``.
 QUICK_ROUNDS = 20
@@ -69,15 +67,20 @@ def bench(
     Every option that chooses may be given several times. A run that was stopped goes on where it was.
     """
     console = wide_console()
+    asked: dict[str, Sequence[Any]] = {
+        "dtype": [one.value for one in dtype or ()],
+        "batch": batch or (),
+        "classes": classes or (),
+        "placement": [one.value for one in placement or ()],
+    }
     with one_line_errors(BadRecord), resumable():
         device = this_device("bench")
-        own, cells = _chosen(model or [], dtype or [], batch or [], classes or [], placement or [], quick)
+        own, cells = _chosen(model or (), asked, quick)
         wanted = tuple(variant or (_QUICK_VARIANTS if quick else ()))
         where_to_exit = tuple(exits or (_QUICK_EXITS if quick else ()))
-        _check_variants(wanted, cells)
+        check_variants(wanted, cells)
         check_patterns(where_to_exit, cells)
         where = records_path(out, "bench", torch.cuda.get_device_name(device))
-        progress = BenchProgress(console)
         options = BenchOptions(
             out=where,
             environment=environment(device),
@@ -85,16 +88,13 @@ def bench(
             wanted=wanted,
             fresh=fresh,
             exits=where_to_exit,
-            say=progress.say,
         )
         left = unsettled(cells, options)
-        progress.total = sum(len(units) for _, units in left)
-        with progress:
+        with SweepProgress(console) as progress:
             failed = _measure(left, own, device, options, progress)
-        chosen = {_identity(cell.as_json()) for cell in cells}
+        chosen = [cell.as_json() for cell in cells]
         found = read_records(where) if where.exists() else []
-        print_tables(console, bench_tables(record for record in found if _identity(record.cell) in chosen))
-        console.print(f"Records: {where}", soft_wrap=True)
+        print_tables(console, bench_tables(record for record in found if record.cell in chosen), where)
         if failed:
             raise BadInput(f"{len(failed)} of {len(left)} cells could not be measured, the first: {failed[0]}")
 
@@ -104,28 +104,24 @@ def _measure(
     own: Subject | None,
     device: torch.device,
     options: BenchOptions,
-    progress: BenchProgress,
+    progress: SweepProgress,
 ) -> list[str]:
     """Measure cell by cell; returns a line for each cell that could not be measured."""
     failed = []
-    for cell, units in left:
+    for number, (cell, runs) in enumerate(left):
+        begins = progress.of_network(cell, number, len(left))
         try:
-            run_cell(own or build_subject(cell, device), units, options, progress.unit_done)
+            run_cell(own or build_subject(cell, device), runs, options, begins)
         except DeviceLost as error:
             raise BadInput(f"{error}; it is recorded: the same command goes on with the rest") from None
         except (RuntimeError, ValueError) as error:  # no memory for the network itself, say
-            failed.append(f"{cell}: {' '.join(str(error).split())}")
-            progress.say(f"FAILED {failed[-1]}", True)
+            failed.append(f"{cell}: {Failure.of(error).detail}")
+            begins(f"FAILED: {Failure.of(error).detail}", 1.0)
     return failed
 
 
 def _chosen(
-    models: Sequence[str],
-    dtypes: Sequence[Dtype],
-    batches: Sequence[int],
-    classes: Sequence[int],
-    placements: Sequence[Placement],
-    quick: bool,
+    models: Sequence[str], asked: Mapping[str, Sequence[Any]], quick: bool
 ) -> tuple[Subject | None, list[Cell]]:
     """Return the user's own network, if it is one, and the cells to measure."""
     for name in models:
@@ -135,25 +131,6 @@ def _chosen(
             raise BadInput("--quick: chooses cells of the core matrix, wants no network of your own beside it")
         if len(models) > 1:
             raise BadInput(f"--model: got {len(models)} of them, wants a factory alone")
-        own = own_network(models[0], dtype=dtypes, batch=batches, classes=classes, placement=placements)
+        own = own_network(models[0], **asked)
         return own, [own.cell]
-    return None, chosen_cells(
-        quick=quick,
-        models=models,
-        dtypes=[dtype.value for dtype in dtypes],
-        batches=batches,
-        classes=classes,
-        placements=[placement.value for placement in placements],
-    )
-
-
-def _check_variants(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
-    """Refuse a glob that no variant has, which would measure nothing of what was meant."""
-    names = list(dict.fromkeys(variant.name for cell in cells for variant in catalogue(cell)))
-    for glob in wanted:
-        if not fnmatch.filter(names, glob):
-            raise BadInput(f"--variant: got {glob}, wants names or globs of: {', '.join(names)}")
-
-
-def _identity(cell: dict[str, Any]) -> str:
-    return json.dumps(cell, sort_keys=True)
+    return None, chosen_cells(quick=quick, model=models, **asked)

@@ -78,10 +78,7 @@ def demo_latency(
 
 
 def _captured(function: _Call, example: Tensor) -> _Call:
-    """Return a call that copies its input into a fresh CUDA graph of ``function``, replays it and returns the answer.
-
-    The answer is valid until the next call. Merged results are captured whole, unlike those of the benchmark's graphs.
-    """
+    """Return a call that copies its input into a fresh CUDA graph of ``function`` and replays it for the answer."""
     static, graph = example.clone(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.Stream(example.device, priority=-1)):
         result = function(static)

@@ -1,8 +1,7 @@
 """Measures the variants of a cell: each is built, checked against the eager network, then timed between the others."""
 
-import gc
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,17 +9,17 @@ import torch
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.cells import NEVER
 from ..measuring.correctness import Comparison, verdict
-from ..measuring.environment import clocks
+from ..measuring.environment import clocks, release_memory
 from ..measuring.failures import DeviceLost, Failure
+from ..measuring.progress import Begins
 from ..measuring.subject import Subject
 from ..measuring.timers import Samples, time_captures, time_those_that_run
 from ..records.record import append_record
 from ..records.spread import spread
-from ..records.summaries import summary
-from .captures import VariantCaptures
-from .records import REQUESTS, bench_record, paired_with, protocol_of, summary_with_p99
+from ..records.summaries import network_record, summary
+from .records import REQUESTS, paired_with, protocol_of, summary_with_p99
 from .selection import BenchOptions, PatternRun
-from .variants import AS_IS, BuiltVariant, Variant, bare_name
+from .variants import AS_IS, BuiltVariant, Variant, VariantCaptures, bare_name
 
 #: Back-to-back calls last about this long, microseconds, within the bounds below.
 BLOCK_US = 2000.0
@@ -28,9 +27,9 @@ REPEATS = (3, 20)
 
 
 def run_cell(
-    subject: Subject, runs: Sequence[PatternRun], options: BenchOptions, done: Callable[[], None] = lambda: None
+    subject: Subject, runs: Sequence[PatternRun], options: BenchOptions, begins: Begins = lambda what, share: None
 ) -> None:
-    """Measure a cell under several exit patterns and append the records; ``done`` is called after each pattern.
+    """Measure a cell under several exit patterns and append the records.
 
     Every variant gets the algorithms of cuDNN that the "cudnn" trunk gets, not ours alone.
 
@@ -39,12 +38,12 @@ def run_cell(
     """
     torch.compiler.reset()  # what was compiled for other cells would count against the limit on recompilations
     with fastest_convolutions(subject.cell.batch):
-        bench = _CellBench(subject, options)
+        bench = _CellBench(subject, options, begins)
         try:
-            for run in runs:
+            for number, run in enumerate(runs):
+                bench.done = number / len(runs)
                 with subject.exits(run.pattern):
                     bench.measure(run)
-                done()
         finally:
             bench.close()
 
@@ -58,29 +57,25 @@ class _Checked:
     counts: dict[str, int]
 
 
-@dataclass
 class _CellBench:
     """Builds, checks and times; captures are kept from one exit pattern to the next."""
 
-    subject: Subject
-    options: BenchOptions
-    captures: VariantCaptures = field(init=False)
-    _lost: bool = False
-    """Nothing can be freed any more."""
-
-    def __post_init__(self) -> None:
-        self.captures = VariantCaptures(self.subject, self.options.factories)
+    def __init__(self, subject: Subject, options: BenchOptions, begins: Begins) -> None:
+        self.subject, self.options, self.begins = subject, options, begins
+        self.done = 0.0  # share of the cell, for ``begins``
+        self.captures = VariantCaptures(subject)
+        self._lost = False  # if True, nothing can be freed any more
 
     def measure(self, run: PatternRun) -> None:
         """Measure one exit pattern, whose rules are in force, and append its records."""
         checked: dict[str, _Checked] = {}
         try:
             for variant in run.variants:
-                self.options.say(f"{run}: {variant.name}", False)
+                self.begins(f"exits {run.pattern}: {variant.name}", self.done)
                 right = self._build_and_check(run, variant)
                 if right is not None:
                     checked[variant.name] = right
-            self.options.say(f"{run}: timing {len(checked)} variants", False)
+            self.begins(f"exits {run.pattern}: timing {len(checked)} variants", self.done)
             self._time(run, checked)
         finally:
             for variant in run.variants:
@@ -91,7 +86,7 @@ class _CellBench:
         """Free what was captured."""
         if not self._lost:
             self.captures.close()
-            _free()
+            release_memory()
 
     def _drop(self, name: str) -> None:
         if not self._lost:
@@ -117,13 +112,13 @@ class _CellBench:
 
     def _fail(self, run: PatternRun, variant: Variant, error: str, counts: dict[str, int] | None) -> None:
         """Record a failure at once, and find out whether the device is still there."""
-        self.options.say(f"{run}: {variant.name} FAILED: {error}", True)
-        self._append(run, variant, protocol=self._protocol(variant), correctness=counts, error=error)
+        self.begins(f"exits {run.pattern}: {variant.name} FAILED: {error}", self.done)
+        self._append(run, variant, correctness=counts, error=error)
         try:
             self._drop(variant.name)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            _free()
+            release_memory()
         except Exception as lost:
             self._lost = True
             raise DeviceLost(f"{variant.name}: {error}; the CUDA context is lost ({Failure.of(lost)})") from lost
@@ -137,7 +132,7 @@ class _CellBench:
         pattern = run.pattern if variant.exits_early else NEVER
         only_there = not (variant.exits or variant.mixed)
         of_heads = self.subject.network.taps if variant.exits_early and only_there else ()
-        comparison, truth = Comparison(), self.captures.context.truth(variant.trunk)
+        comparison, truth = Comparison(), self.captures.truth(variant.trunk)
         for exits in (pattern, *of_heads):
             with self.subject.exits(exits):
                 for capture in captures:
@@ -163,12 +158,11 @@ class _CellBench:
         clocks_found = clocks(self.subject.example.device)
         times = {name: (summary_with_p99(one.host), summary(one.device)) for name, one in samples.items()}
         for name, one in checked.items():
-            truth = self.captures.context.truth(one.variant.trunk)
-            protocol = {**self._protocol(one.variant, **how), "samples_by_exit": truth.samples_by_exit()}
+            truth = self.captures.truth(one.variant.trunk)
             host, device = times[name]
             self._append(
-                run, one.variant, clocks_found, protocol=protocol, host_us=host, device_us=device,
-                paired=paired_with(one.variant, times), correctness=one.counts,
+                run, one.variant, {**how, "samples_by_exit": truth.samples_by_exit()}, clocks_found,
+                host_us=host, device_us=device, paired=paired_with(one.variant, times), correctness=one.counts,
             )  # fmt: skip
 
     def _repeat(self, checked: Mapping[str, _Checked]) -> int:
@@ -179,19 +173,22 @@ class _CellBench:
         taken = spread(samples[name].device[0]).median
         return max(REPEATS[0], min(REPEATS[1], round(BLOCK_US / taken)))
 
-    def _protocol(self, variant: Variant, **how: int) -> dict[str, Any]:
-        return protocol_of(variant, rounds=self.options.rounds, inputs=len(self.subject.inputs), **how)
-
     def _append(
-        self, run: PatternRun, variant: Variant, clocks_found: dict[str, float] | None = None, **fields: Any
+        self,
+        run: PatternRun,
+        variant: Variant,
+        how: Mapping[str, Any] | None = None,
+        clocks_found: dict[str, float] | None = None,
+        **fields: Any,
     ) -> None:
-        trunk = self.captures.context.trunks.get(variant.trunk)
-        captures, notes = self.captures.built.get(variant.name, []), trunk.notes if trunk else ()
+        captures = enumerate(self.captures.built.get(variant.name, []), start=1)
+        trunk = self.captures.trunks.get(variant.trunk)
+        notes = [variant.note] if variant.note else []
+        notes += [f"capture {number}: {one.note}" for number, one in captures if one.note]
         environment = {**self.options.environment, "clocks": clocks_found}
-        append_record(self.options.out, bench_record(run, variant, captures, notes, environment, **fields))
-
-
-def _free() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        record = network_record(
+            "bench", run.cell.as_json(), variant.name, environment, exits=run.pattern, run=run.id,
+            protocol={**protocol_of(variant, self.options.rounds, len(self.subject.inputs)), **(how or {})},
+            notes=[*notes, *(trunk.notes if trunk else ())], **fields,
+        )  # fmt: skip
+        append_record(self.options.out, record)

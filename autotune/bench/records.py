@@ -1,4 +1,4 @@
-"""Records of the benchmark: one for each variant of a cell under one exit pattern, with its ratios to baselines."""
+"""Parts of the benchmark's records: how a variant was timed, summaries of its times, and ratios to baselines."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,11 +6,9 @@ from typing import Any
 import torch
 
 from ..measuring.timers import PROTOCOL
-from ..records.record import Record, utc_now
 from ..records.spread import p99
 from ..records.summaries import summary
-from .selection import PatternRun
-from .variants import BuiltVariant, Variant, bare_name, segments_name, truncated_name
+from .variants import Variant, bare_name, segments_name, truncated_name
 
 #: Requests of each round for the host time: a 99th percentile needs many.
 REQUESTS = 20
@@ -18,49 +16,12 @@ REQUESTS = 20
 Times = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
 
 
-def bench_record(
-    run: PatternRun,
-    variant: Variant,
-    captures: Sequence[BuiltVariant],
-    trunk_notes: Sequence[str],
-    environment: Mapping[str, Any],
-    protocol: Mapping[str, Any],
-    **rest: Any,
-) -> Record:
-    """Return the record of one variant, measured or failed.
-
-    Args:
-        run: what it was measured in.
-        variant: its description.
-        captures: those that were built.
-        trunk_notes: what was done to its trunk.
-        environment: see :class:`~auxhead.autotune.records.record.Record`.
-        protocol: what :func:`protocol_of` returns, and what else holds for this variant.
-        **rest: other fields of the record.
-    """
-    of_captures = [f"capture {number}: {one.note}" for number, one in enumerate(captures, start=1) if one.note]
-    return Record(
-        kind="bench",
-        cell=run.cell.as_json(),
-        exits=run.pattern,
-        variant=variant.name,
-        run=run.id,
-        utc=utc_now(),
-        environment=dict(environment),
-        protocol=dict(protocol),
-        notes=[*([variant.note] if variant.note else []), *of_captures, *trunk_notes],
-        **rest,
-    )
-
-
-def protocol_of(
-    variant: Variant, *, rounds: int, inputs: int, repeat: int | None = None, warm_up: int | None = None
-) -> dict[str, Any]:
-    """Return how a variant is timed; None: it failed before that was chosen."""
+def protocol_of(variant: Variant, rounds: int, inputs: int) -> dict[str, Any]:
+    """Return how a variant is timed; None is what a variant that failed was too early for."""
     return {
         "rounds": rounds,
-        "warm_up": warm_up,
-        "repeat": repeat,
+        "warm_up": None,
+        "repeat": None,
         "requests": REQUESTS,
         "captures": variant.captures,
         "inputs": inputs,

@@ -1,7 +1,7 @@
 """Selects the variants and exit patterns that a run of the benchmark measures, less those already recorded."""
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 from ...model.bad_input import BadInput
 from ..measuring.cells import Cell
 from ..records.record import Record, is_settled, read_records
-from .variants import Factories, Variant, bare_name, catalogue, segments_name, truncated_name
+from .variants import Variant, bare_name, catalogue, segments_name, truncated_name
 
 #: Timed rounds of each variant, unless asked otherwise: ten of each fresh capture.
 ROUNDS = 50
@@ -29,9 +29,6 @@ class BenchOptions:
     """Measure again what is already recorded."""
     exits: tuple[str, ...] = ()
     """Globs of exit patterns; none: all of a cell."""
-    factories: Factories = Factories()
-    say: Callable[[str, bool], None] = lambda line, keep: None
-    """Is told what is being done, and whether that line is worth keeping."""
 
 
 @dataclass
@@ -43,9 +40,6 @@ class PatternRun:
     variants: list[Variant]
     id: str = field(default_factory=lambda: secrets.token_hex(6))
     """Identifier shared by its records."""
-
-    def __str__(self) -> str:
-        return f"{self.cell}; exits {self.pattern}"
 
 
 def chosen_variants(cell: Cell, pattern: str, wanted: Sequence[str]) -> list[Variant]:
@@ -69,10 +63,19 @@ def chosen_patterns(cell: Cell, wanted: Sequence[str]) -> list[str]:
 
 def check_patterns(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
     """Refuse a glob that fits no exit pattern, with ``BadInput``."""
-    names = list(dict.fromkeys(name for cell in cells for name in cell.patterns))
+    _check_globs("--exits", wanted, (name for cell in cells for name in cell.patterns))
+
+
+def check_variants(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
+    """Refuse a glob that fits no variant, with ``BadInput``."""
+    _check_globs("--variant", wanted, (variant.name for cell in cells for variant in catalogue(cell)))
+
+
+def _check_globs(option: str, wanted: Sequence[str], names: Iterable[str]) -> None:
+    names = list(dict.fromkeys(names))
     for glob in wanted:
         if not any(fnmatchcase(name, glob) for name in names):
-            raise BadInput(f"--exits: got {glob}, wants names or globs of: {', '.join(names)}")
+            raise BadInput(f"{option}: got {glob}, wants names or globs of: {', '.join(names)}")
 
 
 def pattern_runs(cell: Cell, options: BenchOptions, records: Iterable[Record]) -> list[PatternRun]:

@@ -1,11 +1,10 @@
 """Tables of the benchmark's records: times of every variant, beside the bare trunk and the floor."""
 
-import json
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from ..records.record import Record, latest
-from ..records.tables import RecordTable
+from ..records.grouping import latest_by_network, network_in_words
+from ..records.record import Record
+from ..records.tables import RecordTable, spread_in_words
 
 #: Headings; the last five compare with baselines of the same run.
 COLUMNS = (
@@ -30,22 +29,12 @@ def bench_tables(records: Iterable[Record]) -> list[RecordTable]:
     network cut off at the exit or, for mixed exits, the trunk's segments for the samples still open. Throughput is that
     of calls back to back, by their device time.
     """
-    groups: dict[tuple[Any, ...], list[Record]] = {}
-    for record in latest(record for record in records if record.kind == "bench"):
-        group = (json.dumps(record.cell, sort_keys=True), record.environment_key)
-        groups.setdefault(group, []).append(record)
-    return [_table(group) for group in groups.values()]
+    return [_table(group) for group in latest_by_network(records, "bench")]
 
 
 def _table(records: Sequence[Record]) -> RecordTable:
-    cell, environment = records[0].cell, records[0].environment
-    shape = "x".join(str(size) for size in cell["input"])
-    title = (
-        f"{cell['model']} {cell['dtype']}, batch {cell['batch']}, {cell['classes']} classes, {len(cell['taps'])} heads "
-        f"({cell['placement']}), {shape}; {environment.get('gpu')}, torch {environment.get('torch')}; "
-        "median (20th to 80th percentile)"
-    )
-    order = {pattern: place for place, pattern in enumerate(["never", *cell["taps"], "own"])}
+    title = f"{network_in_words(records[0])}; median (20th to 80th percentile)"
+    order = {pattern: place for place, pattern in enumerate(["never", *records[0].cell["taps"], "own"])}
     ordered = sorted(records, key=lambda record: order.get(record.exits, len(order)))
     rows, remarks = [_row(record) for record in ordered], [line for one in ordered for line in _remarks(one)]
     return RecordTable(title, COLUMNS, _TEXT_COLUMNS, rows, remarks)
@@ -63,11 +52,7 @@ def _row(record: Record) -> tuple[str, ...]:
         for kind, taken in zip(("host", "device"), times, strict=True)
     ]
     throughput = f"{1.0 / floor['device_ratio']:.3f}" if floor else "-"
-    return (record.exits, record.variant, *(_spread(taken) for taken in times), *ratios, *over, throughput)
-
-
-def _spread(taken: dict[str, Any]) -> str:
-    return f"{taken['median']:,.1f} ({taken['p20']:,.1f}-{taken['p80']:,.1f})"
+    return (record.exits, record.variant, *map(spread_in_words, times), *ratios, *over, throughput)
 
 
 def _remarks(record: Record) -> list[str]:

@@ -1,6 +1,5 @@
 """The benchmark's variants of a cell: how each is built, where it is measured, and its baselines."""
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -36,20 +35,14 @@ AS_IS = "as_is"
 TRUNKS = (AS_IS, "cudnn")
 #: Further trunks that ``--variant`` may name.
 MORE_TRUNKS = ("inductor",)
+#: Runners that are measured on every trunk, as ``make_runner`` names them.
+RUNNERS = ("overlapped", "polled", "gated")
 #: Batch sizes at which max-autotune is compiled, which takes minutes.
 MAX_AUTOTUNE_BATCHES = (1, 32)
 #: Fresh captures of "auto", fewer than of the others: each captures and measures several runners.
 AUTO_CAPTURES = 2
 #: Samples that "auto" chooses by, unless one batch holds more: its trunks are checked on them in float64.
 AUTO_SAMPLES = 256
-
-
-@dataclass(frozen=True)
-class Factories:
-    """Functions that make runners and trunks; tests replace them."""
-
-    make_runner: Callable[..., Any] = make_runner
-    make_trunk: Callable[..., Any] = make_trunk
 
 
 class BuiltVariant(NamedTuple):
@@ -68,20 +61,44 @@ class BuiltVariant(NamedTuple):
 
 
 @dataclass
-class BuildContext:
-    """Parts that the variants of one cell share: trunks, naive heads, and the truth on each trunk."""
+class VariantCaptures:
+    """Captures of one cell's variants, and what these share: trunks, naive heads, and the truth on each trunk."""
 
     subject: Subject
-    factories: Factories = Factories()
     trunks: dict[str, Trunk] = field(default_factory=dict)
+    built: dict[str, list[BuiltVariant]] = field(default_factory=dict)
+    """By variant; of one whose build failed those that came before."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Errors of variants that are not to be built again."""
     _truths: dict[str, EagerTruth] = field(default_factory=dict)
+
+    def build(self, variant: "Variant", pattern: str) -> list[BuiltVariant]:
+        """Return the captures of a variant for an exit pattern, built unless they are there.
+
+        Raises:
+            Exception: whatever a capture fails with.
+        """
+        if variant.name not in self.built:
+            captures = self.built.setdefault(variant.name, [])
+            for _ in range(variant.captures):
+                captures.append(variant.build(self, pattern))
+        return self.built[variant.name]
+
+    def drop(self, name: str) -> None:
+        """Close a variant's captures."""
+        for capture in self.built.pop(name, []):
+            capture.close()
+
+    def close(self) -> None:
+        """Close all captures."""
+        for name in list(self.built):
+            self.drop(name)
 
     def trunk(self, kind: str) -> Trunk:
         """Return the trunk of that kind, made once."""
         if kind not in self.trunks:
             network = self.subject.network
-            make = make_trunk if kind == AS_IS else self.factories.make_trunk
-            self.trunks[kind] = make(network.backbone, network.taps, self.subject.example, kind)
+            self.trunks[kind] = make_trunk(network.backbone, network.taps, self.subject.example, kind)
         return self.trunks[kind]
 
     def truth(self, kind: str) -> EagerTruth:
@@ -102,7 +119,7 @@ class BuildContext:
 
 
 #: Builds one fresh capture of a variant for an exit pattern.
-Build = Callable[[BuildContext, str], BuiltVariant]
+Build = Callable[[VariantCaptures, str], BuiltVariant]
 
 
 @dataclass(frozen=True)
@@ -185,64 +202,51 @@ def catalogue(cell: Cell) -> list[Variant]:
             add(truncated_name(trunk), partial(_truncated, trunk), never=False, exits=True, per_pattern=True),
         ]
         variants += [
-            add(f"{name}@{trunk}", partial(_runner, trunk, options), exits=True, mixed=True)
-            for name, options in RUNNERS.items()
+            add(f"{runner}@{trunk}", partial(_runner, trunk, runner), exits=True, mixed=True) for runner in RUNNERS
         ]
         if cell.placement in MIXED:
-            floor = add(segments_name(trunk), partial(_segments_floor, trunk), never=False, mixed=True)
             note = "no heads, no gathering of open samples, no waits of the host, no copies"
-            variants.append(dataclasses.replace(floor, exits_early=False, per_pattern=True, note=note))
+            floor = partial(add, exits_early=False, per_pattern=True, note=note)
+            variants.append(floor(segments_name(trunk), partial(_segments_floor, trunk), never=False, mixed=True))
         if cell.placement in MIXED and cell.batch > 1:
-            compact = partial(_runner, trunk, {"exits": "polled", "compact": True})
+            compact = partial(_runner, trunk, "polled", compact=True)
             variants.append(add(f"polled-compact@{trunk}", compact, mixed=True))
-        auto = add(f"auto@{trunk}", partial(_auto, trunk), captures=AUTO_CAPTURES, exits=True, mixed=True)
-        variants.append(dataclasses.replace(auto, per_pattern=True, plain=f"overlapped@{trunk}"))
-    eager = partial(_runner, AS_IS, {"exits": "eager"})
+        auto = partial(add, captures=AUTO_CAPTURES, per_pattern=True, plain=f"overlapped@{trunk}")
+        variants.append(auto(f"auto@{trunk}", partial(_auto, trunk), exits=True, mixed=True))
+    eager = partial(_runner, AS_IS, "eager")
     variants.append(Variant("eager@as_is", eager, captures=1, exits=True, mixed=True))
     return variants
 
 
-#: The options of each runner, by the name of its variants.
-RUNNERS: dict[str, dict[str, Any]] = {
-    "overlapped": {"exits": "overlapped"},
-    "polled": {"exits": "polled"},
-    "gated": {"exits": "gated"},
-}
-
-
 def _function(
-    peer: Callable[..., PeerAnswer], heads: str | None, trunk: str, context: BuildContext
+    peer: Callable[..., PeerAnswer], heads: str | None, trunk: str, captures: VariantCaptures
 ) -> Callable[[Tensor], PeerAnswer]:
     """Return the function of one batch that a peer is."""
-    taps = context.subject.network.taps
+    function = partial(peer, captures.trunk(trunk), captures.subject.network.taps)
     if heads is None:
-        return partial(peer, context.trunk(trunk), taps)
-    return partial(peer, context.trunk(trunk), taps, context.naive_heads if heads == "naive" else context.subject.heads)
+        return function
+    return partial(function, captures.naive_heads if heads == "naive" else captures.subject.heads)
 
 
 def _eager(peer: Callable[..., PeerAnswer], heads: str | None) -> Build:
-    def build(context: BuildContext, _pattern: str) -> BuiltVariant:
-        return BuiltVariant(torch.no_grad()(_function(peer, heads, AS_IS, context)), merged_answer)
-
-    return build
+    return lambda captures, _pattern: BuiltVariant(
+        torch.no_grad()(_function(peer, heads, AS_IS, captures)), merged_answer
+    )
 
 
 def _graph(peer: Callable[..., PeerAnswer], heads: str | None, trunk: str) -> Build:
-    def build(context: BuildContext, _pattern: str) -> BuiltVariant:
-        return _in_graph(_function(peer, heads, trunk, context), trunk, context)
-
-    return build
+    return lambda captures, _pattern: _in_graph(_function(peer, heads, trunk, captures), trunk, captures)
 
 
-def _truncated(trunk: str, context: BuildContext, pattern: str) -> BuiltVariant:
-    network = context.subject.network
+def _truncated(trunk: str, captures: VariantCaptures, pattern: str) -> BuiltVariant:
+    network = captures.subject.network
     stop_at = network.taps.index(pattern)
-    function = partial(truncated, context.trunk(trunk), network.taps, context.subject.heads, stop_at)
-    return _in_graph(function, trunk, context)
+    function = partial(truncated, captures.trunk(trunk), network.taps, captures.subject.heads, stop_at)
+    return _in_graph(function, trunk, captures)
 
 
-def _segments_floor(trunk: str, context: BuildContext, _pattern: str) -> BuiltVariant:
-    subject, made = context.subject, context.trunk(trunk)
+def _segments_floor(trunk: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
+    subject, made = captures.subject, captures.trunk(trunk)
     eager = EagerRunner(subject.network, trunk=made)
     exits = [eager(x).exit_index for x in subject.inputs]
     sizes = smaller_sizes(subject.cell.batch)
@@ -250,8 +254,8 @@ def _segments_floor(trunk: str, context: BuildContext, _pattern: str) -> BuiltVa
     return BuiltVariant(floor, floor.answer)
 
 
-def _in_graph(function: Callable[[Tensor], PeerAnswer], trunk: str, context: BuildContext) -> BuiltVariant:
-    example, memory_format = context.subject.example, context.trunk(trunk).memory_format
+def _in_graph(function: Callable[[Tensor], PeerAnswer], trunk: str, captures: VariantCaptures) -> BuiltVariant:
+    example, memory_format = captures.subject.example, captures.trunk(trunk).memory_format
     stream = stream_pair(example.device).trunk
     stream.wait_stream(torch.cuda.current_stream(example.device))
     with torch.no_grad(), torch.cuda.stream(stream):  # compilation and cuDNN's choices must not happen in the capture
@@ -261,27 +265,27 @@ def _in_graph(function: Callable[[Tensor], PeerAnswer], trunk: str, context: Bui
     return BuiltVariant(GraphedPeer(function, example, memory_format), merged_answer)
 
 
-def _compiled(heads: str | None, mode: str, context: BuildContext, _pattern: str) -> BuiltVariant:
-    subject = context.subject
-    call = Compiled(subject.network, [] if heads is None else context.naive_heads, mode)
+def _compiled(heads: str | None, mode: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
+    subject = captures.subject
+    call = Compiled(subject.network, [] if heads is None else captures.naive_heads, mode)
     for _ in range(3):  # compiles, then warms up, then records its graph
         call(subject.example)
     return BuiltVariant(call, merged_answer)
 
 
-def _runner(trunk: str, options: dict[str, Any], context: BuildContext, _pattern: str) -> BuiltVariant:
-    subject = context.subject
+def _runner(trunk: str, exits: str, captures: VariantCaptures, _pattern: str, **compact: Any) -> BuiltVariant:
+    subject = captures.subject
     batch = subject.cell.batch
-    sizes = smaller_sizes(batch) if options.get("compact") else (batch,)
-    runner = context.factories.make_runner(subject.network, subject.example, batch_sizes=sizes, trunk=trunk, **options)
+    sizes = smaller_sizes(batch) if compact else (batch,)
+    runner = make_runner(subject.network, subject.example, exits=exits, batch_sizes=sizes, trunk=trunk, **compact)
     return BuiltVariant(runner, Answer.of, runner.close)
 
 
-def _auto(trunk: str, context: BuildContext, _pattern: str) -> BuiltVariant:
+def _auto(trunk: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
     """Let "auto" choose by the subject's inputs and the rules in force now."""
-    subject = context.subject
+    subject = captures.subject
     samples, sizes = samples_for_auto(subject), (subject.cell.batch,)
-    runner = context.factories.make_runner(subject.network, samples, exits="auto", batch_sizes=sizes, trunk=trunk)
+    runner = make_runner(subject.network, samples, exits="auto", batch_sizes=sizes, trunk=trunk)
     return BuiltVariant(runner, Answer.of, runner.close, note=runner.describe().partition("\n")[0])
 
 

@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from ..measuring.options import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
-from ..measuring.run_networks import Begins, Finish, measure_networks
-from ..measuring.subject import Subject
+from ..measuring.options import Batches, Classes, Dtypes, Model, NetworkChoice, Placements, out_option
+from ..measuring.run_networks import measure_networks
 from .measure import measure_footprints
 from .records import KIND, failed_record, footprint_records
 from .tables import footprint_tables
@@ -19,10 +16,7 @@ def footprint(
     dtype: Dtypes = None,
     classes: Classes = None,
     placement: Placements = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Records are appended here.", show_default="autotune-records/footprint-DEVICE.jsonl"),
-    ] = None,
+    out: Annotated[Path | None, out_option(KIND)] = None,
 ) -> None:
     """Measure how much room a network's heads take beside its trunk, and where that stops being free.
 
@@ -31,9 +25,4 @@ def footprint(
     `auxhead-plot footprint` draws it. Options that choose networks may be given several times.
     """
     chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
-    measure_networks(KIND, chosen, out, _measure, failed_record, footprint_tables)
-
-
-def _measure(subject: Subject, begins: Begins) -> Finish:
-    measured = measure_footprints(subject, begins)
-    return lambda cell, of_device: footprint_records(cell, measured, of_device)
+    measure_networks(KIND, chosen, out, measure_footprints, footprint_records, failed_record, footprint_tables)

@@ -29,9 +29,10 @@ from ..measuring.occupancy import (
     theoretical_occupancy,
 )
 from ..measuring.profiled_requests import WARM_UP, record_trace
+from ..measuring.progress import Begins
 from ..measuring.subject import Subject
 from ..measuring.timers import time_rounds
-from ..overlap.captured_parts import BARE, BOTH, HEADS, CapturedParts, WrongAnswer
+from ..overlap.captured_parts import BARE, BOTH, HEADS, CapturedParts, check
 from ..records.comparison import Timings, typical
 from .launch_variations import Footprint, footprints_to_measure
 
@@ -82,14 +83,8 @@ class FootprintsMeasured:
     """Facts of the network for records; see ``HeadsInSitu``."""
 
 
-def measure_footprints(subject: Subject, begins: Callable[[str, float], None]) -> FootprintsMeasured:
+def measure_footprints(subject: Subject, begins: Begins) -> FootprintsMeasured:
     """Capture a network with every footprint, check answers, time all in the same rounds, then measure occupancy.
-
-    Where no head is launched beside the trunk by rule there is nothing to measure.
-
-    Args:
-        subject: on a CUDA device.
-        begins: is told what begins, and the share of the whole that is done.
 
     Raises:
         WrongAnswer: the bare trunk answers wrongly, or the network by rule.
@@ -167,9 +162,7 @@ def _captures(
 def _runner(parts: CapturedParts, footprint: Footprint, opened: ExitStack) -> OverlappedRunner:
     runner = parts.runner(dict(footprint.configs), footprint.point)
     opened.callback(runner.close)
-    wrong = parts.wrong(parts.subject.network.taps, runner)
-    if wrong is not None:
-        raise WrongAnswer(f"{footprint.name}: {wrong}; not timed")
+    check(footprint.name, parts.wrong(parts.subject.network.taps, runner))
     return runner
 
 
@@ -180,10 +173,7 @@ def _occupied(
     trunk_us: float,
     opened: ExitStack,
 ) -> dict[Footprint, FootprintOccupancy]:
-    """Measure residency over the time of the trunk, and look up the other tiers; after all timing.
-
-    ``replays`` holds one timed replay of each footprint.
-    """
+    """Measure residency over the trunk's time, and look up the other tiers by one timed replay of each footprint."""
     example = parts.subject.example
     runners, launches = [], []
     for footprint in footprints:

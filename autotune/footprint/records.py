@@ -22,13 +22,7 @@ KIND = "footprint"
 
 
 def footprint_records(cell: Cell, measured: FootprintsMeasured, environment: Mapping[str, Any]) -> list[Record]:
-    """Return a record of each footprint of a network, the one by rule first.
-
-    Args:
-        cell: the network.
-        measured: its times and occupancy.
-        environment: see :class:`~auxhead.autotune.records.record.Record`.
-    """
+    """Return a record of each footprint of a network, the one by rule first."""
     run = secrets.token_hex(6)
     how = {
         "captures": CAPTURES,

@@ -14,7 +14,7 @@ from ..measuring.cells import NEVER
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.subject import Subject
 from ..measuring.targets import ALONE, NETWORK, Target
-from ..measuring.timers import Key, VariantFailed, time_rounds
+from ..measuring.timers import PROTOCOL, Key, VariantFailed, time_rounds
 from ..records.comparison import Paired
 from .alone import CHAIN, AloneHead, Chain
 from .compile_ahead import CompileAhead
@@ -54,12 +54,7 @@ class HeadTiming:
     @property
     def protocol(self) -> dict[str, Any]:
         """Conditions of all times, as records keep them."""
-        return {
-            "chain": CHAIN,
-            "order": "interleaved, shuffled every round",
-            "l2": "warm, by the variant itself",
-            "clocks": "as found",
-        }
+        return {"chain": CHAIN, **PROTOCOL}
 
     @property
     def of_network(self) -> dict[str, Any]:

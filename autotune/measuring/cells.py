@@ -113,37 +113,21 @@ def quick_matrix() -> list[Cell]:
     return [resnet_cell("resnet18", "float16", batch, 10, "stages") for batch in (1, 8)]
 
 
-def chosen_cells(
-    *,
-    quick: bool,
-    models: Sequence[str] = (),
-    dtypes: Sequence[str] = (),
-    batches: Sequence[int] = (),
-    classes: Sequence[int] = (),
-    placements: Sequence[str] = (),
-) -> list[Cell]:
-    """Return the cells of the matrix that fit the values asked for; no value fits all.
+def chosen_cells(*, quick: bool, **asked: Sequence[Any]) -> list[Cell]:
+    """Return the cells of the matrix that fit the values asked for, by the parameters of ``resnet_cell``.
 
-    A value that no remaining cell has replaces every cell's own: ``--model resnet50 --batch 8`` is measured though
-    the core matrix holds ResNet-50 at batch 1 and 32 only.
+    Every cell fits where no value is given. A value that no remaining cell has replaces every cell's own:
+    ``--model resnet50 --batch 8`` is measured though the core matrix holds ResNet-50 at batch 1 and 32 only.
     """
     matrix = quick_matrix() if quick else core_matrix()
-    asked = {"model": models, "dtype": dtypes, "batch": batches, "classes": classes, "placement": placements}
     for name, values in asked.items():
         wanted = []
         for value in values:
             fitting = [cell for cell in matrix if getattr(cell, name) == value]
-            wanted += fitting or [_with(cell, name, value) for cell in matrix]
+            wanted += fitting or [resnet_cell(**{**_chosen_fields(cell), name: value}) for cell in matrix]
         matrix = list(dict.fromkeys(wanted)) if values else matrix
     return matrix
 
 
-def _with(cell: Cell, name: str, value: Any) -> Cell:
-    sizes: dict[str, Any] = {
-        "model": cell.model,
-        "dtype": cell.dtype,
-        "batch": cell.batch,
-        "classes": cell.classes,
-        "placement": cell.placement,
-    }
-    return resnet_cell(**{**sizes, name: value})
+def _chosen_fields(cell: Cell) -> dict[str, Any]:
+    return {name: getattr(cell, name) for name in ("model", "dtype", "batch", "classes", "placement")}

@@ -32,13 +32,9 @@ class EagerTruth:
     def __init__(
         self, network: EarlyExitNetwork, trunk: Trunk, inputs: Sequence[Tensor], rounding: Rounding | None = None
     ) -> None:
-        """Run the network eagerly on every input.
+        """Run the network eagerly on every input, batches [N, ...] of one size, with its backbone as ``trunk``.
 
-        Args:
-            network: whose heads and rules apply.
-            trunk: of this network; the truth depends on it by rounding.
-            inputs: batches [N, ...] of one size.
-            rounding: of the network; measured with these inputs if None.
+        ``rounding`` is the network's; None: it is measured with these inputs.
         """
         self._taps, self._heads, self._inputs = network.taps, network.fused_heads, inputs
         self._rounding = measure_rounding(network, inputs) if rounding is None else rounding
@@ -66,16 +62,7 @@ class EagerTruth:
         return self._known[rules]
 
     def compare(self, answer: Callable[[Tensor], Answer], comparison: Comparison, inputs: int | None = None) -> None:
-        """Count what differs under the rules as they are now.
-
-        Args:
-            answer: gives the answer for one input.
-            comparison: adds it up.
-            inputs: how many of the first ones to compare; None for all.
-
-        Raises:
-            ValueError: an answer is for another number of samples.
-        """
+        """Compare answers for the first ``inputs`` (None: for all) under the rules as they are now."""
         for x, truth in list(zip(self._inputs, self.truths(), strict=True))[:inputs]:
             comparison.add(answer(x), truth)
 
@@ -120,10 +107,7 @@ def measure_rounding(network: EarlyExitNetwork, inputs: Sequence[Tensor]) -> Rou
 def truth_of_logits(logits: Sequence[Tensor], heads: Sequence[FusedAuxHead], rounding: Rounding) -> Truth:
     """Let the first sure exit answer for each sample, by the heads' rules as they are now.
 
-    Args:
-        logits: [N, K] of every exit, as the trunk in question gives them eagerly.
-        heads: whose rules apply, for all exits but the last.
-        rounding: of the network.
+    ``logits`` are [N, K] of every exit, the classifier's last, as a trunk gives them eagerly.
     """
     samples, device = len(logits[0]), logits[0].device
     open_, near_threshold = (torch.full((samples,), value, device=device) for value in (True, False))

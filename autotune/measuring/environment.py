@@ -1,6 +1,8 @@
 """Environment of a measurement, as records keep it: GPU, driver, clocks, versions, commit."""
 
+import gc
 import platform
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,21 @@ from ...model.machine import driver_version, output_of, package_version
 
 
 def this_device(command: str, otherwise: str = "; `auxhead-tune table` needs none") -> torch.device:
-    """Return the current CUDA device.
-
-    Args:
-        command: the command that wants one.
-        otherwise: end of the error, which says what can be done without.
+    """Return the current CUDA device for a command.
 
     Raises:
-        BadInput: there is none.
+        BadInput: there is none; ends with ``otherwise``, which says what can be done without.
     """
     if not torch.cuda.is_available():
         raise BadInput(f"{command}: torch sees no CUDA device here, wants one{otherwise}")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def release_memory() -> None:
+    """Give the device back what nothing holds any more, for whatever is built next."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -53,10 +58,8 @@ def clocks(device: torch.device) -> dict[str, float] | None:
         return None
     found = {}
     for name, value in zip(("sm_mhz", "memory_mhz", "max_sm_mhz", "celsius", "watt"), values, strict=True):
-        try:
+        with suppress(ValueError):  # "[N/A]"
             found[name] = float(value)
-        except ValueError:  # "[N/A]"
-            continue
     return found
 
 

@@ -40,11 +40,7 @@ class TheoreticalOccupancy(NamedTuple):
 
 
 def theoretical_occupancy(compiled: Any, device: torch.device) -> TheoreticalOccupancy:
-    """Ask the driver how many programs of a kernel fit on an SM.
-
-    Args:
-        compiled: Triton's compiled kernel, which has been launched on ``device``.
-        device: a CUDA device, the current one.
+    """Ask the driver how many programs of a kernel, compiled and launched on the current device, fit on an SM.
 
     Raises:
         RuntimeError: the driver does not say.
@@ -78,16 +74,12 @@ class ProfilerEstimate(NamedTuple):
 
 def profiler_estimates(trace: Mapping[str, Any]) -> list[list[ProfilerEstimate]]:
     """Return the profiler's estimates of the head launches in a Chrome trace: [replays][launches], in order of time."""
-    by_replay: dict[Any, list[Mapping[str, Any]]] = {}
+    by_replay: dict[Any, list[ProfilerEstimate]] = {}
     for event in sorted(trace["traceEvents"], key=lambda event: float(event.get("ts", 0.0))):
         if event.get("cat") == "kernel" and event["name"].startswith(HEAD_KERNEL):
-            by_replay.setdefault(event["args"]["correlation"], []).append(event["args"])
-    return [[_estimate(arguments) for arguments in launches] for launches in by_replay.values()]
-
-
-def _estimate(arguments: Mapping[str, Any]) -> ProfilerEstimate:
-    percent = float(arguments["est. achieved occupancy %"])
-    return ProfilerEstimate(percent, percent == 0.0)
+            percent = float(event["args"]["est. achieved occupancy %"])
+            by_replay.setdefault(event["args"]["correlation"], []).append(ProfilerEstimate(percent, percent == 0.0))
+    return list(by_replay.values())
 
 
 class MeasuredResidency(NamedTuple):

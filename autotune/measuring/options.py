@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +22,11 @@ Placements = Annotated[
     list[Placement] | None,
     typer.Option(help="A head after every block, every stage, or every stage but the last.", show_default="stages"),
 ]
+
+
+def out_option(kind: str) -> Any:
+    """Return the option for the file that records of a kind are appended to."""
+    return typer.Option(help="Records are appended here.", show_default=f"autotune-records/{kind}-DEVICE.jsonl")
 
 
 @dataclass(frozen=True)
@@ -68,14 +73,10 @@ def check_model(option: str, model: str) -> None:
 
 
 def own_network(model: str, **chosen: Sequence[object]) -> Subject:
-    """Return the network of a user's factory.
-
-    Args:
-        model: the factory, "package.module:function".
-        **chosen: the values of other options that choose networks, by their names.
+    """Return the network of a user's factory, "package.module:function".
 
     Raises:
-        BadInput: there is no such network, or another option chooses what it has itself.
+        BadInput: there is no such network, or another option, by its name in ``chosen``, has a value.
     """
     for option, values in chosen.items():
         if values:

@@ -45,10 +45,6 @@ class Kernel(NamedTuple):
 Replay = tuple[Kernel, ...]
 
 
-class NoReplays(ValueError):
-    """A trace without replays of graphs; the message names what is missing and how to record one that has them."""
-
-
 def read_replays(trace: Mapping[str, Any]) -> list[Replay]:
     """Return the replays of CUDA graphs in a Chrome trace of torch.profiler, in the order in which they began.
 
@@ -60,11 +56,11 @@ def read_replays(trace: Mapping[str, Any]) -> list[Replay]:
         trace: the content of the file. Each replay is one of an overlapped runner's graph, or of a bare trunk's.
 
     Raises:
-        NoReplays: no kernels, or none that a graph launched.
+        ValueError: no kernels, or none that a graph launched; says how to record a trace that has some.
     """
     made_by = "; `auxhead-tune overlap MODEL` records and reads one"
     if not isinstance(trace, Mapping) or not isinstance(trace.get("traceEvents"), list):
-        raise NoReplays(f"trace: has no list of traceEvents, wants a Chrome trace of torch.profiler{made_by}")
+        raise ValueError(f"trace: has no list of traceEvents, wants a Chrome trace of torch.profiler{made_by}")
     launches: set[Any] = set()
     by_launch: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for event in trace["traceEvents"]:
@@ -78,22 +74,18 @@ def read_replays(trace: Mapping[str, Any]) -> list[Replay]:
             if event["name"].partition("_")[0] in GRAPH_LAUNCHES and launch is not None:
                 launches.add(launch)
     if not by_launch:
-        raise NoReplays(
+        raise ValueError(
             "trace: got no GPU kernels, wants those of replays of a CUDA graph, profiled on a GPU with "
             f"ProfilerActivity.CUDA{made_by}"
         )
     replays = [kernels for launch, kernels in by_launch.items() if launch in launches]
     if not replays:
         count = sum(map(len, by_launch.values()))
-        raise NoReplays(
+        raise ValueError(
             f"trace: got {count} GPU kernels and none with the correlation of a cudaGraphLaunch, wants those of "
             f"replays of a CUDA graph{made_by}"
         )
-    return [_replay(kernels) for kernels in sorted(replays, key=_begin)]
-
-
-def _begin(events: list[Mapping[str, Any]]) -> float:
-    return min(float(event["ts"]) for event in events)
+    return [_replay(kernels) for kernels in sorted(replays, key=lambda events: min(float(one["ts"]) for one in events))]
 
 
 def _replay(events: list[Mapping[str, Any]]) -> Replay:

@@ -25,14 +25,12 @@ WARM_UP = 10
 GRAPH_LAUNCHES = frozenset({"cudaGraphLaunch", "cuGraphLaunch"})
 KERNEL_LAUNCHES = frozenset(
     {
-        "cudaLaunchKernel",
-        "cudaLaunchKernelExC",
-        "cudaLaunchCooperativeKernel",
-        "cuLaunchKernel",
-        "cuLaunchKernelEx",
-        "cuLaunchCooperativeKernel",
+        *("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel"),
+        *("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel"),
     }
 )
+#: Calls that launch a kernel or a graph.
+LAUNCHES = KERNEL_LAUNCHES | GRAPH_LAUNCHES
 #: Calls that take memory from the driver or give it back; most of them wait for the device too.
 ALLOCATIONS = frozenset(
     {
@@ -90,45 +88,16 @@ class RequestProfile:
     busy_us: float
     """Device time per request during which at least one kernel runs: the union of the kernels' intervals."""
 
-    def total(self, names: Iterable[str]) -> int:
-        """Return the calls of these API functions in all requests together."""
-        return sum(sum(row.by_request) for row in self.api if row.name in names)
-
-    @property
-    def launches_by_request(self) -> tuple[int, ...]:
-        """Calls that launch a kernel or a graph, in each request."""
-        rows = [row.by_request for row in self.api if row.name in KERNEL_LAUNCHES | GRAPH_LAUNCHES]
-        return tuple(sum(counts) for counts in zip(*rows, strict=True)) if rows else (0,) * self.requests
-
-    @property
-    def launches(self) -> float:
-        """Calls that launch a kernel or a graph, per request."""
-        return sum(self.launches_by_request) / self.requests
-
-    @property
-    def graph_launches(self) -> float:
-        """Calls that launch a graph, per request."""
-        return self.total(GRAPH_LAUNCHES) / self.requests
-
-    @property
-    def allocations(self) -> int:
-        """Calls that take memory from the driver or give it back, in all requests together."""
-        return self.total(ALLOCATIONS)
-
-    @property
-    def synchronisations(self) -> int:
-        """Calls in which the host waits for the device, in all requests together."""
-        return self.total(SYNCHRONISATIONS)
+    def calls_by_request(self, names: Iterable[str]) -> tuple[int, ...]:
+        """Return the calls of these API functions together, in each request."""
+        rows = [row.by_request for row in self.api if row.name in names]
+        return tuple(map(sum, zip(*rows, strict=True))) if rows else (0,) * self.requests
 
 
 def profile_requests(call: Callable[[Tensor], object], x: Tensor, requests: int, trace_file: Path) -> RequestProfile:
-    """Profile requests, each from an idle device, after a warm-up that is not counted.
+    """Profile so many requests for ``x``, each from an idle device, after a warm-up that is not counted.
 
-    Args:
-        call: answers a request.
-        x: the input of every request.
-        requests: how many to count.
-        trace_file: where the Chrome trace goes, replaced if it is there; chrome://tracing and ui.perfetto.dev open it.
+    The Chrome trace replaces ``trace_file``; chrome://tracing and ui.perfetto.dev open it.
     """
     profile = read_trace(record_trace(call, x, requests, trace_file))
     if profile.requests != requests:
@@ -227,7 +196,7 @@ def steady_state_problems(profile: RequestProfile) -> list[str]:
                     f"{row.name} {kind}: got {sum(row.by_request)} calls in {len(requests)} of {profile.requests} "
                     f"requests (first in request {requests[0] + 1}), wants none."
                 )
-    launches = profile.launches_by_request
+    launches = profile.calls_by_request(LAUNCHES)
     if min(launches) != max(launches):
         problems.append(f"Launches vary: got {min(launches)} to {max(launches)} a request, wants the same in each.")
     return problems

@@ -1,19 +1,25 @@
-"""Progress of a sweep on the terminal: share done, time left, best so far, failures."""
+"""Progress of a measurement on the terminal: share done, time left, best so far, failures."""
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
+from .cells import Cell
+
+#: Shows what begins, and the share of a network that is done, 0 to 1.
+Begins = Callable[[str, float], None]
+
 
 class Status(NamedTuple):
-    """Progress of a sweep at one moment."""
+    """Progress of a measurement at one moment."""
 
     done: float
-    """Share of all targets, from 0 to 1."""
+    """Share of the whole, from 0 to 1."""
     doing: str
     best: str
     """Best so far of the target under way; empty if nothing was measured yet."""
@@ -61,6 +67,10 @@ class SweepProgress:
             self._progress.update(self._task, completed=self._done, description=escape(f"{left}{line}"))
         else:
             self._console.print(f"{self._done:4.0%} {left}{line}", highlight=False, markup=False, soft_wrap=True)
+
+    def of_network(self, cell: Cell, number: int, networks: int) -> Begins:
+        """Return a function that shows what begins in a network, of which ``number`` of so many are done before."""
+        return lambda what, share: self.show(Status((number + share) / networks, f"{cell}: {what}", "", Counter()))
 
     def _left(self) -> str:
         if not 0.0 < self._done < 1.0:

@@ -1,7 +1,7 @@
 """Subjects of measurements: a cell's network with random weights, or a user's own, and random inputs."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -60,14 +60,9 @@ class Subject:
         # every confidence exceeds the low end, none the high one
         return [low if tap == pattern else high for tap, (low, high) in zip(self.network.taps, ranges, strict=True)]
 
-    @contextmanager
-    def exits(self, pattern: str) -> Iterator[None]:
+    def exits(self, pattern: str) -> AbstractContextManager[None]:
         """Let samples leave as ``pattern`` says until the context ends."""
-        if pattern == OWN:
-            yield
-            return
-        with self.thresholds(self._thresholds(pattern)):
-            yield
+        return nullcontext() if pattern == OWN else self.thresholds(self._thresholds(pattern))
 
     @contextmanager
     def thresholds(self, values: Sequence[float]) -> Iterator[None]:

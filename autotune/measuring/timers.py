@@ -44,12 +44,8 @@ class Samples(NamedTuple):
 class _Events:
     """Two events on the current stream, and the clock of the host."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-
-    def wait_for_device(self) -> None:
-        torch.cuda.synchronize(self._device)
 
     def request(self, call: Callable[[Tensor], object], x: Tensor) -> tuple[float, float]:
         """Return the wall time of a call until it returns, and until its answer is there."""
@@ -87,15 +83,9 @@ def time_those_that_run(
     timed: Callable[[Mapping[Key, Timed]], Times],
     failed: Callable[[Key, Timed, BaseException], None],
 ) -> Times | None:
-    """Time variants together; one that raises meanwhile is taken out, told of, and the rest begins again.
+    """Time variants by calling ``timed``; one that raises is removed, ``failed`` is told, and the rest begins again.
 
-    Args:
-        variants: what to time, by name; those that raise are removed.
-        timed: calls one of the timers below.
-        failed: is told of each that raised, and the error.
-
-    Returns:
-        What ``timed`` returns; None if no variant is left.
+    Returns what ``timed`` returns; None if no variant is left.
     """
     while variants:
         try:
@@ -133,7 +123,7 @@ def time_captures(
     Raises:
         VariantFailed: a call raised.
     """
-    names, events, order = list(variants), _Events(inputs[0].device), random.Random(0)
+    names, events, order = list(variants), _Events(), random.Random(0)
     samples = {
         name: Samples([[] for _ in calls], [[] for _ in calls], [[] for _ in calls]) for name, calls in variants.items()
     }
@@ -144,7 +134,7 @@ def time_captures(
             call = variants[name][capture]
             with _naming(name):
                 call(x)
-                events.wait_for_device()
+                torch.cuda.synchronize(x.device)
                 waited = [events.request(call, x) for _ in range(requests)]
                 device_us = events.back_to_back(call, x, repeat=repeat)
             if turn >= 0:
@@ -157,13 +147,7 @@ def time_captures(
 def time_rounds(
     variants: Mapping[Key, Sequence[Callable[[], object]]], device: torch.device, *, rounds: int, repeat: int
 ) -> dict[Key, list[list[float]]]:
-    """Time all captures of all variants in every round, in another order each time; see ``time_captures``.
-
-    Args:
-        variants: captures by variant; they join their streams to the current one.
-        device: a CUDA device.
-        rounds: of each capture; one more is not timed.
-        repeat: calls between two events, back to back.
+    """Time all captures of all variants in every round, after one that is not timed; see ``time_captures``.
 
     Returns:
         By variant, device time of one call in microseconds: [captures][rounds].
@@ -171,13 +155,13 @@ def time_rounds(
     Raises:
         VariantFailed: a call raised.
     """
-    events, order = _Events(device), random.Random(0)
+    events, order = _Events(), random.Random(0)
     calls = [(name, index, call) for name, captures in variants.items() for index, call in enumerate(captures)]
     found: dict[Key, list[list[float]]] = {name: [[] for _ in captures] for name, captures in variants.items()}
     for turn in range(-1, rounds):
         for name, index, call in order.sample(calls, len(calls)):
             with _naming(name):
-                events.wait_for_device()
+                torch.cuda.synchronize(device)
                 device_us = events.back_to_back(call, repeat=repeat)
             if turn >= 0:
                 found[name][index].append(device_us)

@@ -8,7 +8,7 @@ import torch
 
 from ...kernels import ExitBuffers
 from ...model.runners.overlapped import OverlappedRunner
-from ..bench.variants import BuildContext, bare_name, catalogue
+from ..bench.variants import VariantCaptures, bare_name, catalogue
 from ..heads.alone import Chain
 from ..heads.captured_launches import head_launches
 from ..heads.in_situ import HeadsInSitu
@@ -57,19 +57,18 @@ class CapturedParts(HeadsInSitu):
 
     def _bare(self) -> Callable[[], object]:
         """Capture the trunk with its classifier, as the benchmark does: on a stream of high priority."""
-        context = BuildContext(self.subject, trunks={TRUNK_KIND: self._trunk})
+        captures = VariantCaptures(self.subject, trunks={TRUNK_KIND: self._trunk})
         (variant,) = (one for one in catalogue(self.subject.cell) if one.name == bare_name(TRUNK_KIND))
-        captured = variant.build(context, NEVER)
-        _check(BARE, self.wrong((), lambda x: captured.answer(captured.call(x))))
+        captured = variant.build(captures, NEVER)
+        check(BARE, self.wrong((), captured.answer_to))
         return partial(captured.call, self.subject.example)
 
     def _both(self) -> Callable[[], object]:
         example = self.subject.example
-        runner = OverlappedRunner(
-            self._network, example, batch_sizes=(len(example),), trunk=self._trunk, forks=self.forks
-        )
+        sizes = (len(example),)
+        runner = OverlappedRunner(self._network, example, batch_sizes=sizes, trunk=self._trunk, forks=self.forks)
         self._opened.callback(runner.close)
-        _check(BOTH, self.wrong(self._network.taps, runner))
+        check(BOTH, self.wrong(self._network.taps, runner))
         return partial(runner, example)
 
     def _heads_alone(self) -> Callable[[], object]:
@@ -93,10 +92,11 @@ class CapturedParts(HeadsInSitu):
         chain = Chain(launch, example.device)
         chain()
         for head, answer in zip(self.heads, chain.answer, strict=True):
-            _check(HEADS, head.wrong_answer(answer))
+            check(HEADS, head.wrong_answer(answer))
         return chain
 
 
-def _check(part: str, wrong: str | None) -> None:
+def check(name: str, wrong: str | None) -> None:
+    """Raise ``WrongAnswer`` if anything is wrong, in words, with what is called ``name``."""
     if wrong is not None:
-        raise WrongAnswer(f"{part}: {wrong}; not timed")
+        raise WrongAnswer(f"{name}: {wrong}; not timed")

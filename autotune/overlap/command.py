@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from ..measuring.options import Batches, Classes, Dtypes, Model, NetworkChoice, Placements
-from ..measuring.run_networks import Begins, Finish, measure_networks
-from ..measuring.subject import Subject
+from ..measuring.options import Batches, Classes, Dtypes, Model, NetworkChoice, Placements, out_option
+from ..measuring.run_networks import measure_networks
 from .measure import measure_overlap
 from .records import KIND, failed_record, overlap_records
 from .tables import overlap_tables
@@ -19,10 +16,7 @@ def overlap(
     dtype: Dtypes = None,
     classes: Classes = None,
     placement: Placements = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Records are appended here.", show_default="autotune-records/overlap-DEVICE.jsonl"),
-    ] = None,
+    out: Annotated[Path | None, out_option(KIND)] = None,
 ) -> None:
     """Measure whether a network's heads run beside its trunk, and what that costs the trunk.
 
@@ -30,9 +24,4 @@ def overlap(
     is kept kernel by kernel, for `auxhead-plot timeline`. Options that choose networks may be given several times.
     """
     chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
-    measure_networks(KIND, chosen, out, _measure, failed_record, overlap_tables)
-
-
-def _measure(subject: Subject, begins: Begins) -> Finish:
-    measured = measure_overlap(subject, begins)
-    return lambda cell, of_device: overlap_records(cell, measured, of_device)
+    measure_networks(KIND, chosen, out, measure_overlap, overlap_records, failed_record, overlap_tables)

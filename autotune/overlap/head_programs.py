@@ -38,8 +38,8 @@ def recorded_replay(replay: Replay, launches: Sequence[Residency], sm_count: int
     program's start to its last one's end, is the middle of its kernel; of several launches by their median.
 
     Args:
-        replay: of an overlapped network whose launches recorded.
-        launches: what these recorded, in order, with turns on the CPU.
+        replay: of an overlapped network.
+        launches: what its launches recorded, in order, with turns on the CPU.
         sm_count: SMs of the device.
 
     Raises:

@@ -17,6 +17,7 @@ from ..heads.measure import BLOCK_US
 from ..measuring.cells import NEVER
 from ..measuring.profiled_replays import Replay, read_replays
 from ..measuring.profiled_requests import activities, record_trace
+from ..measuring.progress import Begins
 from ..measuring.subject import Subject
 from ..measuring.timers import CAPTURES, FINAL_ROUNDS, time_rounds
 from ..records.comparison import Timings
@@ -47,14 +48,10 @@ class OverlapMeasured:
     """Changes made to the backbone, in sentences."""
 
 
-def measure_overlap(subject: Subject, begins: Callable[[str, float], None]) -> OverlapMeasured:
+def measure_overlap(subject: Subject, begins: Begins) -> OverlapMeasured:
     """Capture the parts of a network ``CAPTURES`` times each, check their answers, time and profile them.
 
     Everything is timed before anything is profiled: the profiler's hooks into CUDA outlive it.
-
-    Args:
-        subject: on a CUDA device.
-        begins: is told what begins, and the share of the whole that is done.
 
     Raises:
         WrongAnswer: a capture answers wrongly; nothing is timed then.

@@ -23,13 +23,7 @@ VARIANT = f"overlapped@{TRUNK_KIND}"
 
 
 def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[str, Any]) -> list[Record]:
-    """Return the summary and the timeline of one network, two records of one run.
-
-    Args:
-        cell: the network.
-        measured: what was measured of it.
-        environment: see :class:`~auxhead.autotune.records.record.Record`.
-    """
+    """Return the summary and the timeline of one network, two records of one run."""
     replays = measured.replays[BOTH]
     # the replay shown is one whose heads recorded their programs, so that all of it is of one replay
     index = median_replay([one.replay for one in measured.recorded])
@@ -67,7 +61,7 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
         "forks": list(measured.forks),
         **PROTOCOL,
     }
-    common = {"run": secrets.token_hex(6), "protocol": how, "notes": notes}
+    common: dict[str, Any] = {"run": secrets.token_hex(6), "protocol": how, "notes": notes}
     timed = as_json({"device_us": summary(both), "paired": paired_parts(trunk, heads, both), "measured": details})
     return [
         network_record(KIND, cell.as_json(), VARIANT, environment, **timed, **common),
@@ -76,13 +70,7 @@ def overlap_records(cell: Cell, measured: OverlapMeasured, environment: Mapping[
 
 
 def paired_parts(trunk: Timings, heads: Timings, both: Timings) -> list[dict[str, Any]]:
-    """Return the parts of a network that it is compared with: its trunk alone, with the ratio to it, and its heads.
-
-    Args:
-        trunk: microseconds of the trunk alone, [captures][rounds].
-        heads: of all heads alone, one launch after another.
-        both: of the network with its heads.
-    """
+    """Return the parts that a network is compared with, its trunk and its heads; see ``hiding_efficiency``."""
     stretch = compare(both, trunk)
     interval = {"device_ratio": stretch.median_ratio, "low": stretch.low, "high": stretch.high}
     return [

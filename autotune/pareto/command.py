@@ -1,8 +1,8 @@
 """Options of the command ``auxhead-tune pareto``."""
 
-import gc
 import hashlib
 import secrets
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +19,8 @@ from ...model.images import normalise
 from ...model.training.data_sets import Split, load_source
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..bench.variants import TRUNKS
-from ..measuring.environment import this_device
+from ..measuring.environment import release_memory, this_device
+from ..measuring.options import out_option
 from ..measuring.subject import Subject, own_cell
 from ..records.record import BadRecord, append_record, read_records, records_path
 from ..records.tables import print_tables, wide_console
@@ -38,10 +39,7 @@ def pareto(
     root: Annotated[Path | None, typer.Option(help="Where that lies.")] = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Images a call.", show_default="1 and 64")] = None,
     trunk: Annotated[str, typer.Option(help=f"How the backbone is run: {', '.join(TRUNKS)}.")] = "cudnn",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Records are appended here.", show_default="autotune-records/pareto-DEVICE.jsonl"),
-    ] = None,
+    out: Annotated[Path | None, out_option(KIND)] = None,
 ) -> None:
     """Measure what early exit costs in accuracy and saves in time to the answer, for several sets of thresholds.
 
@@ -64,22 +62,16 @@ def pareto(
         run = secrets.token_hex(6)
         for size in batch or (1, 64):
             subject = _subject(loaded, splits.test, size, device)
-            with fastest_convolutions(size):
-                console.print(f"batch {size}: capturing")
-                measured = Pareto(subject, splits.test.labels, trunk)
-                try:
-                    for point in points:
-                        console.print(f"batch {size}: {point.exits}")
-                        results = measured.measure(point)
-                        for record in pareto_records(measured, subject, point, results, about, run):
-                            append_record(where, record)
-                finally:
-                    measured.close()
+            console.print(f"batch {size}: capturing")
+            with fastest_convolutions(size), closing(Pareto(subject, splits.test.labels, trunk)) as measured:
+                for point in points:
+                    console.print(f"batch {size}: {point.exits}")
+                    results = measured.measure(point)
+                    for record in pareto_records(measured, subject, point, results, about, run):
+                        append_record(where, record)
             del measured
-            gc.collect()
-            torch.cuda.empty_cache()
-        print_tables(console, pareto_tables(record for record in read_records(where) if record.run == run))
-        console.print(f"Records: {where}", soft_wrap=True)
+            release_memory()
+        print_tables(console, pareto_tables(record for record in read_records(where) if record.run == run), where)
 
 
 def _subject(loaded: Checkpoint, test: Split, batch: int, device: torch.device) -> Subject:

@@ -12,13 +12,8 @@ from ...model.training.data_sets import LabelledImages, Splits, decode, make_spl
 def demo_splits(directory: Path, checkpoint: Checkpoint, source: LabelledImages) -> Splits:
     """Cut images as the demo that wrote a checkpoint did: nothing that it learned from is in the test split.
 
-    Args:
-        directory: of the checkpoint, with the demo's ``report.json``.
-        checkpoint: what was read from there.
-        source: the images.
-
     Raises:
-        BadInput: no report, or these are not the images that it is about.
+        BadInput: no ``report.json`` in the checkpoint's ``directory``, or these are not the images that it is about.
     """
     path = directory / "report.json"
     try:

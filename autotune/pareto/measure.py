@@ -3,7 +3,7 @@
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -15,10 +15,9 @@ from ...model import EarlyExitNetwork
 from ...model.calibration.evaluation import answers_of_all_exits
 from ...model.calibration.thresholds import calibrate
 from ...model.training.data_sets import Split
-from ..bench.captures import VariantCaptures
-from ..bench.variants import Factories, Variant, bare_name, catalogue
+from ..bench.variants import RUNNERS, Variant, VariantCaptures, bare_name, catalogue
 from ..measuring.cells import NEVER
-from ..measuring.correctness import Comparison, Truth, verdict
+from ..measuring.correctness import Comparison, verdict
 from ..measuring.failures import Failure
 from ..measuring.subject import Subject
 from ..measuring.timers import Samples, time_captures, time_those_that_run
@@ -27,8 +26,6 @@ from ..measuring.timers import Samples, time_captures, time_those_that_run
 DROPS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
 #: The network without heads as people run it.
 EAGER = "eager-bare@as_is"
-#: Runners that leave early, without their trunk.
-RUNNERS = ("overlapped", "polled", "gated")
 #: Timed rounds of each variant, at least: the test split is gone through as often as that takes.
 LEAST_ROUNDS = 100
 
@@ -46,6 +43,10 @@ class OperatingPoint(NamedTuple):
 class PointResult:
     """Accuracy and times of one variant under one set of thresholds, or the error that prevented them."""
 
+    samples_by_exit: dict[str, int]
+    """Samples of the test split that leave at each tap and, last, at the classifier, by the eager network."""
+    last_exits: list[int]
+    """Of each round the exit index of its last sample."""
     counts: dict[str, int] | None = None
     accuracy: float | None = None
     """Accuracy of its own answers on the test split, 0 to 1."""
@@ -95,39 +96,32 @@ def mean_time(host: Sequence[Sequence[float]], last_exits: Sequence[int]) -> flo
 class Pareto:
     """One network and batch size: captured once, then measured under any thresholds, which are written in place."""
 
-    def __init__(self, subject: Subject, labels: Tensor, trunk: str, factories: Factories | None = None) -> None:
+    def __init__(self, subject: Subject, labels: Tensor, trunk: str) -> None:
         """Capture all variants; those that fail are left out of every measurement.
 
         Args:
             subject: its inputs are the test split in batches, the last one filled up.
             labels: [M] int64, of the test split, on the CPU.
             trunk: that runners and the bare graph run on.
-            factories: of runners and trunks.
         """
         self._subject, self._labels = subject, labels
-        self._captures = VariantCaptures(subject, factories or Factories())
+        self._captures = VariantCaptures(subject)
         wanted = {EAGER, bare_name(trunk), *(f"{runner}@{trunk}" for runner in RUNNERS)}
         self.variants = [variant for variant in catalogue(subject.cell) if variant.name in wanted]
         self._turns = in_turns(len(subject.inputs))
+        self.rounds = len(self._turns)
+        """Timed rounds of each variant."""
+        self.samples = len(labels)
+        """Samples of the test split."""
         for variant in self.variants:
             try:
                 self._captures.build(variant, NEVER)
             except Exception as error:
                 self._captures.failed[variant.name] = str(Failure.of(error))
 
-    @property
-    def rounds(self) -> int:
-        """Timed rounds of each variant."""
-        return len(self._turns)
-
-    @property
-    def samples(self) -> int:
-        """Samples of the test split."""
-        return len(self._labels)
-
     def notes(self, variant: Variant) -> list[str]:
         """Return what was done to a variant's trunk, in sentences."""
-        return list(self._captures.context.trunk(variant.trunk).notes)
+        return list(self._captures.trunk(variant.trunk).notes)
 
     def close(self) -> None:
         """Free what was captured."""
@@ -140,26 +134,17 @@ class Pareto:
             self._time(results)
         return results
 
-    def samples_by_exit(self, point: OperatingPoint, variant: Variant) -> dict[str, int]:
-        """Count how many samples of the test split leave where, by the eager network on the variant's trunk."""
-        with self._subject.thresholds(point.thresholds), self._exits_of(variant):
-            return self._captures.context.truth(variant.trunk).samples_by_exit(self.samples)
-
-    def _truths(self, variant: Variant) -> list[Truth]:
-        """Return the truth for each input by the rules in force."""
-        with self._exits_of(variant):
-            return self._captures.context.truth(variant.trunk).truths()
-
-    def _exits_of(self, variant: Variant) -> AbstractContextManager[None]:
-        """Let no sample leave early in a variant without heads."""
-        return nullcontext() if variant.exits_early else self._subject.exits(NEVER)
-
     def _check(self, variant: Variant) -> PointResult:
         """Compare what each round will call with the eager truth; the first pass over the inputs gives the accuracy."""
-        if variant.name in self._captures.failed:
-            return PointResult(error=self._captures.failed[variant.name])
-        captures, truths = self._captures.built[variant.name], self._truths(variant)
-        comparison, labels = Comparison(), []
+        truth = self._captures.truth(variant.trunk)
+        with nullcontext() if variant.exits_early else self._subject.exits(NEVER):  # without heads no sample leaves
+            truths, leave = truth.truths(), truth.samples_by_exit(self.samples)
+        last_exits = [int(one.answer.exit_index.max()) for one in truths]
+        result = PointResult(leave, [last_exits[index] for index in self._turns])
+        result.error = self._captures.failed.get(variant.name)
+        if result.error is not None:
+            return result
+        captures, comparison, labels = self._captures.built[variant.name], Comparison(), []
         try:
             for turn, index in enumerate(self._turns):
                 answer = captures[turn % len(captures)].answer_to(self._subject.inputs[index])
@@ -167,10 +152,12 @@ class Pareto:
                 if turn < len(truths):
                     labels.append(answer.label.clone())  # the next call may write over it
         except Exception as error:
-            return PointResult(error=str(Failure.of(error)))
+            result.error = str(Failure.of(error))
+            return result
         right = torch.cat(labels).cpu()[: len(self._labels)] == self._labels
-        counts = comparison.counts()
-        return PointResult(counts, right.double().mean().item(), error=verdict(counts))
+        result.counts, result.accuracy = comparison.counts(), right.double().mean().item()
+        result.error = verdict(result.counts)
+        return result
 
     def _time(self, results: dict[str, PointResult]) -> None:
         """Time what has no error; what raises meanwhile gets one."""
@@ -184,10 +171,6 @@ class Pareto:
             result.error = str(Failure.of(error))
 
         right = {name: result for name, result in results.items() if result.error is None}
-        found = time_those_that_run(right, timed, failed) or {}
-        for variant in self.variants:
-            if variant.name in found:
-                lasts = [int(truth.answer.exit_index.max()) for truth in self._truths(variant)]
-                result = results[variant.name]
-                result.samples = found[variant.name]
-                result.mean_host_us = mean_time(result.samples.host, [lasts[index] for index in self._turns])
+        for name, samples in (time_those_that_run(right, timed, failed) or {}).items():
+            results[name].samples = samples
+            results[name].mean_host_us = mean_time(samples.host, results[name].last_exits)

@@ -7,8 +7,8 @@ from ..bench.records import paired_with
 from ..measuring.environment import clocks, environment
 from ..measuring.subject import Subject
 from ..measuring.timers import PROTOCOL
-from ..records.record import Record, utc_now
-from ..records.summaries import summary
+from ..records.record import Record
+from ..records.summaries import network_record, summary
 from .measure import OperatingPoint, Pareto, PointResult
 from .tables import KIND
 
@@ -21,16 +21,7 @@ def pareto_records(
     about: Mapping[str, Any],
     run: str,
 ) -> list[Record]:
-    """Return the records of all variants under one set of thresholds.
-
-    Args:
-        measured: the network.
-        subject: what it was made of.
-        point: the thresholds.
-        results: of each variant.
-        about: further facts for the protocol: data and weights.
-        run: the records' run.
-    """
+    """Return the records of all variants under one set of thresholds; ``about`` goes into their protocol."""
     device = subject.example.device
     of_device = {**environment(device), "clocks": clocks(device)}
     times = {
@@ -58,14 +49,13 @@ def pareto_records(
             "repeat": 1,
             **PROTOCOL,
             "thresholds": dict(zip(subject.network.taps, point.thresholds, strict=True)),
-            "samples_by_exit": measured.samples_by_exit(point, variant),
+            "samples_by_exit": result.samples_by_exit,
             **about,
         }
         found.append(
-            Record(
-                kind=KIND, cell=subject.cell.as_json(), exits=point.exits, variant=variant.name, run=run, utc=utc_now(),
-                environment=of_device, protocol=protocol, correctness=result.counts, notes=measured.notes(variant),
-                error=result.error, **fields,
+            network_record(
+                KIND, subject.cell.as_json(), variant.name, of_device, exits=point.exits, run=run, protocol=protocol,
+                correctness=result.counts, notes=measured.notes(variant), error=result.error, **fields,
             )
         )  # fmt: skip
     return found

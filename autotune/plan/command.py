@@ -2,11 +2,11 @@
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -18,12 +18,12 @@ from ...model.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
 from ..bench.selection import check_patterns, chosen_patterns
 from ..bench.variants import AS_IS, MORE_TRUNKS, TRUNKS, samples_for_auto
-from ..measuring.cells import OWN, STAGES, Dtype, Placement, resnet_cell
+from ..measuring.cells import OWN, Cell, Dtype, Placement, resnet_cell
 from ..measuring.environment import this_device
-from ..measuring.options import MODEL_HELP
-from ..measuring.subject import Subject, build_subject, is_factory, load_subject
+from ..measuring.options import MODEL_HELP, check_model, own_network
+from ..measuring.subject import build_subject, is_factory
 from ..records.spread import spread
-from ..records.tables import wide_console
+from ..records.tables import spread_in_words, wide_console
 
 
 def plan(
@@ -76,59 +76,40 @@ def plan(
             raise BadInput(f"--trunk: got {trunk}, wants one of {', '.join((*TRUNKS, *MORE_TRUNKS))}")
         device = this_device("plan", "")
         if is_factory(model):
-            for option, value in (("dtype", dtype), ("classes", classes), ("placement", placement)):
-                if value is not None:
-                    raise BadInput(f"--{option}: is that of the network which {model} returns, wants no value here")
-            subject = load_subject(model)
+            given = {"dtype": dtype, "classes": classes, "placement": placement}
+            subject = own_network(model, **{name: [value] for name, value in given.items() if value is not None})
             samples = subject.example
             patterns = exits or [OWN]
         else:
-            subject = _resnet(model, batch or [1], dtype, classes, placement, exits or [], device)
-            samples = samples_for_auto(subject)
+            check_model("MODEL", model)
+            where = placement or Placement.stages
+            cell = resnet_cell(model, (dtype or Dtype.float16).value, max(batch or [1]), classes or 1000, where.value)
             patterns = exits or []
+            check_patterns(patterns, [cell])  # before the network is made, which takes a while
+            with _one_line_of(cell):
+                subject = build_subject(cell, device)
+            samples = samples_for_auto(subject)
         check_patterns(patterns, [subject.cell])
         sizes = sorted(set(batch or [subject.cell.batch]))
         chosen = chosen_patterns(subject.cell, patterns)
         if plan_file is not None and len(chosen) != 1:
             raise BadInput(f"--plan: holds the plan of one exit pattern, got {', '.join(chosen)}; name one by --exits")
         for pattern in chosen:
-            with subject.exits(pattern), console.status(f"{subject.cell}; exits {pattern}"):
-                plans = _plans(subject, samples, sizes, trunk, plan_file)
-            for size, made in plans.items():
+            with subject.exits(pattern), console.status(f"{subject.cell}; exits {pattern}"), _one_line_of(subject.cell):
+                runner = AutoRunner(subject.network, samples, batch_sizes=sizes, trunk=trunk, plan=plan_file)
+                runner.close()
+            for size, made in runner.plans.items():
                 cell = dataclasses.replace(subject.cell, batch=size)
                 _print(console, f"{cell}; trunk {trunk}; exits {pattern}", made, subject.network.taps)
 
 
-def _resnet(
-    model: str,
-    batches: Sequence[int],
-    dtype: Dtype | None,
-    classes: int | None,
-    placement: Placement | None,
-    exits: Sequence[str],
-    device: torch.device,
-) -> Subject:
-    """Make one of torchvision's networks with inputs for the largest batch; wrong exits are refused before."""
-    if model not in STAGES:
-        raise BadInput(f"MODEL: got {model}, wants one of {', '.join(STAGES)} or package.module:function")
-    where = placement or Placement.stages
-    cell = resnet_cell(model, (dtype or Dtype.float16).value, max(batches), classes or 1000, where.value)
-    check_patterns(exits, [cell])
+@contextmanager
+def _one_line_of(cell: Cell) -> Iterator[None]:
+    """Tell in one line of a layer that cannot be captured, no memory, or a folder as plan file."""
     try:
-        return build_subject(cell, device)
-    except RuntimeError as error:  # no memory
+        yield
+    except (RuntimeError, ValueError) as error:
         raise BadInput(f"{cell}: {' '.join(str(error).split())}") from None
-
-
-def _plans(
-    subject: Subject, samples: torch.Tensor, sizes: Sequence[int], trunk: str, plan_file: Path | None
-) -> dict[int, Plan]:
-    """Let ``exits="auto"`` plan by the rules in force now."""
-    try:
-        with AutoRunner(subject.network, samples, batch_sizes=sizes, trunk=trunk, plan=plan_file) as runner:
-            return dict(runner.plans)
-    except (RuntimeError, ValueError) as error:  # a layer that cannot be captured, no memory, or a folder
-        raise BadInput(f"{subject.cell}: {' '.join(str(error).split())}") from None
 
 
 def _print(console: Console, title: str, made: Plan, taps: Sequence[str]) -> None:
@@ -145,7 +126,7 @@ def _print(console: Console, title: str, made: Plan, taps: Sequence[str]) -> Non
             f"{statistics.median(us) / statistics.median(plain_us):.3f}"
             for us, plain_us in zip(times, plain, strict=True)
         ]
-        table.add_row(name, *map(_written, times), *ratios, ", ".join(marks))
+        table.add_row(name, *(spread_in_words(spread(us)._asdict()) for us in times), *ratios, ", ".join(marks))
     console.print(table)
     leave = ", ".join(f"{share:.0%} {where}" for share, where in zip(made.shares, (*taps, "classifier"), strict=True))
     lines = [f"{name} left out: {why}" for name, why in made.left_out.items()]
@@ -157,8 +138,3 @@ def _print(console: Console, title: str, made: Plan, taps: Sequence[str]) -> Non
     for line in lines:
         console.print(line, soft_wrap=True)
     console.print()
-
-
-def _written(us: Sequence[float]) -> str:
-    found = spread(us)
-    return f"{found.median:,.1f} ({found.p20:,.1f}-{found.p80:,.1f})"

@@ -50,7 +50,7 @@ def compare(
         network: in eval mode, on x's device.
         x: the input of every request.
         exits: the kind of runner, as ``make_runner`` takes it.
-        trunk: the kind of the runner's trunk, as ``make_runner`` takes it.
+        trunk: the kind of its trunk, likewise.
         requests: counted requests of each measurement.
         out: directory of the traces.
 

@@ -21,7 +21,7 @@ def print_comparison(console: Console, records: Sequence[Record]) -> None:
 
 def requests_table(records: Sequence[Record]) -> Table:
     """Return the table of times and counts of one request, before and after."""
-    measured = [_measured(record) for record in records]
+    measured = [record.measured or {} for record in records]
     table = Table(Column("one request", no_wrap=True), "unit", *(Column(name, justify="right") for name in _COLUMNS))
     table.title = "Host times: median (p20-p80), no profiler; the rest: means under it"
 
@@ -49,16 +49,12 @@ def _api_table(records: Sequence[Record]) -> Table:
     headings = [f"{name},\n{unit}" for name in _COLUMNS for unit in ("calls", "host us")]
     columns = [Column("CUDA API, one request", no_wrap=True), *(Column(text, justify="right") for text in headings)]
     table = Table(*columns, title="CUDA API calls, under the profiler, which adds to their time")
-    rows = [{row["name"]: row for row in _measured(record)["api"]} for record in records]
+    rows = [{row["name"]: row for row in (record.measured or {})["api"]} for record in records]
     for name in dict.fromkeys([*rows[0], *rows[1]]):
         table.add_row(name, *(text for side in rows for text in _cells([side[name]] if name in side else [])))
     table.add_section()
     table.add_row("all", *(text for side in rows for text in _cells(list(side.values()))))
     return table
-
-
-def _measured(record: Record) -> dict[str, Any]:
-    return record.measured or {}
 
 
 def _cells(rows: list[dict[str, Any]]) -> tuple[str, str]:

@@ -1,8 +1,9 @@
 """Tables of records, for the terminal and for Markdown."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -49,12 +50,19 @@ def as_rich(table: RecordTable) -> Table:
     return drawn
 
 
-def print_tables(console: Console, tables: Iterable[RecordTable]) -> None:
-    """Print tables, each with its remarks below."""
+def spread_in_words(taken: Mapping[str, Any]) -> str:
+    """Write a median with the 20th and 80th percentile, as records hold them."""
+    return f"{taken['median']:,.1f} ({taken['p20']:,.1f}-{taken['p80']:,.1f})"
+
+
+def print_tables(console: Console, tables: Iterable[RecordTable], records: Path | None = None) -> None:
+    """Print tables, each with its remarks below, and last the file of their records."""
     for one in tables:
         console.print(as_rich(one))
         for remark in one.remarks:
             console.print(remark, soft_wrap=True)
+    if records is not None:
+        console.print(f"Records: {records}", soft_wrap=True)
 
 
 def as_markdown(table: RecordTable) -> str:

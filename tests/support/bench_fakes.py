@@ -5,7 +5,7 @@ import importlib
 import torch
 from auxhead.autotune.bench.measure import run_cell
 from auxhead.autotune.bench.selection import BenchOptions, unsettled
-from auxhead.autotune.bench.variants import BuiltVariant, Factories
+from auxhead.autotune.bench.variants import BuiltVariant
 from auxhead.autotune.measuring.peers import bare, merged_answer
 from auxhead.autotune.measuring.subject import subject_of
 from auxhead.autotune.measuring.timers import Samples
@@ -107,7 +107,8 @@ def faked_plan(out, monkeypatch):
     monkeypatch.setattr(Runner, "open", 0)
     monkeypatch.setattr(Runner, "shift", 0)
     monkeypatch.setattr(AutoRunner, "rules", [])
-    return BenchOptions(out, ENVIRONMENT, 5, WANTED, factories=Factories(make_runner, None))
+    monkeypatch.setattr(variants, "make_runner", make_runner)
+    return BenchOptions(out, ENVIRONMENT, 5, WANTED)
 
 
 def run(subject, plan):

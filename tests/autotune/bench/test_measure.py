@@ -6,7 +6,7 @@ import pytest
 import torch
 from auxhead.autotune.bench.selection import unsettled
 from auxhead.autotune.bench.tables import bench_tables
-from auxhead.autotune.bench.variants import BuiltVariant, Factories
+from auxhead.autotune.bench.variants import BuiltVariant
 from auxhead.autotune.measuring.cells import NEVER, SHARES
 from auxhead.autotune.measuring.failures import DeviceLost
 from auxhead.autotune.measuring.peers import NaiveHead, merged_answer
@@ -18,7 +18,6 @@ from support.bench_fakes import (
     Runner,
     bench,
     faked_plan,
-    make_runner,
     run,
     small_subject,
     variants,
@@ -205,15 +204,15 @@ def test_what_raises_while_it_is_timed_fails_alone(subject, plan, monkeypatch):
     assert len(records) == 4 and all(one.paired[0]["variant"] == "graph-bare@as_is" for one in records if not one.error)
 
 
-def test_a_trunk_that_does_not_apply_fails_and_is_tried_once_for_each_variant(subject, plan):
+def test_a_trunk_that_does_not_apply_fails_and_is_tried_once_for_each_variant(subject, plan, monkeypatch):
     tried = []
 
     def no_trunk(*_):
         tried.append(1)
         raise NotImplementedError("no trunk\nhere")
 
-    factories = Factories(make_runner, no_trunk)
-    records = run(subject, changed(plan, wanted=("graph-fused@cudnn",), factories=factories))
+    monkeypatch.setattr(variants, "make_trunk", no_trunk)
+    records = run(subject, changed(plan, wanted=("graph-fused@cudnn",)))
     assert [(one.variant, one.error) for one in records] == [
         (f"graph-{what}@cudnn", "NotImplementedError: no trunk here") for what in ("bare", "fused")
     ]
@@ -224,7 +223,7 @@ def test_a_lost_device_ends_the_run_after_its_record(subject, plan, monkeypatch)
     def lost():
         raise RuntimeError("CUDA error: an illegal memory access")
 
-    monkeypatch.setattr(bench, "_free", lost)
+    monkeypatch.setattr(bench, "release_memory", lost)
     monkeypatch.setattr(Runner, "__call__", lambda self, x: lost())
     with pytest.raises(DeviceLost, match="overlapped@as_is: RuntimeError: CUDA error.*context is lost"):
         run(subject, changed(plan, wanted=("overlapped@as_is",)))

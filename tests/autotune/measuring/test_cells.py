@@ -30,10 +30,10 @@ def test_core_matrix():
 
 def test_chosen_cells():
     assert len(chosen_cells(quick=True)) == 2
-    assert {cell.batch for cell in chosen_cells(quick=False, batches=[8], models=["resnet18"])} == {8}
-    outside = chosen_cells(quick=False, models=["resnet50"], batches=[8], classes=[10], placements=["stages"])
+    assert {cell.batch for cell in chosen_cells(quick=False, batch=[8], model=["resnet18"])} == {8}
+    outside = chosen_cells(quick=False, model=["resnet50"], batch=[8], classes=[10], placement=["stages"])
     assert outside == [resnet_cell("resnet50", "float16", 8, 10, "stages")]
-    both = chosen_cells(quick=True, dtypes=["float16", "float32"])
+    both = chosen_cells(quick=True, dtype=["float16", "float32"])
     assert [(cell.dtype, cell.batch) for cell in both] == [
         (dtype, n) for dtype in ("float16", "float32") for n in (1, 8)
     ]

@@ -5,7 +5,11 @@ import json
 import pytest
 import torch
 from auxhead.autotune.measuring.profiled_requests import (
+    ALLOCATIONS,
     ANNOTATION,
+    GRAPH_LAUNCHES,
+    LAUNCHES,
+    SYNCHRONISATIONS,
     WARM_UP,
     RequestProfile,
     profile_requests,
@@ -31,11 +35,11 @@ def test_every_number_of_a_trace():
     assert [row.total_us for row in profile.api] == sorted((row.total_us for row in profile.api), reverse=True)
     by_name = {row.name: row for row in profile.api}
     assert by_name["cudaLaunchKernel"].calls == 1.5 and by_name["cudaLaunchKernel"].host_us == 6.0
-    assert profile.launches_by_request == (3, 4) and profile.launches == 3.5 and profile.graph_launches == 1.0
+    assert profile.calls_by_request(LAUNCHES) == (3, 4) and profile.calls_by_request(GRAPH_LAUNCHES) == (1, 1)
     assert (profile.kernels, profile.copies, profile.fills) == (2.5, 0.5, 0.5)
     assert profile.kernel_us == (10 + 8 + 20 + 5 + 7) / 2
     assert profile.busy_us == (14 + 20 + 7) / 2
-    assert profile.allocations == 1 and profile.synchronisations == 1
+    assert profile.calls_by_request(ALLOCATIONS) == profile.calls_by_request(SYNCHRONISATIONS) == (0, 1)
 
 
 def test_a_steady_state_is_told_from_another():
@@ -76,7 +80,7 @@ def test_each_wait_is_a_problem(name):
 def test_a_request_without_launches():
     profile = read_trace(trace_of(request(0.0, 10.0)))
     assert profile == RequestProfile(1, (), 0.0, 0.0, 0.0, 0.0, 0.0)
-    assert profile.launches_by_request == (0,) and steady_state_problems(profile) == []
+    assert profile.calls_by_request(LAUNCHES) == (0,) and steady_state_problems(profile) == []
 
 
 def test_a_trace_without_requests_is_refused():
@@ -112,12 +116,13 @@ class TestOnAGpu:
         network, x = small_network()
         profile = profile_requests(EagerRunner(network), x, 5, tmp_path / "trace.json")
         heads, layers = 3, 3 * 3 + 1
-        assert min(profile.launches_by_request) >= heads + layers and profile.graph_launches == 0
+        assert min(profile.calls_by_request(LAUNCHES)) >= heads + layers
+        assert not any(profile.calls_by_request(GRAPH_LAUNCHES))
         assert profile.kernels >= heads + layers
         assert 0 < profile.busy_us <= profile.kernel_us
         assert steady_state_problems(profile) == []
         waits = profile_requests(lambda x: EagerRunner(network)(x, stop=True), x, 5, tmp_path / "trace.json")
-        assert waits.synchronisations >= 5
+        assert sum(waits.calls_by_request(SYNCHRONISATIONS)) >= 5
         assert any("waits for the device" in problem for problem in steady_state_problems(waits))
 
     def test_a_captured_graph(self, tmp_path):
@@ -138,9 +143,9 @@ class TestOnAGpu:
 
         profile = profile_requests(replay, x, 5, tmp_path / "trace.json")
         calls = {row.name: row.by_request for row in profile.api}
-        assert calls["cudaGraphLaunch"] == (1,) * 5 and profile.graph_launches == 1
-        assert "cudaMalloc" not in calls and profile.allocations == 0
-        assert profile.kernels > 10 and profile.launches <= 2
+        assert calls["cudaGraphLaunch"] == (1,) * 5 == profile.calls_by_request(GRAPH_LAUNCHES)
+        assert "cudaMalloc" not in calls and not any(profile.calls_by_request(ALLOCATIONS))
+        assert profile.kernels > 10 and sum(profile.calls_by_request(LAUNCHES)) <= 2 * 5
         assert 0 < profile.busy_us <= profile.kernel_us
         assert steady_state_problems(profile) == []
 

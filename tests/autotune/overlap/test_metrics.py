@@ -1,7 +1,7 @@
 """Metrics of overlap in traces made by hand; every expected number is computed by hand, too."""
 
 import pytest
-from auxhead.autotune.measuring.profiled_replays import HEAD_KERNEL, JOIN, SIDE, TRUNK, NoReplays, read_replays
+from auxhead.autotune.measuring.profiled_replays import HEAD_KERNEL, JOIN, SIDE, TRUNK, read_replays
 from auxhead.autotune.overlap.metrics import (
     hiding_efficiency,
     kernel_stretches,
@@ -101,9 +101,8 @@ def test_replays_are_told_apart_by_the_launch_of_their_graph():
     ],
 )
 def test_a_trace_without_replays_says_what_is_missing(trace, message):
-    with pytest.raises(NoReplays, match=f"^trace: .*{message}.*`auxhead-tune overlap MODEL` records and reads one$"):
+    with pytest.raises(ValueError, match=f"^trace: .*{message}.*`auxhead-tune overlap MODEL` records and reads one$"):
         read_replays(trace)
-    assert issubclass(NoReplays, ValueError)
 
 
 def test_heads_without_a_trunk():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from auxhead.autotune.bench.variants import BuiltVariant, Factories
+from auxhead.autotune.bench.variants import BuiltVariant
 from auxhead.autotune.measuring.cells import NEVER
 from auxhead.autotune.measuring.peers import merged_answer
 from auxhead.autotune.measuring.subject import Subject, own_cell
@@ -66,7 +66,7 @@ def pretended(monkeypatch):
 
     monkeypatch.setattr(measuring, "LEAST_ROUNDS", 6)
     monkeypatch.setattr(measuring, "time_captures", time_captures)
-    monkeypatch.setattr(measuring, "Factories", lambda: Factories(make_runner))
+    monkeypatch.setattr(variants, "make_runner", make_runner)
     monkeypatch.setattr(variants, "_in_graph", lambda function, trunk, context: BuiltVariant(function, merged_answer))
     monkeypatch.setattr(Runner, "shift", 0)
     return timed
@@ -101,9 +101,8 @@ def test_accuracy_is_that_of_the_answers_and_thresholds_are_put_back(pretended):
         assert result.accuracy == pytest.approx((wanted == labels).double().mean().item()), name
         assert result.error is None and result.counts["samples"] == 4 * measured.rounds
         assert result.mean_host_us == pytest.approx(US[name.partition("@")[0]])
-    of_runner = measured.samples_by_exit(point, measured.variants[-1])
-    assert list(of_runner.values()) == torch.bincount(exits, minlength=4).tolist()
-    assert list(measured.samples_by_exit(point, measured.variants[0]).values()) == [0, 0, 0, 10]
+    assert list(results["gated@as_is"].samples_by_exit.values()) == torch.bincount(exits, minlength=4).tolist()
+    assert list(results["eager-bare@as_is"].samples_by_exit.values()) == [0, 0, 0, 10]
 
 
 def test_what_answers_wrongly_is_not_timed(pretended, monkeypatch):
@@ -132,8 +131,9 @@ def test_what_cannot_be_built_or_timed_is_an_error_and_the_rest_goes_on(pretende
             raise RuntimeError("no conditional nodes")
         return Runner(network)
 
+    monkeypatch.setattr(variants, "make_runner", make_runner)
     monkeypatch.setattr(measuring, "time_captures", fails("polled@as_is"))
-    measured = Pareto(subject, torch.zeros(12, dtype=torch.int64), "as_is", Factories(make_runner))
+    measured = Pareto(subject, torch.zeros(12, dtype=torch.int64), "as_is")
     results = measured.measure(OperatingPoint(NEVER, (1.0, 1.0, 1.0)))
     assert results["gated@as_is"].error == "RuntimeError: no conditional nodes"
     assert results["polled@as_is"].error == "RuntimeError: an illegal address"

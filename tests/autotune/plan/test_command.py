@@ -21,7 +21,7 @@ command = importlib.import_module("auxhead.autotune.plan.command")
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     compute_on_the_cpu(monkeypatch, command)
-    monkeypatch.setattr(command, "load_subject", lambda model: subject(model))
+    monkeypatch.setattr("auxhead.autotune.measuring.options.load_subject", lambda model: subject(model))
     return FakeGpu(monkeypatch)
 
 

@@ -89,7 +89,7 @@ def test_the_test_split_in_batches_of_every_size(
     made = make_trunk(network.backbone, network.taps, x[: CAPTURED[-1]], trunk)
     truth, eager = truth_of(network, made, x), EagerRunner(network, trunk=made)
     assert truth.answer.exit_index.unique().numel() > 2, "hardly any of the exits is tested"
-    with make_runner(network, x[: CAPTURED[-1]], batch_sizes=CAPTURED, trunk=trunk, **RUNNERS[way]) as runner:
+    with make_runner(network, x[: CAPTURED[-1]], batch_sizes=CAPTURED, trunk=trunk, exits=way) as runner:
         counts = counted(runner, eager, truth, x)
     for name, count in counts.items():
         record_property(name, count)
