@@ -14,8 +14,8 @@ from ..measuring.cells import NEVER
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.subject import Subject
 from ..measuring.targets import ALONE, NETWORK, Target
-from ..measuring.timers import Key, VariantFailed, time_rounds
-from ..records.comparison import Paired
+from ..measuring.timers import PROTOCOL, Key, time_rounds, time_those_that_run
+from ..records.comparison import Paired, Timings
 from .alone import CHAIN, AloneHead, Chain
 from .compile_ahead import CompileAhead
 from .first_launches import NEVER_ENDS, first_launches
@@ -54,12 +54,7 @@ class HeadTiming:
     @property
     def protocol(self) -> dict[str, Any]:
         """Conditions of all times, as records keep them."""
-        return {
-            "chain": CHAIN,
-            "order": "interleaved, shuffled every round",
-            "l2": "warm, by the variant itself",
-            "clocks": "as found",
-        }
+        return {"chain": CHAIN, **PROTOCOL}
 
     @property
     def of_network(self) -> dict[str, Any]:
@@ -118,16 +113,12 @@ class HeadTiming:
                 failures[config] = Failure("wrong answer", wrong)
         return failures
 
-    def alone(
-        self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
+    def time(
+        self, target: Target, place: str, configs: Sequence[LaunchConfig], rounds: int, captures: int
     ) -> Mapping[LaunchConfig, Paired | Failure]:
-        """Time chains of launches in graphs."""
-        return self._time(target.rule, configs, self.heads[target].chain, rounds, captures, launches=CHAIN)
-
-    def in_situ(
-        self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
-    ) -> Mapping[LaunchConfig, Paired | Failure]:
-        """Time captured networks in which all heads of the target's shape are launched in that way."""
+        """Time chains of launches in graphs, or captured networks with all heads of the shape launched in that way."""
+        if place == ALONE:
+            return self._time(target.rule, configs, self.heads[target].chain, rounds, captures, launches=CHAIN)
         with ExitStack() as opened, self._subject.exits(NEVER):
 
             def build(config: LaunchConfig) -> Callable[[], object]:
@@ -191,34 +182,35 @@ class HeadTiming:
         """
         results: dict[Key, Paired | Failure] = {}
         calls: dict[Key, list[Callable[[], object]]] = {variant: [] for variant in variants}
+
+        def failed(variant: Key, _calls: object, error: BaseException) -> None:
+            if isinstance(error, _Wrong):
+                results[variant] = Failure("wrong answer", str(error))
+            else:
+                results[variant] = Failure.of(error)
+                self._note_if_lost()
+
         order = random.Random(0)
         for _ in range(captures):
             for variant in order.sample(list(calls), len(calls)):
                 self._check_device()
                 try:
                     calls[variant].append(build(variant))
-                except _Wrong as wrong:
-                    results[variant] = Failure("wrong answer", str(wrong))
-                    del calls[variant]
                 except Exception as error:
-                    results[variant] = Failure.of(error)
-                    del calls[variant]
-                    self._note_if_lost()
-        while baseline in calls:
+                    failed(variant, calls.pop(variant), error)
+
+        def timed(left: Mapping[Key, Sequence[Callable[[], object]]]) -> Mapping[Key, Timings]:
+            if baseline not in left:
+                return {}
             self._check_device()
-            try:
-                first = time_rounds({baseline: calls[baseline][:1]}, self._device, rounds=2, repeat=2)
-                repeat = max(1, round(BLOCK_US / min(first[baseline][0])))
-                times = time_rounds(calls, self._device, rounds=rounds, repeat=repeat)
-            except VariantFailed as failed:
-                results[failed.name] = Failure.of(failed.__cause__ or failed)
-                del calls[failed.name]
-                self._note_if_lost()
-                continue
-            run = secrets.token_hex(6)
-            each = {variant: [[us / launches for us in one] for one in found] for variant, found in times.items()}
-            return {**results, **{variant: Paired(own, each[baseline], run) for variant, own in each.items()}}
-        return results
+            first = time_rounds({baseline: left[baseline][:1]}, self._device, rounds=2, repeat=2)
+            repeat = max(1, round(BLOCK_US / min(first[baseline][0])))
+            return time_rounds(left, self._device, rounds=rounds, repeat=repeat)
+
+        times = time_those_that_run(calls, timed, failed) or {}
+        run = secrets.token_hex(6)
+        each = {variant: [[us / launches for us in one] for one in found] for variant, found in times.items()}
+        return {**results, **{variant: Paired(own, each[baseline], run) for variant, own in each.items()}}
 
     def _note_if_lost(self) -> None:
         try:

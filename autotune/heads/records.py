@@ -12,8 +12,8 @@ from ..measuring.failures import Failure
 from ..measuring.targets import Target
 from ..measuring.timers import FINAL_ROUNDS
 from ..records.comparison import Paired, Timings, compare, typical
-from ..records.record import Record, append_record, is_settled, read_records, utc_now
-from ..records.summaries import rounded, with_samples
+from ..records.record import Record, append_record, is_settled, read_records
+from ..records.summaries import network_record, rounded, with_samples
 from .copy_speed import COPIED, CopySpeed
 from .peers import FUSED, LAUNCHES
 
@@ -107,17 +107,9 @@ class HeadRecords:
         more: Mapping[str, Any] | None = None,
         **rest: Any,
     ) -> None:
-        record = Record(
-            kind=KIND,
-            cell=head.cell,
-            exits="never",
-            variant=variant,
-            run=run,
-            utc=utc_now(),
-            environment={**self.environment, "clocks": clocks},
-            protocol={**self._protocol(head), **(more or {})},
-            **rest,
-        )
+        around = {**self.environment, "clocks": clocks}
+        protocol = {**self._protocol(head), **(more or {})}
+        record = network_record(KIND, head.cell, variant, around, run=run, protocol=protocol, **rest)
         append_record(self.out, record)
         self._remember(record)
 

@@ -41,7 +41,7 @@ def as_json(value: Any) -> Any:
 def network_record(
     kind: str, cell: Mapping[str, Any], variant: str, environment: Mapping[str, Any], **rest: Any
 ) -> Record:
-    """Return a record, of now, of a network in which no sample leaves early.
+    """Return a record, of now, of a network in which no sample leaves early, or of its heads.
 
     Args:
         kind: of the record.

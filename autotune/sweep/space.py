@@ -84,7 +84,7 @@ def _filled(point: Point, sizes: Sizes) -> dict[str, int]:
     block_j = min(sizes.needed_k, 1024)
     most = ELEMENTS_PER_THREAD * 32 * point["num_warps"]
     block_s = min(_sums(point, sizes), max(min(most, 8192) // block_j, 1))
-    several = sizes.shape.channels * sizes.positions > point["block_f"] * block_s  # steps of a tile
+    several = sizes.features > point["block_f"] * block_s  # steps of a tile
     return {
         **point,
         "block_s": block_s,
@@ -102,7 +102,7 @@ def _sums(point: Point, sizes: Sizes) -> int:
         return min(next_power_of_2(sizes.splits(point)), 64)
     shape = sizes.shape
     tiles = -(-shape.samples // point["block_n"]) * -(-shape.classes // point["block_k"])
-    steps_along = shape.channels * sizes.positions // point["block_f"]
+    steps_along = sizes.features // point["block_f"]
     return 1 << max(min(steps_along, _ENOUGH_TILES // tiles, _MOST_SHARING), 1).bit_length() - 1
 
 
@@ -203,9 +203,8 @@ def _tiled(sizes: Sizes, tiles: _Tiles, block_p: int) -> dict[str, int]:
     parts = next_power_of_2(-(-sizes.columns // tiles.columns)) if shape.pool == "avg" else 1
     small = sizes.columns <= _SMALL_WINDOW and shape.layout == "channels_last"
     block_a = max(_SMALL_STEP // block_c, 2) if small else tiles.block_a
-    features = next_power_of_2(shape.channels * sizes.positions)
     several = 2 if shape.samples == 1 else 1  # programs that share the features of the only sample
-    block_f = max(min(tiles.block_f, features // several), 16)
+    block_f = max(min(tiles.block_f, next_power_of_2(sizes.features) // several), 16)
     groups = -(-shape.samples // tiles.block_n)
     least_k = next_power_of_2(-(-groups * shape.classes // MOST_TILES))
     block_k = max(min(max(tiles.weight // block_f, least_k), sizes.needed_k), 16)
