@@ -33,7 +33,7 @@ def launch_heads(
     """Launch, on the current stream, all launches that one of ``exits`` has a part in; return these.
 
     Args:
-        heads: of all exits, the classifier's last; None is one whose logits are given.
+        heads: see ``head_launches``; of all exits.
         inputs: what each gets; see :class:`~auxhead.kernels.ExitLaunch`.
         ends: see ``head_launches``.
         exits: indices.

@@ -96,7 +96,11 @@ class HeadsInSitu:
 
     def launching(self, configs: Configs) -> AbstractContextManager[None]:
         """Launch heads of some shapes like this until the context ends, and the others by rule."""
-        return overriding({**self._heads_by_rule, **_in_network(configs)})
+        return overriding(self._all_configs(configs))
+
+    def _all_configs(self, configs: Configs) -> dict[tuple[HeadShape, str], LaunchConfig]:
+        """Return the configurations of all heads, by shape and place."""
+        return {**self._heads_by_rule, **{(shape, NETWORK): config for shape, config in configs.items()}}
 
     def launch(self, configs: Configs, point: SideLaunches, taps: Sequence[str]) -> list[ExitLaunch]:
         """Launch as the runner will, all launches that a head of ``taps`` has a part in; return these."""
@@ -116,7 +120,7 @@ class HeadsInSitu:
             TensorDescription.of(self._final) if classifier is None else HeadDescription.of(classifier),
             tuple(self._indices(self.by_rule.forks)),
             frozenset(self._indices(taps)),
-            tuple({**self._heads_by_rule, **_in_network(configs)}.items()),
+            tuple(self._all_configs(configs).items()),
         )
 
     def _indices(self, taps: Sequence[str]) -> list[int]:
@@ -151,10 +155,6 @@ class _SamePriority(OverlappedRunner):
     """Waiting blocks of trunk and heads are placed as they come."""
 
     trunk_priority = 0
-
-
-def _in_network(configs: Configs) -> dict[tuple[HeadShape, str], LaunchConfig]:
-    return {(shape, NETWORK): config for shape, config in configs.items()}
 
 
 def trunk_fingerprint(trunk: Trunk, taps: Sequence[str], example: Tensor) -> str:

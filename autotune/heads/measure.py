@@ -104,13 +104,9 @@ class HeadTiming:
         for config in configs:
             self._check_device()
             try:
-                wrong = self.heads[target].wrong(config)
+                _refuse(self.heads[target].wrong(config))
             except Exception as error:
-                failures[config] = Failure.of(error)
-                self._note_if_lost()
-                continue
-            if wrong is not None:
-                failures[config] = Failure("wrong answer", wrong)
+                failures[config] = self._failure(error)
         return failures
 
     def time(
@@ -124,9 +120,7 @@ class HeadTiming:
             def build(config: LaunchConfig) -> Callable[[], object]:
                 runner = self._in_situ.runner({target.shape: config}, self._in_situ.by_rule)
                 opened.callback(runner.close)
-                wrong = self._in_situ.wrong(target.taps, runner)
-                if wrong is not None:
-                    raise _Wrong(wrong)
+                _refuse(self._in_situ.wrong(target.taps, runner))
                 return lambda: runner(self._subject.example)
 
             return self._time(target.rule, configs, build, rounds, captures, launches=1)
@@ -136,11 +130,7 @@ class HeadTiming:
     ) -> Mapping[str, Paired | Failure]:
         """Time a head alone, launched as the project chooses, between its peers; microseconds of a head.
 
-        Args:
-            target: whose head it is.
-            rounds: of each capture.
-            captures: fresh ones of each variant.
-            begins: is told which variant is made, checked and captured.
+        ``begins`` is told which variant is made, checked and captured.
 
         Returns:
             For each of ``peers.LAUNCHES`` its times and those of the fused head in the same rounds; the answers of
@@ -150,16 +140,13 @@ class HeadTiming:
         made: dict[str, Launch] = {}
 
         def build(variant: str) -> Callable[[], object]:
-            wrong = None
             if variant not in made:
                 begins(variant)
                 made[variant] = LAUNCHES[variant](head)
-                wrong = head.wrong(head.chosen) if variant == FUSED else None
+                _refuse(head.wrong(head.chosen) if variant == FUSED else None)
             chain = Chain(made[variant], self._device)
             chain()
-            wrong = wrong or head.wrong_answer(chain.answer)
-            if wrong is not None:
-                raise _Wrong(wrong)
+            _refuse(head.wrong_answer(chain.answer))
             return chain
 
         found = self._time(FUSED, list(LAUNCHES), build, rounds, captures, launches=CHAIN)
@@ -167,14 +154,9 @@ class HeadTiming:
         return {variant: found.get(variant, nothing) for variant in LAUNCHES}
 
     def _time(
-        self,
-        baseline: Key,
-        variants: Sequence[Key],
-        build: Callable[[Key], Callable[[], object]],
-        rounds: int,
-        captures: int,
-        launches: int,
-    ) -> dict[Key, Paired | Failure]:
+        self, baseline: Key, variants: Sequence[Key], build: Callable[[Key], Callable[[], object]], rounds: int,
+        captures: int, launches: int,
+    ) -> dict[Key, Paired | Failure]:  # fmt: skip
         """Capture and time; a variant that fails is left out, and the rest is timed again.
 
         Variants are captured in turns, too, in another order each time: captures differ, it seems by where their memory
@@ -184,11 +166,7 @@ class HeadTiming:
         calls: dict[Key, list[Callable[[], object]]] = {variant: [] for variant in variants}
 
         def failed(variant: Key, _calls: object, error: BaseException) -> None:
-            if isinstance(error, _Wrong):
-                results[variant] = Failure("wrong answer", str(error))
-            else:
-                results[variant] = Failure.of(error)
-                self._note_if_lost()
+            results[variant] = self._failure(error)
 
         order = random.Random(0)
         for _ in range(captures):
@@ -212,6 +190,12 @@ class HeadTiming:
         each = {variant: [[us / launches for us in one] for one in found] for variant, found in times.items()}
         return {**results, **{variant: Paired(own, each[baseline], run) for variant, own in each.items()}}
 
+    def _failure(self, error: BaseException) -> Failure:
+        if isinstance(error, _Wrong):
+            return Failure("wrong answer", str(error))
+        self._note_if_lost()
+        return Failure.of(error)
+
     def _note_if_lost(self) -> None:
         try:
             torch.cuda.synchronize(self._device)
@@ -224,4 +208,9 @@ class HeadTiming:
 
 
 class _Wrong(Exception):
-    """A capture whose answers are wrong."""
+    """Answers are wrong, in words."""
+
+
+def _refuse(wrong: str | None) -> None:
+    if wrong is not None:
+        raise _Wrong(wrong)

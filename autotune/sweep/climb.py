@@ -23,9 +23,9 @@ def climb(
 ) -> Generator[Ask, Answers, Answers]:  # fmt: skip
     """Ask for neighbours of the fastest alone, which may be others after each step; return all that is known then.
 
-    Those come first that are fast if what leads to them changes the time as it did elsewhere: a move, as from four
-    warps to eight, mostly does to one of the fastest what it did to another. The ways to multiply take turns, if the
-    fastest of one is near that of all: the best of a way that looks slower at first is many steps away.
+    Those come first that are fast if what leads to them, as from four warps to eight, changes the time as it did
+    elsewhere. The ways to multiply take turns, if the fastest of one is near that of all: the best of a way that looks
+    slower at first is many steps away.
 
     Args:
         target: what is tuned.
@@ -48,9 +48,9 @@ def climb(
             break
         seen.update(new)
         answers = yield Ask(ALONE, new, rounds, share=before + (after - before) * step / steps)
-        expected = {one: what for way in ways for one, what in way.items()}
+        leaders_of = {one: expected.leader for way in ways for one, expected in way.items()}
         for one, answer in answers.items():
-            leader = expected[one].leader
+            leader = leaders_of[one]
             moves.add(leader, one, math.log(answer.over_baseline / found[leader].over_baseline))
         found |= answers
     return found

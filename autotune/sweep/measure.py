@@ -157,10 +157,10 @@ class Tuning:
         return bool(new)
 
     def remeasure_if_in_doubt(self) -> bool:
-        """Measure the candidates in situ once more, in more captures, if the winner is in doubt; return whether it was.
+        """Measure the candidates in situ again, in more captures, if their winner looks slower than the one alone.
 
-        It is where the winner looks slower than what wins alone. It may be tied with the fastest as one of many, and
-        yet slower than this one as one of two.
+        As one of many it may be tied with the fastest, and yet be slower than that one as one of two. Return whether
+        there was such doubt.
         """
         last = self._asked.get(NETWORK)
         if last is None or last.captures >= AGAIN_CAPTURES:

@@ -15,21 +15,20 @@ from .records import result_of, shape_of, size, smallest_enough
 
 #: The kind of failure of what no record holds.
 UNAVAILABLE = "not recorded"
-#: A configuration by its name, with the head's shape, the place, and there the model and taps (alone none).
-_Recorded = tuple[HeadShape, str, str, str]
 
 
 class RecordedTimes:
     """A :class:`~auxhead.autotune.sweep.measure.Measurer` that answers from records, wherever they were measured.
 
     Not from those beside another rule's configuration than today's, or of another kernel than the last.
-    Of a configuration that was measured more than once the answer has as many captures and rounds as asked for, or the
-    next larger numbers, or else the largest; of several such records it is the last.
+    The answer has as many captures and rounds as asked for, or the next larger numbers, or else the largest; of several
+    such records it is the last.
     """
 
     def __init__(self, records: Sequence[Record]) -> None:
         """Answer from ``records``, those of other kinds aside."""
-        self._found: dict[_Recorded, list[Record]] = {}
+        self._found: dict[tuple[HeadShape, str, str, str], list[Record]] = {}
+        """By the head's shape, the place, there the model and taps (alone none), and the configuration's name."""
         for record in of_last_kernel(records):
             shape, place = shape_of(record), record.protocol["place"]
             if record.paired and record.paired[0]["variant"] != text(config_by_rule(shape)):

@@ -6,10 +6,8 @@ away, along every field. ``exclusion`` says what is left out, and why.
 
 import dataclasses
 import random
-from collections import Counter
 from functools import lru_cache
 from itertools import zip_longest
-from math import prod
 from typing import NamedTuple
 
 import torch
@@ -36,43 +34,27 @@ from .exclusion import (
 WITHIN = 5
 
 
-def grid(shape: HeadShape, reasons: Counter[str] | None = None, near: LaunchConfig | None = None) -> list[LaunchConfig]:
-    """Return the grid's configurations for a head, in a fixed order.
-
-    Args:
-        shape: of the head.
-        reasons: is told how many points each reason excludes.
-        near: of a configuration only those at most ``WITHIN`` steps along the fields away, others are not looked at.
-    """
+def grid(shape: HeadShape, near: LaunchConfig | None = None) -> list[LaunchConfig]:
+    """Return the grid's configurations for a head, in a fixed order; all, or those at most ``WITHIN`` steps away."""
     sizes = Sizes(shape)
-    counted = Counter[str]() if reasons is None else reasons
     names = list(GRID)
     away = {name: [0 if near is None else _steps(value, near, name) for value in GRID[name]] for name in names}
-
     found: list[LaunchConfig] = []
 
     def extend(point: dict[str, int], fields: int, before: int) -> None:
         if fields == len(names):
             filled = _filled(point, sizes)
-            reason = reason_among(sizes, filled, point, FURTHER)
-            if reason is None:
+            if reason_among(sizes, filled, point, FURTHER) is None:
                 found.append(config_of(filled))
-            else:
-                counted[reason] += 1
             return
         name = names[fields]
         for value, steps_away in zip(GRID[name], away[name], strict=True):
             apart = before + steps_away
             if near is not None and fields < 2:  # how to multiply is told by the first two fields together
                 apart = _apart({**point, name: value}, near)
-            if apart > WITHIN:
-                continue
             longer = dict(point)
-            reason = reason_among(sizes, {name: value}, longer, [name])
-            if reason is None:
+            if apart <= WITHIN and reason_among(sizes, {name: value}, longer, [name]) is None:
                 extend(longer, fields + 1, apart)
-            else:
-                counted[reason] += prod(len(GRID[left]) for left in names[fields + 1 :])
 
     extend({}, 0, 0)
     return found
