@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels import ExitHead
 from ...kernels.choose_config import overriding
 from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
@@ -90,18 +89,10 @@ class NetworkLaunches(NamedTuple):
 
     def launch(self) -> None:
         """Launch such heads."""
-        heads: list[ExitHead | None] = []
-        inputs = []
-        for one in (*self.heads, self.classifier):
-            if isinstance(one, HeadDescription):
-                heads.append(_build(one).head.as_exit_head())
-                inputs.append(_build(one).x)
-            else:
-                heads.append(None)
-                inputs.append(one.allocate())
-        with_probs = all(head.return_probs for head in self.heads)
+        last = self.classifier
+        classifier = _build(last) if isinstance(last, HeadDescription) else last.allocate()
         with overriding(dict(self.configs)):
-            launch_heads(heads, inputs, self.ends, self.exits, with_probs=with_probs)
+            launch_heads([*map(_build, self.heads), classifier], self.ends, self.exits)
 
 
 LaunchDescription = AloneLaunch | NetworkLaunches

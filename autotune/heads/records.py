@@ -78,14 +78,7 @@ class HeadRecords:
     def add(
         self, head: Head, results: Mapping[str, Paired | Failure], speed: CopySpeed, clocks: dict[str, float] | None
     ) -> None:
-        """Append a line for each variant.
-
-        Args:
-            head: what was measured.
-            results: of each of ``peers.LAUNCHES``.
-            speed: of the same device.
-            clocks: the GPU's, as found after the measurement.
-        """
+        """Append a line for each of ``peers.LAUNCHES``, and one for the bytes at a speed; clocks are as found after."""
         around, run, protocol = {**self.environment, "clocks": clocks}, secrets.token_hex(6), self._protocol(head)
 
         def append(variant: str, protocol: Mapping[str, Any] = protocol, **rest: Any) -> None:

@@ -41,15 +41,7 @@ def as_json(value: Any) -> Any:
 def network_record(
     kind: str, cell: Mapping[str, Any], variant: str, environment: Mapping[str, Any], **rest: Any
 ) -> Record:
-    """Return a record, of now, of a network in which no sample leaves early, or of its heads.
-
-    Args:
-        kind: of the record.
-        cell: the network, as records hold it.
-        variant: of it, what is measured.
-        environment: see :class:`~auxhead.autotune.records.record.Record`.
-        **rest: its other fields.
-    """
+    """Return a record, of now, of a network in which no sample leaves early, or of its heads, with other fields."""
     return Record(
         kind=kind, cell=dict(cell), exits="never", variant=variant, utc=utc_now(), environment=dict(environment),
         **rest,

@@ -31,10 +31,10 @@ def climb(
         target: what is tuned.
         known: what was measured alone.
         asked: what is not to be asked for again, be it known or have it failed.
-        leaders: of the fastest of each way to multiply, whose neighbours are asked for.
+        leaders: the number, of each way to multiply, whose neighbours are asked for.
         at_once: neighbours in a step, at most.
         steps: at most; there are fewer if no neighbour is left.
-        rounds: of each.
+        rounds: of each neighbour.
         shares: of the work that is done before and after.
     """
     found, seen = dict(known), set(asked)
@@ -57,12 +57,10 @@ def climb(
 
 
 class _Expected(NamedTuple):
-    """The time that a configuration is expected to take."""
+    """The logarithm of a configuration's time over the baseline's, estimated from that of a leader."""
 
     time: float
-    """Logarithm of its time over the baseline's."""
     leader: LaunchConfig
-    """The configuration whose time that is estimated from."""
 
 
 def _beside(

@@ -111,11 +111,6 @@ def _pool_tile(p: Point) -> int:
     return _features(p) * p["block_a"]
 
 
-def _product_tile(p: Point) -> int:
-    """Elements of the weight in one step."""
-    return p["block_k"] * (p["block_f"] if p["block_f"] > 1 else _features(p))
-
-
 def _too_many_tiles(s: Sizes, p: Point) -> bool:
     tiles = -(-s.shape.samples // p["block_n"]) * -(-s.shape.classes // p["block_k"])
     return p["block_f"] > 1 and tiles * p.get("block_s", 1) > MOST_TILES
@@ -127,7 +122,8 @@ def _most_sums(s: Sizes, p: Point) -> int:
 
 
 def _tiles(p: Point) -> list[int]:
-    tiles = [_pool_tile(p), _product_tile(p)]
+    weight = p["block_k"] * (p["block_f"] if p["block_f"] > 1 else _features(p))
+    tiles = [_pool_tile(p), weight]
     if p["block_f"] > 1:  # what is read of the features in one step, and the sums
         read = p["block_n"] if p["block_n"] > 1 else p["window_parts"]
         tiles += [read * p["block_f"], p["block_n"] * p["block_k"]]

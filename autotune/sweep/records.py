@@ -113,12 +113,11 @@ def shape_of(record: Record) -> HeadShape:
 
 def smallest_enough(records: Iterable[Record], rounds: int, captures: int) -> Record | None:
     """Return the first record of the smallest numbers that are no less than these; else a failure, if there is any."""
-    enough = [
-        one
-        for one in records
-        if one.error is not None or (one.protocol["rounds"] >= rounds and one.protocol["captures"] >= captures)
-    ]
-    return min(enough, key=lambda one: (one.error is not None, size(one)), default=None)
+
+    def enough(one: Record) -> bool:
+        return one.error is not None or (one.protocol["rounds"] >= rounds and one.protocol["captures"] >= captures)
+
+    return min(filter(enough, records), key=lambda one: (one.error is not None, size(one)), default=None)
 
 
 def size(record: Record) -> tuple[int, int]:

@@ -144,6 +144,8 @@ def described(one):
     """All but the data of tensors, and how heads of all shapes are launched now."""
     if isinstance(one, torch.Tensor):
         return (one.shape, one.stride(), one.dtype)
+    if isinstance(one, alone_head.AloneHead):
+        return described([one.head.as_exit_head(), one.x, one.head.return_probs])
     if isinstance(one, dict):
         return described(list(one.items()))
     if isinstance(one, (tuple, list)):
