@@ -52,8 +52,8 @@ def explain(device_name: str, shape: HeadShape, place: str) -> Explanation:
     if table is None:
         others = ", ".join(tuned_devices())
         there_are = f"there are tables for {others}" if others else "there is none at all"
-        missed = (f"device: no table for {device_name}, {there_are}",)
-        return Explanation(device_name, shape, place, missed, None, config_by_rule(shape))
+        no_table = f"device: no table for {device_name}, {there_are}"
+        return Explanation(device_name, shape, place, (no_table,), None, config_by_rule(shape))
     entry = table.find(shape, place)
     missed = () if entry is not None and entry.shape == shape else tuple(_differences(table, shape, place))
     config = config_by_rule(shape) if entry is None else entry.config
