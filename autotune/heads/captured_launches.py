@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitHead, ExitLaunch
+from .alone import AloneHead
 
 
 def head_launches(
@@ -23,28 +24,24 @@ def head_launches(
 
 
 def launch_heads(
-    heads: Sequence[ExitHead | None],
-    inputs: Sequence[Tensor],
-    ends: Sequence[int],
-    exits: Collection[int],
-    *,
-    with_probs: bool,
+    exits: Sequence[AloneHead | Tensor], ends: Sequence[int], launched: Collection[int]
 ) -> list[ExitLaunch]:
-    """Launch, on the current stream, all launches that one of ``exits`` has a part in; return these.
+    """Launch, on the current stream, all launches that one of some exits has a part in; return these.
 
     Args:
-        heads: of all exits, the classifier's last; None is one whose logits are given.
-        inputs: what each gets; see :class:`~auxhead.kernels.ExitLaunch`.
+        exits: the heads with their inputs; last the classifier, or the logits [N, K] that it gives.
         ends: see ``head_launches``.
-        exits: indices.
-        with_probs: whether the answer has probabilities.
+        launched: indices of exits.
     """
+    heads = [one.head.as_exit_head() if isinstance(one, AloneHead) else None for one in exits]
+    inputs = [one.x if isinstance(one, AloneHead) else one for one in exits]
+    with_probs = all(one.head.return_probs for one in exits[:-1] if isinstance(one, AloneHead))
     classes = next(head.weight.shape[0] for head in heads if head)
     samples, device = len(inputs[0]), inputs[0].device
     buffers = ExitBuffers.allocate(len(heads), samples, classes, with_probs=with_probs, device=device)
-    launched = []
+    made = []
     for part, launch in head_launches(buffers, heads, ends):
-        if any(part.start <= index < part.stop for index in exits):
+        if any(part.start <= index < part.stop for index in launched):
             launch(inputs[part])
-            launched.append(launch)
-    return launched
+            made.append(launch)
+    return made

@@ -26,15 +26,12 @@ _MOST_PROCESSES = 32
 class CompileAhead:
     """Processes that compile launches of heads for one GPU; a context manager, which ends them.
 
-    They have no GPU and a low priority, and end with the process that made them, however that ends. What fails there
-    fails again where it is launched, and is told there.
+    They have a low priority, and end with the process that made them, however that ends. What fails there fails again
+    where it is launched, and is told there.
     """
 
     def __init__(self, capability: int) -> None:
-        """Compile for GPUs of a compute capability (90 for 9.0).
-
-        To be called before this process launches any heads: see ``settle_cache_keys``.
-        """
+        """Compile for a compute capability (90 for 9.0); before any launch of heads here, see ``settle_cache_keys``."""
         from ...kernels.compile_only import settle_cache_keys  # there is no Triton for some platforms
 
         settle_cache_keys()

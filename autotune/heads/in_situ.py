@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels import ExitBuffers, ExitHead, ExitLaunch
+from ...kernels import ExitBuffers, ExitLaunch
 from ...kernels.choose_config import overriding
 from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
@@ -53,8 +53,8 @@ class HeadsInSitu:
         self._network = subject.network
         self._kind = trunk
         self._trunk: Trunk = make_trunk(self._network.backbone, self._network.taps, subject.example, trunk)
-        self._features, self._final = self._run_trunk()
-        self.heads = [AloneHead(head, x) for head, x in zip(subject.heads, self._features, strict=True)]
+        features, self._final = self._run_trunk()
+        self.heads = [AloneHead(head, x) for head, x in zip(subject.heads, features, strict=True)]
         """Those of the taps, each with what its tap gives it."""
         classifier = self._trunk.classifier
         self._classifier = None if classifier is None else AloneHead(classifier, self._final)
@@ -96,17 +96,17 @@ class HeadsInSitu:
 
     def launching(self, configs: Configs) -> AbstractContextManager[None]:
         """Launch heads of some shapes like this until the context ends, and the others by rule."""
-        return overriding({**self._heads_by_rule, **_in_network(configs)})
+        return overriding(self._all_configs(configs))
+
+    def _all_configs(self, configs: Configs) -> dict[tuple[HeadShape, str], LaunchConfig]:
+        """Return the configurations of all heads, by shape and place."""
+        return {**self._heads_by_rule, **{(shape, NETWORK): config for shape, config in configs.items()}}
 
     def launch(self, configs: Configs, point: SideLaunches, taps: Sequence[str]) -> list[ExitLaunch]:
         """Launch as the runner will, all launches that a head of ``taps`` has a part in; return these."""
-        heads: list[ExitHead | None] = [head.head.as_exit_head() for head in self.heads]
-        heads.append(None if self._classifier is None else self._classifier.head.as_exit_head())
+        exits = [*self.heads, self._final if self._classifier is None else self._classifier]
         with self.launching(configs):
-            return launch_heads(
-                heads, [*self._features, self._final], self._indices(point.forks), set(self._indices(taps)),
-                with_probs=all(head.return_probs for head in self.subject.heads),
-            )  # fmt: skip
+            return launch_heads(exits, self._indices(point.forks), set(self._indices(taps)))
 
     def describe_launches(self, configs: Configs, taps: Sequence[str]) -> NetworkLaunches:
         """Describe what ``launch`` launches, forks being by rule."""
@@ -116,7 +116,7 @@ class HeadsInSitu:
             TensorDescription.of(self._final) if classifier is None else HeadDescription.of(classifier),
             tuple(self._indices(self.by_rule.forks)),
             frozenset(self._indices(taps)),
-            tuple({**self._heads_by_rule, **_in_network(configs)}.items()),
+            tuple(self._all_configs(configs).items()),
         )
 
     def _indices(self, taps: Sequence[str]) -> list[int]:
@@ -151,10 +151,6 @@ class _SamePriority(OverlappedRunner):
     """Waiting blocks of trunk and heads are placed as they come."""
 
     trunk_priority = 0
-
-
-def _in_network(configs: Configs) -> dict[tuple[HeadShape, str], LaunchConfig]:
-    return {(shape, NETWORK): config for shape, config in configs.items()}
 
 
 def trunk_fingerprint(trunk: Trunk, taps: Sequence[str], example: Tensor) -> str:

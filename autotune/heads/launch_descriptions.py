@@ -1,25 +1,20 @@
-"""Descriptions of launches for processes that compile them ahead, without a network's data or its GPU."""
+"""Descriptions of launches for processes that compile them ahead, without a network's data or its GPU.
+
+They are hashable and small; ``launch`` launches on tensors of the process' CPU.
+"""
 
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...kernels import ExitHead
 from ...kernels.choose_config import overriding
 from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
 from ...model import FusedAuxHead
 from .alone import AloneHead
 from .captured_launches import launch_heads
-
-
-class LaunchDescription(Protocol):
-    """Describes launches: hashable, and small enough to be sent to another process."""
-
-    def launch(self) -> object:
-        """Launch on tensors of this process' CPU."""
 
 
 class TensorDescription(NamedTuple):
@@ -75,9 +70,9 @@ class AloneLaunch(NamedTuple):
     head: HeadDescription
     config: LaunchConfig
 
-    def launch(self) -> object:
+    def launch(self) -> None:
         """Launch such a head."""
-        return _build(self.head).launch(self.config)
+        _build(self.head).launch(self.config)
 
 
 class NetworkLaunches(NamedTuple):
@@ -92,18 +87,12 @@ class NetworkLaunches(NamedTuple):
     configs: tuple[tuple[tuple[HeadShape, str], LaunchConfig], ...]
     """Configurations of heads, by shape and place."""
 
-    def launch(self) -> object:
+    def launch(self) -> None:
         """Launch such heads."""
-        alone = [_build(head) for head in self.heads]
-        heads: list[ExitHead | None] = [one.head.as_exit_head() for one in alone]
-        inputs = [one.x for one in alone]
-        if isinstance(self.classifier, HeadDescription):
-            classifier = _build(self.classifier)
-            heads.append(classifier.head.as_exit_head())
-            inputs.append(classifier.x)
-        else:
-            heads.append(None)
-            inputs.append(self.classifier.allocate())
-        with_probs = all(head.return_probs for head in self.heads)
+        last = self.classifier
+        classifier = _build(last) if isinstance(last, HeadDescription) else last.allocate()
         with overriding(dict(self.configs)):
-            return launch_heads(heads, inputs, self.ends, self.exits, with_probs=with_probs)
+            launch_heads([*map(_build, self.heads), classifier], self.ends, self.exits)
+
+
+LaunchDescription = AloneLaunch | NetworkLaunches

@@ -14,8 +14,8 @@ from ..measuring.cells import NEVER
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.subject import Subject
 from ..measuring.targets import ALONE, NETWORK, Target
-from ..measuring.timers import PROTOCOL, Key, VariantFailed, time_rounds
-from ..records.comparison import Paired
+from ..measuring.timers import PROTOCOL, Key, time_rounds, time_those_that_run
+from ..records.comparison import Paired, Timings
 from .alone import CHAIN, AloneHead, Chain
 from .compile_ahead import CompileAhead
 from .first_launches import NEVER_ENDS, first_launches
@@ -104,33 +104,23 @@ class HeadTiming:
         for config in configs:
             self._check_device()
             try:
-                wrong = self.heads[target].wrong(config)
+                _refuse(self.heads[target].wrong(config))
             except Exception as error:
-                failures[config] = Failure.of(error)
-                self._note_if_lost()
-                continue
-            if wrong is not None:
-                failures[config] = Failure("wrong answer", wrong)
+                failures[config] = self._failure(error)
         return failures
 
-    def alone(
-        self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
+    def time(
+        self, target: Target, place: str, configs: Sequence[LaunchConfig], rounds: int, captures: int
     ) -> Mapping[LaunchConfig, Paired | Failure]:
-        """Time chains of launches in graphs."""
-        return self._time(target.rule, configs, self.heads[target].chain, rounds, captures, launches=CHAIN)
-
-    def in_situ(
-        self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
-    ) -> Mapping[LaunchConfig, Paired | Failure]:
-        """Time captured networks in which all heads of the target's shape are launched in that way."""
+        """Time chains of launches in graphs, or captured networks with all heads of the shape launched in that way."""
+        if place == ALONE:
+            return self._time(target.rule, configs, self.heads[target].chain, rounds, captures, launches=CHAIN)
         with ExitStack() as opened, self._subject.exits(NEVER):
 
             def build(config: LaunchConfig) -> Callable[[], object]:
                 runner = self._in_situ.runner({target.shape: config}, self._in_situ.by_rule)
                 opened.callback(runner.close)
-                wrong = self._in_situ.wrong(target.taps, runner)
-                if wrong is not None:
-                    raise _Wrong(wrong)
+                _refuse(self._in_situ.wrong(target.taps, runner))
                 return lambda: runner(self._subject.example)
 
             return self._time(target.rule, configs, build, rounds, captures, launches=1)
@@ -140,11 +130,7 @@ class HeadTiming:
     ) -> Mapping[str, Paired | Failure]:
         """Time a head alone, launched as the project chooses, between its peers; microseconds of a head.
 
-        Args:
-            target: whose head it is.
-            rounds: of each capture.
-            captures: fresh ones of each variant.
-            begins: is told which variant is made, checked and captured.
+        ``begins`` is told which variant is made, checked and captured.
 
         Returns:
             For each of ``peers.LAUNCHES`` its times and those of the fused head in the same rounds; the answers of
@@ -154,16 +140,13 @@ class HeadTiming:
         made: dict[str, Launch] = {}
 
         def build(variant: str) -> Callable[[], object]:
-            wrong = None
             if variant not in made:
                 begins(variant)
                 made[variant] = LAUNCHES[variant](head)
-                wrong = head.wrong(head.chosen) if variant == FUSED else None
+                _refuse(head.wrong(head.chosen) if variant == FUSED else None)
             chain = Chain(made[variant], self._device)
             chain()
-            wrong = wrong or head.wrong_answer(chain.answer)
-            if wrong is not None:
-                raise _Wrong(wrong)
+            _refuse(head.wrong_answer(chain.answer))
             return chain
 
         found = self._time(FUSED, list(LAUNCHES), build, rounds, captures, launches=CHAIN)
@@ -171,14 +154,9 @@ class HeadTiming:
         return {variant: found.get(variant, nothing) for variant in LAUNCHES}
 
     def _time(
-        self,
-        baseline: Key,
-        variants: Sequence[Key],
-        build: Callable[[Key], Callable[[], object]],
-        rounds: int,
-        captures: int,
-        launches: int,
-    ) -> dict[Key, Paired | Failure]:
+        self, baseline: Key, variants: Sequence[Key], build: Callable[[Key], Callable[[], object]], rounds: int,
+        captures: int, launches: int,
+    ) -> dict[Key, Paired | Failure]:  # fmt: skip
         """Capture and time; a variant that fails is left out, and the rest is timed again.
 
         Variants are captured in turns, too, in another order each time: captures differ, it seems by where their memory
@@ -186,34 +164,37 @@ class HeadTiming:
         """
         results: dict[Key, Paired | Failure] = {}
         calls: dict[Key, list[Callable[[], object]]] = {variant: [] for variant in variants}
+
+        def failed(variant: Key, _calls: object, error: BaseException) -> None:
+            results[variant] = self._failure(error)
+
         order = random.Random(0)
         for _ in range(captures):
             for variant in order.sample(list(calls), len(calls)):
                 self._check_device()
                 try:
                     calls[variant].append(build(variant))
-                except _Wrong as wrong:
-                    results[variant] = Failure("wrong answer", str(wrong))
-                    del calls[variant]
                 except Exception as error:
-                    results[variant] = Failure.of(error)
-                    del calls[variant]
-                    self._note_if_lost()
-        while baseline in calls:
+                    failed(variant, calls.pop(variant), error)
+
+        def timed(left: Mapping[Key, Sequence[Callable[[], object]]]) -> Mapping[Key, Timings]:
+            if baseline not in left:
+                return {}
             self._check_device()
-            try:
-                first = time_rounds({baseline: calls[baseline][:1]}, self._device, rounds=2, repeat=2)
-                repeat = max(1, round(BLOCK_US / min(first[baseline][0])))
-                times = time_rounds(calls, self._device, rounds=rounds, repeat=repeat)
-            except VariantFailed as failed:
-                results[failed.name] = Failure.of(failed.__cause__ or failed)
-                del calls[failed.name]
-                self._note_if_lost()
-                continue
-            run = secrets.token_hex(6)
-            each = {variant: [[us / launches for us in one] for one in found] for variant, found in times.items()}
-            return {**results, **{variant: Paired(own, each[baseline], run) for variant, own in each.items()}}
-        return results
+            first = time_rounds({baseline: left[baseline][:1]}, self._device, rounds=2, repeat=2)
+            repeat = max(1, round(BLOCK_US / min(first[baseline][0])))
+            return time_rounds(left, self._device, rounds=rounds, repeat=repeat)
+
+        times = time_those_that_run(calls, timed, failed) or {}
+        run = secrets.token_hex(6)
+        each = {variant: [[us / launches for us in one] for one in found] for variant, found in times.items()}
+        return {**results, **{variant: Paired(own, each[baseline], run) for variant, own in each.items()}}
+
+    def _failure(self, error: BaseException) -> Failure:
+        if isinstance(error, _Wrong):
+            return Failure("wrong answer", str(error))
+        self._note_if_lost()
+        return Failure.of(error)
 
     def _note_if_lost(self) -> None:
         try:
@@ -227,4 +208,9 @@ class HeadTiming:
 
 
 class _Wrong(Exception):
-    """A capture whose answers are wrong."""
+    """Answers are wrong, in words."""
+
+
+def _refuse(wrong: str | None) -> None:
+    if wrong is not None:
+        raise _Wrong(wrong)

@@ -12,8 +12,8 @@ from ..measuring.failures import Failure
 from ..measuring.targets import Target
 from ..measuring.timers import FINAL_ROUNDS
 from ..records.comparison import Paired, Timings, compare, typical
-from ..records.record import Record, append_record, is_settled, read_records, utc_now
-from ..records.summaries import rounded, with_samples
+from ..records.record import Record, append_record, is_settled, read_records
+from ..records.summaries import network_record, rounded, with_samples
 from .copy_speed import COPIED, CopySpeed
 from .peers import FUSED, LAUNCHES
 
@@ -78,48 +78,23 @@ class HeadRecords:
     def add(
         self, head: Head, results: Mapping[str, Paired | Failure], speed: CopySpeed, clocks: dict[str, float] | None
     ) -> None:
-        """Append a line for each variant.
+        """Append a line for each of ``peers.LAUNCHES``, and one for the bytes at a speed; clocks are as found after."""
+        around, run, protocol = {**self.environment, "clocks": clocks}, secrets.token_hex(6), self._protocol(head)
 
-        Args:
-            head: what was measured.
-            results: of each of ``peers.LAUNCHES``.
-            speed: of the same device.
-            clocks: the GPU's, as found after the measurement.
-        """
-        run = secrets.token_hex(6)
+        def append(variant: str, protocol: Mapping[str, Any] = protocol, **rest: Any) -> None:
+            record = network_record(KIND, head.cell, variant, around, run=run, protocol=dict(protocol), **rest)
+            append_record(self.out, record)
+            self._remember(record)
+
         for variant, result in results.items():
             if isinstance(result, Failure):
-                self._append(head, variant, run, clocks, error=str(result))
+                append(variant, error=str(result))
             else:
                 own, baseline = rounded(result.own, _DIGITS), rounded(result.baseline, _DIGITS)
-                pairs = [] if variant == FUSED else [_pair(own, baseline)]
-                self._append(head, variant, run, clocks, device_us=with_samples(own), paired=pairs)
-        least = rounded(speed.floor(head.bytes_moved), _DIGITS)
+                append(variant, device_us=with_samples(own), paired=[] if variant == FUSED else [_pair(own, baseline)])
         rate = {"bytes": head.bytes_moved, "bytes_per_second": round(2 * COPIED / typical(speed.us) * 1e6)}
-        self._append(head, BYTES, run, clocks, {**rate, "captures": 1}, device_us=with_samples(least))
-
-    def _append(
-        self,
-        head: Head,
-        variant: str,
-        run: str,
-        clocks: dict[str, float] | None,
-        more: Mapping[str, Any] | None = None,
-        **rest: Any,
-    ) -> None:
-        record = Record(
-            kind=KIND,
-            cell=head.cell,
-            exits="never",
-            variant=variant,
-            run=run,
-            utc=utc_now(),
-            environment={**self.environment, "clocks": clocks},
-            protocol={**self._protocol(head), **(more or {})},
-            **rest,
-        )
-        append_record(self.out, record)
-        self._remember(record)
+        least = with_samples(rounded(speed.floor(head.bytes_moved), _DIGITS))
+        append(BYTES, {**protocol, **rate, "captures": 1}, device_us=least)
 
     def _protocol(self, head: Head) -> dict[str, Any]:
         return {**self.protocol, "config": dataclasses.asdict(head.config)}
@@ -130,12 +105,6 @@ class HeadRecords:
 
 
 def _pair(own: Timings, fused: Timings) -> dict[str, Any]:
-    difference = compare(own, fused)
-    return {
-        "role": FUSED,
-        "variant": FUSED,
-        "device_us": typical(fused),
-        "device_ratio": difference.median_ratio,
-        "low": difference.low,
-        "high": difference.high,
-    }
+    ratio, low, high = compare(own, fused)
+    pair = {"role": FUSED, "variant": FUSED, "device_us": typical(fused), "device_ratio": ratio}
+    return {**pair, "low": low, "high": high}

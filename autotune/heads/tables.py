@@ -60,14 +60,9 @@ def _table(heads: list[Measured]) -> RecordTable:
         f"Heads of {cell['model']} alone, {cell['dtype']}, {cell['layout']}, {cell['pool']}; {environment.get('gpu')}, "
         f"torch {environment.get('torch')}; device time: median (20th to 80th percentile), ratio (99 % interval)"
     )
-    ordered = sorted(heads, key=_sizes)
+    ordered = sorted(heads, key=lambda measured: (_cell(measured)["classes"], _cell(measured)["samples"]))
     failed = [_remark(record) for measured in ordered for record in measured.values() if record.error is not None]
     return RecordTable(title, COLUMNS, _TEXT_COLUMNS, [_row(measured) for measured in ordered], failed)
-
-
-def _sizes(measured: Measured) -> tuple[int, int]:
-    cell = _cell(measured)
-    return cell["classes"], cell["samples"]
 
 
 def _cell(measured: Measured) -> dict[str, Any]:
@@ -84,15 +79,8 @@ def _row(measured: Measured) -> tuple[str, ...]:
     windows = "" if cell["grid_h"] == cell["grid_w"] == 1 else f" in {cell['grid_h']}x{cell['grid_w']} windows"
     size = f"{cell['channels']}x{cell['height']}x{cell['width']}{windows}"
     peers = [text for variant in ("eager", "compiled") for text in (_us(measured, variant), _ratio(measured, variant))]
-    return (
-        f"{cell['classes']:,}",
-        f"{cell['samples']}",
-        cell["tap"],
-        size,
-        _us(measured, "fused", spread=True),
-        _us(measured, "bytes"),
-        *peers,
-    )
+    head = (f"{cell['classes']:,}", f"{cell['samples']}", cell["tap"], size)
+    return (*head, _us(measured, "fused", spread=True), _us(measured, "bytes"), *peers)
 
 
 def _us(measured: Measured, variant: str, spread: bool = False) -> str:

@@ -73,7 +73,7 @@ class CapturedParts(HeadsInSitu):
 
     def _heads_alone(self) -> Callable[[], object]:
         """Capture the runner's head launches one after another on one stream, without the network's classifier."""
-        heads, features = [head.as_exit_head() for head in self.subject.heads], self._features
+        heads, features = [one.head.as_exit_head() for one in self.heads], [one.x for one in self.heads]
         example, classes = self.subject.example, self.subject.heads[0].num_classes
         buffers = ExitBuffers.allocate(
             len(heads) + 1, len(example), classes, device=example.device,

@@ -1,7 +1,7 @@
-"""Checks of records by their kind, made as they are read, where file and line can be named."""
+"""Checks of a sweep's records, made as they are read, where file and line can be named."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 #: Fields of a HeadShape, in its order, and where heads are launched; written out since what knows them imports torch.
@@ -17,8 +17,15 @@ def check_sweep(values: Mapping[str, Any]) -> None:
     Raises:
         ValueError: names the field, what it got and what it wants.
     """
-    _check_head(values)
-    protocol = values["protocol"]
+    cell, protocol = values["cell"], values["protocol"]
+    place = protocol.get("place")
+    _check(place in PLACES, "protocol.place", place, f"one of {', '.join(PLACES)}")
+    for name in SHAPE:
+        if name not in _WORDS:
+            _check_count(f"cell.{name}", cell.get(name))
+    for name in (*_WORDS, *(("model", "tap") if place == "network" else ())):
+        _check_text(f"cell.{name}", cell.get(name))
+    _check_text("protocol.kernel", protocol.get("kernel"))
     for name in ("captures", "rounds"):
         _check_count(f"protocol.{name}", protocol.get(name))
     if values["error"] is not None:
@@ -27,26 +34,7 @@ def check_sweep(values: Mapping[str, Any]) -> None:
     _check(bool(rule), "paired", values["paired"], "a pair of role 'rule'")
     _check_samples("device_us.samples", (values["device_us"] or {}).get("samples"))
     _check_samples("paired: samples", rule.get("samples"))
-    _check(isinstance(rule.get("variant"), str), "paired: variant", rule.get("variant"), "text")
-
-
-#: By the kind of a record.
-CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {"sweep": check_sweep}
-
-
-def _check_head(values: Mapping[str, Any]) -> None:
-    """Check that the record names its head and place."""
-    cell, protocol = values["cell"], values["protocol"]
-    for name in SHAPE:
-        if name in _WORDS:
-            _check(isinstance(cell.get(name), str), f"cell.{name}", cell.get(name), "text")
-        else:
-            _check_count(f"cell.{name}", cell.get(name))
-    place = protocol.get("place")
-    _check(place in PLACES, "protocol.place", place, f"one of {', '.join(PLACES)}")
-    for name in ("model", "tap") if place == "network" else ():
-        _check(isinstance(cell.get(name), str), f"cell.{name}", cell.get(name), "text")
-    _check(isinstance(protocol.get("kernel"), str), "protocol.kernel", protocol.get("kernel"), "text")
+    _check_text("paired: variant", rule.get("variant"))
 
 
 def _check_samples(name: str, samples: Any) -> None:
@@ -59,6 +47,10 @@ def _check_samples(name: str, samples: Any) -> None:
         and all(0 < us < math.inf for one in samples for us in one)
     )
     _check(fits, name, samples, "[captures][rounds] of positive numbers")
+
+
+def _check_text(name: str, value: Any) -> None:
+    _check(isinstance(value, str), name, value, "text")
 
 
 def _check_count(name: str, value: Any) -> None:

@@ -53,7 +53,7 @@ class Paired:
         """Logarithm of the same ratio, and its standard error; kept, since a bootstrap takes a millisecond."""
         if self.own == self.baseline:  # it is the baseline itself
             return 0.0, 0.0
-        return _difference(_logarithms("own", self.own), _logarithms("baseline", self.baseline), 0)
+        return _difference(_logarithms("own", self.own), _logarithms("baseline", self.baseline))
 
 
 class Difference(NamedTuple):
@@ -71,14 +71,13 @@ class Difference(NamedTuple):
         return self.low <= 1.0 <= self.high or abs(math.log(self.median_ratio)) < NEGLIGIBLE
 
 
-def compare(a: Timings, b: Timings, *, confidence: float = CONFIDENCE, seed: int = 0) -> Difference:
+def compare(a: Timings, b: Timings, *, confidence: float = CONFIDENCE) -> Difference:
     """Compare two variants that were timed in the same rounds.
 
     Args:
         a: microseconds, [captures][rounds], at least two captures.
         b: the same; captures of a and b are not related, round r of a and b is.
         confidence: of the interval.
-        seed: of the bootstrap.
 
     Raises:
         ValueError: fewer than two captures, no rounds, different numbers of them, or times that are not positive.
@@ -86,7 +85,7 @@ def compare(a: Timings, b: Timings, *, confidence: float = CONFIDENCE, seed: int
     first, second = _logarithms("a", a), _logarithms("b", b)
     if first.shape[1] != second.shape[1]:
         raise ValueError(f"b: got {second.shape[1]} rounds, wants {first.shape[1]}, those of a")
-    estimate, error = _difference(first, second, seed)
+    estimate, error = _difference(first, second)
     return _interval(estimate, error, len(first) + len(second) - 2, confidence)
 
 
@@ -116,12 +115,12 @@ def _logarithms(name: str, timings: Timings, captures: int = 2) -> Floats:
     return np.log(values)
 
 
-def _difference(first: Floats, second: Floats, seed: int) -> tuple[float, float]:
+def _difference(first: Floats, second: Floats) -> tuple[float, float]:
     """Return the estimate and the standard error of a log ratio, from logarithms [captures, rounds]."""
     (count, rounds), other = first.shape, len(second)
     both = np.concatenate([first, second])
     both = both - np.median(both, axis=0)  # [A + B, R]
-    drawn_rounds, drawn_captures = _draws(count, other, rounds, seed)
+    drawn_rounds, drawn_captures = _draws(count, other, rounds)
     medians = _medians_of_last(both[:, drawn_rounds])  # [A + B, draws]
     resampled = _of_captures(np.take_along_axis(medians, drawn_captures, axis=0), count)
     # a bootstrap of n varies by (n - 1) / n of what it should
@@ -138,9 +137,9 @@ def _medians_of_last(values: Floats) -> Floats:
 
 
 @cache
-def _draws(count: int, other: int, rounds: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _draws(count: int, other: int, rounds: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return what is drawn: rounds [draws, R], and captures of the first and of the second variant [A + B, draws]."""
-    drawn = np.random.default_rng(seed)
+    drawn = np.random.default_rng(0)
     of_first = drawn.integers(count, size=(count, _DRAWS))
     of_second = count + drawn.integers(other, size=(other, _DRAWS))
     return drawn.integers(rounds, size=(_DRAWS, rounds)), np.concatenate([of_first, of_second])

@@ -7,10 +7,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from .checks import SHAPE
 from .comparison import DECIDING, Difference, Paired, compare_runs
-from .record import BadRecord, Record
+from .record import Record
 
 Key = TypeVar("Key")
-Value = TypeVar("Value")
 #: Fields of a launch configuration and their values.
 Fields = Mapping[str, int]
 
@@ -47,20 +46,13 @@ class Measurement(NamedTuple):
 
 
 def measurement(record: Record) -> Measurement:
-    """Read the record of something that was timed.
-
-    Raises:
-        ValueError: names what it lacks.
-    """
-    rule = next((pair for pair in record.paired if pair.get("role") == "rule"), None)
-    if record.device_us is None or "samples" not in record.device_us or rule is None or "samples" not in rule:
-        raise ValueError("paired: got no samples, wants device_us and a pair of role 'rule', both with samples")
+    """Read the record of something that was timed."""
+    (rule,) = (pair for pair in record.paired if pair["role"] == "rule")
+    assert record.device_us is not None
     paired = Paired(record.device_us["samples"], rule["samples"], record.run)
     config, forks = record.protocol.get("config"), record.protocol.get("forks")
-    return Measurement(
-        record.variant, str(rule.get("variant")), config, paired, None if forks is None else tuple(forks),
-        record.device_us.get("median"),
-    )  # fmt: skip
+    forks = None if forks is None else tuple(forks)
+    return Measurement(record.variant, rule["variant"], config, paired, forks, record.device_us.get("median"))
 
 
 def sweep_records(records: Iterable[Record]) -> list[Record]:
@@ -75,11 +67,7 @@ def of_last_kernel(records: Iterable[Record]) -> list[Record]:
 
 
 def by_setting(records: Iterable[Record]) -> dict[Setting, list[Record]]:
-    """Group records of sweeps, failures included; settings in order of their first record.
-
-    Raises:
-        BadRecord: one does not say what it is about.
-    """
+    """Group records of sweeps, failures included; settings in order of their first record."""
     found: dict[Setting, list[Record]] = {}
     for record in records:
         found.setdefault(setting_of(record), []).append(record)
@@ -87,15 +75,8 @@ def by_setting(records: Iterable[Record]) -> dict[Setting, list[Record]]:
 
 
 def setting_of(record: Record) -> Setting:
-    """Return the setting of a sweep's record.
-
-    Raises:
-        BadRecord: the record does not say.
-    """
-    try:
-        shape = tuple(record.cell[name] for name in SHAPE)
-    except KeyError as error:
-        raise BadRecord(f"{record.variant}: {error.args[0]}: missing in a record of a sweep") from None
+    """Return the setting of a sweep's record."""
+    shape = tuple(record.cell[name] for name in SHAPE)
     around = {name: value for name, value in record.cell.items() if name not in SHAPE}
     network = json.dumps([around, record.protocol.get("trunk")], sort_keys=True)
     return Setting(shape, record.protocol["place"], network)
@@ -104,10 +85,8 @@ def setting_of(record: Record) -> Setting:
 def deciding(measured: Iterable[Measurement]) -> list[Measurement]:
     """Return, of the measurements in one setting, those that decide: the ones timed most often.
 
-    A first look at many configurations does not. Where the rule has changed meanwhile, what was measured beside the
-    last one does, since times over different baselines cannot be compared. Of those timed most often the ones with the
-    last one's forks do: forks go by times of the trunk, so that a later sweep may have others, beside which a
-    configuration costs something else.
+    Of these only the ones beside the last one's rule, since times over different baselines cannot be compared, and with
+    its forks: these go by times of the trunk, so that a later sweep may have others, which cost something else.
     """
     found = list(measured)
     beside = [one for one in found if one.rule == found[-1].rule]
@@ -117,7 +96,7 @@ def deciding(measured: Iterable[Measurement]) -> list[Measurement]:
 
 
 def simplicity(config: Fields) -> tuple[int, ...]:
-    """Return what configurations are ordered by when they are tied, the simplest first.
+    """Return a sort key for tied configurations, the simplest first.
 
     No caps before caps, split before tiled, counting before waiting, whole windows before parts, no reading ahead
     before reading ahead, few warps before many; then large blocks before small ones, so that there are few programs.
@@ -171,14 +150,10 @@ class Decision(Generic[Key]):
 
 
 def winner(times: Mapping[Key, Paired], simpler_first: Sequence[Key]) -> Key:
-    """Return the fastest variant, or the first of ``simpler_first`` that is tied with it.
+    """Return the fastest variant, or the first tied with it of ``simpler_first``, which holds all, of one baseline.
 
     What is tied with the fastest and with a simpler variant that is slower than the fastest is no answer: it could not
     be said why it is taken and not the simpler one.
-
-    Args:
-        times: of each variant; those of one baseline.
-        simpler_first: all variants, the simplest first.
 
     Raises:
         ValueError: no variants, or others in ``simpler_first``.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .checks import CHECKS
+from .checks import check_sweep
 
 #: Format of every line; readers refuse others.
 SCHEMA = "auxhead record 1"
@@ -36,8 +36,7 @@ class Record:
     """One variant measured, or failed, in one cell."""
 
     kind: str
-    """The command that measured it: "bench", "heads", "sweep", "profile", "pareto", "overlap" or "footprint"; of
-    overlap also "timeline", one replay. Older files hold "network" and "retune", which nothing reads any more."""
+    """The command that measured it; of overlap also "timeline", one replay."""
     cell: dict[str, Any]
     """The network: model, dtype, batch, classes, placement (of the heads), taps (their names), input (the shape of one
     sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a head of that shape,
@@ -48,7 +47,7 @@ class Record:
     thresholds chosen for at most so many points of accuracy on a validation split."""
     variant: str
     run: str
-    """Records of one run were measured interleaved, so that ratios between them are meaningful."""
+    """Equal for records that were measured interleaved, whose ratios are meaningful."""
     utc: str
     """Time at which it was appended, ISO 8601."""
     environment: dict[str, Any]
@@ -90,31 +89,28 @@ class Record:
     measured: dict[str, Any] | None = None
     """Further measurements.
 
-    Of a profile, a request each unless said otherwise: call_us (median, p20, p80: until the
-    call returned), and under the profiler launches, graph_launches, kernels, copies, memsets, kernel_us (summed),
-    busy_us (their union), api (name, calls and host_us of each CUDA function, most time first), allocations and waits
-    (calls in all requests together). Of pareto: samples (of the test split), accuracy (0 to 1) and mean_host_us, the
-    time to the answer as a mean over its batches.
+    - profile, a request each unless said otherwise: call_us (median, p20, p80: until the call returned), and under the
+      profiler launches, graph_launches, kernels, copies, memsets, kernel_us (summed), busy_us (their union), api (name,
+      calls and host_us of each CUDA function, most time first), allocations and waits (calls in all requests together)
+    - pareto: samples (of the test split), accuracy (0 to 1) and mean_host_us, a mean over its batches
+    - overlap, each with median, p20 and p80 over replays: the fields of :class:`Overlap` (coverage None: nothing runs
+      beside the trunk), and bare_span_us, that of the trunk alone; hiding_efficiency, over combinations of captures;
+      inflation, of "trunk" and "both", times under the profiler over those without; and kernels, those of the trunk in
+      order: name, bare_us and both_us, medians over replays
+    - footprint: hiding_efficiency as of overlap; programs, of all launches beside the trunk; and occupancy, by tier
+      (``measuring.occupancy.TIERS``): theoretical and estimate, of each of these launches in order, and residency, of
+      all of them together, each with median, p20 and p80 over replays
+    - timeline: replay, its number; the fields of :class:`Overlap`, of this replay; kernels in order: name, role
+      ("trunk", "side" of heads beside it, "join" of the launch that waits for both), stream, start_us since the replay
+      began, duration_us, grid, block and registers of a thread; and, where residency was recorded, programs: of each
+      program of the heads its SM's id, start and end, microseconds since the replay began
 
-    Of overlap, each with median, p20 and p80 over replays: coverage, side_us, exposed_us, trunk_us, join_stall_us,
-    join_us and span_us as :class:`Overlap` says (coverage None: nothing runs beside the
-    trunk), and bare_span_us, that of the trunk alone; hiding_efficiency, over combinations of captures; inflation, of
-    "trunk" and "both", times under the profiler over those without; and kernels, those of the trunk in order: name,
-    bare_us and both_us, medians over replays.
-
-    Of a footprint: hiding_efficiency as of overlap; programs, of all launches beside the trunk; and occupancy, by tier
-    (``measuring.occupancy.TIERS``): theoretical and estimate, of each of these launches in order, and residency, of
-    all of them together, each with median, p20 and p80 over replays. Older records also hold the tier ncu and
-    trunk_room, which nothing reads any more.
-
-    Of a timeline: replay, its number; coverage and the others as above, but plain numbers, of this replay; kernels in
-    order: name, role ("trunk", "side" of heads beside it, "join" of the launch that waits for both), stream, start_us
-    since the replay began, duration_us, grid, block and registers of a thread; and, where residency was recorded,
-    programs: of each program of the heads its SM's id, start and end, microseconds since the replay began."""
+    Older files hold further kinds ("network", "retune") and fields, which nothing reads any more.
+    """
     correctness: dict[str, Any] | None = None
     """samples compared with the eager truth; differing: those with another label or exit; differing_near: how many of
-    those rounding explains, the confidence being that close to a threshold or the two classes to each other; near: how
-    many samples lie that close at all; confidence_off: those that are too sure or not enough."""
+    those rounding explains; near: how many samples lie that close to a threshold or another class at all;
+    confidence_off: those that are too sure or not enough."""
     notes: list[str] = field(default_factory=list)
     """In sentences; of a profile what keeps the runner from a steady state."""
     error: str | None = None
@@ -151,12 +147,7 @@ def utc_now() -> str:
 
 
 def records_path(out: Path | None, kind: str, gpu: str) -> Path:
-    """Return where records of a kind are kept.
-
-    Args:
-        out: the file that was named, if any.
-        kind: what measures them.
-        gpu: as ``torch.cuda.get_device_name`` says it.
+    """Return the file for records of a kind measured on a GPU, unless ``out`` names it.
 
     Raises:
         BadRecord: a compressed file.
@@ -227,33 +218,31 @@ def read_records(path: Path) -> list[Record]:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
             raise BadRecord(f"{path}: is compressed and cannot be read ({error})") from None
-    names = {entry.name for entry in dataclasses.fields(Record)}
     records = []
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise BadRecord(f"{path}, line {number}: is not JSON ({error})") from None
-        schema = values.get("schema") if isinstance(values, dict) else None
-        if schema != SCHEMA:
-            raise BadRecord(f"{path}, line {number}: got schema {schema!r}, wants {SCHEMA!r}")
-        try:
-            record = Record(**{name: value for name, value in values.items() if name in names})
-        except TypeError as error:
+            records.append(_record_of(line))
+        except (ValueError, TypeError) as error:
             raise BadRecord(f"{path}, line {number}: {error}") from None
-        for name, kinds in _KINDS.items():
-            if not isinstance(getattr(record, name), kinds):
-                raise BadRecord(
-                    f"{path}, line {number}: {name}: got {getattr(record, name)!r:.60}, wants "
-                    f"{' or '.join('null' if kind is _NULL else _JSON[kind] for kind in kinds)}"
-                )
-        try:
-            if record.kind in CHECKS:
-                CHECKS[record.kind](vars(record))
-        except ValueError as error:
-            raise BadRecord(f"{path}, line {number}: {error}") from None
-        records.append(record)
     return records
+
+
+def _record_of(line: bytes) -> Record:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON ({error})") from None
+    schema = values.get("schema") if isinstance(values, dict) else None
+    if schema != SCHEMA:
+        raise ValueError(f"got schema {schema!r}, wants {SCHEMA!r}")
+    record = Record(**{name: value for name, value in values.items() if name in Record.__dataclass_fields__})
+    for name, kinds in _KINDS.items():
+        if not isinstance(getattr(record, name), kinds):
+            wanted = " or ".join("null" if kind is _NULL else _JSON[kind] for kind in kinds)
+            raise ValueError(f"{name}: got {getattr(record, name)!r:.60}, wants {wanted}")
+    if record.kind == "sweep":
+        check_sweep(vars(record))
+    return record
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -272,8 +261,8 @@ def latest(records: Iterable[Record]) -> list[Record]:
 def is_settled(record: Record, environment: Mapping[str, Any], rounds: int) -> bool:
     """Return True if a run in ``environment`` need not measure again what ``record`` holds.
 
-    It need not where there are as many rounds or more, whatever the commit, and of a failure while the commit is the
-    same and nothing was changed by hand, since it would fail again.
+    As many rounds or more suffice, whatever the commit; a failure stands while the commit is the same and nothing was
+    changed by hand, since it would fail again.
     """
     if record.environment_key != tuple(environment.get(name) for name in ENVIRONMENT_KEY):
         return False

@@ -47,7 +47,7 @@ def network_record(
     exits: str = "never",
     **rest: Any,
 ) -> Record:
-    """Return a record, of now, of a network; see :class:`~auxhead.autotune.records.record.Record` for the fields."""
+    """Return a record, of now, of a network or its heads; see :class:`Record` for the fields."""
     return Record(
         kind=kind, cell=dict(cell), exits=exits, variant=variant, utc=utc_now(), environment=dict(environment),
         **rest,

@@ -23,18 +23,18 @@ def climb(
 ) -> Generator[Ask, Answers, Answers]:  # fmt: skip
     """Ask for neighbours of the fastest alone, which may be others after each step; return all that is known then.
 
-    Those come first that are fast if what leads to them changes the time as it did elsewhere: a move, as from four
-    warps to eight, mostly does to one of the fastest what it did to another. The ways to multiply take turns, if the
-    fastest of one is near that of all: the best of a way that looks slower at first is many steps away.
+    Those come first that are fast if what leads to them, as from four warps to eight, changes the time as it did
+    elsewhere. The ways to multiply take turns, if the fastest of one is near that of all: the best of a way that looks
+    slower at first is many steps away.
 
     Args:
         target: what is tuned.
         known: what was measured alone.
         asked: what is not to be asked for again, be it known or have it failed.
-        leaders: of the fastest of each way to multiply, whose neighbours are asked for.
+        leaders: the number, of each way to multiply, whose neighbours are asked for.
         at_once: neighbours in a step, at most.
         steps: at most; there are fewer if no neighbour is left.
-        rounds: of each.
+        rounds: of each neighbour.
         shares: of the work that is done before and after.
     """
     found, seen = dict(known), set(asked)
@@ -48,21 +48,19 @@ def climb(
             break
         seen.update(new)
         answers = yield Ask(ALONE, new, rounds, share=before + (after - before) * step / steps)
-        expected = {one: what for way in ways for one, what in way.items()}
+        leaders_of = {one: expected.leader for way in ways for one, expected in way.items()}
         for one, answer in answers.items():
-            leader = expected[one].leader
+            leader = leaders_of[one]
             moves.add(leader, one, math.log(answer.over_baseline / found[leader].over_baseline))
         found |= answers
     return found
 
 
 class _Expected(NamedTuple):
-    """The time that a configuration is expected to take."""
+    """The logarithm of a configuration's time over the baseline's, estimated from that of a leader."""
 
     time: float
-    """Logarithm of its time over the baseline's."""
     leader: LaunchConfig
-    """The configuration whose time that is estimated from."""
 
 
 def _beside(

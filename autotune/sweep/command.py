@@ -3,7 +3,7 @@
 import dataclasses
 import gc
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -86,7 +86,7 @@ def _measure(console: Console, chosen: NetworkChoice, effort: Effort, out: Path 
     failures: Counter[str] = Counter()
     with SweepProgress(console) as progress, CompileAhead.beside(device) as ahead:
 
-        def start(cell: Cell, number: int) -> tuple[HeadTiming, Sweep]:
+        def swept(cell: Cell, number: int) -> Sweep:
             def show(status: Status) -> None:
                 progress.show(status._replace(done=(number + status.done) / len(cells)))
 
@@ -94,30 +94,22 @@ def _measure(console: Console, chosen: NetworkChoice, effort: Effort, out: Path 
             measurer = HeadTiming(own or build_subject(cell, device), ahead=ahead)
             protocol = {"kernel": kernel_hash(), **measurer.protocol}
             records = SweepRecords(where, environment(device), protocol, measurer.of_network)
-            return measurer, Sweep(measurer, STRATEGIES[effort.value], records, show, failures)
+            sweep = Sweep(measurer, STRATEGIES[effort.value], records, show, failures)
+            sweep.run(measurer.targets)
+            return sweep
 
         for family in _families(cells):
             try:
-                swept = _sweep_family(family, len(found), start)
+                sweeps = {cell: swept(cell, number) for number, cell in enumerate(family, start=len(found))}
+                measure_winners_at_neighbours(tuning for sweep in sweeps.values() for tuning in sweep.tunings)
             except DeviceLost as error:
                 raise BadInput(f"{error}; what was measured is recorded: the same command goes on") from None
-            found += [(str(cell), winners) for cell, winners in swept.items()]
+            found += [(str(cell), sweep.winners) for cell, sweep in sweeps.items()]
+            del sweeps  # and the networks
             gc.collect()
             torch.cuda.empty_cache()
     _report(console, found, failures)
     console.print(f"Records: {where}", soft_wrap=True)
-
-
-def _sweep_family(
-    cells: Sequence[Cell], before: int, start: Callable[[Cell, int], tuple[HeadTiming, Sweep]]
-) -> dict[Cell, list[HeadWinners]]:
-    """Tune the heads of cells that differ in the batch size alone, and measure winners of each at its neighbours."""
-    sweeps: dict[Cell, Sweep] = {}
-    for number, cell in enumerate(cells, start=before):
-        measurer, sweeps[cell] = start(cell, number)
-        sweeps[cell].run(measurer.targets)
-    measure_winners_at_neighbours(tuning for sweep in sweeps.values() for tuning in sweep.tunings)
-    return {cell: sweep.winners for cell, sweep in sweeps.items()}
 
 
 def _replay(console: Console, chosen: NetworkChoice, effort: Effort, path: Path) -> None:
@@ -125,11 +117,8 @@ def _replay(console: Console, chosen: NetworkChoice, effort: Effort, path: Path)
     targets = [target for target in recorded_targets(records, chosen.model) if _fits(chosen, target)]
     if not targets:
         raise BadInput(f"--replay: {path} holds nothing of {chosen.model} like this, wants records of such a sweep")
-    failures: Counter[str] = Counter()
     with SweepProgress(console) as progress:
-        sweep = Sweep(
-            RecordedTimes(records), STRATEGIES[effort.value], SweepRecords(None, {}, {}, {}), progress.show, failures
-        )
+        sweep = Sweep(RecordedTimes(records), STRATEGIES[effort.value], SweepRecords(None, {}, {}, {}), progress.show)
         sweep.run(targets)
         measure_winners_at_neighbours(sweep.tunings)
     by_network: dict[str, list[HeadWinners]] = {}
@@ -137,18 +126,17 @@ def _replay(console: Console, chosen: NetworkChoice, effort: Effort, path: Path)
         shape = winners.target.shape
         title = f"{chosen.model} {shape.dtype}, batch {shape.samples}, {shape.classes} classes, from {path}"
         by_network.setdefault(title, []).append(winners)
-    _report(console, list(by_network.items()), failures)
+    _report(console, list(by_network.items()), sweep.failures)
 
 
 def _fits(chosen: NetworkChoice, target: Target) -> bool:
     """Return True if a recorded target is of what was asked for; the placement of heads is not recorded."""
     shape = target.shape
-    asked: tuple[tuple[object, Sequence[object]], ...] = (
-        (shape.samples, chosen.batches),
-        (shape.dtype, chosen.dtypes),
-        (shape.classes, chosen.classes),
+    return (
+        (not chosen.batches or shape.samples in chosen.batches)
+        and (not chosen.dtypes or shape.dtype in chosen.dtypes)
+        and (not chosen.classes or shape.classes in chosen.classes)
     )
-    return all(not values or value in values for value, values in asked)
 
 
 def _families(cells: Sequence[Cell]) -> list[list[Cell]]:
@@ -159,11 +147,7 @@ def _families(cells: Sequence[Cell]) -> list[list[Cell]]:
     return list(found.values())
 
 
-def _report(
-    console: Console,
-    found: Sequence[tuple[str, Sequence[HeadWinners]]],
-    failures: Counter[str],
-) -> None:
+def _report(console: Console, found: Sequence[tuple[str, Sequence[HeadWinners]]], failures: Counter[str]) -> None:
     print_tables(console, winner_tables(found))
     if failures:
         console.print(f"Not timed: {failures_in_words(failures)}", soft_wrap=True)

@@ -6,11 +6,9 @@ memory, or because it does the work of another one with something to spare. ``RU
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...kernels.head_shape import HeadShape
-from ...kernels.head_view import HeadView
 from ...kernels.launch_config import MOST_TILES, ROW_UNIT, WEIGHT_BUFFERS, LaunchConfig, next_power_of_2
 
 #: Values of each field that the grid tries, in the order of enumeration.
@@ -62,41 +60,24 @@ _SECTOR = 32
 MOST_TURNS = 64
 
 
-@dataclasses.dataclass(frozen=True)
 class Sizes:
     """Sizes of a head that the rules ask for."""
 
-    shape: HeadShape
-
-    @cached_property
-    def view(self) -> HeadView:
-        """The input as the kernel reads it."""
-        return self.shape.view
-
-    @cached_property
-    def positions(self) -> int:
+    def __init__(self, shape: HeadShape) -> None:
+        """Compute them from the shape."""
+        self.shape = shape
+        self.view = shape.view
+        self.positions = self.view.positions
         """Windows of a channel."""
-        return self.view.positions
-
-    @cached_property
-    def columns(self) -> int:
+        self.features = shape.channels * self.positions
+        self.columns = self.view.window_w
         """Columns of the widest window."""
-        return self.view.window_w
-
-    @cached_property
-    def needed_c(self) -> int:
+        self.needed_c = next_power_of_2(shape.channels)
         """The least power of two that holds all channels."""
-        return next_power_of_2(self.shape.channels)
-
-    @cached_property
-    def needed_k(self) -> int:
+        self.needed_k = next_power_of_2(shape.classes)
         """The least power of two that holds all classes."""
-        return next_power_of_2(self.shape.classes)
-
-    @cached_property
-    def element_size(self) -> int:
+        self.element_size = 4 if shape.dtype == "float32" else 2
         """Bytes of an element of x and weight."""
-        return 4 if self.shape.dtype == "float32" else 2
 
     def splits(self, point: Mapping[str, int]) -> int:
         """Programs that pool one sample."""
@@ -117,15 +98,6 @@ def config_of(point: Point) -> LaunchConfig:
     return LaunchConfig(**values)
 
 
-class Rule(NamedTuple):
-    """Excludes points."""
-
-    reason: str
-    after: str
-    """The field with whose value the rule can be applied, in the order of ``FIELDS``."""
-    breaks: Callable[[Sizes, Point], bool]
-
-
 def _features(p: Point) -> int:
     return p["block_c"] * p["block_p"]
 
@@ -139,23 +111,19 @@ def _pool_tile(p: Point) -> int:
     return _features(p) * p["block_a"]
 
 
-def _product_tile(p: Point) -> int:
-    """Elements of the weight in one step."""
-    return p["block_k"] * (p["block_f"] if p["block_f"] > 1 else _features(p))
-
-
-def _tiles_in_all(s: Sizes, p: Point) -> int:
+def _too_many_tiles(s: Sizes, p: Point) -> bool:
     tiles = -(-s.shape.samples // p["block_n"]) * -(-s.shape.classes // p["block_k"])
-    return tiles * p.get("block_s", 1)
+    return p["block_f"] > 1 and tiles * p.get("block_s", 1) > MOST_TILES
 
 
 def _most_sums(s: Sizes, p: Point) -> int:
     """Partial sums of a logit: one of each step along the features if tiled, of each program that pools if split."""
-    return s.splits(p) if p["block_f"] == 1 else -(-s.shape.channels * s.positions // p["block_f"])
+    return s.splits(p) if p["block_f"] == 1 else -(-s.features // p["block_f"])
 
 
 def _tiles(p: Point) -> list[int]:
-    tiles = [_pool_tile(p), _product_tile(p)]
+    weight = p["block_k"] * (p["block_f"] if p["block_f"] > 1 else _features(p))
+    tiles = [_pool_tile(p), weight]
     if p["block_f"] > 1:  # what is read of the features in one step, and the sums
         read = p["block_n"] if p["block_n"] > 1 else p["window_parts"]
         tiles += [read * p["block_f"], p["block_n"] * p["block_k"]]
@@ -185,109 +153,85 @@ def _shared_bytes(s: Sizes, p: Point) -> int:
     return max(pool, product, 4 * p["num_warps"] * max(_features(p), p["block_j"]))
 
 
-#: In the order in which they are asked; a point is excluded for the first reason that applies.
-RULES = (
-    Rule(
-        "more features a step than there are",
-        "block_f",
-        lambda s, p: p["block_f"] > max(next_power_of_2(s.shape.channels * s.positions), 16),
-    ),
-    Rule(
-        "many steps along the features",
-        "block_f",
-        lambda s, p: 1 < p["block_f"] and MOST_FEATURE_STEPS * p["block_f"] < min(s.shape.channels * s.positions, 8192),
-    ),
-    Rule("groups of samples want tiles", "block_n", lambda s, p: p["block_n"] > 1 and p["block_f"] == 1),
-    Rule("groups mostly without samples", "block_n", lambda s, p: p["block_n"] > 1 and s.shape.samples < LEAST_SAMPLES),
-    Rule("more positions than there are", "block_p", lambda s, p: p["block_p"] > next_power_of_2(s.positions)),
-    Rule("more channels than there are", "block_c", lambda s, p: p["block_c"] > s.needed_c),
-    Rule("more features than a program should pool", "block_c", lambda s, p: _features(p) > MOST_FEATURES),
-    Rule(
-        "channels that are less than a sector",
-        "block_c",
-        lambda s, p: (
+#: By the field with whose value they can be applied, reasons and what they exclude. Fields are in the order of
+#: ``FIELDS``, and a point is excluded for the first reason that applies.
+RULES: dict[str, dict[str, Callable[[Sizes, Point], bool]]] = {
+    "block_f": {
+        "more features a step than there are": lambda s, p: p["block_f"] > max(next_power_of_2(s.features), 16),
+        "many steps along the features": lambda s, p: (
+            1 < p["block_f"] and MOST_FEATURE_STEPS * p["block_f"] < min(s.features, 8192)
+        ),
+    },
+    "block_n": {
+        "groups of samples want tiles": lambda s, p: p["block_n"] > 1 and p["block_f"] == 1,
+        "groups mostly without samples": lambda s, p: p["block_n"] > 1 and s.shape.samples < LEAST_SAMPLES,
+    },
+    "block_p": {"more positions than there are": lambda s, p: p["block_p"] > next_power_of_2(s.positions)},
+    "block_c": {
+        "more channels than there are": lambda s, p: p["block_c"] > s.needed_c,
+        "more features than a program should pool": lambda s, p: _features(p) > MOST_FEATURES,
+        "channels that are less than a sector": lambda s, p: (
             s.shape.layout == "channels_last" and p["block_c"] < min(s.needed_c, _SECTOR // (2 * s.element_size))
         ),
-    ),
-    Rule("a maximum does not add up", "window_parts", lambda s, p: p["window_parts"] > 1 and s.shape.pool == "max"),
-    Rule("more partial sums than a sample should have", "window_parts", lambda s, p: s.splits(p) > MOST_SPLITS),
-    Rule("few programs for what they read", "window_parts", lambda s, p: _reads_alone(s, p)),
-    Rule("more columns than a window has", "block_a", lambda s, p: p["block_a"] > next_power_of_2(s.columns)),
-    Rule("more parts than a window has steps", "block_a", lambda s, p: p["window_parts"] > steps(s, p)),
-    Rule(
-        "columns that are less than a sector",
-        "block_a",
-        lambda s, p: (
+    },
+    "window_parts": {
+        "a maximum does not add up": lambda s, p: p["window_parts"] > 1 and s.shape.pool == "max",
+        "more partial sums than a sample should have": lambda s, p: s.splits(p) > MOST_SPLITS,
+        "few programs for what they read": _reads_alone,
+    },
+    "block_a": {
+        "more columns than a window has": lambda s, p: p["block_a"] > next_power_of_2(s.columns),
+        "more parts than a window has steps": lambda s, p: p["window_parts"] > steps(s, p),
+        "columns that are less than a sector": lambda s, p: (
             s.shape.layout == "contiguous"
             and p["block_a"] < min(next_power_of_2(s.columns), _SECTOR // (2 * s.element_size))
         ),
-    ),
-    Rule(
-        "reads ahead of more steps than there are",
-        "stages",
-        lambda s, p: p["stages"] > 1 and p["stages"] > -(-steps(s, p) // p["window_parts"]),
-    ),
-    Rule(
-        "fewer classes a tile than rows are padded to",
-        "block_k",
-        lambda s, p: p["block_f"] > 1 and p["block_k"] < ROW_UNIT,
-    ),
-    Rule("more classes a step than there are", "block_k", lambda s, p: p["block_k"] > max(s.needed_k, 16)),
-    Rule(
-        "more classes a tile than tl.dot should take", "block_k", lambda s, p: p["block_n"] > 1 and p["block_k"] > 256
-    ),
-    Rule(
-        "more tiles than a GPU has room for",
-        "block_k",
-        lambda s, p: p["block_f"] > 1 and _tiles_in_all(s, p) > MOST_TILES,
-    ),
-    Rule(
-        "a product of many steps", "block_k", lambda s, p: p["block_f"] == 1 and MOST_STEPS * p["block_k"] < s.needed_k
-    ),
-    Rule("more registers than a thread has", "num_warps", lambda s, p: _per_thread(p) > ELEMENTS_PER_THREAD),
-    Rule("more threads than elements", "num_warps", lambda s, p: _per_thread(p) < 1 and p["num_warps"] > 1),
-    Rule(
-        "more partial sums a step than there are",
-        "block_s",
-        lambda s, p: p["block_s"] > next_power_of_2(_most_sums(s, p)),
-    ),
-    Rule(
-        "more tiles than a GPU has room for",
-        "block_s",
-        lambda s, p: p["block_f"] > 1 and _tiles_in_all(s, p) > MOST_TILES,
-    ),
-    Rule("more classes of the softmax than there are", "block_j", lambda s, p: p["block_j"] > s.needed_k),
-    Rule("a softmax of many steps", "block_j", lambda s, p: MOST_STEPS * p["block_j"] < min(s.needed_k, 8192)),
-    Rule("more registers than a thread has", "block_j", lambda s, p: _per_thread(p) > ELEMENTS_PER_THREAD),
-    Rule("more shared memory than there is", "block_j", lambda s, p: _shared_bytes(s, p) > SHARED_BYTES),
-    Rule(
-        "buffers that nothing is read into",
-        "weight_buffers",
-        lambda s, p: p["weight_buffers"] == 1 or (p["weight_buffers"] > 0 and p["block_n"] == 1),
-    ),
-    Rule("nobody to wait for", "waits", lambda s, p: bool(p["waits"]) and (p["block_f"] > 1 or s.splits(p) == 1)),
-    Rule(
-        "registers that the tiles do not fit into",
-        "max_registers",
-        lambda s, p: 0 < p["max_registers"] < 2 * _per_thread(p),
-    ),
-    Rule(
-        "more registers than a multiprocessor has for a thread",
-        "max_registers",
-        lambda s, p: p["max_registers"] * 32 * p["num_warps"] > 65_536,
-    ),
-    Rule(
-        "a cap above the number of programs",
-        "max_programs",
-        lambda s, p: p["max_programs"] > 0 and p["max_programs"] >= s.programs(p),
-    ),
-    Rule(
-        "programs that take too many turns",
-        "max_programs",
-        lambda s, p: p["max_programs"] > 0 and MOST_TURNS * p["max_programs"] < s.programs(p),
-    ),
-)
-_BY_FIELD = {name: [rule for rule in RULES if rule.after == name] for name in FIELDS}
+    },
+    "stages": {
+        "reads ahead of more steps than there are": lambda s, p: (
+            p["stages"] > 1 and p["stages"] > -(-steps(s, p) // p["window_parts"])
+        ),
+    },
+    "block_k": {
+        "fewer classes a tile than rows are padded to": lambda s, p: p["block_f"] > 1 and p["block_k"] < ROW_UNIT,
+        "more classes a step than there are": lambda s, p: p["block_k"] > max(s.needed_k, 16),
+        "more classes a tile than tl.dot should take": lambda s, p: p["block_n"] > 1 and p["block_k"] > 256,
+        "more tiles than a GPU has room for": _too_many_tiles,
+        "a product of many steps": lambda s, p: p["block_f"] == 1 and MOST_STEPS * p["block_k"] < s.needed_k,
+    },
+    "num_warps": {
+        "more registers than a thread has": lambda s, p: _per_thread(p) > ELEMENTS_PER_THREAD,
+        "more threads than elements": lambda s, p: _per_thread(p) < 1 and p["num_warps"] > 1,
+    },
+    "block_s": {
+        "more partial sums a step than there are": lambda s, p: p["block_s"] > next_power_of_2(_most_sums(s, p)),
+        "more tiles than a GPU has room for": _too_many_tiles,
+    },
+    "block_j": {
+        "more classes of the softmax than there are": lambda s, p: p["block_j"] > s.needed_k,
+        "a softmax of many steps": lambda s, p: MOST_STEPS * p["block_j"] < min(s.needed_k, 8192),
+        "more registers than a thread has": lambda s, p: _per_thread(p) > ELEMENTS_PER_THREAD,
+        "more shared memory than there is": lambda s, p: _shared_bytes(s, p) > SHARED_BYTES,
+    },
+    "weight_buffers": {
+        "buffers that nothing is read into": lambda s, p: (
+            p["weight_buffers"] == 1 or (p["weight_buffers"] > 0 and p["block_n"] == 1)
+        ),
+    },
+    "waits": {"nobody to wait for": lambda s, p: bool(p["waits"]) and (p["block_f"] > 1 or s.splits(p) == 1)},
+    "max_registers": {
+        "registers that the tiles do not fit into": lambda s, p: 0 < p["max_registers"] < 2 * _per_thread(p),
+        "more registers than a multiprocessor has for a thread": lambda s, p: (
+            p["max_registers"] * 32 * p["num_warps"] > 65_536
+        ),
+    },
+    "max_programs": {
+        "a cap above the number of programs": lambda s, p: p["max_programs"] > 0 and p["max_programs"] >= s.programs(p),
+        "programs that take too many turns": lambda s, p: (
+            p["max_programs"] > 0 and MOST_TURNS * p["max_programs"] < s.programs(p)
+        ),
+    },
+}
 
 
 def excluded(config: LaunchConfig, shape: HeadShape) -> str | None:
@@ -299,7 +243,7 @@ def reason_among(sizes: Sizes, point: Point, known: dict[str, int], names: Itera
     """Return why a point is excluded by the rules of further fields, whose values are taken into ``known``."""
     for name in names:  # a rule may ask whether a field is there yet
         known[name] = point[name]
-        for rule in _BY_FIELD[name]:
-            if rule.breaks(sizes, known):
-                return rule.reason
+        for reason, breaks in RULES[name].items():
+            if breaks(sizes, known):
+                return reason
     return None

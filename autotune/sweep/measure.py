@@ -40,16 +40,10 @@ class Measurer(Protocol):
         """Compare answers with the truth while other work runs beside, and return what failed."""
         ...
 
-    def alone(
-        self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
+    def time(
+        self, target: Target, place: str, configs: Sequence[LaunchConfig], rounds: int, captures: int
     ) -> Mapping[LaunchConfig, Paired | Failure]:
-        """Time heads by themselves, each in fresh captures and all in the same rounds; microseconds of a launch."""
-        ...
-
-    def in_situ(
-        self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
-    ) -> Mapping[LaunchConfig, Paired | Failure]:
-        """Time the whole network with its heads, each in fresh captures and all in the same rounds; microseconds."""
+        """Time each in fresh captures and all in the same rounds: microseconds of a launch alone, or of the network."""
         ...
 
 
@@ -84,17 +78,16 @@ class Sweep:
 
 @dataclass
 class Tuning:
-    """The search for one target: questions of the strategy, and the last answers in each place, which decide."""
+    """The search for one target: questions of the strategy, and decisions by the last answers in each place."""
 
     sweep: Sweep
     target: Target
-    answers: dict[str, Answers] = field(default_factory=dict)
-    """The last ones, by place."""
     done: float = 0.0
     """Share of the work, from 0 to 1."""
     _asked: dict[str, Ask] = field(default_factory=dict)
-    """The questions that ``answers`` answer."""
+    """The last question, by place."""
     _decisions: dict[str, Decision[LaunchConfig]] = field(default_factory=dict)
+    """By its answers; kept until there are others, since each bootstrap takes its time."""
     _best: str = ""
     _failed: dict[tuple[str, LaunchConfig], str] = field(default_factory=dict)
     """Kinds of failures, by place and configuration."""
@@ -102,14 +95,14 @@ class Tuning:
     def __post_init__(self) -> None:
         self._steps = self.sweep.search(self.target)
         self._ask = next(self._steps, None)
-        self._begin_to_compile()
+        self._begin_to_compile(self._ask)
 
     def answer_next(self) -> bool:
         """Answer the strategy's question, if it has one, and return whether it has another."""
         ask = self._ask
         if ask is not None:
             answers = self._answer(ask)
-            self._asked[ask.place], self.answers[ask.place] = ask, answers
+            self._decide(ask, answers)
             self.done, self._best = ask.share, _best(ask.place, answers) or self._best
             try:
                 self._ask = self._steps.send(answers)
@@ -120,7 +113,7 @@ class Tuning:
         if self._ask is None:
             self._tell("done", 1.0)
             return False
-        self._begin_to_compile()
+        self._begin_to_compile(self._ask)
         return True
 
     def _join_earlier(self, place: str) -> None:
@@ -132,39 +125,42 @@ class Tuning:
         self.add_candidates(place, earlier)
 
     def _time_again(self, place: str, captures: int) -> None:
-        again = self._asked[place] = self._asked[place]._replace(captures=captures)
-        self.answers[place] = self._answer(again) or self.answers[place]
+        again = self._asked[place]._replace(captures=captures)
+        self._decide(again, self._answer(again) or self.decision(place).times)
 
-    def _begin_to_compile(self) -> None:
-        """Begin to compile what is asked for next and not known."""
-        if self._ask is not None:
-            self._compile_unknown(self._ask, self._ask.configs)
+    def _decide(self, ask: Ask, answers: Answers) -> None:
+        self._asked[ask.place], self._decisions[ask.place] = ask, decision(self.target.rule, answers)
 
-    def _compile_unknown(self, ask: Ask, configs: Iterable[LaunchConfig]) -> None:
+    def _begin_to_compile(self, ask: Ask | None) -> None:
+        """Begin to compile what is asked for and not known."""
+        if ask is not None:
+            unknown = [one for one in ask.configs if self._known(ask, one) is None]
+            self.sweep.measurer.begin_to_compile(self.target, ask.place, unknown)
+
+    def _known(self, ask: Ask, config: LaunchConfig) -> Paired | Failure | None:
         records = self.sweep.records
-        unknown = [one for one in configs if records.find(records.blank(self.target, ask, one)) is None]
-        self.sweep.measurer.begin_to_compile(self.target, ask.place, unknown)
+        return records.find(records.blank(self.target, ask, config))
 
     def compile_candidates(self, place: str, configs: Iterable[LaunchConfig | None]) -> None:
         """Begin to compile what ``add_candidates`` may be given."""
         new = self._not_asked(place, configs)
         if new:
-            self._compile_unknown(self._asked[place], new)
+            self._begin_to_compile(self._asked[place]._replace(configs=new))
 
     def add_candidates(self, place: str, configs: Iterable[LaunchConfig | None]) -> bool:
         """Measure further configurations, to be decided between, too; return whether any was new and not excluded."""
         new = self._not_asked(place, configs)
         if new:
             last = self._asked[place]
-            self.answers[place] = {**self.answers[place], **self._answer(last._replace(configs=new))}
-            self._asked[place] = last._replace(configs=(*last.configs, *new))
+            answers = {**self.decision(place).times, **self._answer(last._replace(configs=new))}
+            self._decide(last._replace(configs=(*last.configs, *new)), answers)
         return bool(new)
 
     def remeasure_if_in_doubt(self) -> bool:
-        """Measure the candidates in situ once more, in more captures, if the winner is in doubt; return whether it was.
+        """Measure the candidates in situ again, in more captures, if their winner looks slower than the one alone.
 
-        It is where the winner looks slower than what wins alone. It may be tied with the fastest as one of many, and
-        yet slower than this one as one of two.
+        As one of many it may be tied with the fastest, and yet be slower than that one as one of two. Return whether
+        there was such doubt.
         """
         last = self._asked.get(NETWORK)
         if last is None or last.captures >= AGAIN_CAPTURES:
@@ -179,17 +175,14 @@ class Tuning:
     def _not_asked(self, place: str, configs: Iterable[LaunchConfig | None]) -> tuple[LaunchConfig, ...]:
         """Return those that are no candidates in that place yet, and could be."""
         last = self._asked.get(place)
-        if last is None or not self.answers[place]:
+        if last is None or not self.decision(place).times:
             return ()
         others = [one for one in dict.fromkeys(configs) if one is not None and one not in last.configs]
         return tuple(config for config in others if excluded(config, self.target.shape) is None)
 
     def decision(self, place: str) -> Decision[LaunchConfig]:
-        """Return the decision by the last answers; kept until there are others, since each bootstrap takes its time."""
-        answers, decided = self.answers.get(place, {}), self._decisions.get(place)
-        if decided is None or decided.times is not answers:
-            decided = self._decisions[place] = decision(self.target.rule, answers)
-        return decided
+        """Return the decision by the last answers."""
+        return self._decisions.get(place) or decision(self.target.rule, {})
 
     @property
     def winners(self) -> HeadWinners:
@@ -205,8 +198,7 @@ class Tuning:
 
     def _answer(self, ask: Ask) -> Answers:
         """Return what is known of the configurations, after measuring what is not."""
-        records = self.sweep.records
-        found = {one: records.find(records.blank(self.target, ask, one)) for one in dict.fromkeys(ask.configs)}
+        found = {one: self._known(ask, one) for one in dict.fromkeys(ask.configs)}
         known = {config: result for config, result in found.items() if result is not None}
         missing = [config for config in found if config not in known]
         if missing:
@@ -246,8 +238,7 @@ class Tuning:
             if rule in results:
                 break
         else:
-            time = measurer.alone if ask.place == ALONE else measurer.in_situ
-            for config, result in time(target, batch, ask.rounds, ask.captures).items():
+            for config, result in measurer.time(target, ask.place, batch, ask.rounds, ask.captures).items():
                 settle(config, result)
         # not recorded: it is no fault of theirs
         nothing = Failure("no baseline", "the rule's configuration failed")

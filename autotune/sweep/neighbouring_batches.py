@@ -12,11 +12,7 @@ def measure_winners_at_neighbours(tunings: Iterable[Tuning]) -> None:
 
     In situ also the winner alone, since the winner in situ is compared with it; where that looks slower, all candidates
     are measured again. Repeated until no winner changes, so that in the end every winner was measured at its
-    neighbours, unless the rules of the space exclude it.
-
-    Args:
-        tunings: that were run; of heads that differ in the batch size alone those are next to each other that no other
-            one lies between.
+    neighbours, the next sizes among ``tunings``, unless the rules of the space exclude it.
     """
     heads: dict[tuple[object, ...], list[Tuning]] = {}
     for tuning in tunings:

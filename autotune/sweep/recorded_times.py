@@ -6,30 +6,29 @@ from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
 from ...kernels.launch_rule import config_by_rule
 from ..measuring.failures import Failure
-from ..measuring.targets import ALONE, NETWORK, Target
+from ..measuring.targets import NETWORK, Target
 from ..records.comparison import Paired
 from ..records.decisions import of_last_kernel
 from ..records.record import Record
 from .config_text import text
-from .records import has_enough, result_of, shape_of, size
+from .records import result_of, shape_of, size, smallest_enough
 
 #: The kind of failure of what no record holds.
 UNAVAILABLE = "not recorded"
-#: A configuration by its name, with the head's shape, the place, and there the model and taps (alone none).
-_Recorded = tuple[HeadShape, str, str, str]
 
 
 class RecordedTimes:
     """A :class:`~auxhead.autotune.sweep.measure.Measurer` that answers from records, wherever they were measured.
 
     Not from those beside another rule's configuration than today's, or of another kernel than the last.
-    Of a configuration that was measured more than once the answer has as many captures and rounds as asked for, or the
-    next larger numbers, or else the largest; of several such records it is the last.
+    The answer has as many captures and rounds as asked for, or the next larger numbers, or else the largest; of several
+    such records it is the last.
     """
 
     def __init__(self, records: Sequence[Record]) -> None:
         """Answer from ``records``, those of other kinds aside."""
-        self._found: dict[_Recorded, list[Record]] = {}
+        self._found: dict[tuple[HeadShape, str, str, str], list[Record]] = {}
+        """By the head's shape, the place, there the model and taps (alone none), and the configuration's name."""
         for record in of_last_kernel(records):
             shape, place = shape_of(record), record.protocol["place"]
             if record.paired and record.paired[0]["variant"] != text(config_by_rule(shape)):
@@ -49,17 +48,11 @@ class RecordedTimes:
         """Return nothing: what is recorded was checked."""
         return {}
 
-    def alone(
-        self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
+    def time(
+        self, target: Target, place: str, configs: Sequence[LaunchConfig], rounds: int, captures: int
     ) -> Mapping[LaunchConfig, Paired | Failure]:
-        """Return the times that were recorded alone."""
-        return {config: self._result(target, ALONE, config, rounds, captures) for config in configs}
-
-    def in_situ(
-        self, target: Target, configs: Sequence[LaunchConfig], rounds: int, captures: int
-    ) -> Mapping[LaunchConfig, Paired | Failure]:
-        """Return the times that were recorded of the whole network."""
-        return {config: self._result(target, NETWORK, config, rounds, captures) for config in configs}
+        """Return the times that were recorded."""
+        return {config: self._result(target, place, config, rounds, captures) for config in configs}
 
     def _result(self, target: Target, place: str, config: LaunchConfig, rounds: int, captures: int) -> Paired | Failure:
         network = f"{target.model}: {', '.join(target.taps)}" if place == NETWORK else ""
@@ -67,8 +60,7 @@ class RecordedTimes:
         if records is None:
             return Failure(UNAVAILABLE, f"{text(config)}, {place}")
         measured = [record for record in records[::-1] if record.error is None] or records[::-1]  # the last one first
-        enough = [one for one in measured if has_enough(one, rounds, captures)]
-        return result_of(min(enough, key=size) if enough else max(measured, key=size))
+        return result_of(smallest_enough(measured, rounds, captures) or max(measured, key=size))
 
 
 def recorded_targets(records: Sequence[Record], model: str) -> list[Target]:

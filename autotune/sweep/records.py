@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from ..measuring.targets import NETWORK, Target
 from ..measuring.timers import FINAL_ROUNDS
 from ..records.comparison import Paired, typical
 from ..records.decisions import sweep_records
-from ..records.record import BadRecord, Record, append_record, read_records, utc_now
-from ..records.summaries import rounded, with_samples
+from ..records.record import BadRecord, Record, append_record, read_records
+from ..records.summaries import network_record, rounded, with_samples
 from .config_text import text
 from .search import Answers, Ask
 from .winners import deciding_times, launchable
@@ -48,9 +49,9 @@ class SweepRecords:
 
     def find(self, blank: Record) -> Paired | Failure | None:
         """Return what was recorded of a thing, in as many captures and rounds or the next larger numbers."""
-        records, (captures, rounds) = self._found.get(_identity(blank), []), size(blank)
-        enough = [one for one in records if one.error is not None or has_enough(one, rounds, captures)]
-        return result_of(min(enough, key=lambda one: (one.error is not None, size(one)))) if enough else None
+        captures, rounds = size(blank)
+        found = smallest_enough(self._found.get(_identity(blank), []), rounds, captures)
+        return None if found is None else result_of(found)
 
     def add(self, blank: Record, result: Paired | Failure) -> Paired | Failure:
         """Append a measurement, timed beside the baseline that ``blank`` names, and return it as it will be read."""
@@ -93,10 +94,7 @@ class SweepRecords:
             cell |= {"model": target.model, "tap": ", ".join(target.taps)}
             protocol |= self.network
         protocol |= {"captures": ask.captures, "rounds": ask.rounds, "rule": text(target.rule)}
-        return Record(
-            kind="sweep", cell=cell, exits="never", variant=text(config), run="", utc=utc_now(),
-            environment=self.environment, protocol=protocol,
-        )  # fmt: skip
+        return network_record("sweep", cell, text(config), self.environment, run="", protocol=protocol)
 
 
 def result_of(record: Record) -> Paired | Failure:
@@ -113,9 +111,13 @@ def shape_of(record: Record) -> HeadShape:
     return HeadShape(**{name: record.cell[name] for name in HeadShape._fields})
 
 
-def has_enough(record: Record, rounds: int, captures: int) -> bool:
-    """Return True if it was measured in at least so many rounds of at least so many captures."""
-    return bool(record.protocol["rounds"] >= rounds and record.protocol["captures"] >= captures)
+def smallest_enough(records: Iterable[Record], rounds: int, captures: int) -> Record | None:
+    """Return the first record of the smallest numbers that are no less than these; else a failure, if there is any."""
+
+    def enough(one: Record) -> bool:
+        return one.error is not None or (one.protocol["rounds"] >= rounds and one.protocol["captures"] >= captures)
+
+    return min(filter(enough, records), key=lambda one: (one.error is not None, size(one)), default=None)
 
 
 def size(record: Record) -> tuple[int, int]:

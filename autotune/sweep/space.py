@@ -6,10 +6,8 @@ away, along every field. ``exclusion`` says what is left out, and why.
 
 import dataclasses
 import random
-from collections import Counter
 from functools import lru_cache
 from itertools import zip_longest
-from math import prod
 from typing import NamedTuple
 
 import torch
@@ -36,43 +34,27 @@ from .exclusion import (
 WITHIN = 5
 
 
-def grid(shape: HeadShape, reasons: Counter[str] | None = None, near: LaunchConfig | None = None) -> list[LaunchConfig]:
-    """Return the grid's configurations for a head, in a fixed order.
-
-    Args:
-        shape: of the head.
-        reasons: is told how many points each reason excludes.
-        near: of a configuration only those at most ``WITHIN`` steps along the fields away, others are not looked at.
-    """
+def grid(shape: HeadShape, near: LaunchConfig | None = None) -> list[LaunchConfig]:
+    """Return the grid's configurations for a head, in a fixed order; all, or those at most ``WITHIN`` steps away."""
     sizes = Sizes(shape)
-    counted = Counter[str]() if reasons is None else reasons
     names = list(GRID)
     away = {name: [0 if near is None else _steps(value, near, name) for value in GRID[name]] for name in names}
-
     found: list[LaunchConfig] = []
 
     def extend(point: dict[str, int], fields: int, before: int) -> None:
         if fields == len(names):
             filled = _filled(point, sizes)
-            reason = reason_among(sizes, filled, point, FURTHER)
-            if reason is None:
+            if reason_among(sizes, filled, point, FURTHER) is None:
                 found.append(config_of(filled))
-            else:
-                counted[reason] += 1
             return
         name = names[fields]
         for value, steps_away in zip(GRID[name], away[name], strict=True):
             apart = before + steps_away
             if near is not None and fields < 2:  # how to multiply is told by the first two fields together
                 apart = _apart({**point, name: value}, near)
-            if apart > WITHIN:
-                continue
             longer = dict(point)
-            reason = reason_among(sizes, {name: value}, longer, [name])
-            if reason is None:
+            if apart <= WITHIN and reason_among(sizes, {name: value}, longer, [name]) is None:
                 extend(longer, fields + 1, apart)
-            else:
-                counted[reason] += prod(len(GRID[left]) for left in names[fields + 1 :])
 
     extend({}, 0, 0)
     return found
@@ -84,7 +66,7 @@ def _filled(point: Point, sizes: Sizes) -> dict[str, int]:
     block_j = min(sizes.needed_k, 1024)
     most = ELEMENTS_PER_THREAD * 32 * point["num_warps"]
     block_s = min(_sums(point, sizes), max(min(most, 8192) // block_j, 1))
-    several = sizes.shape.channels * sizes.positions > point["block_f"] * block_s  # steps of a tile
+    several = sizes.features > point["block_f"] * block_s  # steps of a tile
     return {
         **point,
         "block_s": block_s,
@@ -102,7 +84,7 @@ def _sums(point: Point, sizes: Sizes) -> int:
         return min(next_power_of_2(sizes.splits(point)), 64)
     shape = sizes.shape
     tiles = -(-shape.samples // point["block_n"]) * -(-shape.classes // point["block_k"])
-    steps_along = shape.channels * sizes.positions // point["block_f"]
+    steps_along = sizes.features // point["block_f"]
     return 1 << max(min(steps_along, _ENOUGH_TILES // tiles, _MOST_SHARING), 1).bit_length() - 1
 
 
@@ -203,9 +185,8 @@ def _tiled(sizes: Sizes, tiles: _Tiles, block_p: int) -> dict[str, int]:
     parts = next_power_of_2(-(-sizes.columns // tiles.columns)) if shape.pool == "avg" else 1
     small = sizes.columns <= _SMALL_WINDOW and shape.layout == "channels_last"
     block_a = max(_SMALL_STEP // block_c, 2) if small else tiles.block_a
-    features = next_power_of_2(shape.channels * sizes.positions)
     several = 2 if shape.samples == 1 else 1  # programs that share the features of the only sample
-    block_f = max(min(tiles.block_f, features // several), 16)
+    block_f = max(min(tiles.block_f, next_power_of_2(sizes.features) // several), 16)
     groups = -(-shape.samples // tiles.block_n)
     least_k = next_power_of_2(-(-groups * shape.classes // MOST_TILES))
     block_k = max(min(max(tiles.weight // block_f, least_k), sizes.needed_k), 16)

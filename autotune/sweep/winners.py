@@ -38,16 +38,9 @@ class HeadWinners(NamedTuple):
         cls, target: Target, alone: Decision[LaunchConfig], network: Decision[LaunchConfig], failures: Counter[str]
     ) -> "HeadWinners":
         """Collect the winners in both places, decided beside the same rule's configuration."""
-        return cls(
-            target,
-            alone.rule,
-            alone.winner,
-            alone.compare(alone.winner, alone.rule),
-            network.winner,
-            network.compare(network.winner, network.rule),
-            network.compare(network.winner, alone.winner),
-            failures,
-        )
+        over_rule, over_alone = (network.compare(network.winner, other) for other in (alone.rule, alone.winner))
+        alone_over_rule = alone.compare(alone.winner, alone.rule)
+        return cls(target, alone.rule, alone.winner, alone_over_rule, network.winner, over_rule, over_alone, failures)
 
 
 def launchable(record: Record) -> Measurement:

@@ -1,9 +1,7 @@
 """Explanation of a head's launch: the entry of the tuned table that serves it, or the key that the table lacks."""
 
-import dataclasses
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...kernels.head_shape import HeadShape
 from ...kernels.kernel_hash import kernel_hash
@@ -12,8 +10,7 @@ from ...kernels.launch_rule import config_by_rule
 from ...kernels.tuned_table import Entry, TunedTable, table_of, tuned_devices
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(NamedTuple):
     """The entry of a device's table for one head, or the reason that there is none."""
 
     device: str
@@ -39,18 +36,14 @@ class Explanation:
             lines.append(f"  used: the entry of batch {self.entry.shape.samples}, which {measured}")
         else:
             lines.append(f"  used: its own entry, {self.entry.margin:.1%} less time than the rule's configuration")
-        fields = dataclasses.asdict(self.config)
-        lines.append("  " + " ".join(f"{name}={value}" for name, value in fields.items()))
-        return lines
+        fields = " ".join(f"{name}={value}" for name, value in vars(self.config).items())
+        return [*lines, f"  {fields}"]
 
 
 def explain(device_name: str, shape: HeadShape, place: str) -> Explanation:
     """Look up how a head is launched on a device, which need not be there, and explain it.
 
-    Args:
-        device_name: as ``torch.cuda.get_device_name`` says it, or the name of its table's file.
-        shape: of the head.
-        place: one of ``tuned_table.PLACES``.
+    The device has the name that ``torch.cuda.get_device_name`` says, or that of its table's file.
 
     Raises:
         BadTable: the table cannot be read.

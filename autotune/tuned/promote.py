@@ -3,10 +3,9 @@
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich import box
 from rich.table import Table
@@ -15,15 +14,7 @@ from ...kernels.head_shape import HeadShape
 from ...kernels.kernel_hash import kernel_hash
 from ...kernels.launch_config import LaunchConfig
 from ...kernels.launch_rule import config_by_rule
-from ...kernels.tuned_table import (
-    VERSIONS,
-    BadTable,
-    Entry,
-    TunedTable,
-    read_table,
-    shape_from,
-    table_path,
-)
+from ...kernels.tuned_table import VERSIONS, BadTable, Entry, TunedTable, read_table, shape_from, table_path
 from ..records.decisions import Decision, Measurement, Setting, deciding, setting_of, sweep_records
 from ..records.record import BadRecord, Record, read_records
 from ..sweep.search import decision
@@ -59,9 +50,8 @@ class Promotion(NamedTuple):
 def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
     """Choose a winner for each shape and place that was swept, and write the table.
 
-    What was timed most often decides, not a first look at many configurations; of tied ones the rule's wins, and then
-    the simplest. A table of the same device and kernel that is already there keeps its other entries. A shape of which
-    fewer than two configurations could be measured is left out, and so are records of other kernels.
+    A table of the same device and kernel that is already there keeps its other entries. A shape of which fewer than two
+    configurations could be measured is left out, and so are records of other kernels.
 
     Args:
         paths: files of records, of one device.
@@ -83,28 +73,29 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
         kernel = record.protocol["kernel"]
         raise BadRecord(f"{path}: kernel: got records of {kernel}, wants {kernel_hash()}, the one here; sweep again")
     candidates = _candidates(records)
-    few = [
+    enough = {slot: measured for slot, measured in candidates.items() if len(measured) >= 2}
+    left_out = [
         f"{shape}, {place}: got {len(measured)} measured configurations, wants two or more"
         for (shape, place), measured in candidates.items()
-        if len(measured) < 2
+        if (shape, place) not in enough
     ]
-    if len(few) == len(candidates):
-        raise BadRecord(f"{names}: {few[0]}")
-    winners = _winners({slot: measured for slot, measured in candidates.items() if len(measured) >= 2})
+    if not enough:
+        raise BadRecord(f"{names}: {left_out[0]}")
+    winners = _winners(enough)
     path = out or table_path(device)
-    measured = {name: _versions(record.environment.get(name) for _, record in records) for name in VERSIONS}
-    table = TunedTable(device=device, sm_count=sm_count, kernel=kernel_hash(), entries=(), **measured)
+    versions = {name: _versions(record.environment.get(name) for _, record in records) for name in VERSIONS}
     decided = {(entry.shape, entry.place): entry for entry, *_ in winners}
-    kept = [entry for entry in _entries_of(path, table) if (entry.shape, entry.place) not in decided]
-    table = replace(table, entries=(*kept, *decided.values()))
+    kept = [one for one in _entries_of(path, device, sm_count) if (one.shape, one.place) not in decided]
+    entries = (*kept, *decided.values())
+    table = TunedTable(device=device, sm_count=sm_count, kernel=kernel_hash(), entries=entries, **versions)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(table.as_text(), encoding="utf-8")
     os.replace(unfinished, path)
     others = len(swept) - len(records)
     if others:
-        few.append(f"{others:,} records of other kernels than the one here, {kernel_hash()}")
-    return Promotion(path, table, winners, few)
+        left_out.append(f"{others:,} records of other kernels than the one here, {kernel_hash()}")
+    return Promotion(path, table, winners, left_out)
 
 
 def _device(names: str, records: Iterable[Record]) -> tuple[str, int]:
@@ -118,17 +109,17 @@ def _device(names: str, records: Iterable[Record]) -> tuple[str, int]:
     return gpu, sm_count
 
 
-def _versions(found: Iterable[Any]) -> str | None:
+def _versions(found: Iterable[object]) -> str | None:
     return ", ".join(sorted({str(one) for one in found if one is not None})) or None
 
 
-def _entries_of(path: Path, table: TunedTable) -> tuple[Entry, ...]:
+def _entries_of(path: Path, device: str, sm_count: int) -> tuple[Entry, ...]:
     """Return the entries that are there; none if they are those of an earlier kernel."""
     if not path.exists():
         return ()
     old = read_table(path)
-    if (old.device, old.sm_count) != (table.device, table.sm_count):
-        wanted = f"wants one of {table.device} ({table.sm_count} SMs), or no file"
+    if (old.device, old.sm_count) != (device, sm_count):
+        wanted = f"wants one of {device} ({sm_count} SMs), or no file"
         raise BadTable(f"{path}: device: got a table of {old.device} ({old.sm_count} SMs), {wanted}")
     return old.entries
 
@@ -158,18 +149,17 @@ def _candidates(records: Iterable[tuple[Path, Record]]) -> _Candidates:
     for setting, its in measured.items():
         slot = (HeadShape(*setting.shape), setting.place)
         slots.setdefault(slot, []).append({one.config: one for one in deciding(its)})
-    return {slot: max(networks, key=_weight) for slot, networks in slots.items()}
 
+    def weight(measured: dict[LaunchConfig, Measurement]) -> tuple[int, int]:
+        return max((one.rounds for one in measured.values()), default=0), len(measured)
 
-def _weight(measured: Mapping[LaunchConfig, Measurement]) -> tuple[int, int]:
-    """Return how often the measurements that decide were timed, and how many they are."""
-    return max((one.rounds for one in measured.values()), default=0), len(measured)
+    return {slot: max(networks, key=weight) for slot, networks in slots.items()}
 
 
 def _winners(candidates: _Candidates) -> list[Winner]:
     decisions = {
-        (shape, place): decision(config_by_rule(shape), {config: one.paired for config, one in measured.items()})
-        for (shape, place), measured in candidates.items()
+        slot: decision(config_by_rule(slot[0]), {config: one.paired for config, one in measured.items()})
+        for slot, measured in candidates.items()
     }
     found = []
     for (shape, place), decided in decisions.items():

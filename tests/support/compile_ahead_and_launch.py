@@ -44,14 +44,13 @@ def main() -> None:
         ahead.finish([*alone, network])
         counts.append(kept())
     compile_only(90)
-    exit_heads = [head.head.as_exit_head() for _ in range(2)]
     with overriding(beside):
         # first, as in a sweep's process, though the heads alone were compiled first
-        launch_heads([*exit_heads, None], [x, x, logits], (0,), last, with_probs=True)
+        launch_heads([head, head, logits], (0,), last)
         for config in configs:
             head.launch(config)
         counts.append(kept())
-        launch_heads([*exit_heads, None], [x, x, logits], (0,), {0}, with_probs=True)
+        launch_heads([head, head, logits], (0,), {0})
         counts.append(kept())
     head.launch(replace(rule, num_warps=1))
     print(json.dumps([*counts, kept()]))

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 from auxhead.autotune.measuring.failures import Failure
-from auxhead.autotune.measuring.targets import ALONE, NETWORK, Target
+from auxhead.autotune.measuring.targets import ALONE, Target
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.sweep.config_text import text
 from auxhead.autotune.sweep.measure import Sweep
@@ -70,13 +70,7 @@ class Synthetic:
         found = {config: self._fails(config) for config in configs}
         return {config: Failure(*failed[1:]) for config, failed in found.items() if failed and failed[0] == step}
 
-    def alone(self, target, configs, rounds, captures):
-        return self._time(target, ALONE, configs, rounds, captures)
-
-    def in_situ(self, target, configs, rounds, captures):
-        return self._time(target, NETWORK, configs, rounds, captures)
-
-    def _time(self, target, place, configs, rounds, captures):
+    def time(self, target, place, configs, rounds, captures):
         assert configs[0] == target.rule, "the baseline"
         assert set(self.checked) >= {(place, text(config)) for config in configs}, "checked before"
         self._runs += 1

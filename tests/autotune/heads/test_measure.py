@@ -82,9 +82,9 @@ def test_a_network_is_measured(timing, monkeypatch):
         return asked[-1][1]
 
     monkeypatch.setattr(LaunchConfig, "choose", spy)
-    for place, time in ((ALONE, timing.alone), (NETWORK, timing.in_situ)):
+    for place in (ALONE, NETWORK):
         assert timing.compile(target, place, configs) == {} and timing.check(target, place, configs) == {}
-        found = time(target, configs, 3, 2 if place == ALONE else 1)
+        found = timing.time(target, place, configs, 3, 2 if place == ALONE else 1)
         assert list(found) == configs and all(isinstance(result, Paired) for result in found.values())
         (rule, tried) = found.values()
         assert rule.own == rule.baseline == tried.baseline and rule.run == tried.run != ""
@@ -144,6 +144,8 @@ def described(one):
     """All but the data of tensors, and how heads of all shapes are launched now."""
     if isinstance(one, torch.Tensor):
         return (one.shape, one.stride(), one.dtype)
+    if isinstance(one, alone_head.AloneHead):
+        return described([one.head.as_exit_head(), one.x, one.head.return_probs])
     if isinstance(one, dict):
         return described(list(one.items()))
     if isinstance(one, (tuple, list)):
@@ -162,7 +164,7 @@ def test_variants_are_captured_in_turns(timing, monkeypatch):
         return {name: [[1.0] * rounds] * len(captures) for name, captures in variants.items()}
 
     monkeypatch.setattr(head_timing, "time_rounds", timed)
-    assert set(timing.alone(target, configs, 3, 4)) == set(configs)
+    assert set(timing.time(target, ALONE, configs, 3, 4)) == set(configs)
     turns = [tuple(captured[start : start + 4]) for start in range(0, 16, 4)]
     assert all(set(turn) == set(configs) for turn in turns) and len(captured) == 16
     assert len(set(turns)) > 1, "in another order"
@@ -231,7 +233,7 @@ def test_wrong_answers_in_situ_are_not_timed(timing, monkeypatch):
     monkeypatch.setattr(
         runner, "__call__", lambda self, x: (said := call(self, x))._replace(label=(said.label + 1) % 5)
     )
-    failures = timing.in_situ(target, [target.rule], 1, 1)
+    failures = timing.time(target, NETWORK, [target.rule], 1, 1)
     assert failures[target.rule].kind == "wrong answer" and "answers differ" in failures[target.rule].detail
 
 
@@ -249,7 +251,7 @@ def test_what_raises_is_a_failure_and_the_rest_is_timed(timing, monkeypatch):
     reason = Failure("RuntimeError", "out of resource: shared memory")
     assert timing.compile(target, ALONE, [rule, bad, worse]) == {bad: reason}
     assert timing.check(target, ALONE, [rule, bad, worse]) == {bad: reason}
-    chains = timing.alone(target, [rule, bad, worse], 1, 1)
+    chains = timing.time(target, ALONE, [rule, bad, worse], 1, 1)
     assert chains[bad] == reason and isinstance(chains[worse], Paired)
 
     def failing(variants, device, *, rounds, repeat):
@@ -258,7 +260,7 @@ def test_what_raises_is_a_failure_and_the_rest_is_timed(timing, monkeypatch):
         return time_rounds(variants, device, rounds=rounds, repeat=repeat)
 
     monkeypatch.setattr(head_timing, "time_rounds", failing)
-    found = timing.alone(target, [rule, worse], 1, 1)
+    found = timing.time(target, ALONE, [rule, worse], 1, 1)
     assert found[worse] == Failure("RuntimeError", "launch failed") and isinstance(found[rule], Paired)
 
 
@@ -273,7 +275,7 @@ def test_a_lost_device_ends_the_sweep_after_its_failure_is_told(timing, monkeypa
     with pytest.raises(DeviceLost, match="illegal memory access"):
         timing.check(target, ALONE, [target.rule, target.rule])
     with pytest.raises(DeviceLost):
-        timing.alone(target, [target.rule], 1, 1)
+        timing.time(target, ALONE, [target.rule], 1, 1)
 
 
 def test_a_launch_that_does_not_end_is_told_and_nothing_waits_for_it(timing, monkeypatch):

@@ -73,6 +73,6 @@ def test_the_same_thing_twice_takes_as_long(subject):
     """Times of two sets of captures of one configuration, alone; a third of the launches is another thing."""
     measurer = HeadTiming(subject)
     target = measurer.targets[0]
-    first, second = (measurer.alone(target, [target.rule], 10, 3)[target.rule] for _ in range(2))
+    first, second = (measurer.time(target, ALONE, [target.rule], 10, 3)[target.rule] for _ in range(2))
     assert isinstance(first, Paired) and isinstance(second, Paired)
     assert 0.5 < compare(first.own, second.own).median_ratio < 2.0

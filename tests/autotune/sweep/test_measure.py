@@ -190,10 +190,10 @@ KILLED = """
     from support.sweep_fakes import Synthetic, records_at, small_target
 
     class Killed(Synthetic):
-        def in_situ(self, target, configs, rounds, captures):
-            if target.taps == ("layer2",):
+        def time(self, target, place, *arguments):
+            if place == "network" and target.taps == ("layer2",):
                 os.kill(os.getpid(), signal.SIGKILL)
-            return super().in_situ(target, configs, rounds, captures)
+            return super().time(target, place, *arguments)
 
     targets = [small_target(), small_target(columns=196, taps=("layer2",))]
     Sweep(Killed(), STRATEGIES["quick"], records_at(Path(sys.argv[1]))).run(targets)

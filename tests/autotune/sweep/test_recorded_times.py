@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 from auxhead.autotune.measuring.failures import Failure
+from auxhead.autotune.measuring.targets import ALONE
 from auxhead.autotune.records.comparison import Paired
 from auxhead.autotune.records.record import append_record, read_records
 from auxhead.autotune.sweep.config_text import text
@@ -33,9 +34,9 @@ def test_replay_without_some_records(tmp_path):
     measurer = RecordedTimes(read_records(out))
     (found,), _, _ = run(asking(*CANDIDATES[:4], rounds=20), records_at(None), measurer)
     assert found.failures == Counter({UNAVAILABLE: 2, "out of resources": 1}) and found.alone is not None
-    missing = measurer.alone(TARGET, [CANDIDATES[3]], 1, 1)[CANDIDATES[3]]
+    missing = measurer.time(TARGET, ALONE, [CANDIDATES[3]], 1, 1)[CANDIDATES[3]]
     assert isinstance(missing, Failure) and str(missing) == f"not recorded: {text(CANDIDATES[3])}, alone"
-    there = measurer.alone(TARGET, [CANDIDATES[0]], 1, 1)[CANDIDATES[0]]
+    there = measurer.time(TARGET, ALONE, [CANDIDATES[0]], 1, 1)[CANDIDATES[0]]
     assert isinstance(there, Paired) and len(there.own[0]) == 4, "the rounds there are"
 
 
@@ -46,4 +47,4 @@ def test_replay_takes_the_last_of_equal_records(tmp_path):
     (newer,) = read_records(second)
     append_record(first, newer)
     measurer = RecordedTimes(read_records(first))
-    assert measurer.alone(TARGET, [TARGET.rule], 4, 5)[TARGET.rule].own == newer.device_us["samples"]
+    assert measurer.time(TARGET, ALONE, [TARGET.rule], 4, 5)[TARGET.rule].own == newer.device_us["samples"]

@@ -115,8 +115,8 @@ def test_failures_are_no_measurements(tmp_path):
 
 def test_a_record_of_a_sweep_that_lacks_something():
     broken = sweep(a=1.0, rule=1.0)[0]
-    with pytest.raises(BadRecord, match="paired"):
-        landscape.draw([dataclasses.replace(broken, paired=[])])
+    with pytest.raises(BadRecord, match="config"):
+        landscape.draw([dataclasses.replace(broken, protocol={**broken.protocol, "config": None})])
 
 
 BY_SWEEP = [kind.name for kind in FIGURES if "sweep" in kind.kinds]
