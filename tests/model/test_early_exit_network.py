@@ -9,11 +9,6 @@ from support.example_models import SmallNet, answer_slowly, plain_head, plain_he
 from torch import Tensor, nn
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def images(samples: int, device: torch.device | str = "cpu") -> Tensor:
     return torch.randn(samples, 3, 8, 8, device=device) * torch.rand(samples, 1, 1, 1, device=device) * 3
 

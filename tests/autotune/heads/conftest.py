@@ -1,0 +1,34 @@
+"""Heads measured without a GPU: streams, events and graphs are simulated, kernels interpreted."""
+
+import importlib
+
+import pytest
+import torch
+from auxhead.kernels import runs_triton
+from support.simulated_cuda import simulated_chains
+from support.small_measurer import measurer
+
+alone_head = importlib.import_module("auxhead.autotune.heads.alone")
+first_launches = importlib.import_module("auxhead.autotune.heads.first_launches")
+head_timing = importlib.import_module("auxhead.autotune.heads.measure")
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    """Streams, events and graphs that are none; kernels are interpreted."""
+    if not runs_triton(torch.zeros(1)):
+        pytest.skip("needs the interpreter")
+
+    with simulated_chains(monkeypatch, 2):
+        monkeypatch.setattr(torch, "compile", lambda module, **_options: module)
+        monkeypatch.setattr(head_timing, "CHAIN", 2)
+        monkeypatch.setattr(first_launches, "_MOST_WORKERS", 1)  # the interpreter runs one kernel at a time
+        monkeypatch.setattr(alone_head, "_BUSY_SIZE", 8)
+        monkeypatch.setattr(alone_head, "_CHECKED_LAUNCHES", 2)
+        monkeypatch.setattr(head_timing, "BLOCK_US", 2.0)
+        yield
+
+
+@pytest.fixture
+def timing(simulated):
+    return measurer()
