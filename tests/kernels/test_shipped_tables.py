@@ -91,17 +91,17 @@ def test_how_far_tunings_agree_is_that_of_the_record():
         if record.protocol["place"] == "alone":
             others += [pair["median_ratio"] for pair in record.paired[1:] if not _tied(pair)]
         of_place = counted[record.protocol["place"]]
-        for place, number in enumerate((record.protocol["tunings"], record.paired[0]["tunings"], sum(tied))):
-            of_place[place] += number
+        for index, number in enumerate((record.protocol["tunings"], record.paired[0]["tunings"], sum(tied))):
+            of_place[index] += number
     tunings, same, tied = counted["network"]
     assert (same + tied) / tunings >= 0.95
-    said = f"Tuned ten times afresh, {tunings // 10} heads (1,000 classes, batches of 1 to 16) came in situ to the same"
-    assert f"{said} configuration in {same} of {tunings} tunings and to one tied with it in {tied}." in words
+    said = f"Tuned ten times afresh, {tunings // 10} heads of 1,000 classes came in situ (batches of 1 to 16) to the same"
+    assert f"{said} configuration in {same} of {tunings} tunings and to one tied with it in {tied};" in words
     assert counted["alone"][0] == tunings
     tunings, same, tied = counted["alone"]
-    assert f"it was the same in {same} of {tunings} tunings, tied in {tied}" in words
+    assert f"alone (batches of 1 to 128) in {same} and {tied}," in words
     said = f"{100 - 100 * min(others):.0f} % less to {100 * max(others) - 100:.0f} % more than what most did"
-    assert f"what the other {tunings - same - tied} chose takes {said}." in words
+    assert f"what the other {tunings - same - tied} chose takes {said}" in words
 
 
 def _tied(pair):
