@@ -95,7 +95,9 @@ def test_how_far_tunings_agree_is_that_of_the_record():
             of_place[index] += number
     tunings, same, tied = counted["network"]
     assert (same + tied) / tunings >= 0.95
-    said = f"Tuned ten times afresh, {tunings // 10} heads of 1,000 classes came in situ (batches of 1 to 16) to the same"
+    said = (
+        f"Tuned ten times afresh, {tunings // 10} heads of 1,000 classes came in situ (batches of 1 to 16) to the same"
+    )
     assert f"{said} configuration in {same} of {tunings} tunings and to one tied with it in {tied};" in words
     assert counted["alone"][0] == tunings
     tunings, same, tied = counted["alone"]
