@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("kernels", "model", "autotune", "plots")
-#: Which packages each may import, beside itself; of autotune the figures read the records alone.
+#: Packages that each may import, beside itself; of autotune the figures read the records alone.
 MAY_IMPORT = {"kernels": set(), "model": {"kernels"}, "autotune": {"kernels", "model"}, "plots": {"autotune.records"}}
 #: Within a package a room imports rooms of lower levels only; those of one level know nothing of each other.
 LEVELS = {

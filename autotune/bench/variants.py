@@ -67,7 +67,7 @@ class VariantCaptures:
     subject: Subject
     trunks: dict[str, Trunk] = field(default_factory=dict)
     built: dict[str, list[BuiltVariant]] = field(default_factory=dict)
-    """By variant; of one whose build failed those that came before."""
+    """Captures by variant; if a build failed, those made before it."""
     failed: dict[str, str] = field(default_factory=dict)
     """Errors of variants that are not to be built again."""
     _truths: dict[str, EagerTruth] = field(default_factory=dict)

@@ -46,7 +46,7 @@ class PointResult:
     samples_by_exit: dict[str, int]
     """Samples of the test split that leave at each tap and, last, at the classifier, by the eager network."""
     last_exits: list[int]
-    """Of each round the exit index of its last sample."""
+    """Exit index of the last sample in each round."""
     counts: dict[str, int] | None = None
     accuracy: float | None = None
     """Accuracy of its own answers on the test split, 0 to 1."""

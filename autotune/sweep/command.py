@@ -37,7 +37,7 @@ from .winners import HeadWinners
 
 
 class Effort(str, Enum):
-    """How much a sweep tries: names of strategies."""
+    """Names of strategies, by the effort that a sweep takes."""
 
     quick = "quick"
     full = "full"

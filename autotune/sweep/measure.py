@@ -56,7 +56,7 @@ class Sweep:
     records: SweepRecords
     watch: Callable[[Status], None] = lambda status: None
     failures: Counter[str] = field(default_factory=Counter)
-    """By kind."""
+    """Count of failures by kind."""
     tunings: list["Tuning"] = field(default_factory=list)
     """One for each target so far."""
 
@@ -87,7 +87,7 @@ class Tuning:
     _asked: dict[str, Ask] = field(default_factory=dict)
     """The last question, by place."""
     _decisions: dict[str, Decision[LaunchConfig]] = field(default_factory=dict)
-    """By its answers; kept until there are others, since each bootstrap takes its time."""
+    """Decision by its answers; kept until there are others, since each bootstrap takes its time."""
     _best: str = ""
     _failed: dict[tuple[str, LaunchConfig], str] = field(default_factory=dict)
     """Kinds of failures, by place and configuration."""

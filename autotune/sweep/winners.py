@@ -31,7 +31,7 @@ class HeadWinners(NamedTuple):
     over_alone: Difference | None
     """And against the winner alone."""
     failures: Counter[str]
-    """By kind."""
+    """Count of failures by kind."""
 
     @classmethod
     def of(

@@ -20,7 +20,7 @@ segments = importlib.import_module("auxhead.autotune.bench.lower_bound")
 
 variants = importlib.import_module("auxhead.autotune.bench.variants")
 
-#: What runs on the CPU.
+#: Variants that run on the CPU.
 WANTED = ("eager*", "graph-*@as_is", "overlapped@as_is")
 
 

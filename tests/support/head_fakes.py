@@ -8,7 +8,7 @@ from auxhead.autotune.records.record import Record
 from support.pretended_gpu import ENVIRONMENT
 from support.sweep_fakes import PROTOCOL, small_target
 
-#: Of copies of ``COPIED`` bytes.
+#: Speed of copies of ``COPIED`` bytes.
 SPEED = CopySpeed([[1000.0] * 3])
 HOW = {**PROTOCOL, "rounds": 20, "captures": 5}
 US = {"fused": 4.0, "eager": 18.0, "compiled": 8.0}

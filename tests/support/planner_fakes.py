@@ -11,7 +11,7 @@ from torch import Tensor
 
 #: Candidates of a :class:`SmallNet` whose last head is followed by too little, in their order.
 NAMES = ("serial", "overlapped (1 fork)", "overlapped (2 forks)", "polled", "gated")
-#: What ``exits="overlapped"`` captures of it.
+#: Name of the graph that ``exits="overlapped"`` captures of it.
 PLAIN = "overlapped (1 fork)"
 
 

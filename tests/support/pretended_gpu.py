@@ -6,7 +6,7 @@ import pytest
 import torch
 
 NAME = "NVIDIA H200 (fake)"
-#: What records say of it.
+#: Its environment in records.
 ENVIRONMENT = {
     "gpu": "H200",
     "driver": "580",
@@ -29,7 +29,7 @@ _MEASURED = {
     "clocks": lambda _device: {"sm_mhz": 1980.0},
     "build_subject": lambda cell, _device: cell,
 }
-#: Which of them the commands use that measure.
+#: Names of them that each measuring command uses.
 _USED = {
     "heads.command": ("environment", "clocks", "build_subject"),
     "measuring.run_networks": ("environment", "clocks", "build_subject"),
