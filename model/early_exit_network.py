@@ -71,19 +71,20 @@ class EarlyExitNetwork(nn.Module):
         return [head for head in self.heads if isinstance(head, FusedAuxHead)]
 
     def set_rules(self, rules: ExitRule | float | Mapping[str, ExitRule | float]) -> None:
-        """Give the heads other rules, all of them or by tap.
+        """Give the heads other rules, all of them or by tap; a number changes the threshold alone.
 
         The values are written into the rules that the heads have, in place, so that captured graphs follow them.
         """
         for tap, rule in self._rules_by_tap(rules).items():
             self.fused_heads[self.taps.index(tap)].rule.assign(rule)
 
-    def _rules_by_tap(self, rules: ExitRule | float | Mapping[str, ExitRule | float]) -> dict[str, ExitRule]:
+    def _rules_by_tap(self, rules: ExitRule | float | Mapping[str, ExitRule | float]) -> Mapping[str, ExitRule | float]:
         by_tap = rules if isinstance(rules, Mapping) else dict.fromkeys(self.taps, rules)
-        for tap in by_tap:
+        for tap, rule in by_tap.items():
             if tap not in self.taps:
                 raise ValueError(f"rules: {tap!r} is not a tap, wants one of {list(self.taps)}")
-        return {tap: as_exit_rule(rule) for tap, rule in by_tap.items()}
+            as_exit_rule(rule)  # refuses what is neither a rule nor a threshold, before any head is changed
+        return by_tap
 
     def check_taps(self, example_input: Tensor) -> None:
         """Check taps and heads by one dry run of the backbone, the first time; see ``__init__`` for what it raises."""

@@ -81,8 +81,11 @@ class ExitRule(nn.Module):
         self._enabled = bool(value)
         self._write()
 
-    def assign(self, other: "ExitRule") -> None:
-        """Take over all values of another rule; updates the device."""
+    def assign(self, other: "ExitRule | float") -> None:
+        """Take over all values of another rule, or a number as the threshold alone; updates the device."""
+        if not isinstance(other, ExitRule):
+            self.threshold = other
+            return
         self.criterion, self._enabled = other.criterion, other.enabled
         self._temperature, self._threshold = other.temperature, other.threshold
         self._write()

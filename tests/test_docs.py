@@ -1,15 +1,20 @@
 """The README: its snippets run, and its numbers stand in a record of the repository."""
 
+import importlib
 import json
 import re
 from io import StringIO
 from pathlib import Path
 
+import pytest
 import torch
+import typer
 from auxhead.autotune.heads.tables import last_runs
 from auxhead.autotune.profile.tables import requests_table
 from auxhead.autotune.records.record import read_records
+from auxhead.model.training.deep_supervision import TrainingPlan
 from rich.console import Console
+from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -329,3 +334,19 @@ def test_the_gallery_is_drawn_from_the_record():
 
     _, drawn = exits.draw(record("cpu/demo-digits.json"))
     assert json.loads((ROOT / "plots" / "gallery" / "exits.json").read_text()) == json.loads(json.dumps(drawn))
+
+
+@pytest.mark.parametrize("command", ["model", "autotune", "plots"])
+def test_no_help_text_holds_what_rich_takes_for_markup(command):
+    """It would be left out: defaults in words go to ``show_default``."""
+    app = importlib.import_module(f"auxhead.{command}.__main__").app
+    for name, subcommand in typer.main.get_command(app).commands.items():
+        for option in subcommand.params:
+            assert "[" not in (getattr(option, "help", None) or ""), f"{name} {option.name}: {option.help}"
+
+
+def test_defaults_in_words_are_shown():
+    shown = CliRunner().invoke(importlib.import_module("auxhead.model.__main__").app, ["demo", "--help"]).output
+    words = " ".join(re.sub(r"[│╭╮╰╯─]", " ", shown).split())
+    assert f"[default: ({TrainingPlan.epochs}, more for few images)]" in words
+    assert "[default: (16 for the digits, else 32)]" in words

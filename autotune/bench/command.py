@@ -13,7 +13,7 @@ from ..measuring.cells import Cell, Dtype, Placement, chosen_cells
 from ..measuring.environment import environment, this_device
 from ..measuring.failures import DeviceLost, Failure
 from ..measuring.interrupts import resumable
-from ..measuring.options import MODEL_HELP, check_model, own_network
+from ..measuring.options import MODEL_HELP, check_model, out_option, own_network
 from ..measuring.progress import SweepProgress
 from ..measuring.subject import Subject, build_subject, is_factory
 from ..records.record import BadRecord, read_records, records_path
@@ -55,11 +55,10 @@ def bench(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two small cells, no torch.compile, few rounds.")] = False,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help=f"Timed rounds.  [default: {ROUNDS}; with --quick {QUICK_ROUNDS}]")
+        int | None,
+        typer.Option(min=1, help="Timed rounds.", show_default=f"{ROUNDS}; with --quick {QUICK_ROUNDS}"),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Records are appended here.  [default: autotune-records/bench-DEVICE.jsonl]")
-    ] = None,
+    out: Annotated[Path | None, out_option("bench")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is already there.")] = False,
 ) -> None:
     """Measure this project's runners against the bare network, naive heads, plain graphs and torch.compile.

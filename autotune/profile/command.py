@@ -51,7 +51,8 @@ def profile(
         Trunk, typer.Option(help="The trunk as it is, on cuDNN's fused convolutions, or through Inductor.")
     ] = Trunk.as_is,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples a request.  [default: the factory's batch; 1 for a checkpoint]")
+        int | None,
+        typer.Option(min=1, help="Samples a request.", show_default="the factory's batch; 1 for a checkpoint"),
     ] = None,
     requests: Annotated[int, typer.Option(min=2, help="Requests that are counted and timed.")] = 20,
     out: Annotated[Path, typer.Option(help="Where records and the Chrome traces go.")] = Path("auxhead-profile"),

@@ -20,6 +20,7 @@ from ..exit_result import joined
 from ..images import normalise, open_image, to_pixels
 from ..json_file import write_json
 from ..training.data_sets import load_source
+from ..training.deep_supervision import TrainingPlan
 from .experiment import run_demo
 from .progress import DemoProgress
 from .saved import load_demo, save_demo
@@ -51,11 +52,14 @@ RootOption = Annotated[
 ]
 OutOption = Annotated[Path, typer.Option(help="Where checkpoint, report and figure go.")]
 EpochsOption = Annotated[
-    int | None, typer.Option(min=1, help="Passes over the training images.  [default: 8, more for few images]")
+    int | None,
+    typer.Option(
+        min=1, help="Passes over the training images.", show_default=f"{TrainingPlan.epochs}, more for few images"
+    ),
 ]
 ImageSizeOption = Annotated[
     int | None,
-    typer.Option(min=8, max=512, help="Images are resized to this, pixels.  [default: 16 for the digits, else 32]"),
+    typer.Option(min=8, max=512, help="Images are resized to this, pixels.", show_default="16 for the digits, else 32"),
 ]
 DropOption = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="What leaving early may cost on the validation split, as a fraction.")

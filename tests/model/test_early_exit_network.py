@@ -110,6 +110,17 @@ def test_rules_by_number_rule_or_tap() -> None:
     assert own.heads[0].rule.threshold == 0.4
 
 
+def test_a_number_changes_the_threshold_alone() -> None:
+    net = network({"block0": ExitRule(0.5, temperature=2.0), "block1": ExitRule(0.5, enabled=False), "block2": 0.5})
+    net.set_rules(0.4)
+    net.set_rules({"block0": 0.3})
+    rules = [head.rule for head in net.fused_heads]
+    assert [rule.threshold for rule in rules] == [0.3, 0.4, 0.4]
+    assert [rule.temperature for rule in rules] == [2.0, 1.0, 1.0]
+    assert [rule.enabled for rule in rules] == [True, False, True]
+    assert [rule.threshold_tensor.item() for rule in rules] == pytest.approx([0.3, 1.0, 0.4])
+
+
 @pytest.mark.parametrize(
     ("rules", "match"),
     [
@@ -321,7 +332,7 @@ def test_a_rule_for_several_heads_is_copied_for_each() -> None:
     net = EarlyExitNetwork(SmallNet(), heads, example_input=images(2))
     net.set_rules({taps[0]: 0.2})
     assert [head.rule.threshold for head in net.fused_heads] == [0.2] + [0.7] * (len(taps) - 1)
-    assert rule.threshold == 0.7 and {head.rule.temperature for head in net.fused_heads} == {1.5, 1.0}
+    assert rule.threshold == 0.7 and {head.rule.temperature for head in net.fused_heads} == {1.5}
 
 
 def test_one_head_for_two_taps_is_refused() -> None:
