@@ -38,7 +38,7 @@ class EarlyExitNetwork(nn.Module):
         """Attach heads to a backbone.
 
         Args:
-            backbone: any module that turns a batch into logits [N, K].
+            backbone: any module that turns a batch into logits [N, K]; the network takes over its mode.
             heads: for each tap, the name of a layer (``backbone.get_submodule``), in the order in which they run: a
                 :class:`FusedAuxHead`, or an ``nn.Sequential`` that :meth:`FusedAuxHead.from_module` knows. A head made
                 with ``in_features=None`` takes its width from the dry run.
@@ -64,6 +64,8 @@ class EarlyExitNetwork(nn.Module):
             self.check_taps(example_input)
         if by_tap is not None:  # of heads that were not refused
             self.set_rules(by_tap)
+        self.training = backbone.training
+        self.heads.train(backbone.training)
 
     @property
     def fused_heads(self) -> list[FusedAuxHead]:

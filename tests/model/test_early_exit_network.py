@@ -98,59 +98,6 @@ def test_stop_goes_on_while_one_sample_is_unsure() -> None:
             assert torch.equal(a, b)
 
 
-def test_rules_by_number_rule_or_tap() -> None:
-    rule = ExitRule(0.5, temperature=2.0)
-    net = network(rule)
-    assert [head.rule.threshold for head in net.heads] == [0.5] * 3
-    net.heads[0].rule.threshold = 0.25
-    assert rule.threshold == net.heads[1].rule.threshold == 0.5 and net.heads[2].rule.temperature == 2.0
-    net.set_rules({"block1": 0.1, "block2": ExitRule(0.2, enabled=False)})
-    assert [head.rule.threshold for head in net.heads] == [0.25, 0.1, 0.2] and not net.heads[2].rule.enabled
-    own = EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(8, 5, rule=0.4)})
-    assert own.heads[0].rule.threshold == 0.4
-
-
-def test_a_number_changes_the_threshold_alone() -> None:
-    net = network({"block0": ExitRule(0.5, temperature=2.0), "block1": ExitRule(0.5, enabled=False), "block2": 0.5})
-    net.set_rules(0.4)
-    net.set_rules({"block0": 0.3})
-    rules = [head.rule for head in net.fused_heads]
-    assert [rule.threshold for rule in rules] == [0.3, 0.4, 0.4]
-    assert [rule.temperature for rule in rules] == [2.0, 1.0, 1.0]
-    assert [rule.enabled for rule in rules] == [True, False, True]
-    assert [rule.threshold_tensor.item() for rule in rules] == pytest.approx([0.3, 1.0, 0.4])
-
-
-@pytest.mark.parametrize(
-    ("rules", "match"),
-    [
-        ({"block9": 0.5}, r"^rules: 'block9'.*block0"),
-        ({"block0": 0.3, "block9": 0.5}, r"^rules: 'block9'"),
-        (1.5, "^threshold: got 1.5"),
-        ({"block0": -1.0}, "^threshold: got"),
-        ("sure", "^rule: got str"),
-        ({"block0": None}, "^rule: got NoneType"),
-    ],
-    ids=str,
-)
-def test_bad_rules_are_named_and_change_nothing(rules: object, match: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=match):
-        network(rules)
-    net = network(0.6)
-    with pytest.raises((ValueError, TypeError), match=match):
-        net.set_rules(rules)
-    assert [head.rule.threshold for head in net.heads] == [0.6] * 3
-
-
-def test_a_changed_rule_takes_effect_at_once() -> None:
-    net, x = network(1.0), images(4)
-    assert net(x).exit_index.eq(3).all()
-    net.heads[1].rule.threshold = 0.0
-    assert net(x).exit_index.eq(1).all()
-    net.heads[1].rule.enabled = False
-    assert net(x).exit_index.eq(3).all()
-
-
 @pytest.mark.parametrize(
     ("heads", "error", "match"),
     [
@@ -325,16 +272,6 @@ def test_heads_see_the_autocast_of_the_layer_that_they_tap() -> None:
     assert {logits.dtype for logits in net.logits(images(2))} == {torch.bfloat16}
 
 
-def test_a_rule_for_several_heads_is_copied_for_each() -> None:
-    rule = ExitRule(0.7, temperature=1.5)
-    taps = list(plain_heads())
-    heads = {tap: FusedAuxHead(None, 5, rule=rule) for tap in taps}
-    net = EarlyExitNetwork(SmallNet(), heads, example_input=images(2))
-    net.set_rules({taps[0]: 0.2})
-    assert [head.rule.threshold for head in net.fused_heads] == [0.2] + [0.7] * (len(taps) - 1)
-    assert rule.threshold == 0.7 and {head.rule.temperature for head in net.fused_heads} == {1.5}
-
-
 def test_one_head_for_two_taps_is_refused() -> None:
     head = FusedAuxHead(None, 5)
     first, second, *_ = plain_heads()
@@ -355,3 +292,13 @@ def test_a_network_made_in_inference_mode_may_be_given_other_rules() -> None:
         net = network()
     net.set_rules(0.3)
     assert all(head.rule.threshold_tensor.item() == pytest.approx(0.3) for head in net.fused_heads)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_network_takes_over_its_backbones_mode(mode: bool) -> None:
+    backbone = SmallNet().train(mode)
+    next(backbone.children()).train(not mode)  # a frozen part, say, which stays as its owner set it
+    modes = {module: module.training for module in backbone.modules()}
+    net = EarlyExitNetwork(backbone, plain_heads())
+    assert net.training is mode and all(head.training is mode for head in net.heads.modules())
+    assert {module: module.training for module in backbone.modules()} == modes
