@@ -2,10 +2,20 @@
 
 import dataclasses
 import random
+from collections import Counter
 
 import pytest
-from auxhead.autotune.sweep.exclusion import ELEMENTS_PER_THREAD, FIELDS, RULES, SHARED_BYTES, Sizes, excluded
-from auxhead.autotune.sweep.space import grid, neighbours, spread_out
+from auxhead.autotune.sweep.exclusion import (
+    ELEMENTS_PER_THREAD,
+    FIELDS,
+    GRID,
+    RULES,
+    SHARED_BYTES,
+    Sizes,
+    config_of,
+    excluded,
+)
+from auxhead.autotune.sweep.space import _filled, grid, neighbours, spread_out
 from auxhead.kernels import LaunchConfig
 from auxhead.kernels.head_shape import HeadShape
 from auxhead.kernels.launch_rule import config_by_rule
@@ -63,6 +73,17 @@ def test_the_grid():
     assert len(found) == len(set(found)) and {config.window_parts for config in found} == {1}
     assert {(config.block_n, config.tiled) for config in found} == {(1, False), (1, True), (16, True)}
     assert {config.block_n for config in grid(shape_of(3))} == {1}
+
+
+def test_the_grid_leaves_out_what_is_excluded_and_nothing_else():
+    shape = shape_of(32, 512, 49, pool="max")
+    sizes, found, draw = Sizes(shape), set(grid(shape)), random.Random(0)
+    points = [{name: draw.choice(values) for name, values in GRID.items()} for _ in range(20_000)]
+    there = [point for point in points if point["window_parts"] == 1]
+    configs = [config_of(_filled(point, sizes)) for point in [*points[:2_000], *there]]
+    reasons = Counter(excluded(config, shape) for config in configs)
+    assert all((config in found) == (excluded(config, shape) is None) for config in configs)
+    assert reasons[None] and reasons["a maximum does not add up"]
 
 
 @settings(max_examples=4)
