@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from ..autotune.records.checks import COUNT, check
 from ..autotune.records.comparison import Difference, compare_runs
 from ..autotune.records.decisions import (
     Measurement,
@@ -13,8 +14,10 @@ from ..autotune.records.decisions import (
     of_last_kernel,
     setting_of,
 )
-from ..autotune.records.record import BadRecord, Record
+from ..autotune.records.record import Record, bad_record
 
+#: Fields of a launch configuration that are drawn.
+FIELDS = ("num_warps", "block_c")
 #: Digits of a ratio: numpy's logarithms differ in their last one from processor to processor, what is drawn must not.
 _DIGITS = 9
 
@@ -59,16 +62,13 @@ def swept_heads(records: Iterable[Record]) -> list[Head]:
     """Return the heads of sweeps of the kernel that was swept last, in order of batch size, classes and channels."""
     shapes: dict[tuple[Any, ...], dict[Setting, list[Record]]] = {}
     in_network: dict[tuple[Any, ...], Setting] = {}
-    try:
-        for one in of_last_kernel(one for one in records if one.error is None):
-            setting = setting_of(one)
-            shapes.setdefault(setting.shape, {}).setdefault(setting, []).append(one)
-            if setting.place == "network":  # several are not the same measurement: the last one is drawn
-                in_network[setting.shape] = setting
-        heads = [_head(settings, in_network.get(shape)) for shape, settings in shapes.items()]
-        return sorted(heads, key=lambda head: [head.cell[name] for name in ("samples", "classes", "channels", "dtype")])
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadRecord(f"a record of a sweep lacks something, or has it in another form: {error}") from None
+    for one in of_last_kernel(one for one in records if one.error is None):
+        setting = setting_of(one)
+        shapes.setdefault(setting.shape, {}).setdefault(setting, []).append(one)
+        if setting.place == "network":  # several are not the same measurement: the last one is drawn
+            in_network[setting.shape] = setting
+    heads = [_head(settings, in_network.get(shape)) for shape, settings in shapes.items()]
+    return sorted(heads, key=lambda head: [head.cell[name] for name in ("samples", "classes", "channels", "dtype")])
 
 
 def _head(settings: dict[Setting, list[Record]], in_network: Setting | None) -> Head:
@@ -85,7 +85,11 @@ def _head(settings: dict[Setting, list[Record]], in_network: Setting | None) -> 
 
 
 def _measured(records: Iterable[Record]) -> list[Measurement]:
-    found = [measurement(one) for one in records]
-    if any(one.median_us is None or not isinstance(one.config, dict) for one in found):
-        raise KeyError("median or config")
+    found = []
+    for record in records:
+        try:
+            check("protocol", record.protocol, {"config": dict.fromkeys(FIELDS, COUNT)})
+        except ValueError as error:
+            raise bad_record(record, error) from None
+        found.append(measurement(record))
     return found

@@ -1,62 +1,110 @@
-"""Checks of a sweep's records, made as they are read, where file and line can be named."""
+"""Checks of what JSON holds against a form, with messages that name the field, what it got and what it wants."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
-
-#: Fields of a HeadShape, in its order, and where heads are launched; written out since what knows them imports torch.
-SHAPE = ("samples", "channels", "height", "width", "grid_h", "grid_w", "layout", "pool", "classes", "dtype")
-PLACES = ("alone", "network")
-#: Fields of the shape that are text; the others are sizes.
-_WORDS = ("layout", "pool", "dtype")
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Any, NamedTuple
 
 
-def check_sweep(values: Mapping[str, Any]) -> None:
-    """Check the record of a sweep, as JSON holds it.
+class Wanted(NamedTuple):
+    """The form of a single value, in words and as a test."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+class Maybe(NamedTuple):
+    """The form of a value that may be absent, and null, unless said otherwise."""
+
+    form: "Form"
+    absent: bool = True
+    null: bool = True
+
+
+class Roles(NamedTuple):
+    """The form of a list of objects that are told by their "role"."""
+
+    wanted: Mapping[str, "Form"]
+    """Forms of those that must be there, once each."""
+    others: Mapping[str, "Form"] = {}
+    """Forms of those that may be."""
+
+
+#: A dict holds the forms of an object's fields, others being allowed; a list of one form, that of a list's elements.
+Form = Wanted | Maybe | Roles | Mapping[str, Any] | list[Any]
+
+
+class _Nothing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_NOTHING = _Nothing()
+
+
+def check(name: str, value: Any, form: Form) -> None:
+    """Check a value as JSON holds it.
+
+    Args:
+        name: of the value, for messages; empty for a whole line or file.
+        value: the value.
+        form: what it should be.
 
     Raises:
         ValueError: names the field, what it got and what it wants.
     """
-    cell, protocol = values["cell"], values["protocol"]
-    place = protocol.get("place")
-    _check(place in PLACES, "protocol.place", place, f"one of {', '.join(PLACES)}")
-    for name in SHAPE:
-        if name not in _WORDS:
-            _check_count(f"cell.{name}", cell.get(name))
-    for name in (*_WORDS, *(("model", "tap") if place == "network" else ())):
-        _check_text(f"cell.{name}", cell.get(name))
-    _check_text("protocol.kernel", protocol.get("kernel"))
-    for name in ("captures", "rounds"):
-        _check_count(f"protocol.{name}", protocol.get(name))
-    if values["error"] is not None:
-        return
-    rule = next((pair for pair in values["paired"] if isinstance(pair, dict) and pair.get("role") == "rule"), {})
-    _check(bool(rule), "paired", values["paired"], "a pair of role 'rule'")
-    _check_samples("device_us.samples", (values["device_us"] or {}).get("samples"))
-    _check_samples("paired: samples", rule.get("samples"))
-    _check_text("paired: variant", rule.get("variant"))
+    if isinstance(form, Wanted):
+        if not form.fits(value):
+            raise ValueError(f"{name}: got {value!r:.60}, wants {form.words}")
+    elif isinstance(form, Maybe):
+        if not (value is _NOTHING and form.absent or value is None and form.null):
+            check(name, value, form.form)
+    elif isinstance(form, Roles):
+        _check_roles(name, value, form)
+    elif isinstance(form, list):
+        check(name, value, LIST)
+        for place, one in enumerate(value):
+            check(f"{name}[{place}]", one, form[0])
+    else:
+        check(name, value, OBJECT)
+        for key, inner in form.items():
+            check(f"{name}.{key}" if name else key, value.get(key, _NOTHING), inner)
 
 
-def _check_samples(name: str, samples: Any) -> None:
-    """Check times: [captures][rounds], as many rounds of each."""
-    fits = (
-        isinstance(samples, list)
-        and all(isinstance(one, list) and one for one in samples)
-        and len({len(one) for one in samples}) == 1
-        and {type(us) for one in samples for us in one} <= {int, float}
-        and all(0 < us < math.inf for one in samples for us in one)
-    )
-    _check(fits, name, samples, "[captures][rounds] of positive numbers")
+def _check_roles(name: str, value: Any, form: Roles) -> None:
+    check(name, value, [{"role": TEXT}])
+    for role in form.wanted:
+        if sum(one["role"] == role for one in value) != 1:
+            raise ValueError(f"{name}: got {value!r:.60}, wants a pair of role {role!r}")
+    forms = {**form.others, **form.wanted}
+    for one in value:
+        check(f"{name}, {one['role']}", one, forms.get(one["role"], OBJECT))
 
 
-def _check_text(name: str, value: Any) -> None:
-    _check(isinstance(value, str), name, value, "text")
+def one_of(*names: str) -> Wanted:
+    """Return the form of one of these words."""
+    return Wanted(f"one of {', '.join(names)}", names.__contains__)
 
 
-def _check_count(name: str, value: Any) -> None:
-    _check(type(value) is int and value > 0, name, value, "a positive whole number")
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
-def _check(fits: bool, name: str, got: Any, wants: str) -> None:
-    if not fits:
-        raise ValueError(f"{name}: got {got!r:.60}, wants {wants}")
+def _is_samples(value: Any) -> bool:
+    if type(value) is not list or len(value) < 2 or {*map(type, value)} != {list} or len({*map(len, value)}) != 1:
+        return False
+    times = [*chain.from_iterable(value)]
+    # of a time that is no number, the sum is none either
+    return bool(times) and {*map(type, times)} <= {int, float} and 0 < min(times) and sum(times) < math.inf
+
+
+OBJECT = Wanted("an object", lambda value: isinstance(value, dict))
+LIST = Wanted("a list", lambda value: isinstance(value, list))
+TEXT = Wanted("text", lambda value: isinstance(value, str))
+TRUTH = Wanted("true or false", lambda value: isinstance(value, bool))
+NUMBER = Wanted("a number", _is_number)
+POSITIVE = Wanted("a positive number", lambda value: _is_number(value) and value > 0)
+COUNT = Wanted("a positive whole number", lambda value: type(value) is int and value > 0)
+WHOLE = Wanted("a whole number, 0 or more", lambda value: type(value) is int and value >= 0)
+#: Times, [captures][rounds], as many rounds of each.
+SAMPLES = Wanted("[captures][rounds] of positive numbers, two captures or more", _is_samples)

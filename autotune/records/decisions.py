@@ -3,15 +3,20 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from .checks import SHAPE
-from .comparison import DECIDING, Difference, Paired, compare_runs
+from .comparison import DECIDING, Difference, Paired, compare_runs, runs_tie
+from .forms import SHAPE
 from .record import Record
 
 Key = TypeVar("Key")
 #: Fields of a launch configuration and their values.
 Fields = Mapping[str, int]
+
+_SHAPE = frozenset(SHAPE)
+_shape_of = itemgetter(*SHAPE)
+_NOTHING_AROUND = json.dumps([{}, None])
 
 
 class Setting(NamedTuple):
@@ -37,7 +42,7 @@ class Measurement(NamedTuple):
     paired: Paired
     forks: tuple[str, ...] | None
     """In a network: the taps after which launches left the trunk."""
-    median_us: float | None
+    median_us: float
 
     @property
     def rounds(self) -> int:
@@ -52,7 +57,7 @@ def measurement(record: Record) -> Measurement:
     paired = Paired(record.device_us["samples"], rule["samples"], record.run)
     config, forks = record.protocol.get("config"), record.protocol.get("forks")
     forks = None if forks is None else tuple(forks)
-    return Measurement(record.variant, rule["variant"], config, paired, forks, record.device_us.get("median"))
+    return Measurement(record.variant, rule["variant"], config, paired, forks, record.device_us["median"])
 
 
 def sweep_records(records: Iterable[Record]) -> list[Record]:
@@ -76,10 +81,10 @@ def by_setting(records: Iterable[Record]) -> dict[Setting, list[Record]]:
 
 def setting_of(record: Record) -> Setting:
     """Return the setting of a sweep's record."""
-    shape = tuple(record.cell[name] for name in SHAPE)
-    around = {name: value for name, value in record.cell.items() if name not in SHAPE}
-    network = json.dumps([around, record.protocol.get("trunk")], sort_keys=True)
-    return Setting(shape, record.protocol["place"], network)
+    around = {name: record.cell[name] for name in record.cell.keys() - _SHAPE}
+    trunk = record.protocol.get("trunk")
+    network = json.dumps([around, trunk], sort_keys=True) if around or trunk is not None else _NOTHING_AROUND
+    return Setting(_shape_of(record.cell), record.protocol["place"], network)
 
 
 def deciding(measured: Iterable[Measurement]) -> list[Measurement]:
@@ -164,7 +169,7 @@ def winner(times: Mapping[Key, Paired], simpler_first: Sequence[Key]) -> Key:
     confidence = joint_confidence(len(times))
 
     def tied(one: Key, other: Key) -> bool:
-        return compare_runs(times[one], times[other], confidence=confidence).is_tie
+        return runs_tie(times[one], times[other], confidence=confidence)
 
     slower: list[Key] = []
     for one in simpler_first:

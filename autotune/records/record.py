@@ -5,17 +5,19 @@ Nothing here imports torch, so that figures and tables are made from records any
 
 import dataclasses
 import datetime
+import gc
 import gzip
 import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .checks import check_sweep
+from .forms import check_record
 
 #: Format of every line; readers refuse others.
 SCHEMA = "auxhead record 1"
@@ -116,6 +118,8 @@ class Record:
     error: str | None = None
     """Reason for the absence of numbers; None where there are any."""
     schema: str = SCHEMA
+    place: str = field(default="", compare=False, repr=False)
+    """File and line that it was read from, for messages; not written."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -128,17 +132,13 @@ class Record:
         return tuple(self.environment.get(name) for name in ENVIRONMENT_KEY)
 
 
-_NULL = type(None)
-#: Names of these types in JSON.
-_JSON: dict[type, str] = {str: "a string", dict: "an object", list: "a list"}
-#: Types that the fields of a record may have.
-_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("kind", "exits", "variant", "run", "utc"), (str,)),
-    **dict.fromkeys(("cell", "environment", "protocol"), (dict,)),
-    **dict.fromkeys(("host_us", "device_us", "measured", "correctness"), (dict, _NULL)),
-    **dict.fromkeys(("paired", "notes"), (list,)),
-    "error": (str, _NULL),
-}
+def bad_record(record: Record, why: object) -> BadRecord:
+    """Return the error that a record is no good, which names file and line."""
+    return BadRecord(f"{record.place or record.variant}: {why}")
+
+
+#: Fields of a line of JSON.
+_FIELDS = frozenset(Record.__dataclass_fields__) - {"place"}
 
 
 def utc_now() -> str:
@@ -171,7 +171,9 @@ def append_record(path: Path, record: Record) -> None:
     import fcntl  # readers do without it, on any platform
 
     try:
-        line = (json.dumps(dataclasses.asdict(record), allow_nan=False) + "\n").encode()
+        values = dataclasses.asdict(record)
+        del values["place"]
+        line = (json.dumps(values, allow_nan=False) + "\n").encode()
     except (TypeError, ValueError) as error:
         raise BadRecord(f"{path}: {record.variant}: not a record ({error})") from None
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -207,6 +209,20 @@ def read_records(path: Path) -> list[Record]:
     Raises:
         BadRecord: no such file, or a complete line that is not a record of this schema.
     """
+    lines = _content(path).split("\n")[:-1]
+    records = []
+    with _no_garbage_collection():
+        for number, line in enumerate(lines, start=1):
+            place = f"{path}, line {number}"
+            try:
+                records.append(_record_of(line, place))
+            except ValueError as error:
+                raise BadRecord(f"{place}: {error}") from None
+    return records
+
+
+def _content(path: Path) -> str:
+    """Return the complete lines of a file."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -218,16 +234,27 @@ def read_records(path: Path) -> list[Record]:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
             raise BadRecord(f"{path}: is compressed and cannot be read ({error})") from None
-    records = []
-    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
-        try:
-            records.append(_record_of(line))
-        except (ValueError, TypeError) as error:
-            raise BadRecord(f"{path}, line {number}: {error}") from None
-    return records
+    content = content[: content.rfind(b"\n") + 1]
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise BadRecord(f"{path}, line {line}: is not JSON ({error})") from None
 
 
-def _record_of(line: bytes) -> Record:
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile: nothing that is read is any, and to look took as long as to read."""
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()
+
+
+def _record_of(line: str, place: str) -> Record:
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -235,14 +262,8 @@ def _record_of(line: bytes) -> Record:
     schema = values.get("schema") if isinstance(values, dict) else None
     if schema != SCHEMA:
         raise ValueError(f"got schema {schema!r}, wants {SCHEMA!r}")
-    record = Record(**{name: value for name, value in values.items() if name in Record.__dataclass_fields__})
-    for name, kinds in _KINDS.items():
-        if not isinstance(getattr(record, name), kinds):
-            wanted = " or ".join("null" if kind is _NULL else _JSON[kind] for kind in kinds)
-            raise ValueError(f"{name}: got {getattr(record, name)!r:.60}, wants {wanted}")
-    if record.kind == "sweep":
-        check_sweep(vars(record))
-    return record
+    check_record(values)
+    return Record(**{name: values[name] for name in values.keys() & _FIELDS}, place=place)
 
 
 def latest(records: Iterable[Record]) -> list[Record]:

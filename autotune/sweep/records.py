@@ -14,7 +14,7 @@ from ..measuring.targets import NETWORK, Target
 from ..measuring.timers import FINAL_ROUNDS
 from ..records.comparison import Paired, typical
 from ..records.decisions import sweep_records
-from ..records.record import BadRecord, Record, append_record, read_records
+from ..records.record import Record, append_record, read_records
 from ..records.summaries import network_record, rounded, with_samples
 from .config_text import text
 from .search import Answers, Ask
@@ -81,10 +81,7 @@ class SweepRecords:
         """
         blank = self.blank(target, Ask(place, (), FINAL_ROUNDS, share=1.0), target.rule)
         timed = self._timed.get(_identity(dataclasses.replace(blank, variant="")), [])
-        try:
-            return deciding_times(map(launchable, timed))
-        except ValueError as error:
-            raise BadRecord(f"{self.out}: {target.shape}, {place}: {error}") from None
+        return deciding_times(map(launchable, timed))
 
     def blank(self, target: Target, ask: Ask, config: LaunchConfig) -> Record:
         """Return the record of one of the configurations that were asked for, without any result."""

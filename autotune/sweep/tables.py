@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from ..measuring.timers import CAPTURES
-from ..records.comparison import DECIDING, Difference, compare
+from ..records.comparison import DECIDING, Difference, tie
 from ..records.decisions import sweep_records
 from ..records.record import Record
 from ..records.tables import RecordTable
@@ -98,7 +98,7 @@ def self_comparison(records: Iterable[Record]) -> list[str]:
         half = len(captures) // 2
         if half >= CAPTURES:
             compared += 1
-            differing += not compare(captures[:half], captures[half:], confidence=DECIDING).is_tie
+            differing += not tie(captures[:half], captures[half:], confidence=DECIDING)
     if not compared:
         return []
     return [

@@ -10,7 +10,7 @@ from ...kernels.tuned_table import config_from
 from ..measuring.targets import ALONE, NETWORK, Target
 from ..records.comparison import Difference
 from ..records.decisions import Decision, Measurement, by_setting, deciding, measurement, of_last_kernel
-from ..records.record import BadRecord, Record
+from ..records.record import Record, bad_record
 from .config_text import parse, text
 from .search import Answers, decision
 
@@ -43,14 +43,24 @@ class HeadWinners(NamedTuple):
         return cls(target, alone.rule, alone.winner, alone_over_rule, network.winner, over_rule, over_alone, failures)
 
 
+#: Configurations by how records write them: a sweep has each of them many times, and a check takes 30 us.
+_configs: dict[tuple[str, str], LaunchConfig] = {}
+
+
 def launchable(record: Record) -> Measurement:
     """Read the record of something that was timed, its configuration as one that can be launched.
 
     Raises:
-        ValueError: names what the record lacks.
+        BadRecord: names file, line and what the record lacks.
     """
-    found = measurement(record)
-    return found._replace(config=config_from(found.config, str(record.cell.get("pool"))))
+    found, pool = measurement(record), record.cell["pool"]
+    written = repr(found.config), pool
+    if written not in _configs:
+        try:
+            _configs[written] = config_from(found.config, pool)
+        except ValueError as error:
+            raise bad_record(record, f"protocol: {error}") from None
+    return found._replace(config=_configs[written])
 
 
 def deciding_times(measured: Iterable[Measurement]) -> Answers:
@@ -95,16 +105,17 @@ def _title(record: Record) -> str:
 def _winners(target: Target, alone: Sequence[Record], in_situ: Sequence[Record]) -> HeadWinners:
     """Decide by records of one target; what was timed beside another rule than the last in situ is passed over."""
     places: Mapping[str, Sequence[Record]] = {ALONE: alone, NETWORK: in_situ}
+    measured = {place: [launchable(one) for one in its if one.error is None] for place, its in places.items()}
+    rule = measured[NETWORK][-1].rule if measured[NETWORK] else text(target.rule)
     try:
-        measured = {place: [launchable(one) for one in its if one.error is None] for place, its in places.items()}
-        rule = measured[NETWORK][-1].rule if measured[NETWORK] else text(target.rule)
         baseline = parse(rule)
-        decided = {
-            place: decision(baseline, deciding_times(one for one in found if one.rule == rule))
-            for place, found in measured.items()
-        }
     except ValueError as error:
-        raise BadRecord(f"{target}: {error}") from None
+        last = [one for one in in_situ if one.error is None][-1]
+        raise bad_record(last, f"paired, rule: {error}") from None
+    decided = {
+        place: decision(baseline, deciding_times(one for one in found if one.rule == rule))
+        for place, found in measured.items()
+    }
     failed = {(place, one.variant): one.error for place, its in places.items() for one in its if one.error is not None}
     kinds = Counter(error.partition(": ")[0] for error in failed.values())
     return HeadWinners.of(target, decided[ALONE], decided[NETWORK], kinds)

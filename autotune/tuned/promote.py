@@ -14,7 +14,7 @@ from ...kernels.head_shape import HeadShape
 from ...kernels.kernel_hash import kernel_hash
 from ...kernels.launch_config import LaunchConfig
 from ...kernels.launch_rule import config_by_rule
-from ...kernels.tuned_table import VERSIONS, BadTable, Entry, TunedTable, read_table, shape_from, table_path
+from ...kernels.tuned_table import VERSIONS, BadTable, Entry, TunedTable, read_table, table_path
 from ..records.decisions import Decision, Measurement, Setting, deciding, setting_of, sweep_records
 from ..records.record import BadRecord, Record, read_records
 from ..sweep.search import decision
@@ -62,16 +62,15 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
             configurations could be measured; or a record that lacks something.
         BadTable: ``out`` is there, and is no table or that of another device.
     """
-    swept = [(path, record) for path in paths for record in sweep_records(read_records(path))]
+    swept = [record for path in paths for record in sweep_records(read_records(path))]
     names = ", ".join(map(str, paths))
     if not swept:
         raise BadRecord(f"{names}: got no records of kind 'sweep', wants those of `auxhead-tune sweep`")
-    device, sm_count = _device(names, [record for _, record in swept])
-    records = [(path, record) for path, record in swept if record.protocol["kernel"] == kernel_hash()]
+    device, sm_count = _device(names, swept)
+    records = [record for record in swept if record.protocol["kernel"] == kernel_hash()]
     if not records:
-        path, record = swept[-1]
-        kernel = record.protocol["kernel"]
-        raise BadRecord(f"{path}: kernel: got records of {kernel}, wants {kernel_hash()}, the one here; sweep again")
+        kernel = swept[-1].protocol["kernel"]
+        raise BadRecord(f"{names}: kernel: got records of {kernel}, wants {kernel_hash()}, the one here; sweep again")
     candidates = _candidates(records)
     enough = {slot: measured for slot, measured in candidates.items() if len(measured) >= 2}
     left_out = [
@@ -83,7 +82,7 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
         raise BadRecord(f"{names}: {left_out[0]}")
     winners = _winners(enough)
     path = out or table_path(device)
-    versions = {name: _versions(record.environment.get(name) for _, record in records) for name in VERSIONS}
+    versions = {name: _versions(record.environment.get(name) for record in records) for name in VERSIONS}
     decided = {(entry.shape, entry.place): entry for entry, *_ in winners}
     kept = [one for one in _entries_of(path, device, sm_count) if (one.shape, one.place) not in decided]
     entries = (*kept, *decided.values())
@@ -129,22 +128,16 @@ _Slot = tuple[HeadShape, str]
 _Candidates = dict[_Slot, dict[LaunchConfig, Measurement]]
 
 
-def _candidates(records: Iterable[tuple[Path, Record]]) -> _Candidates:
+def _candidates(records: Iterable[Record]) -> _Candidates:
     """Return the measurements that decide, by slot and configuration; none where nothing could be measured.
 
     Of several networks the one decides where something was timed most often, then the one with the most configurations.
     """
     measured: dict[Setting, list[Measurement]] = {}
-    for path, record in records:
-        try:
-            setting = setting_of(record)
-            if setting not in measured:
-                shape_from(dict(zip(HeadShape._fields, setting.shape, strict=True)))
-            its = measured.setdefault(setting, [])
-            if record.error is None:
-                its.append(launchable(record))
-        except ValueError as error:
-            raise BadRecord(f"{path}: {record.variant}: {error}") from None
+    for record in records:
+        its = measured.setdefault(setting_of(record), [])
+        if record.error is None:
+            its.append(launchable(record))
     slots: dict[_Slot, list[dict[LaunchConfig, Measurement]]] = {}
     for setting, its in measured.items():
         slot = (HeadShape(*setting.shape), setting.place)

@@ -7,12 +7,31 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from ...autotune.records.checks import NUMBER, TEXT, WHOLE, Maybe, Wanted, check
 from ...autotune.records.record import BadRecord
 from ..records import NoRecords
 from ..style import BLUE, GREY, ORANGE, frame, new_figure, note, tidy
 
 #: The format of the report that this figure reads.
 REPORT_FORMAT = "auxhead demo report 1"
+_SOME = Wanted("an exit or more", bool)
+#: All that it reads of one.
+_REPORT = {
+    "data": TEXT,
+    **dict.fromkeys(("image_size", "seed"), WHOLE),
+    "images": dict.fromkeys(("train", "validation", "test"), WHOLE),
+    **dict.fromkeys(("accuracy", "full_accuracy", "left_before_last_block"), NUMBER),
+    "exits": [
+        {
+            "name": TEXT,
+            "threshold": Maybe(NUMBER, absent=False),
+            "images": WHOLE,
+            **dict.fromkeys(("share", "accuracy_on_all"), NUMBER),
+            "accuracy": Maybe(NUMBER, absent=False),
+        }
+    ],
+    "environment": dict.fromkeys(("device", "python", "torch", "torchvision", "auxhead"), Maybe(TEXT, absent=False)),
+}
 
 
 def read_report(paths: Sequence[Path], kinds: Sequence[str]) -> dict[str, Any]:
@@ -30,17 +49,20 @@ def read_report(paths: Sequence[Path], kinds: Sequence[str]) -> dict[str, Any]:
         raise BadRecord(f"{path}: is not JSON ({error})") from None
     if not isinstance(content, dict):
         raise BadRecord(f"{path}: holds a JSON {type(content).__name__}, wants an object")
+    if content.get("format") != REPORT_FORMAT:
+        got = content.get("format")
+        raise BadRecord(f"{path}: format: got {got!r}, wants {REPORT_FORMAT!r}, as `auxhead demo` writes it")
+    try:
+        check("", content, _REPORT)
+        check("exits", content["exits"], _SOME)
+    except ValueError as error:
+        raise BadRecord(f"{path}: {error}") from None
     return content
 
 
 def draw(report: Mapping[str, Any]) -> tuple[Figure, dict[str, Any]]:
     """How many images leave at each exit, and how often they are right."""
-    if report.get("format") != REPORT_FORMAT:
-        raise BadRecord(f"format: got {report.get('format')!r}, wants {REPORT_FORMAT!r}, as `auxhead demo` writes it")
-    try:
-        drawn = _drawn(report)
-    except (KeyError, TypeError, IndexError) as error:
-        raise BadRecord(f"the report lacks a field, or has it in another form: {error}") from None
+    drawn = _drawn(report)
     return _figure(drawn), drawn
 
 

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from ...autotune.records.forms import FOOTPRINTS
 from ...autotune.records.record import Record, latest
 from ..records import NoRecords, network_of, rounds, stamp
 from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, Line, frame, legend_beside, new_figure, note, tidy
@@ -94,8 +95,8 @@ def _point(record: Record) -> dict[str, Any]:
 
 
 def _kind(footprint: str) -> str:
-    """Return the kind, of ``KINDS``, of a footprint; "priority" goes before others."""
-    return next(kind for kind in ("priority", "SMs", "registers", "warps", "programs", "by rule") if kind in footprint)
+    """Return the kind, of ``KINDS``, of a footprint."""
+    return next(kind for kind in FOOTPRINTS if kind in footprint)
 
 
 def boundary(points: Points) -> dict[str, Any] | None:

@@ -18,10 +18,10 @@ from ...autotune.records.comparison import DECIDING, NEGLIGIBLE
 from ...autotune.records.record import Record
 from ..records import NoRecords, rounds, stamp
 from ..style import ORANGE, PALE, frame, new_figure
-from ..sweep_heads import Head, over, over_rule, swept_heads
+from ..sweep_heads import FIELDS, Head, over, over_rule, swept_heads
 
 #: The fields of a LaunchConfig across and up, and what they are: most that was tried differs in them.
-ACROSS, UP = "num_warps", "block_c"
+ACROSS, UP = FIELDS
 ACROSS_LABEL, UP_LABEL = "warps", "channels a\nprogram"
 COLUMNS = 4
 #: Bright for fast: the eye goes where tuning should.

@@ -75,10 +75,14 @@ def test_files_are_the_same_each_time_and_nothing_else_is_left(report, tmp_path)
 
 
 @pytest.mark.parametrize("missing", sorted(set(REPORT) - {"format"}))
-def test_a_report_that_lacks_a_field(report, missing):
+def test_a_report_that_lacks_a_field(report, missing, tmp_path):
     del report[missing]
-    with pytest.raises(BadRecord, match=missing):
-        exits.draw(report)
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    with pytest.raises(BadRecord, match=rf"report\.json: {missing}: got nothing, wants "):
+        exits.read_report([tmp_path / "report.json"], ())
+    report[missing] = report["exits"] = [{"name": "a"}]
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    assert_one_line_error(plot("exits", "--records", tmp_path / "report.json", "--out", tmp_path / "x"), "report.json: ")
 
 
 def test_the_command_draws(report, tmp_path):

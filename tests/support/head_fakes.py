@@ -47,9 +47,9 @@ def head_record(variant, run="r1", us=None, pair=None, error=None, gpu="H200", *
         run=run,
         utc="",
         environment={"gpu": gpu, "torch": "2.11"},
-        protocol={},
+        protocol={"bytes": 1000, "bytes_per_second": 1e9} if variant == "bytes" else {},
         device_us=None if us is None else {"median": us, "p20": us - 0.25, "p80": us + 0.5, "captures": [us]},
-        paired=[] if pair is None else [dict(zip(("device_ratio", "low", "high"), pair, strict=True))],
+        paired=[] if pair is None else [dict(zip(("role", "device_ratio", "low", "high"), ("fused", *pair), strict=True))],
         error=error,
     )
 

@@ -135,7 +135,7 @@ def test_failures_are_remarks():
 
 
 def test_other_records_are_no_heads(path):
-    append_record(path, dataclasses.replace(a_head()[0], kind="bench"))
+    append_record(path, dataclasses.replace(a_head()[0], kind="network"))
     assert head_tables(read_records(path)) == [] and not records_at(path).has(head_of())
 
 

@@ -10,7 +10,9 @@ from auxhead.autotune.records.comparison import (
     Paired,
     compare,
     compare_runs,
+    runs_tie,
     student_quantile,
+    tie,
     typical,
 )  # fmt: skip
 from auxhead.autotune.records.record import read_records
@@ -70,6 +72,36 @@ def test_comparing_the_other_way_round_turns_the_ratio_round(seed, captures, rou
     assert there.low <= there.median_ratio <= there.high
     scaled = compare(7.0 * a, 7.0 * b)
     assert scaled == pytest.approx(there), "in any unit"
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1000), st.integers(2, 12), st.integers(2, 5), st.integers(1, 21))
+def test_the_error_is_that_of_medians_of_drawn_rounds(seed, captures, others, rounds):
+    """Written out: medians of the rounds that are drawn, and the scatter of their means over drawn captures."""
+    generator = np.random.default_rng(seed)
+    a, b = (np.round(generator.uniform(5.0, 5.3, (count, rounds)), 2) for count in (captures, others))  # many are equal
+    both = np.log(np.concatenate([a, b]))
+    both = both - np.median(both, axis=0)
+    drawn = np.random.default_rng(0)
+    of_a, of_b = (drawn.integers(count, size=(count, 500)) for count in (captures, others))
+    medians = np.median(both[:, drawn.integers(rounds, size=(500, rounds))], axis=2)
+    means = [np.take_along_axis(medians, of_one, axis=0).mean(axis=0) for of_one in (of_a, captures + of_b)]
+    least = min(captures, others)
+    error = np.std(means[0] - means[1], ddof=1) * math.sqrt(least / (least - 1))
+    found = compare(a.tolist(), b.tolist())
+    half = student_quantile(captures + others - 2, 0.995) * error
+    assert math.log(found.high / found.median_ratio) == pytest.approx(half, rel=1e-9, abs=1e-12)
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 1000), st.floats(0.98, 1.02), st.sampled_from([0.9, 0.99, 0.9999]))
+def test_ties_are_those_of_intervals(seed, factor, confidence):
+    generator = np.random.default_rng(seed)
+    a, b, other = (noisy(generator, us, captures=4, rounds=6)[0, 0].tolist() for us in (100.0, 100.0 * factor, 90.0))
+    assert tie(a, b, confidence=confidence) == compare(a, b, confidence=confidence).is_tie
+    for run in ("one", "another"):
+        one, two = Paired(a, other, "one"), Paired(b, a, run)
+        assert runs_tie(one, two, confidence=confidence) == compare_runs(one, two, confidence=confidence).is_tie
 
 
 def test_negligible_differences_are_ties():

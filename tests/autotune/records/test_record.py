@@ -4,13 +4,14 @@ import copy
 import dataclasses
 import gzip
 import json
+import math
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from auxhead.autotune.records import checks as record_checks
+from auxhead.autotune.records import forms
 from auxhead.autotune.records.record import (
     SCHEMA,
     BadRecord,
@@ -21,22 +22,27 @@ from auxhead.autotune.records.record import (
     read_records,
     records_path,
 )
-from auxhead.kernels.head_shape import HeadShape
+from auxhead.kernels.head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
 from auxhead.kernels.tuned_table import PLACES
 
 ENVIRONMENT = {"gpu": "H200", "driver": "580", "torch": "2.11", "triton": "3.6", "cudnn": 91900, "cuda": "13.0"}
+
+CELL = {
+    "model": "resnet18", "dtype": "float16", "batch": 1, "classes": 10, "placement": "own", "taps": ["layer1"],
+    "input": [3, 8, 8],
+}  # fmt: skip
 
 
 def record(variant="graph-bare@as_is", **changed):
     made = Record(
         kind="bench",
-        cell={"model": "resnet18", "batch": 1, "taps": ["layer1"]},
+        cell=CELL,
         exits="never",
         variant=variant,
         run="r",
         utc="2026-01-01T00:00:00+00:00",
         environment={**ENVIRONMENT, "commit": "abc", "clocks": None},
-        protocol={"rounds": 50},
+        protocol={"rounds": 50, "captures": 5},
         host_us={"median": 2.0, "p20": 1.0, "p80": 3.0, "captures": [2.0]},
         device_us={"median": 1.0, "p20": 1.0, "p80": 1.0, "captures": [1.0]},
     )
@@ -117,11 +123,12 @@ def test_what_is_no_record(tmp_path):
         ("nonsense", "line 2: is not JSON"),
         ("[]", "line 2: got schema None, wants 'auxhead record 1'"),
         (good.replace("record 1", "record 9"), "line 2: got schema 'auxhead record 9'"),
-        ('{"schema": "auxhead record 1"}', "line 2: .*missing"),
+        ('{"schema": "auxhead record 1"}', "line 2: kind: got nothing, wants text"),
+        (json.dumps({name: value for name, value in json.loads(good).items() if name != "cell"}), "cell: got nothing"),
         (json.dumps({**json.loads(good), "cell": None}), "line 2: cell: got None, wants an object"),
-        (json.dumps({**json.loads(good), "host_us": 3}), "line 2: host_us: got 3, wants an object or null"),
+        (json.dumps({**json.loads(good), "host_us": 3}), "line 2: host_us: got 3, wants an object"),
         (json.dumps({**json.loads(good), "paired": {}}), "line 2: paired: got {}, wants a list"),
-        (json.dumps({**json.loads(good), "utc": 7}), "line 2: utc: got 7, wants a string"),
+        (json.dumps({**json.loads(good), "utc": 7}), "line 2: utc: got 7, wants text"),
         ("[" * 200_000, "line 2: is not JSON"),
     ):
         path.write_text(f"{good}\n{bad}\n{good}\n")
@@ -180,23 +187,27 @@ SWEPT = {
     },
     "exits": "never", "variant": "a", "run": "r", "utc": "", "environment": {},
     "protocol": {"place": "network", "kernel": "0", "captures": 2, "rounds": 1},
-    "device_us": {"samples": [[1.0], [2.0]]},
+    "device_us": {"median": 1.5, "samples": [[1.0], [2.0]]},
     "paired": [{"role": "rule", "variant": "a", "samples": [[1.0], [2.0]]}],
 }  # fmt: skip
 DAMAGED = [
     (SWEPT, ("cell", "samples"), 0, "cell.samples: got 0, wants a positive whole number"),
     (SWEPT, ("cell", "width"), "49", "cell.width: got '49', wants a positive whole number"),
-    (SWEPT, ("cell", "layout"), None, "cell.layout: got None, wants text"),
+    (SWEPT, ("cell", "layout"), None, "cell.layout: got None, wants one of channels_last, contiguous, strided"),
     (SWEPT, ("cell", "tap"), 1, "cell.tap: got 1, wants text"),
     (SWEPT, ("protocol", "place"), None, "protocol.place: got None, wants one of alone, network"),
     (SWEPT, ("protocol", "rounds"), 1.5, "protocol.rounds: got 1.5, wants a positive whole number"),
     (SWEPT, ("protocol", "kernel"), 1, "protocol.kernel: got 1, wants text"),
     (SWEPT, ("device_us", "samples"), [[1.0], [-1.0]], "device_us.samples: got [[1.0], [-1.0]], wants [captures]"),
+    (SWEPT, ("device_us", "samples"), [[1.0], [math.nan]], "device_us.samples: got [[1.0], [nan]], wants [captures]"),
+    (SWEPT, ("device_us", "samples"), [[1.0], [True]], "device_us.samples: got [[1.0], [True]], wants [captures]"),
+    (SWEPT, ("device_us", "samples"), [[1.0]], "device_us.samples: got [[1.0]], wants [captures]"),
+    (SWEPT, ("device_us", "samples"), [[1.0, 1.0]] * 2, "device_us.samples: got 2 rounds, wants 1, those of the rule"),
     (SWEPT, ("device_us", "samples"), [[1.0], []], "device_us.samples: got [[1.0], []], wants [captures]"),
     (SWEPT, ("paired", 0, "role"), "a", "wants a pair of role 'rule'"),
-    (SWEPT, ("paired", 0), 1, "wants a pair of role 'rule'"),
-    (SWEPT, ("paired", 0, "samples"), {}, "paired: samples: got {}, wants [captures]"),
-    (SWEPT, ("paired", 0, "variant"), 1, "paired: variant: got 1, wants text"),
+    (SWEPT, ("paired", 0), 1, "paired[0]: got 1, wants an object"),
+    (SWEPT, ("paired", 0, "samples"), {}, "paired, rule.samples: got {}, wants [captures]"),
+    (SWEPT, ("paired", 0, "variant"), 1, "paired, rule.variant: got 1, wants text"),
 ]
 
 
@@ -213,10 +224,12 @@ def test_what_sweeps_must_hold_is_checked_where_it_is_read(values, keys, to, mes
         read_records(path)
     assert message in str(caught.value)
     path.write_text(f"{whole}\n")
-    assert len(read_records(path)) == 1
+    (read,) = read_records(path)
+    assert read.place == f"{path}, line 1"
 
 
 def test_all_that_tells_heads_apart_is_checked():
     """Written out where it is checked, since what knows it imports torch."""
-    assert record_checks.SHAPE == HeadShape._fields and set(record_checks._WORDS) < set(HeadShape._fields)
-    assert record_checks.PLACES == PLACES
+    assert forms.SHAPE == HeadShape._fields
+    assert forms.WORDS == {"layout": LAYOUTS, "pool": POOLS, "dtype": DTYPES}
+    assert forms.PLACES == PLACES

@@ -134,7 +134,7 @@ def test_a_record_without_its_configuration(swept):
     records = read_records(swept[0])
     timed = next(one for one in records if one.error is None)
     broken = dataclasses.replace(timed, protocol={**timed.protocol, "config": {}})
-    with pytest.raises(BadRecord, match="batch 8, layer1: config: missing"):
+    with pytest.raises(BadRecord, match=rf"{swept[0]}, line \d+: protocol: config: missing"):
         recorded_winners([*records, broken])
 
 

@@ -114,7 +114,9 @@ def test_a_tie_goes_to_the_rule_and_then_to_the_simplest(tied, winner, promoted)
     for order in (tied, tied[::-1]):
         records = [swept(name, 8.0 if name in tied else 10.0) for name in (*order, *set(configs()).difference(order))]
         if "rule" in tied:
-            records = [dataclasses.replace(one, device_us={"samples": timings(10.0)}) for one in records]
+            records = [
+                dataclasses.replace(one, device_us={"median": 10.0, "samples": timings(10.0)}) for one in records
+            ]
         (one,) = promoted(*records).values()
         assert one.config == configs()[winner]
 
@@ -139,7 +141,7 @@ def test_what_was_measured_in_the_most_rounds_decides_and_the_last_time(promoted
 
 def test_configurations_in_more_captures_decide_among_themselves(promoted):
     def again(name, us):
-        return swept(name, us, device_us={"samples": timings(us, captures=12)}, run="again")
+        return swept(name, us, device_us={"median": us, "samples": timings(us, captures=12)}, run="again")
 
     (one,) = promoted(
         swept(), swept("narrow", 8.0), swept("parted", 7.0), again("rule", 10), again("narrow", 9)
@@ -220,7 +222,7 @@ def test_who_serves_is_told_by_the_winner_and_not_by_a_faster_one_that_is_tied_w
     def at_32(name, us):
         protocol = {**swept().protocol, "config": dataclasses.asdict(same[name])}
         paired = [{"role": "rule", "variant": "rule", "samples": wide(10.0)}]
-        return swept(name, us, large, protocol=protocol, device_us={"samples": wide(us)}, paired=paired)
+        return swept(name, us, large, protocol=protocol, device_us={"median": us, "samples": wide(us)}, paired=paired)
 
     at_8 = [swept(), swept("narrow", 8.0), swept("parted", 9.0)]
     found = promoted(*at_8, at_32("rule", 10.0), at_32("narrow", 10.05), at_32("parted", 9.85))
@@ -276,7 +278,7 @@ def test_a_head_that_could_not_be_measured_is_left_out_and_said(tmp_path, tables
 
 BAD = {
     "nothing": ([], "got no records of kind 'sweep', wants"),
-    "other kinds": ([swept(kind="bench")], "got no records of kind 'sweep', wants"),
+    "other kinds": ([swept(kind="network")], "got no records of kind 'sweep', wants"),
     "two devices": (
         [swept(), swept("narrow", environment={**ENVIRONMENT, "gpu": "ACME Y"})],
         r"device: got records of ACME X-1 80GB \(100 SMs\) and ACME Y \(100 SMs\), wants",
@@ -292,11 +294,14 @@ BAD = {
     ),
     "one configuration": ([swept(), swept()], "batch 8, 64x1x3136, .* alone: got 1 measured"),
     "failures alone": ([swept(error="x"), swept("narrow", error="x")], "alone: got 0 measured configurations, wants"),
-    "no shape": ([swept(cell={})], ", line 1: cell.samples: got None, wants"),
+    "no shape": ([swept(cell={})], ", line 1: cell.samples: got nothing, wants"),
     "no place": ([swept(place="x")], ", line 1: protocol.place: got 'x', wants one of alone, network"),
-    "no configuration": ([swept(protocol={**swept().protocol, "config": None})], "rule: config: got None, wants"),
+    "no configuration": (
+        [swept(protocol={**swept().protocol, "config": None})],
+        ", line 1: protocol: config: got None",
+    ),
     "no baseline": ([swept(paired=[])], ", line 1: paired: got \\[\\], wants a pair of role 'rule'"),
-    "a summary only": ([swept(device_us={"median": 1.0})], ", line 1: device_us.samples: got None, wants"),
+    "a summary only": ([swept(device_us={"median": 1.0})], ", line 1: device_us.samples: got nothing, wants"),
 }
 
 

@@ -1,0 +1,117 @@
+"""Forms of records: what tables and figures read is checked as it is read, and nothing is asked for that they do not."""
+
+import json
+
+import pytest
+from auxhead.autotune.records import forms
+from auxhead.autotune.records.checks import OBJECT, TEXT, Maybe, Roles
+from auxhead.autotune.records.record import SCHEMA, BadRecord, read_records
+from auxhead.plots.figures.registry import FIGURES
+from auxhead.plots.records import COMMITTED
+from support.command_line import plot, tune
+
+#: Files with records of each kind; of sweeps the first lines of a head in both places.
+FILES = {
+    "bench": "bench", "heads": "heads", "overlap": "overlap", "timeline": "overlap", "footprint": "footprint",
+    "pareto": "pareto", "profile": "profile",
+}  # fmt: skip
+#: Kinds that ``auxhead-tune table`` knows.
+TABLES = ("bench", "heads", "pareto", "overlap", "footprint")
+
+
+@pytest.fixture(scope="module")
+def lines():
+    """Committed records by kind, as JSON holds them."""
+    found = {}
+    for kind, name in FILES.items():
+        records = [json.loads(line) for line in (COMMITTED / f"h200/{name}.jsonl").read_text().splitlines()]
+        found[kind] = [one for one in records if one["kind"] == kind and one["error"] is None]
+    return found
+
+
+def form_of(kind):
+    """All forms of a kind in one."""
+    parts = forms._RECORD, forms._KINDS[kind].always, forms._KINDS[kind].measured
+    return merged(*parts)
+
+
+def merged(*parts):
+    if all(isinstance(one, dict) for one in parts):
+        names = dict.fromkeys(name for one in parts for name in one)
+        return {name: merged(*(one[name] for one in parts if name in one)) for name in names}
+    return parts[-1]
+
+
+def pruned(value, form):
+    """What the form asks for of a value, and nothing else."""
+    if isinstance(form, dict):
+        needed = {name: one for name, one in form.items() if not isinstance(one, Maybe) or not one.absent}
+        return {name: pruned(value[name], one) for name, one in needed.items()}
+    if isinstance(form, Maybe):
+        return None if value is None else pruned(value, form.form)
+    if isinstance(form, list):
+        return [pruned(one, form[0]) for one in value]
+    if isinstance(form, Roles):
+        known = {**form.others, **form.wanted}
+        return [{"role": one["role"], **pruned(one, known[one["role"]])} for one in value if one["role"] in known]
+    return value
+
+
+def written(path, *values):
+    path.write_text("".join(json.dumps({**one, "schema": SCHEMA}) + "\n" for one in values))
+    return path
+
+
+@pytest.mark.parametrize("file", sorted({kind.files[0] for kind in FIGURES if kind.files[0].endswith(".jsonl")}))
+def test_what_is_checked_is_all_that_tables_and_figures_read(file, lines, tmp_path):
+    """Records that hold nothing else are enough for them."""
+    kinds = [kind for kind in FILES if file == f"h200/{FILES[kind]}.jsonl"]
+    made = []
+    for kind in kinds:
+        for one in lines[kind]:
+            made.append(pruned(one, form_of(kind)))
+            made[-1]["environment"] |= {"gpu": "X"}
+            if kind == "heads" and one["variant"] == "bytes":
+                made[-1]["protocol"] |= pruned(one["protocol"], {"bytes": 0, "bytes_per_second": 0})
+            if kind == "bench" and "p99" in one["host_us"]:
+                made[-1]["host_us"]["p99"] = one["host_us"]["p99"]
+    path = written(tmp_path / "records.jsonl", *made)
+    if set(kinds) & set(TABLES):
+        printed = tune("table", path)
+        assert printed.exit_code == 0, printed.output
+    for figure in FIGURES:
+        if file in figure.files:
+            drawn = plot(figure.name, "--records", path, "--out", tmp_path / "figure")
+            assert drawn.exit_code == 0, (figure.name, drawn.output, drawn.exception)
+
+
+def damaged(value, form):
+    """Yield the name of each field and the value with that field gone, or of another form."""
+    if isinstance(form, Maybe):
+        yield from damaged(value, form.form) if value is not None else ()
+    elif isinstance(form, dict):
+        for name, inner in form.items():
+            may_be = inner.form if isinstance(inner, Maybe) else inner
+            if not isinstance(inner, Maybe) or not inner.absent:
+                yield name, {other: one for other, one in value.items() if other != name}
+            yield name, {**value, name: [] if may_be is OBJECT or isinstance(may_be, dict) else {"no": "such"}}
+            for where, changed in damaged(value.get(name), inner):
+                yield where or name, {**value, name: changed}
+    elif isinstance(form, (list, Roles)):
+        for place, one in enumerate(value[:2]):
+            roles = {} if isinstance(form, list) else {**form.others, **form.wanted}
+            inner = form[0] if isinstance(form, list) else {"role": TEXT, **roles[one["role"]]}
+            for where, changed in [("", [1j]), *damaged(one, inner)]:
+                yield where, [*value[:place], {"no": "such"} if changed == [1j] else changed, *value[place + 1 :]]
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_field_that_is_missing_or_wrong_is_named_with_file_and_line(kind, lines, tmp_path):
+    good, path = lines[kind][-1], tmp_path / "records.jsonl"
+    found = list(damaged(good, form_of(kind)))
+    assert len(found) > 30
+    for name, bad in found:
+        written(path, good, bad)
+        with pytest.raises(BadRecord, match=rf"{path}, line 2: .*{name}.*, wants ") as caught:
+            read_records(path)
+        assert "\n" not in str(caught.value)
