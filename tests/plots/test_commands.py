@@ -82,7 +82,8 @@ def test_a_report_that_lacks_a_field(report, missing, tmp_path):
         exits.read_report([tmp_path / "report.json"], ())
     report[missing] = report["exits"] = [{"name": "a"}]
     (tmp_path / "report.json").write_text(json.dumps(report))
-    assert_one_line_error(plot("exits", "--records", tmp_path / "report.json", "--out", tmp_path / "x"), "report.json: ")
+    refused = plot("exits", "--records", tmp_path / "report.json", "--out", tmp_path / "x")
+    assert_one_line_error(refused, "report.json: ")
 
 
 def test_the_command_draws(report, tmp_path):

@@ -39,6 +39,7 @@ def head_record(variant, run="r1", us=None, pair=None, error=None, gpu="H200", *
         "samples": 8, "channels": 64, "height": 1, "width": 3136, "grid_h": 1, "grid_w": 1, "layout": "channels_last",
         "pool": "avg", "classes": 10, "dtype": "float16", "model": "resnet18", "tap": "layer1",
     }  # fmt: skip
+    paired = [] if pair is None else [{"role": "fused", "device_ratio": pair[0], "low": pair[1], "high": pair[2]}]
     return Record(
         kind="heads",
         cell={**shape, **cell},
@@ -49,7 +50,7 @@ def head_record(variant, run="r1", us=None, pair=None, error=None, gpu="H200", *
         environment={"gpu": gpu, "torch": "2.11"},
         protocol={"bytes": 1000, "bytes_per_second": 1e9} if variant == "bytes" else {},
         device_us=None if us is None else {"median": us, "p20": us - 0.25, "p80": us + 0.5, "captures": [us]},
-        paired=[] if pair is None else [dict(zip(("role", "device_ratio", "low", "high"), ("fused", *pair), strict=True))],
+        paired=paired,
         error=error,
     )
 

@@ -1,4 +1,4 @@
-"""Forms of records: what tables and figures read is checked as it is read, and nothing is asked for that they do not."""
+"""Forms of records: what tables and figures read is checked when files are read, and that is all that they read."""
 
 import json
 
