@@ -1,44 +1,65 @@
-"""Networks with early exits, the heads they consist of, and the runners that answer fast."""
+"""Networks with early exits, the heads they consist of, and the runners that answer fast.
 
-from ..kernels import HeadOutput
-from .auto.auto_runner import AutoRunner
-from .calibration.thresholds import Calibration, calibrate
-from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from .early_exit_network import EarlyExitNetwork
-from .exit_result import ExitResult
-from .exit_rule import ExitRule
-from .fuse_aux_heads import FuseReport, fuse_aux_heads
-from .fused_aux_head import FusedAuxHead
-from .make_runner import make_runner
-from .runners.compacting import CompactingRunner
-from .runners.eager import EagerRunner
-from .runners.gated import GatedRunner
-from .runners.overlapped import OverlappedRunner
-from .runners.polled import PolledRunner
-from .runners.runner import Runner
-from .trunk.trunk import Trunk, make_trunk
+Names are loaded when they are first used, so that commands need not wait for PyTorch to show their help. What PyTorch
+itself has to know (``torch.ops.auxhead``, and ``HeadOutput`` in programs of ``torch.export``) is registered by
+``import auxhead.kernels``.
+"""
 
-__all__ = [
-    "AutoRunner",
-    "Calibration",
-    "Checkpoint",
-    "CompactingRunner",
-    "EagerRunner",
-    "EarlyExitNetwork",
-    "ExitResult",
-    "ExitRule",
-    "FuseReport",
-    "FusedAuxHead",
-    "GatedRunner",
-    "HeadOutput",
-    "OverlappedRunner",
-    "PolledRunner",
-    "Runner",
-    "Trunk",
-    "calibrate",
-    "fuse_aux_heads",
-    "load_checkpoint",
-    "make_runner",
-    "make_trunk",
-    "save_checkpoint",
-]
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from types import ModuleType
+from typing import Any
+
+#: The modules of the public names; ``__init__.pyi`` says the same to type checkers.
+_MODULES = {
+    "AutoRunner": ".auto.auto_runner",
+    "Calibration": ".calibration.thresholds",
+    "Checkpoint": ".checkpoint",
+    "CompactingRunner": ".runners.compacting",
+    "EagerRunner": ".runners.eager",
+    "EarlyExitNetwork": ".early_exit_network",
+    "ExitResult": ".exit_result",
+    "ExitRule": ".exit_rule",
+    "FuseReport": ".fuse_aux_heads",
+    "FusedAuxHead": ".fused_aux_head",
+    "GatedRunner": ".runners.gated",
+    "HeadOutput": "..kernels",
+    "OverlappedRunner": ".runners.overlapped",
+    "PolledRunner": ".runners.polled",
+    "Runner": ".runners.runner",
+    "Trunk": ".trunk.trunk",
+    "calibrate": ".calibration.thresholds",
+    "fuse_aux_heads": ".fuse_aux_heads",
+    "load_checkpoint": ".checkpoint",
+    "make_runner": ".make_runner",
+    "make_trunk": ".trunk.trunk",
+    "save_checkpoint": ".checkpoint",
+}
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("auxhead")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+class _Package(ModuleType):
+    """This package: importing a module named like its function leaves the function under that name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _MODULES and isinstance(value, ModuleType):
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

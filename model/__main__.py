@@ -2,19 +2,28 @@
 
 import typer
 
-from ..autotune.bench.demo_latency import demo_latency
-from ..plots.figures.exits import draw
-from ..plots.files import save_figure
-from .demo.command import demo_command, infer
+from .commands.version import version_option
+from .demo.command import BeyondModel, demo_command, infer
+
+
+def _beyond_model() -> BeyondModel:
+    """Import what ``demo`` needs of packages that model may not import; help does without."""
+    from ..autotune.bench.demo_latency import demo_latency
+    from ..plots.figures.exits import draw
+    from ..plots.files import save_figure
+
+    return BeyondModel(demo_latency, draw, save_figure)
+
 
 app = typer.Typer(
     help="Early-exit heads that cost next to nothing on a GPU.",
+    callback=version_option,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-app.command()(demo_command(demo_latency, draw, save_figure))
+app.command()(demo_command(_beyond_model))
 app.command()(infer)
 
 

@@ -3,8 +3,6 @@
 from enum import Enum
 from pathlib import Path
 
-import torch
-
 from ..bad_input import BadInput
 
 
@@ -14,18 +12,6 @@ class Device(str, Enum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
-
-
-def torch_device(wanted: Device) -> torch.device:
-    """Return the device that an option names; "auto" is the current CUDA device where there is one, else the CPU.
-
-    Raises:
-        BadInput: "cuda" without a CUDA device.
-    """
-    if wanted is Device.cuda and not torch.cuda.is_available():
-        raise BadInput("--device: got cuda, but torch sees no CUDA device here; wants auto or cpu")
-    use_cuda = wanted is not Device.cpu and torch.cuda.is_available()
-    return torch.device("cuda", torch.cuda.current_device()) if use_cuda else torch.device("cpu")
 
 
 def make_output_directory(out: Path) -> None:

@@ -5,34 +5,24 @@ import shlex
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-import torch
 import typer
-from torch import Tensor
 
-from ..calibration.evaluation import batches
-from ..checkpoint import load_checkpoint
 from ..commands.console import plain_console
 from ..commands.errors import one_line_errors
-from ..commands.options import Device, make_output_directory, torch_device
-from ..commands.user_model import import_function
-from ..early_exit_network import EarlyExitNetwork
-from ..exit_result import joined
-from ..json_file import write_json
-from ..training.data_sets import load_source
-from ..training.deep_supervision import TrainingPlan
-from .experiment import run_demo
-from .progress import DemoProgress
-from .saved import load_demo, save_demo
-from .tables import answers_table, print_report
+from ..commands.options import Device, make_output_directory
 
-#: Times the network's exits on a CUDA device, given a batch of its input; see :attr:`DemoReport.latency`.
-MeasureLatency = Callable[[EarlyExitNetwork, Tensor], list[dict[str, Any]]]
-#: Draws the content of ``report.json``; returns a figure and the numbers in it.
-DrawExits = Callable[[Mapping[str, Any]], tuple[Any, dict[str, Any]]]
-#: Writes a figure and its numbers to files that begin with a path: PNG, SVG and JSON.
-SaveFigure = Callable[[Any, Mapping[str, Any], Path], object]
+
+class BeyondModel(NamedTuple):
+    """Functions of packages that model may not import."""
+
+    measure_latency: Callable[[Any, Any], list[dict[str, Any]]]
+    """Times a network's exits on a CUDA device, given a batch of its input; see :attr:`DemoReport.latency`."""
+    draw_exits: Callable[[Mapping[str, Any]], tuple[Any, dict[str, Any]]]
+    """Draws the content of ``report.json``; returns a figure and the numbers in it."""
+    save_figure: Callable[[Any, Mapping[str, Any], Path], object]
+    """Writes a figure and its numbers to files that begin with a path: PNG, SVG and JSON."""
 
 
 class Dataset(str, Enum):
@@ -54,9 +44,7 @@ RootOption = Annotated[
 OutOption = Annotated[Path, typer.Option(help="Where checkpoint, report and figure go.")]
 EpochsOption = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="Passes over the training images.", show_default=f"{TrainingPlan.epochs}, more for few images"
-    ),
+    typer.Option(min=1, help="Passes over the training images.", show_default="10, more for few images"),
 ]
 ImageSizeOption = Annotated[
     int | None,
@@ -69,10 +57,8 @@ SeedOption = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of splits, 
 DeviceOption = Annotated[Device, typer.Option(help="Where to run.")]
 
 
-def demo_command(
-    measure_latency: MeasureLatency, draw_exits: DrawExits, save_figure: SaveFigure
-) -> Callable[..., None]:
-    """Return the command ``demo``, given functions of packages that model may not import."""
+def demo_command(beyond: Callable[[], BeyondModel]) -> Callable[..., None]:
+    """Return the command ``demo``, given what imports functions of other packages when it runs."""
 
     def demo(
         data: DataOption = None,
@@ -86,6 +72,18 @@ def demo_command(
         device: DeviceOption = Device.auto,
     ) -> None:
         """Train a small ResNet-18 with a head after every block, and see real images leave it early."""
+        import torch
+
+        from ..calibration.evaluation import batches
+        from ..commands.devices import torch_device
+        from ..json_file import write_json
+        from ..training.data_sets import load_source
+        from .experiment import run_demo
+        from .progress import DemoProgress
+        from .saved import save_demo
+        from .tables import print_report
+
+        measure_latency, draw_exits, save_figure = beyond()
         console = plain_console()
         with one_line_errors():
             where = torch_device(device)
@@ -135,6 +133,13 @@ def infer(
     device: DeviceOption = Device.auto,
 ) -> None:
     """Answer for image files, and say which exit answered."""
+    from ..checkpoint import load_checkpoint
+    from ..commands.devices import torch_device
+    from ..commands.user_model import import_function
+    from ..exit_result import joined
+    from .saved import load_demo
+    from .tables import answers_table
+
     with one_line_errors():
         where = torch_device(device)
         if backbone is None:
