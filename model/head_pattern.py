@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..kernels.head_arguments import FLOAT_DTYPES
+from .arguments import HEAD_DTYPES
 
 KNOWN_MODULES = (
     nn.AdaptiveAvgPool2d,
@@ -77,7 +78,7 @@ def match_head(module: nn.Module) -> HeadPattern | str:
     if linear is None:
         return "has no Linear"
     if linear[1].weight.dtype not in FLOAT_DTYPES:
-        return f"is {linear[1].weight.dtype}, which a fused head does not compute in"
+        return f"is {linear[1].weight.dtype}, wants {HEAD_DTYPES}: call its .float(), say"
     if has_hooks(module):
         return "carries hooks, which a fused head would not call"
     if "forward" in vars(module):
