@@ -71,7 +71,7 @@ def check_no_outer_capture() -> None:
 
 def _check_cuda(example_input: Tensor) -> None:
     if example_input.device.type != "cuda":
-        raise ValueError(f"example_input: on {example_input.device}, wants a CUDA device for graphs; exits='eager' runs on any")
+        raise ValueError(f"example_input: on {example_input.device}, wants a CUDA device; exits='eager' runs on any")
 
 
 def _check_device(network: nn.Module, device: torch.device) -> None:

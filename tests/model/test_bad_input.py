@@ -130,7 +130,7 @@ def test_a_tap_of_integers_is_told_what_heads_read() -> None:
     with pytest.raises(ValueError, match=r"^heads: layer 'codes' returns a tensor \[2, 192\] of torch.int64") as caught:
         EarlyExitNetwork(WithIndices(), {"codes": FusedAuxHead(None, 5)}, example_input=images())
     said = str(caught.value)
-    assert "wants one of torch.float32, torch.float16, torch.bfloat16" in said and "layers that would work: block0" in said
+    assert "wants one of torch.float32, torch.float16, torch.bfloat16; layers that would work: block0" in said
     assert ".float()" not in said  # of indices that would be nonsense
 
 

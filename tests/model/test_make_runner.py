@@ -83,7 +83,7 @@ def test_unknown_names_are_refused() -> None:
 @pytest.mark.parametrize("exits", RUNNERS)
 def test_graphs_need_a_gpu(exits: str) -> None:
     for make in (lambda *a, **o: make_runner(*a, exits=exits, **o), RUNNERS[exits]):
-        with pytest.raises(ValueError, match="example_input: on cpu, wants a CUDA device for graphs; exits='eager' runs on any"):
+        with pytest.raises(ValueError, match="example_input: on cpu, wants a CUDA device; exits='eager' runs on any"):
             make(network(1.0), images(1))
 
 
