@@ -181,4 +181,4 @@ def _as_fused(tap: str, head: nn.Module) -> FusedAuxHead:
     try:
         return FusedAuxHead.from_module(head)
     except ValueError as error:
-        raise TypeError(f"heads[{tap!r}]: {error}") from None
+        raise TypeError(f"heads[{tap!r}]: {str(error).removeprefix('module: ')}") from None

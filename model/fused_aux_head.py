@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kernels import ExitHead, HeadOutput, check_input, check_pool, fused_head, pooled_features
+from .arguments import check_module
 from .exit_rule import ExitRule, as_exit_rule
 from .head_pattern import match_head
 
@@ -79,8 +80,11 @@ class FusedAuxHead(nn.Module):
         of the Softmax.
 
         Raises:
-            ValueError: the module is not of a known shape; the message says why.
+            ValueError: the module is not of a known shape; the message says why, and of a class with a forward of its
+                own what to write instead.
+            TypeError: it is no module.
         """
+        check_module("module", module)
         pattern = match_head(module)
         if isinstance(pattern, str):
             raise ValueError(f"module: {pattern}")
