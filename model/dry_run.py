@@ -103,6 +103,10 @@ def _check_taps(taps: Sequence[str], layers: dict[str, nn.Module], watch: _Watch
         layer = layers[tap]
         if runs[layer] != 1:
             times = f"runs {runs[layer]} times" if runs[layer] else "never runs"
+            if isinstance(layer, torch.jit.ScriptModule):
+                would_work = (
+                    f": it is TorchScript, which calls no hooks; tap the nn.Module that it was made of{would_work}"
+                )
             raise ValueError(f"heads: layer {tap!r} {times} in a forward, wants once{would_work}")
         if layer in watch.unreadable:
             output = watch.outputs[layer]

@@ -91,11 +91,16 @@ class EarlyExitNetwork(nn.Module):
             self.fused_heads[self.taps.index(tap)].rule.assign(rule)
 
     def _rules_by_tap(self, rules: ExitRule | float | Mapping[str, ExitRule | float]) -> Mapping[str, ExitRule | float]:
+        if not isinstance(rules, (Mapping, ExitRule, int, float)):
+            wants = "an ExitRule or a threshold (a float), or a dict of them by tap"
+            raise TypeError(f"rules: got {kind_of(rules)}, wants {wants}")
         by_tap = rules if isinstance(rules, Mapping) else dict.fromkeys(self.taps, rules)
         for tap, rule in by_tap.items():
             if tap not in self.taps:
                 raise ValueError(f"rules: {tap!r} is not a tap, wants one of {list(self.taps)}")
-            as_exit_rule(rule)  # refuses what is neither a rule nor a threshold, before any head is changed
+            as_exit_rule(
+                rule, f"rules[{tap!r}]"
+            )  # refuses what is neither a rule nor a threshold, before any head is changed
         return by_tap
 
     def check_taps(self, example_input: Tensor) -> None:

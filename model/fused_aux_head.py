@@ -61,8 +61,8 @@ class FusedAuxHead(nn.Module):
         )
         self.pool = pool
         self.pool_size = check_pool(pool, pool_size)
-        if not 0.0 <= dropout <= 1.0:
-            raise ValueError(f"dropout: got {dropout}, wants a probability in [0, 1]")
+        if not (isinstance(dropout, (int, float)) and 0.0 <= dropout <= 1.0):
+            raise ValueError(f"dropout: got {dropout!r}, wants a probability in [0, 1]")
         self.dropout = dropout
         self.return_probs = return_probs
         self.rule = _own_rule(rule, device)

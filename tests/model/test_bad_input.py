@@ -176,3 +176,24 @@ def test_wrong_taps_are_told_when_an_eager_runner_is_made() -> None:
     net = EarlyExitNetwork(SmallNet().eval(), {"blok0": FusedAuxHead(None, 5)})
     with pytest.raises(ValueError, match="^heads: the backbone has no layer 'blok0'; close to it: block0"):
         make_runner(net, images(), exits="eager")
+
+
+@pytest.mark.parametrize("head", [FusedAuxHead(8, 5), FusedAuxHead(None, 5)], ids=["head", "lazy head"])
+def test_a_head_refuses_what_is_no_tensor_by_name(head: FusedAuxHead) -> None:
+    for call in (head, head.logits):
+        for x, kind in ((None, "NoneType"), ([1.0], "list"), (images().numpy(), "ndarray")):
+            with pytest.raises(TypeError, match=f"^x: got {kind}, wants a torch.Tensor"):
+                call(x)
+
+
+@pytest.mark.parametrize("dropout", ["0.5", None, 2, -0.1, float("nan")], ids=str)
+def test_dropout_is_a_probability(dropout: object) -> None:
+    with pytest.raises((ValueError, TypeError), match=re.escape(f"dropout: got {dropout!r}, wants a probability")):
+        FusedAuxHead(8, 5, dropout=dropout)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_backbone_is_told_that_its_layers_are_out_of_reach() -> None:
+    traced = torch.jit.trace(SmallNet().eval(), images())
+    with pytest.raises(ValueError, match="^heads: layer 'block0' never runs .*: it is TorchScript.* nn.Module"):
+        EarlyExitNetwork(traced, {"block0": FusedAuxHead(None, 5)}, example_input=images())
