@@ -138,10 +138,10 @@ def _only(found: list[_Found], included: dict[str, list[str]], modules: dict[str
         its = [one for one in found if any(f"{one.path}.".startswith(f"{name}.") for name in names)]
         for one in its:
             if one.reason is not None:
-                raise ValueError(f"include: {one.path!r} {one.reason}")
+                raise ValueError(f"include: {one.path!r}: {one.reason}")
         if not its:
             reason = match_head(modules[names[0]])
-            what = f"has no head in it: it {reason}" if isinstance(reason, str) else "is excluded"
-            raise ValueError(f"include: {names[0]!r} {what}")
+            why = f"has no head in it: {reason}" if isinstance(reason, str) else "is excluded"
+            raise ValueError(f"include: {names[0]!r} {why}")
         kept += its
     return [one for one in found if one in kept]
