@@ -11,7 +11,7 @@ import typer
 
 from ..commands.console import plain_console
 from ..commands.errors import one_line_errors
-from ..commands.options import Device, make_output_directory
+from ..commands.options import Device, check_output_directory, make_output_directory
 
 
 class BeyondModel(NamedTuple):
@@ -41,6 +41,9 @@ DatasetOption = Annotated[
 RootOption = Annotated[
     Path | None, typer.Option(help="For --dataset cifar10: the directory that holds cifar-10-batches-py.")
 ]
+SkipDamagedOption = Annotated[
+    bool, typer.Option("--skip-damaged", help="Leave out image files that cannot be read, and name the first few.")
+]
 OutOption = Annotated[Path, typer.Option(help="Where checkpoint, report and figure go.")]
 EpochsOption = Annotated[
     int | None,
@@ -64,6 +67,7 @@ def demo_command(beyond: Callable[[], BeyondModel]) -> Callable[..., None]:
         data: DataOption = None,
         dataset: DatasetOption = None,
         root: RootOption = None,
+        skip_damaged: SkipDamagedOption = False,
         out: OutOption = Path("auxhead-demo"),
         epochs: EpochsOption = None,
         image_size: ImageSizeOption = None,
@@ -86,9 +90,9 @@ def demo_command(beyond: Callable[[], BeyondModel]) -> Callable[..., None]:
         measure_latency, draw_exits, save_figure = beyond()
         console = plain_console()
         with one_line_errors():
-            where = torch_device(device)
-            make_output_directory(out)
+            check_output_directory(out)
             source = load_source(data, dataset.value if dataset else None, root)
+            where = torch_device(device)
             size = image_size or (16 if data is None and dataset in (None, Dataset.digits) else 32)
             console.print(
                 f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes, {size}x{size} pixels; "
@@ -98,13 +102,15 @@ def demo_command(beyond: Callable[[], BeyondModel]) -> Callable[..., None]:
             with DemoProgress(console) as start_phase:
                 run = run_demo(
                     source, image_size=size, device=where, seed=seed, epochs=epochs,
-                    max_accuracy_drop=max_accuracy_drop, start_phase=start_phase,
+                    max_accuracy_drop=max_accuracy_drop, skip_damaged=skip_damaged,
+                    tell=lambda lines: console.print(lines, soft_wrap=True), start_phase=start_phase,
                 )  # fmt: skip
             report = run.report
             if where.type == "cuda":
                 images = torch.cat(list(batches(run.splits.test.pixels[:2048], where)))
                 report = dataclasses.replace(report, latency=measure_latency(run.network, images))
-            examples = save_demo(out, run, source)
+            make_output_directory(out)
+            examples = save_demo(out, run)
             content = dataclasses.asdict(report)
             write_json(out / "report.json", content)
             save_figure(*draw_exits(content), out / "exits")
@@ -141,12 +147,11 @@ def infer(
     from .tables import answers_table
 
     with one_line_errors():
-        where = torch_device(device)
         if backbone is None:
             loaded = load_demo(checkpoint)
         else:
             loaded = load_checkpoint(checkpoint, import_function("--backbone", backbone)())
-        network = loaded.network.to(where)
+        network = loaded.network.to(torch_device(device))
         for head in network.fused_heads:
             head.return_probs = True  # which the table shows
         result = joined([network(part) for part in loaded.read_images(images).split(256)])
