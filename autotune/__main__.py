@@ -1,7 +1,10 @@
 """The command ``auxhead-tune``: registers its subcommands, and hands ``table`` the makers of tables."""
 
+from collections.abc import Sequence
+
 import typer
 
+from ..model.commands.version import version_option
 from .bench.command import bench
 from .bench.tables import bench_tables
 from .footprint.command import footprint
@@ -14,13 +17,22 @@ from .pareto.command import pareto
 from .pareto.tables import pareto_tables
 from .plan.command import plan
 from .profile.command import profile
+from .records.record import Record
 from .records.table_command import table_command
+from .records.tables import RecordTable
 from .sweep.command import sweep
-from .sweep.tables import sweep_tables
 from .tuned.command import explain, promote
+
+
+def _sweep_tables(records: Sequence[Record]) -> list[RecordTable]:
+    from .sweep.tables import sweep_tables  # its tables name configurations, for which PyTorch is imported
+
+    return sweep_tables(records)
+
 
 app = typer.Typer(
     help="Benchmarks and tuning on your GPU, kept as records.",
+    callback=version_option,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -33,16 +45,8 @@ app.command()(pareto)
 app.command()(overlap)
 app.command()(footprint)
 app.command()(profile)
-app.command()(
-    table_command(
-        bench=bench_tables,
-        heads=head_tables,
-        pareto=pareto_tables,
-        overlap=overlap_tables,
-        footprint=footprint_tables,
-        sweep=sweep_tables,
-    )
-)
+tables = {"bench": bench_tables, "heads": head_tables, "pareto": pareto_tables, "overlap": overlap_tables}
+app.command()(table_command(**tables, footprint=footprint_tables, sweep=_sweep_tables))
 app.command()(plan)
 app.command()(promote)
 app.command()(explain)

@@ -2,10 +2,17 @@
 
 import typer
 
+from ..model.commands.version import version_option
 from .commands import all_command, figure_command, perfetto
 from .figures.registry import FIGURES
 
-app = typer.Typer(help="Figures from records; needs no GPU.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Figures from records; needs no GPU.",
+    callback=version_option,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 
 app.command(name="all")(all_command(FIGURES))
 app.command()(perfetto)

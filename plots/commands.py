@@ -9,7 +9,6 @@ import typer
 from ..autotune.records.one_line_errors import one_line_errors
 from ..autotune.records.record import BadRecord
 from .figure_kind import FigureKind
-from .files import save_figure
 from .perfetto import write_trace
 from .records import NoRecords
 
@@ -29,6 +28,8 @@ def all_command(kinds: Sequence[FigureKind]) -> Callable[..., None]:
         out: Annotated[Path, typer.Option(help="The folder that the figures go to.")] = Path("auxhead-plots"),
     ) -> None:
         """Draw every figure whose records are there, and say of the others how to make theirs."""
+        from .files import save_figure
+
         with one_line_errors(out):
             for path in records or []:
                 if not path.exists():
@@ -50,6 +51,8 @@ def figure_command(kind: FigureKind) -> Callable[..., None]:
     """Return the subcommand of a figure."""
 
     def command(records: Records = None, out: Stem = None) -> None:
+        from .files import save_figure
+
         stem = out or Path(kind.name)
         with one_line_errors(stem):
             drawn = kind.make(records)

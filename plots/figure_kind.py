@@ -5,14 +5,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib.figure import Figure
-
 from .records import COMMITTED, NoRecords, read_kinds
 
 #: The figures that come with the package, each with its numbers.
 GALLERY = Path(__file__).parent / "gallery"
-#: The figure, and everything that it shows as JSON values, "title" and "stamp" among them.
-Drawn = tuple[Figure, dict[str, Any]]
+#: A matplotlib figure, and everything that it shows as JSON values, "title" and "stamp" among them.
+Drawn = tuple[Any, dict[str, Any]]
+
+
+class Drawing(NamedTuple):
+    """Functions that draw a figure."""
+
+    draw: Callable[[Any], Drawn]
+    """Draws what ``read`` returns. Raises ``NoRecords`` where records that it needs are missing, and ``BadRecord``."""
+    read: Callable[[Sequence[Path], Sequence[str]], Any] = read_kinds
+    """Reads files; takes their paths and the kinds of records."""
+    redraw: Callable[[Mapping[str, Any]], Any] | None = None
+    """Draws it again from its numbers in the gallery, where its records, too large for a wheel, are not there."""
 
 
 class FigureKind(NamedTuple):
@@ -20,24 +29,21 @@ class FigureKind(NamedTuple):
 
     name: str
     """Name of the subcommand and of the files."""
-    draw: Callable[[Any], Drawn]
-    """Draws what ``read`` returns; the first line of its docstring is the help of the subcommand. Raises ``NoRecords``
-    where records that it needs are missing, and ``BadRecord``."""
+    finding: str
+    """One line on what the figure shows, the help of the subcommand."""
     kinds: tuple[str, ...]
     """Kinds of the records that it is drawn from."""
     files: tuple[str, ...]
     """Files of the package's own records, in autotune/records."""
     made_by: str
     """The command that measures such records."""
-    read: Callable[[Sequence[Path], Sequence[str]], Any] = read_kinds
-    """Reads files; takes their paths and ``kinds``."""
-    redraw: Callable[[Mapping[str, Any]], Figure] | None = None
-    """Draws it again from its numbers in the gallery, where its records, too large for a wheel, are not there."""
+    drawing_of: Callable[[str], Drawing]
+    """Imports the functions that draw a figure, told by its name: matplotlib takes longer than help should."""
 
     @property
-    def finding(self) -> str:
-        """One line on what the figure shows."""
-        return (self.draw.__doc__ or "").strip().partition("\n")[0]
+    def drawing(self) -> Drawing:
+        """The functions that draw it."""
+        return self.drawing_of(self.name)
 
     def make(self, paths: Sequence[Path] | None = None) -> Drawn:
         """Draw it from files, None for those of the package; records of other kinds are passed over.
@@ -46,12 +52,12 @@ class FigureKind(NamedTuple):
             NoRecords: there is nothing to draw; names the command that measures it.
             BadRecord: a file that does not hold records, or records of several devices or versions.
         """
-        own = [COMMITTED / file for file in self.files]
-        if paths is None and self.redraw is not None and not all(path.exists() for path in own):
+        own, drawing = [COMMITTED / file for file in self.files], self.drawing
+        if paths is None and drawing.redraw is not None and not all(path.exists() for path in own):
             drawn = json.loads((GALLERY / f"{self.name}.json").read_text(encoding="utf-8"))
-            return self.redraw(drawn), drawn
+            return drawing.redraw(drawn), drawn
         try:
-            return self.draw(self.read(own if paths is None else self._of_format(paths), self.kinds))
+            return drawing.draw(drawing.read(own if paths is None else self._of_format(paths), self.kinds))
         except NoRecords as error:
             raise NoRecords(f"{error}; `{self.made_by}` makes it") from None
 

@@ -1,14 +1,14 @@
 """Writes figures to files: PNG, SVG, and JSON with the numbers that are drawn."""
 
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+
+from .replacing import replacing
 
 
 def save_figure(figure: Figure, drawn: Mapping[str, Any], stem: Path) -> list[Path]:
@@ -25,12 +25,3 @@ def save_figure(figure: Figure, drawn: Mapping[str, Any], stem: Path) -> list[Pa
     with replacing(numbers) as unfinished:
         unfinished.write_text(json.dumps(drawn, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     return paths
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a file beside ``path`` to write to, which takes its place at the end if nothing was raised."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    yield unfinished
-    os.replace(unfinished, path)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..autotune.records.record import Record
-from .files import replacing
 from .records import NoRecords, read_kinds
+from .replacing import replacing
 from .timelines import JOIN, KINDS, SIDE, TRUNK, Timeline, timelines
 
 #: Numbers of the lanes; SMs come last.

@@ -1,39 +1,18 @@
-"""The command ``auxhead-tune bench``."""
+"""Options of the command ``auxhead-tune bench``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from ...model.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
-from ..measuring.cells import Cell, Dtype, Placement, chosen_cells
-from ..measuring.environment import environment, this_device
-from ..measuring.failures import DeviceLost, Failure
+from ..measuring.cells import Dtype, Placement
 from ..measuring.interrupts import resumable
-from ..measuring.options import MODEL_HELP, check_model, out_option, own_network
-from ..measuring.progress import SweepProgress
-from ..measuring.subject import Subject, build_subject, is_factory
-from ..records.record import BadRecord, read_records, records_path
-from ..records.tables import print_tables, wide_console
-from .measure import run_cell
-from .selection import ROUNDS, BenchOptions, PatternRun, check_patterns, check_variants, unsettled
-from .tables import bench_tables
-from .variants import RUNNERS, TRUNKS
-
-#: Rounds of ``--quick``.
-QUICK_ROUNDS = 20
-#: Variants of ``--quick``, which are built in seconds.
-_QUICK_VARIANTS = (
-    "eager*",
-    "graph-*@as_is",
-    "graph-*@cudnn",
-    *(f"{runner}@{trunk}" for runner in RUNNERS for trunk in TRUNKS),
-)
-#: Exit patterns of ``--quick``.
-_QUICK_EXITS = ("never", "layer1")
+from ..measuring.options import MODEL_HELP, check_model, check_own, is_factory, out_option
+from ..records.record import BadRecord, check_out
+from .defaults import QUICK_EXITS, QUICK_ROUNDS, QUICK_VARIANTS, ROUNDS
 
 
 def bench(
@@ -65,7 +44,7 @@ def bench(
 
     Every option that chooses may be given several times. A run that was stopped goes on where it was.
     """
-    console = wide_console()
+    models = model or ()
     asked: dict[str, Sequence[Any]] = {
         "dtype": [one.value for one in dtype or ()],
         "batch": batch or (),
@@ -73,63 +52,24 @@ def bench(
         "placement": [one.value for one in placement or ()],
     }
     with one_line_errors(BadRecord), resumable():
-        device = this_device("bench")
-        own, cells = _chosen(model or (), asked, quick)
-        wanted = tuple(variant or (_QUICK_VARIANTS if quick else ()))
-        where_to_exit = tuple(exits or (_QUICK_EXITS if quick else ()))
-        check_variants(wanted, cells)
-        check_patterns(where_to_exit, cells)
-        where = records_path(out, "bench", torch.cuda.get_device_name(device))
-        options = BenchOptions(
-            out=where,
-            environment=environment(device),
+        for name in models:
+            check_model("--model", name)
+        if any(map(is_factory, models)):
+            if quick:
+                raise BadInput("--quick: chooses cells of the core matrix, wants no network of your own beside it")
+            if len(models) > 1:
+                raise BadInput(f"--model: got {len(models)} of them, wants a factory alone")
+            check_own(models[0], **asked)
+        check_out(out)
+        from .run import run_bench
+
+        run_bench(
+            models,
+            asked,
+            quick=quick,
+            variants=tuple(variant or (QUICK_VARIANTS if quick else ())),
+            exits=tuple(exits or (QUICK_EXITS if quick else ())),
             rounds=rounds or (QUICK_ROUNDS if quick else ROUNDS),
-            wanted=wanted,
+            out=out,
             fresh=fresh,
-            exits=where_to_exit,
         )
-        left = unsettled(cells, options)
-        with SweepProgress(console) as progress:
-            failed = _measure(left, own, device, options, progress)
-        chosen = [cell.as_json() for cell in cells]
-        found = read_records(where) if where.exists() else []
-        print_tables(console, bench_tables(record for record in found if record.cell in chosen), where)
-        if failed:
-            raise BadInput(f"{len(failed)} of {len(left)} cells could not be measured, the first: {failed[0]}")
-
-
-def _measure(
-    left: Sequence[tuple[Cell, Sequence[PatternRun]]],
-    own: Subject | None,
-    device: torch.device,
-    options: BenchOptions,
-    progress: SweepProgress,
-) -> list[str]:
-    """Measure cell by cell; returns a line for each cell that could not be measured."""
-    failed = []
-    for number, (cell, runs) in enumerate(left):
-        begins = progress.of_network(cell, number, len(left))
-        try:
-            run_cell(own or build_subject(cell, device), runs, options, begins)
-        except DeviceLost as error:
-            raise BadInput(f"{error}; it is recorded: the same command goes on with the rest") from None
-        except (RuntimeError, ValueError) as error:  # no memory for the network itself, say
-            failed.append(f"{cell}: {Failure.of(error).detail}")
-            begins(f"FAILED: {Failure.of(error).detail}", 1.0)
-    return failed
-
-
-def _chosen(
-    models: Sequence[str], asked: Mapping[str, Sequence[Any]], quick: bool
-) -> tuple[Subject | None, list[Cell]]:
-    """Return the user's own network, if it is one, and the cells to measure."""
-    for name in models:
-        check_model("--model", name)
-    if any(map(is_factory, models)):
-        if quick:
-            raise BadInput("--quick: chooses cells of the core matrix, wants no network of your own beside it")
-        if len(models) > 1:
-            raise BadInput(f"--model: got {len(models)} of them, wants a factory alone")
-        own = own_network(models[0], **asked)
-        return own, [own.cell]
-    return None, chosen_cells(quick=quick, model=models, **asked)

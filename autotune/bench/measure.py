@@ -11,6 +11,7 @@ from ..measuring.cells import NEVER
 from ..measuring.correctness import Comparison, verdict
 from ..measuring.environment import clocks, release_memory
 from ..measuring.failures import DeviceLost, Failure
+from ..measuring.names import AS_IS
 from ..measuring.progress import Begins
 from ..measuring.subject import Subject
 from ..measuring.timers import Samples, time_captures, time_those_that_run
@@ -19,7 +20,7 @@ from ..records.spread import spread
 from ..records.summaries import network_record, summary
 from .records import REQUESTS, paired_with, protocol_of, summary_with_p99
 from .selection import BenchOptions, PatternRun
-from .variants import AS_IS, BuiltVariant, Variant, VariantCaptures, bare_name
+from .variants import BuiltVariant, Variant, VariantCaptures, bare_name
 
 #: Back-to-back calls last about this long, microseconds, within the bounds below.
 BLOCK_US = 2000.0

@@ -7,13 +7,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ...model.bad_input import BadInput
 from ..measuring.cells import Cell
+from ..measuring.patterns import check_globs, chosen_patterns
 from ..records.record import Record, is_settled, read_records
+from .defaults import ROUNDS
 from .variants import Variant, bare_name, catalogue, segments_name, truncated_name
-
-#: Timed rounds of each variant, unless asked otherwise: ten of each fresh capture.
-ROUNDS = 50
 
 
 @dataclass(frozen=True)
@@ -56,26 +54,9 @@ def chosen_variants(cell: Cell, pattern: str, wanted: Sequence[str]) -> list[Var
     return [variant for variant in known if variant in asked or variant.name in baselines] if asked else []
 
 
-def chosen_patterns(cell: Cell, wanted: Sequence[str]) -> list[str]:
-    """Return the exit patterns asked for that the cell has."""
-    return [name for name in cell.patterns if not wanted or any(fnmatchcase(name, glob) for glob in wanted)]
-
-
-def check_patterns(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
-    """Refuse a glob that fits no exit pattern, with ``BadInput``."""
-    _check_globs("--exits", wanted, (name for cell in cells for name in cell.patterns))
-
-
 def check_variants(wanted: Sequence[str], cells: Sequence[Cell]) -> None:
     """Refuse a glob that fits no variant, with ``BadInput``."""
-    _check_globs("--variant", wanted, (variant.name for cell in cells for variant in catalogue(cell)))
-
-
-def _check_globs(option: str, wanted: Sequence[str], names: Iterable[str]) -> None:
-    names = list(dict.fromkeys(names))
-    for glob in wanted:
-        if not any(fnmatchcase(name, glob) for name in names):
-            raise BadInput(f"{option}: got {glob}, wants names or globs of: {', '.join(names)}")
+    check_globs("--variant", wanted, (variant.name for cell in cells for variant in catalogue(cell)))
 
 
 def pattern_runs(cell: Cell, options: BenchOptions, records: Iterable[Record]) -> list[PatternRun]:

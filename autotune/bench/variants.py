@@ -13,6 +13,7 @@ from ...model.streams import stream_pair
 from ..measuring.cells import MIXED, NEVER, Cell
 from ..measuring.correctness import Answer
 from ..measuring.eager_truth import EagerTruth, Rounding, measure_rounding
+from ..measuring.names import AS_IS, MORE_TRUNKS, RUNNERS, TRUNKS
 from ..measuring.peers import (
     Compiled,
     GraphedPeer,
@@ -29,14 +30,6 @@ from ..measuring.subject import Subject
 from ..measuring.timers import CAPTURES
 from .lower_bound import SegmentsLowerBound
 
-#: The trunk as the user wrote it.
-AS_IS = "as_is"
-#: Trunks that are measured unless ``--variant`` names others.
-TRUNKS = (AS_IS, "cudnn")
-#: Further trunks that ``--variant`` may name.
-MORE_TRUNKS = ("inductor",)
-#: Runners that are measured on every trunk, as ``make_runner`` names them.
-RUNNERS = ("overlapped", "polled", "gated")
 #: Batch sizes at which max-autotune is compiled, which takes minutes.
 MAX_AUTOTUNE_BATCHES = (1, 32)
 #: Fresh captures of "auto", fewer than of the others: each captures and measures several runners.

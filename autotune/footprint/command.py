@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
+from ...model.commands.errors import one_line_errors
 from ..measuring.options import Batches, Classes, Dtypes, Model, NetworkChoice, Placements, out_option
-from ..measuring.run_networks import measure_networks
-from .measure import measure_footprints
-from .records import KIND, failed_record, footprint_records
-from .tables import footprint_tables
+from ..records.record import BadRecord, check_out
 
 
 def footprint(
@@ -16,7 +14,7 @@ def footprint(
     dtype: Dtypes = None,
     classes: Classes = None,
     placement: Placements = None,
-    out: Annotated[Path | None, out_option(KIND)] = None,
+    out: Annotated[Path | None, out_option("footprint")] = None,
 ) -> None:
     """Measure how much room a network's heads take beside its trunk, and where that stops being free.
 
@@ -25,4 +23,12 @@ def footprint(
     `auxhead-plot footprint` draws it. Options that choose networks may be given several times.
     """
     chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
-    measure_networks(KIND, chosen, out, measure_footprints, footprint_records, failed_record, footprint_tables)
+    with one_line_errors(BadRecord):
+        chosen.check()
+        check_out(out)
+        from ..measuring.run_networks import measure_networks
+        from .measure import measure_footprints
+        from .records import KIND, failed_record, footprint_records
+        from .tables import footprint_tables
+
+        measure_networks(KIND, chosen, out, measure_footprints, footprint_records, failed_record, footprint_tables)

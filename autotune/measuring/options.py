@@ -1,4 +1,4 @@
-"""Options that choose the networks to measure: torchvision's ResNets, or a user's own."""
+"""Options that choose the networks to measure: torchvision's ResNets, or a user's own; no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ import typer
 
 from ...model.bad_input import BadInput
 from .cells import STAGES, Cell, Dtype, Placement, resnet_cell
-from .subject import Subject, is_factory, load_subject
 
 MODEL_HELP = (
     "resnet18, resnet34, resnet50, or your own: package.module:function, which takes nothing and returns "
@@ -45,19 +44,17 @@ class NetworkChoice:
         dtypes, placements = [one.value for one in dtype or []], [one.value for one in placement or []]
         return cls(model, batch or [], dtypes, classes or [], placements)
 
-    def networks(self) -> tuple[Subject | None, list[Cell]]:
-        """Return the user's network, if it is one, and the cells of all.
-
-        Raises:
-            BadInput: there is no such network or model, or another option chooses what the user's own has.
-        """
+    def check(self) -> None:
+        """Refuse, with ``BadInput``, a model that there is none of, and options for what the user's own has."""
         check_model("MODEL", self.model)
         if is_factory(self.model):
-            own = own_network(
+            check_own(
                 self.model, batch=self.batches, dtype=self.dtypes, classes=self.classes, placement=self.placements
             )
-            return own, [own.cell]
-        return None, [
+
+    def cells(self) -> list[Cell]:
+        """Return the cells of torchvision's ResNets."""
+        return [
             resnet_cell(self.model, dtype, batch, classes, placement)
             for dtype in self.dtypes or ["float16"]
             for batch in self.batches or [1]
@@ -66,19 +63,19 @@ class NetworkChoice:
         ]
 
 
+def is_factory(model: str) -> bool:
+    """Return whether a model is a user's factory, "package.module:function"."""
+    return ":" in model
+
+
 def check_model(option: str, model: str) -> None:
     """Refuse a model that is neither one of torchvision's nor a user's factory, with ``BadInput``."""
     if not is_factory(model) and model not in STAGES:
         raise BadInput(f"{option}: got {model}, wants one of {', '.join(STAGES)} or package.module:function")
 
 
-def own_network(model: str, **chosen: Sequence[object]) -> Subject:
-    """Return the network of a user's factory, "package.module:function".
-
-    Raises:
-        BadInput: there is no such network, or another option, by its name in ``chosen``, has a value.
-    """
+def check_own(model: str, **chosen: Sequence[object]) -> None:
+    """Refuse, with ``BadInput``, an option, by its name in ``chosen``, that has a value beside a user's factory."""
     for option, values in chosen.items():
         if values:
             raise BadInput(f"--{option}: is that of the network which {model} returns, wants no value here")
-    return load_subject(model)

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 import torch
 
 from ...model.bad_input import BadInput
-from ...model.commands.errors import one_line_errors
-from ..records.record import BadRecord, Record, append_record, records_path
+from ..records.record import Record, append_record, records_path
 from ..records.tables import RecordTable, print_tables, wide_console
 from .cells import Cell
 from .environment import clocks, environment, release_memory, this_device
 from .failures import Failure
+from .networks import find_networks
 from .options import NetworkChoice
 from .progress import Begins, SweepProgress
 from .subject import Subject, build_subject
@@ -43,32 +43,32 @@ def measure_networks(
         tables: makes tables of records.
 
     Raises:
-        typer.Exit: no CUDA device, no such network, or a failure; printed in one line.
+        BadInput: no CUDA device, no such network, or a failure.
     """
     console = wide_console()
-    with one_line_errors(BadRecord):
-        device = this_device(kind)
-        where = records_path(out, kind, torch.cuda.get_device_name(device))
-        own, cells = chosen.networks()
-        of_device = environment(device)
-        found: list[Record] = []
-        reasons: list[str] = []
-        with SweepProgress(console) as progress:
-            for number, cell in enumerate(cells):
-                begins = progress.of_network(cell, number, len(cells))
-                begins("building", 0.0)
-                try:
-                    measured = measure(own or build_subject(cell, device), begins)
-                except (RuntimeError, ValueError) as error:  # no memory, a wrong answer, a trace that holds too little
-                    why = error.__cause__ if isinstance(error, VariantFailed) and error.__cause__ else error
-                    reasons.append(str(Failure.of(why)))
-                    records = [failed(cell, reasons[-1], of_device)]
-                else:
-                    records = finish(cell, measured, {**of_device, "clocks": clocks(device)})
-                for record in records:
-                    append_record(where, record)
-                found += records
-                release_memory()
-        print_tables(console, tables(found), where)
-        if reasons:
-            raise BadInput(f"{len(reasons)} of {len(cells)} networks could not be measured, the first: {reasons[0]}")
+    make = find_networks(chosen)
+    device = this_device(kind)
+    where = records_path(out, kind, torch.cuda.get_device_name(device))
+    own, cells = make()
+    of_device = environment(device)
+    found: list[Record] = []
+    reasons: list[str] = []
+    with SweepProgress(console) as progress:
+        for number, cell in enumerate(cells):
+            begins = progress.of_network(cell, number, len(cells))
+            begins("building", 0.0)
+            try:
+                measured = measure(own or build_subject(cell, device), begins)
+            except (RuntimeError, ValueError) as error:  # no memory, a wrong answer, a trace that holds too little
+                why = error.__cause__ if isinstance(error, VariantFailed) and error.__cause__ else error
+                reasons.append(str(Failure.of(why)))
+                records = [failed(cell, reasons[-1], of_device)]
+            else:
+                records = finish(cell, measured, {**of_device, "clocks": clocks(device)})
+            for record in records:
+                append_record(where, record)
+            found += records
+            release_memory()
+    print_tables(console, tables(found), where)
+    if reasons:
+        raise BadInput(f"{len(reasons)} of {len(cells)} networks could not be measured, the first: {reasons[0]}")

@@ -1,6 +1,6 @@
 """Subjects of measurements: a cell's network with random weights, or a user's own, and random inputs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -156,19 +156,27 @@ def _inputs_for(cell: Cell) -> int:
     return -(-inputs // 10) * 10 if MIXED.get(cell.placement) == SHARES else inputs
 
 
-def is_factory(model: str) -> bool:
-    """Return whether ``--model`` names a user's factory."""
-    return ":" in model
+def find_subject(model: str) -> Callable[[], Subject]:
+    """Find a user's factory, see :func:`auxhead.model.commands.user_model.load_factory`.
 
-
-def load_subject(model: str) -> Subject:
-    """Call a user's factory, see :func:`auxhead.model.commands.user_model.load_factory`.
+    Returns:
+        A function that calls it; raises ``BadInput`` where it returns something else than an :class:`EarlyExitNetwork`
+        in eval mode and a batch that it takes, both on one CUDA device.
 
     Raises:
-        BadInput: there is no such function, or it returns something else than an :class:`EarlyExitNetwork` in eval mode
-            and a batch that it takes, both on one CUDA device.
+        BadInput: there is no such function.
     """
-    network, example = load_factory(model)()
+    factory = load_factory(model)
+
+    def make() -> Subject:
+        network, example = factory()
+        _check_own(model, network, example)
+        return subject_of(model, network, example)
+
+    return make
+
+
+def _check_own(model: str, network: EarlyExitNetwork, example: Tensor) -> None:
     wants = "wants (network, example_input): an EarlyExitNetwork in eval mode and a batch [N, ...], on one CUDA device"
     elsewhere = {str(tensor.device) for tensor in (*network.parameters(), *network.buffers(), example)}
     if example.device.type != "cuda" or len(elsewhere) > 1:
@@ -179,7 +187,6 @@ def load_subject(model: str) -> Subject:
         network.check_taps(example)
     except (ValueError, TypeError, RuntimeError) as error:
         raise BadInput(f"--model: {model} returned a network that does not run on its example: {error}") from error
-    return subject_of(model, network, example)
 
 
 def subject_of(model: str, network: EarlyExitNetwork, example: Tensor) -> Subject:

@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
+from ...model.commands.errors import one_line_errors
 from ..measuring.options import Batches, Classes, Dtypes, Model, NetworkChoice, Placements, out_option
-from ..measuring.run_networks import measure_networks
-from .measure import measure_overlap
-from .records import KIND, failed_record, overlap_records
-from .tables import overlap_tables
+from ..records.record import BadRecord, check_out
 
 
 def overlap(
@@ -16,7 +14,7 @@ def overlap(
     dtype: Dtypes = None,
     classes: Classes = None,
     placement: Placements = None,
-    out: Annotated[Path | None, out_option(KIND)] = None,
+    out: Annotated[Path | None, out_option("overlap")] = None,
 ) -> None:
     """Measure whether a network's heads run beside its trunk, and what that costs the trunk.
 
@@ -24,4 +22,12 @@ def overlap(
     is kept kernel by kernel, for `auxhead-plot timeline`. Options that choose networks may be given several times.
     """
     chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
-    measure_networks(KIND, chosen, out, measure_overlap, overlap_records, failed_record, overlap_tables)
+    with one_line_errors(BadRecord):
+        chosen.check()
+        check_out(out)
+        from ..measuring.run_networks import measure_networks
+        from .measure import measure_overlap
+        from .records import KIND, failed_record, overlap_records
+        from .tables import overlap_tables
+
+        measure_networks(KIND, chosen, out, measure_overlap, overlap_records, failed_record, overlap_tables)

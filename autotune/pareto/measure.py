@@ -15,10 +15,11 @@ from ...model import EarlyExitNetwork
 from ...model.calibration.evaluation import answers_of_all_exits
 from ...model.calibration.thresholds import calibrate
 from ...model.training.data_sets import Split
-from ..bench.variants import RUNNERS, Variant, VariantCaptures, bare_name, catalogue
+from ..bench.variants import Variant, VariantCaptures, bare_name, catalogue
 from ..measuring.cells import NEVER
 from ..measuring.correctness import Comparison, verdict
 from ..measuring.failures import Failure
+from ..measuring.names import RUNNERS
 from ..measuring.subject import Subject
 from ..measuring.timers import Samples, time_captures, time_those_that_run
 

@@ -1,24 +1,15 @@
-"""The command ``auxhead-tune profile``."""
+"""Options of the command ``auxhead-tune profile``."""
 
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from ...model.bad_input import BadInput
-from ...model.commands.console import plain_console
 from ...model.commands.errors import one_line_errors
-from ...model.commands.options import make_output_directory
-from ...model.commands.user_model import load_factory
-from ...model.demo.small_resnet import ARCHITECTURE
-from ..measuring.environment import clocks, environment, this_device
-from ..measuring.subject import own_cell
-from ..records.record import BadRecord, append_record
-from .measure import compare, demo_model, repeated
-from .records import KIND, profile_records
-from .tables import print_comparison
+from ...model.commands.options import check_output_directory
+from ..records.record import BadRecord
 
 
 class Exits(str, Enum):
@@ -61,37 +52,15 @@ def profile(
 
     Launches, CUDA API calls, host and device time; status 1 if the runner is not in a steady state.
     """
-    console = plain_console()
     with one_line_errors(BadRecord):
         if (model is None) == (checkpoint is None):
             got = "neither" if model is None else "both"
             raise BadInput(f"--model, --checkpoint: got {got}, wants exactly one of the two")
-        device = this_device(KIND, ": launches and CUDA API calls are counted there")
-        make_output_directory(out)
-        if checkpoint is not None:
-            subject, made_of = demo_model(checkpoint, batch or 1)
-        else:
-            subject, made_of = load_factory(str(model))(), "the factory's batch"
-        x = subject.example_input.to(device)
-        x = x if batch in (None, len(x)) else repeated(x, batch)
-        network = subject.network.to(device).eval()
-        console.print(
-            f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}; batches of {len(x)}, {made_of}\n"
-            "before: eager PyTorch, plain heads in line, .item() after each, left once all samples are sure\n"
-            f"after: {exits.value}, trunk {trunk.value}",
-            soft_wrap=True,
+        check_output_directory(out)
+        from .run import run_profile
+
+        steady = run_profile(
+            model, checkpoint, exits=exits.value, trunk=trunk.value, batch=batch, requests=requests, out=out
         )
-        found = compare(network, x, exits=exits.value, trunk=trunk.value, requests=requests, out=out)
-        where = {**environment(device), "clocks": clocks(device)}
-        cell = own_cell(model or ARCHITECTURE, network, x)
-        records = profile_records(found, cell, f"{exits.value}@{trunk.value}", where)
-        for record in records:
-            append_record(out / "profile.jsonl", record)
-        print_comparison(console, records)
-        console.print(
-            f"\nSaved in {out}: before.json, after.json (Chrome traces, for ui.perfetto.dev or chrome://tracing), "
-            "profile.jsonl (appended: records)",
-            soft_wrap=True,
-        )
-    if found.problems:
+    if not steady:
         raise typer.Exit(1)

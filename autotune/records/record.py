@@ -147,16 +147,20 @@ def utc_now() -> str:
 
 
 def records_path(out: Path | None, kind: str, gpu: str) -> Path:
-    """Return the file for records of a kind measured on a GPU, unless ``out`` names it.
+    """Return the file for records of a kind measured on a GPU, unless ``out`` names it."""
+    return out or Path("autotune-records") / f"{kind}-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.jsonl"
+
+
+def check_out(out: Path | None) -> None:
+    """Check, before anything is measured, that records can be added to a file if one is named.
 
     Raises:
-        BadRecord: a compressed file.
+        BadRecord: a compressed file, or a folder.
     """
-    if out is None:
-        return Path("autotune-records") / f"{kind}-{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.jsonl"
-    if out.suffix == ".gz":
+    if out is not None and out.suffix == ".gz":
         raise BadRecord(f"{out}: compressed records are only read, wants a file that lines are added to: {out.stem}")
-    return out
+    if out is not None and out.is_dir():
+        raise BadRecord(f"{out}: is a folder, wants a file that lines are added to")
 
 
 def append_record(path: Path, record: Record) -> None:

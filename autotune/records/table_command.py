@@ -30,7 +30,8 @@ def table_command(**makers: MakeTables) -> Callable[..., None]:
         """Print the tables of records again: all times, and of sweeps the winners."""
         with one_line_errors(records):
             found = read_records(records)
-            tables = [one for make in makers.values() for one in make(found)]
+            there = {one.kind for one in found}
+            tables = [table for kind, make in makers.items() if kind in there for table in make(found)]
             if not tables:
                 raise BadRecord(f"RECORDS: {records} holds none of {kinds}, wants some")
             if markdown:

@@ -151,9 +151,11 @@ def infer(
             loaded = load_demo(checkpoint)
         else:
             loaded = load_checkpoint(checkpoint, import_function("--backbone", backbone)())
-        network = loaded.network.to(torch_device(device))
+        pixels = loaded.read_images(images)
+        where = torch_device(device)
+        network = loaded.network.to(where)
         for head in network.fused_heads:
             head.return_probs = True  # which the table shows
-        result = joined([network(part) for part in loaded.read_images(images).split(256)])
+        result = joined([network(part.to(where)) for part in pixels.split(256)])
         names = loaded.classes or [str(label) for label in range(network.fused_heads[0].num_classes)]
         plain_console().print(answers_table(images, result, [*network.taps, "classifier"], names))

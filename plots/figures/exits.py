@@ -61,7 +61,7 @@ def read_report(paths: Sequence[Path], kinds: Sequence[str]) -> dict[str, Any]:
 
 
 def draw(report: Mapping[str, Any]) -> tuple[Figure, dict[str, Any]]:
-    """How many images leave at each exit, and how often they are right."""
+    """Draw the figure, and return it with the numbers in it."""
     drawn = _drawn(report)
     return _figure(drawn), drawn
 

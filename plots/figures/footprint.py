@@ -39,7 +39,7 @@ KINDS = {
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Overlap and trunk stretch against SM occupancy by the heads, and where overlap stops being free."""
+    """Draw the figure, and return it with the numbers in it."""
     found = [one for one in latest(records) if one.error is None]
     if not found:
         raise NoRecords("no footprint that was measured")

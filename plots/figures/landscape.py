@@ -37,7 +37,7 @@ UNTRIED: dict[str, Any] = {"marker": "x", "markersize": 3, "color": "#B0B0B0", "
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Time of heads alone over two fields of their launch configuration, with the noise and what was not tried.
+    """Draw the figure, and return it with the numbers in it.
 
     Drawn are the heads of the smallest and of the largest batch of one network: the one most was tried for.
     """

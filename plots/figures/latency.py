@@ -31,7 +31,7 @@ BANDS = "Bands: latency from the median to the 99th percentile of requests; what
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Latency against batch size with all baselines, and what heads add to the network without.
+    """Draw the figure, and return it with the numbers in it.
 
     Records without the 99th percentile are not drawn.
     """

@@ -31,7 +31,7 @@ _TOO_CLOSE = 0.03
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """How much sooner answers come for how much accuracy, by runner and batch size.
+    """Draw the figure, and return it with the numbers in it.
 
     Drawn are the last network and of each batch size its last run.
     """

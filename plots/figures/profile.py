@@ -16,7 +16,7 @@ _COLOURS = (ORANGE, SKY, GREEN, PURPLE, AMBER)
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Launches and CUDA API time of one request, naive early exit before and a runner after.
+    """Draw the figure, and return it with the numbers in it.
 
     The last run is drawn.
     """

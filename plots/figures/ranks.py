@@ -25,7 +25,7 @@ _LINEAR, _TICKS = 10, (0, 5, 10, 20, 50, 100, 200)
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Ranks of launch configurations alone and in the network: is the fastest alone the fastest there, too?"""
+    """Draw the figure, and return it with the numbers in it."""
     heads = [drawn for head in swept_heads(records) if (drawn := _head(head))]
     if not heads:
         raise NoRecords("no head of which two configurations were measured both alone and in the network")

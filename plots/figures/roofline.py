@@ -25,7 +25,7 @@ MANY_CLASSES = 100
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """How far heads alone are from the memory's bandwidth, and which wait for latency instead.
+    """Draw the figure, and return it with the numbers in it.
 
     Of each head the last run is drawn in which the fused one was timed.
     """

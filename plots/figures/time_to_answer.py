@@ -24,7 +24,7 @@ SKIPPING = ("gated@cudnn", "polled@cudnn")
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """Time to the answer against the exit where all samples leave, with the network cut off there as the floor."""
+    """Draw the figure, and return it with the numbers in it."""
     of_taps = [one for one in records if one.exits in one.cell["taps"]]
     network, early = most_measured(of_taps, (FLOOR, *SKIPPING), "samples that leave at a tap")
     fewest = min(one.cell["classes"] for one in early)

@@ -22,7 +22,7 @@ _LITTLE = 0.5
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
-    """What runs beside what in one replay: trunk and heads over time, and the SMs that the heads' programs are on.
+    """Draw the figure, and return it with the numbers in it.
 
     Of several networks the one measured last is drawn; in microseconds since the replay began, shares in percent.
     """

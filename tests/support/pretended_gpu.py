@@ -31,9 +31,9 @@ _MEASURED = {
 }
 #: Names of them that each measuring command uses.
 _USED = {
-    "heads.command": ("environment", "clocks", "build_subject"),
+    "heads.run": ("environment", "clocks", "build_subject"),
     "measuring.run_networks": ("environment", "clocks", "build_subject"),
-    "sweep.command": ("environment", "build_subject"),
+    "sweep.run": ("environment", "build_subject"),
 }
 
 
@@ -55,7 +55,7 @@ def torch_of_the_cpu():
     return SimpleNamespace(**{**vars(torch), **replaced})
 
 
-def compute_on_the_cpu(monkeypatch, command):
-    """Let the module of a command find the GPU, and compute on the CPU all the same."""
-    monkeypatch.setattr(command, "torch", torch_of_the_cpu(), raising=False)
-    monkeypatch.setattr(command, "this_device", lambda *_: torch.device("cpu"))
+def compute_on_the_cpu(monkeypatch, run):
+    """Let the module that runs a command find the GPU, and compute on the CPU all the same."""
+    monkeypatch.setattr(run, "torch", torch_of_the_cpu(), raising=False)
+    monkeypatch.setattr(run, "this_device", lambda *_: torch.device("cpu"))

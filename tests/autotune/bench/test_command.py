@@ -58,10 +58,10 @@ def test_tables(subject, plan):
 
 
 def test_the_command(subject, plan, monkeypatch, tmp_path):
-    command = importlib.import_module("auxhead.autotune.bench.command")
+    running = importlib.import_module("auxhead.autotune.bench.run")
     monkeypatch.chdir(tmp_path)
-    compute_on_the_cpu(monkeypatch, command)
-    monkeypatch.setattr("auxhead.autotune.measuring.options.load_subject", lambda model: subject)
+    compute_on_the_cpu(monkeypatch, running)
+    monkeypatch.setattr("auxhead.autotune.bench.run.find_subject", lambda model: lambda: subject)
     arguments = (
         "bench",
         "--model",
@@ -89,7 +89,7 @@ def test_the_command(subject, plan, monkeypatch, tmp_path):
     def no_memory(*_):
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried")
 
-    monkeypatch.setattr(command, "run_cell", no_memory)
+    monkeypatch.setattr(running, "run_cell", no_memory)
     failed = tune(*arguments, "--fresh")
     assert (
         failed.exit_code == 2
@@ -100,7 +100,7 @@ def test_the_command(subject, plan, monkeypatch, tmp_path):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "run_cell", interrupted)
+    monkeypatch.setattr(running, "run_cell", interrupted)
     assert_told_how_to_go_on(tune(*arguments, "--fresh"))
 
 

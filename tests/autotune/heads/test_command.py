@@ -13,7 +13,7 @@ from support.head_fakes import SPEED, a_head, timed
 from support.sweep_fakes import small_target
 from support.written_records import written
 
-command = importlib.import_module("auxhead.autotune.heads.command")
+running = importlib.import_module("auxhead.autotune.heads.run")
 
 
 class Timing:
@@ -42,9 +42,9 @@ class Timing:
 
 @pytest.fixture
 def pretended(pretended_gpu, monkeypatch):
-    monkeypatch.setattr(command, "HeadTiming", Timing)
+    monkeypatch.setattr(running, "HeadTiming", Timing)
     copies = []
-    monkeypatch.setattr(command, "measure_copy_speed", lambda device, rounds: copies.append(device) or SPEED)
+    monkeypatch.setattr(running, "measure_copy_speed", lambda device, rounds: copies.append(device) or SPEED)
     for name, value in (("measured", []), ("results", timed()), ("stopped_by", None)):
         monkeypatch.setattr(Timing, name, value)
     return SimpleNamespace(path=pretended_gpu / "heads-nvidia-h200-fake.jsonl", copies=copies)

@@ -1,6 +1,5 @@
 """Records and tables of overlap, and the command, without a GPU."""
 
-import importlib
 import json
 
 import pytest
@@ -12,8 +11,6 @@ from support.command_line import assert_one_line_error, tune
 from support.overlap_fakes import CELL, CONV, measured, records
 from support.pretended_gpu import ENVIRONMENT
 from support.written_records import written
-
-command = importlib.import_module("auxhead.autotune.overlap.command")
 
 
 def test_the_summary(tmp_path):
@@ -111,7 +108,7 @@ def pretended(pretended_gpu, monkeypatch):
             raise RuntimeError("CUDA out of\nmemory")
         return measured()
 
-    monkeypatch.setattr(command, "measure_overlap", measure_overlap)
+    monkeypatch.setattr("auxhead.autotune.overlap.measure.measure_overlap", measure_overlap)
     return pretended_gpu / "overlap-nvidia-h200-fake.jsonl"
 
 

@@ -26,7 +26,7 @@ from support.example_models import SmallNet, needs_gpu, plain_heads
 from support.pretended_gpu import compute_on_the_cpu
 
 measuring = importlib.import_module("auxhead.autotune.pareto.measure")
-command = importlib.import_module("auxhead.autotune.pareto.command")
+running = importlib.import_module("auxhead.autotune.pareto.run")
 variants = importlib.import_module("auxhead.autotune.bench.variants")
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -187,11 +187,11 @@ def checkpoint(tmp_path, monkeypatch):
     report = {"format": REPORT_FORMAT, "data": "pictures", "seed": 3, "image_size": 8}
     report["images"] = {"train": 6, "validation": 2, "test": 2}
     (tmp_path / "demo" / "report.json").write_text(json.dumps(report))
-    compute_on_the_cpu(monkeypatch, command)
+    compute_on_the_cpu(monkeypatch, running)
     monkeypatch.setattr(
         measuring, "calibrate", lambda confidence, correct, drop: SimpleNamespace(thresholds=(10 * drop,) * 8)
     )
-    monkeypatch.setattr(command, "operating_points", lambda *about: operating_points(*about, drops=(0.01,)))
+    monkeypatch.setattr(running, "operating_points", lambda *about: operating_points(*about, drops=(0.01,)))
     return tmp_path / "demo"
 
 

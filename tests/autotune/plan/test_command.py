@@ -15,13 +15,13 @@ from support.planner_fakes import FakeGpu, images, small_network
 from support.pretended_gpu import compute_on_the_cpu
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
-command = importlib.import_module("auxhead.autotune.plan.command")
+running = importlib.import_module("auxhead.autotune.plan.run")
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    compute_on_the_cpu(monkeypatch, command)
-    monkeypatch.setattr("auxhead.autotune.measuring.options.load_subject", lambda model: subject(model))
+    compute_on_the_cpu(monkeypatch, running)
+    monkeypatch.setattr("auxhead.autotune.plan.run.find_subject", lambda model: lambda: subject(model))
     return FakeGpu(monkeypatch)
 
 
@@ -110,7 +110,7 @@ def test_a_resnet_is_made_for_the_largest_batch(gpu: FakeGpu, monkeypatch: pytes
         cells.append(cell)
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried")
 
-    monkeypatch.setattr(command, "build_subject", build)
+    monkeypatch.setattr(running, "build_subject", build)
     options = ("--batch", 8, "--batch", 2, "--dtype", "bfloat16", "--classes", 10, "--placement", "blocks")
     assert_one_line_error(plan("resnet18", *options), "8 heads (blocks), input 3x224x224: CUDA out of memory. Tried")
     (cell,) = cells
@@ -141,7 +141,7 @@ def test_bad_options_are_one_line_and_status_2(gpu: FakeGpu, arguments: list[str
 def test_a_factory_that_there_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    compute_on_the_cpu(monkeypatch, command)
+    compute_on_the_cpu(monkeypatch, running)
     assert_one_line_error(plan("no_such:thing"), "no module 'no_such'")
 
 

@@ -29,7 +29,7 @@ from support.simulated_cuda import simulated_events
 from support.written_records import written
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
-command = importlib.import_module("auxhead.autotune.profile.command")
+running = importlib.import_module("auxhead.autotune.profile.run")
 
 
 class FakeRunner(EagerRunner):
@@ -214,7 +214,7 @@ def test_a_batch_of_any_size_from_one(batch):
 def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    compute_on_the_cpu(monkeypatch, command)
+    compute_on_the_cpu(monkeypatch, running)
     (tmp_path / "file").write_text("")
     assert_one_line_error(tune("profile", *arguments), message)
 
@@ -255,7 +255,7 @@ def users_model(tmp_path, monkeypatch):
     ("problems", "status"), [([], 0), (["cudaMalloc allocates."], 1)], ids=["steady", "not steady"]
 )
 def test_the_command_with_the_cpu_for_a_device(tmp_path, users_model, monkeypatch, runners, problems, status):
-    compute_on_the_cpu(monkeypatch, command)
+    compute_on_the_cpu(monkeypatch, running)
     monkeypatch.setattr(before_and_after, "steady_state_problems", lambda profile: problems)
     result = tune("profile", "--model", users_model, "--exits", "gated", "--requests", 2)
     assert result.exit_code == status, result.output

@@ -17,6 +17,7 @@ from auxhead.autotune.records.record import (
     BadRecord,
     Record,
     append_record,
+    check_out,
     is_settled,
     latest,
     read_records,
@@ -107,7 +108,10 @@ def test_compressed_records_are_read_and_not_added_to(tmp_path):
     with pytest.raises(BadRecord, match=r"records.jsonl.gz: is compressed and cannot be read \("):
         read_records(path)
     with pytest.raises(BadRecord, match=r"only read, wants a file that lines are added to: records\.jsonl$"):
-        records_path(path, "bench", "H200")
+        check_out(path)
+    with pytest.raises(BadRecord, match="is a folder, wants a file"):
+        check_out(tmp_path)
+    check_out(tmp_path / "records.jsonl")
     assert records_path(tmp_path, "bench", "H200") == tmp_path
     assert records_path(None, "bench", "NVIDIA H200 (80G)") == Path("autotune-records/bench-nvidia-h200-80g.jsonl")
 

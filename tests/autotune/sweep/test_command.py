@@ -25,7 +25,7 @@ from rich.console import Console
 from support.command_line import assert_one_line_error, assert_told_how_to_go_on, tune
 from support.sweep_fakes import Synthetic, small_target
 
-command = importlib.import_module("auxhead.autotune.sweep.command")
+running = importlib.import_module("auxhead.autotune.sweep.run")
 
 
 def sweep(*arguments):
@@ -61,8 +61,8 @@ class Measurer(Synthetic):
 
 @pytest.fixture
 def pretended(pretended_gpu, monkeypatch):
-    monkeypatch.setattr(command, "HeadTiming", Measurer)
-    monkeypatch.setattr(command.CompileAhead, "beside", lambda device: nullcontext("other processes"))
+    monkeypatch.setattr(running, "HeadTiming", Measurer)
+    monkeypatch.setattr(running.CompileAhead, "beside", lambda device: nullcontext("other processes"))
     monkeypatch.setattr(Measurer, "cells", [])
     monkeypatch.setattr(Measurer, "stopped_by", None)
     return pretended_gpu / "sweep-nvidia-h200-fake.jsonl"
@@ -154,7 +154,7 @@ def test_bad_options(pretended, monkeypatch):
 def test_a_bar_on_a_terminal(pretended):
     shown = Console(force_terminal=True, width=200, file=open(os.devnull, "w"), record=True)  # noqa: SIM115
     with SweepProgress(shown) as progress:
-        progress.show(command.Status(0.25, "layer1: 4 configurations [alone]", "n1, 0.9 of the rule's", {}))
+        progress.show(running.Status(0.25, "layer1: 4 configurations [alone]", "n1, 0.9 of the rule's", {}))
     printed = shown.export_text()
     assert "25 %" in printed and "layer1: 4 configurations [alone]; best so far n1" in printed
 

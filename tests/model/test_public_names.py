@@ -1,0 +1,84 @@
+"""The names of ``auxhead.model``: loaded when they are used, the same to users, type checkers and ``import *``."""
+
+import ast
+import importlib
+import io
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from importlib.util import resolve_name
+from pathlib import Path
+
+import auxhead.model
+import pytest
+import torch
+from auxhead.model import _MODULES, FusedAuxHead
+
+STUB = Path(auxhead.model.__file__).with_suffix(".pyi")
+
+
+def run(code: str, *arguments: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_type_checkers_are_told_the_same_names() -> None:
+    tree = ast.parse(STUB.read_text())
+    told = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                assert alias.name == alias.asname, "a stub hands on what it renames"
+                told[alias.name] = "." * node.level + (node.module or "")
+    assert told == _MODULES and list(_MODULES) == sorted(_MODULES)
+    assert '"auxhead.model" = ["__init__.pyi"]' in (STUB.parents[1] / "pyproject.toml").read_text(), "not in the wheel"
+    (declared,) = (node.target.id for node in tree.body if isinstance(node, ast.AnnAssign))
+    assert declared == "__version__"
+
+
+@pytest.mark.parametrize("name", _MODULES)
+def test_names_are_those_of_their_modules(name: str) -> None:
+    module = importlib.import_module(resolve_name(_MODULES[name], "auxhead.model"))
+    assert getattr(auxhead.model, name) is getattr(module, name) and name in dir(auxhead.model)
+
+
+def test_everything_at_once() -> None:
+    names: dict[str, object] = {}
+    exec("from auxhead.model import *", names)
+    assert set(_MODULES) <= set(names) and names["make_runner"] is auxhead.model.make_runner
+    assert auxhead.model.__version__ == version("auxhead") and "__version__" in dir(auxhead.model)
+    with pytest.raises(AttributeError, match="module 'auxhead.model' has no attribute 'nosuch'"):
+        auxhead.model.nosuch  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'nosuch'"):
+        exec("from auxhead.model import nosuch")
+
+
+def test_nothing_is_loaded_before_it_is_used() -> None:
+    run(
+        "import sys, auxhead.model; auxhead.model.__version__; dir(auxhead.model); assert 'torch' not in sys.modules;"
+        "auxhead.model.ExitRule; assert 'torch' in sys.modules"
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in _MODULES if _MODULES[name] == f".{name}"])
+def test_a_module_named_like_its_function_does_not_take_its_place(name: str) -> None:
+    """Whatever is imported first."""
+    for first in (f"import auxhead.model.{name}", f"from auxhead.model.{name} import {name}", "import auxhead.model"):
+        run(f"{first}; import auxhead.model as m; assert m.{name}.__name__ == {name!r} and callable(m.{name})")
+        run(f"{first}; from auxhead.model import {name} as f; import auxhead.model.{name} as g; assert f is g")
+
+
+def test_an_exported_head_is_loaded_where_the_kernels_are_imported(tmp_path: Path) -> None:
+    """In a process that has nothing else of ours."""
+    head, x = FusedAuxHead(6, 5).eval(), torch.randn(3, 6, 4, 4)
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(head, (x,)), file)
+    path = tmp_path / "head.pt2"
+    path.write_bytes(file.getvalue())
+    code = (
+        "import sys, torch, auxhead.kernels; out = torch.export.load(sys.argv[1]).module()(torch.randn(3, 6, 4, 4));"
+        "assert type(out) is auxhead.kernels.HeadOutput and out.probs.shape == (3, 5)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, env={**os.environ})
+    assert done.returncode == 0, done.stderr
