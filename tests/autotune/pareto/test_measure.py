@@ -9,6 +9,7 @@ import pytest
 import torch
 from auxhead.autotune.bench.variants import BuiltVariant
 from auxhead.autotune.measuring.cells import NEVER
+from auxhead.autotune.measuring.environment import this_device
 from auxhead.autotune.measuring.peers import merged_answer
 from auxhead.autotune.measuring.subject import Subject, own_cell
 from auxhead.autotune.measuring.timers import Samples, VariantFailed
@@ -256,8 +257,10 @@ def test_damaged_pictures_that_the_demo_left_out_are_left_out_again(checkpoint):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_cuda_device(tmp_path):
-    assert_one_line_error(tune("pareto", "--checkpoint", tmp_path), "pareto: torch sees no CUDA device here, wants one")
+def test_without_a_cuda_device(checkpoint, monkeypatch):
+    monkeypatch.setattr(running, "this_device", this_device)
+    refused = tune("pareto", "--checkpoint", checkpoint, "--data", "pictures")
+    assert_one_line_error(refused, "pareto: torch sees no CUDA device here, wants one")
 
 
 class TestOnAGpu:

@@ -225,16 +225,6 @@ def test_options_out_of_range(arguments):
     assert result.exit_code == 2 and f"Invalid value for '{arguments[0]}'" in result.stderr
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_cuda_device(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = tune("profile", "--model", "a:b")
-    assert result.exit_code == 2 and result.stdout == "" and not list(tmp_path.iterdir())
-    assert result.stderr == (
-        "Error: profile: torch sees no CUDA device here, wants one: launches and CUDA API calls are counted there\n"
-    )
-
-
 @pytest.fixture
 def users_model(tmp_path, monkeypatch):
     """A factory in the current directory; returns how it is named."""
@@ -249,6 +239,15 @@ def users_model(tmp_path, monkeypatch):
         "    return EarlyExitNetwork(SmallNet(), plain_heads(), rules=0.999), torch.randn(2, 3, 16, 16)\n"
     )
     return "a_users_model:factory"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_cuda_device(users_model, tmp_path):
+    result = tune("profile", "--model", users_model)
+    assert result.exit_code == 2 and result.stdout == "" and not list(tmp_path.glob("auxhead-*"))
+    assert result.stderr == (
+        "Error: profile: torch sees no CUDA device here, wants one: launches and CUDA API calls are counted there\n"
+    )
 
 
 @pytest.mark.parametrize(

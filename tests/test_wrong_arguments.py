@@ -1,0 +1,71 @@
+"""Commands tell wrong arguments before the missing GPU, in one line, and nothing is left behind."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.command_line import assert_one_line_error, auxhead, tune
+
+MODEL = "got nosuch, wants one of resnet18, resnet34, resnet50 or package.module:function"
+MODULE = "--model: no module 'no_such' in "
+GZ = "x.jsonl.gz: compressed records are only read, wants a file that lines are added to: x.jsonl"
+OF_NETWORKS = ("sweep", "heads", "overlap", "footprint")
+TUNE = [
+    *((f"{command} nosuch", f"MODEL: {MODEL}") for command in (*OF_NETWORKS, "plan")),
+    *((f"{command} no_such:thing", MODULE) for command in (*OF_NETWORKS, "plan")),
+    *((f"{command} a:b --classes 10", "--classes: is that of the network which a:b ret") for command in OF_NETWORKS),
+    *((f"{command} resnet18 --out x.jsonl.gz", GZ) for command in OF_NETWORKS),
+    *((f"{command} resnet18 --out .", ".: is a folder, wants a file") for command in OF_NETWORKS),
+    ("sweep nosuch --replay absent.jsonl", f"MODEL: {MODEL}"),
+    ("sweep resnet18 --replay absent.jsonl", "absent.jsonl: no such file"),
+    ("bench --model nosuch", f"--model: {MODEL}"),
+    ("bench --model no_such:thing", MODULE),
+    ("bench --model a:b --model resnet18", "--model: got 2 of them"),
+    ("bench --variant poled@*", "--variant: got poled@*, wants names or globs of: eager-bare@as_is"),
+    ("bench --exits layer5", "--exits: got layer5, wants names or globs of: never"),
+    ("bench --out x.jsonl.gz", GZ),
+    ("plan resnet18 --exits layer5", "--exits: got layer5, wants names or globs of: never"),
+    ("plan resnet18 --trunk fast", "--trunk: got fast, wants one of as_is, cudnn, inductor"),
+    ("pareto --checkpoint absent --trunk fast", "--trunk: got fast, wants one of as_is, cudnn"),
+    ("pareto --checkpoint absent", "checkpoint: absent has no model.json"),
+    ("pareto --checkpoint absent --out x.jsonl.gz", GZ),
+    ("profile", "--model, --checkpoint: got neither"),
+    ("profile --model no_such:thing", MODULE),
+    ("profile --checkpoint absent", "checkpoint: absent has no model.json"),
+    ("profile --model a:b --out file", "--out: file is a file, wants a directory"),
+    ("explain 512 --dtype int8", "--dtype: got int8, wants one of float16, bfloat16, float32"),
+    ("explain 64x", "SHAPE: got 64x, wants sizes such as 64x56x56"),
+    ("explain 3x4x5 --pool first", "pool: got 'first' for x of shape"),
+]
+AUXHEAD = [
+    ("demo --device cuda --data absent", "--data: absent does not exist, wants a directory"),
+    ("demo --device cuda --out file", "--out: file is a file, wants a directory"),
+    ("infer --device cuda --checkpoint absent x.png", "checkpoint: absent has no model.json"),
+]
+#: The same with nothing wrong but that.
+NO_DEVICE = [
+    *((f"{command} resnet18", f"{command}: torch sees no CUDA device here") for command in (*OF_NETWORKS, "plan")),
+    ("bench --quick", "bench: torch sees no CUDA device here"),
+    ("explain 512", "--device: torch sees no CUDA device here, wants a name"),
+]
+
+
+@pytest.fixture(autouse=True)
+def no_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / "file").touch()
+
+
+@pytest.mark.parametrize(("arguments", "message"), [*TUNE, *NO_DEVICE], ids=lambda value: value)
+def test_what_is_wrong_is_told_before_the_missing_gpu(arguments: str, message: str, tmp_path: Path) -> None:
+    assert_one_line_error(tune(*arguments.split()), message)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is left behind"
+
+
+@pytest.mark.parametrize(("arguments", "message"), AUXHEAD, ids=lambda value: value)
+def test_the_demo_too(arguments: str, message: str, tmp_path: Path) -> None:
+    assert_one_line_error(auxhead(*arguments.split()), message)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
