@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
+from ..autotune.records.activity import activity
 from ..autotune.records.one_line_errors import one_line_errors
 from ..autotune.records.record import BadRecord
 from .figure_kind import FigureKind
 from .perfetto import write_trace
-from .records import NoRecords
+from .saving import save_all
 
 Records = Annotated[
     list[Path] | None,
@@ -28,19 +29,19 @@ def all_command(kinds: Sequence[FigureKind]) -> Callable[..., None]:
         out: Annotated[Path, typer.Option(help="The folder that the figures go to.")] = Path("auxhead-plots"),
     ) -> None:
         """Draw every figure whose records are there, and say of the others how to make theirs."""
-        from .files import save_figure
-
         with one_line_errors(out):
             for path in records or []:
                 if not path.exists():
                     raise BadRecord(f"--records: {path}: no such file")
-            saved = False
+            saved, drawing = False, save_all(kinds, records or None, out)
             for kind in kinds:
-                try:
-                    _say(save_figure(*kind.make(records), out / kind.name))
+                with activity(f"Drawing {kind.name}"):
+                    one = next(drawing)
+                if one.paths:
+                    _say(one.paths)
                     saved = True
-                except NoRecords as error:
-                    print(f"Left out: {kind.name}. {error}")
+                else:
+                    print(f"Left out: {one.name}. {one.left_out}")
             if not saved:
                 raise BadRecord("--records: got none that a figure is drawn from")
 
@@ -55,8 +56,10 @@ def figure_command(kind: FigureKind) -> Callable[..., None]:
 
         stem = out or Path(kind.name)
         with one_line_errors(stem):
-            drawn = kind.make(records)
-            _say(save_figure(*drawn, stem.with_suffix("") if stem.suffix in (".png", ".svg", ".json") else stem))
+            with activity(f"Drawing {kind.name}"):
+                drawn = kind.make(records)
+                paths = save_figure(*drawn, stem.with_suffix("") if stem.suffix in (".png", ".svg", ".json") else stem)
+            _say(paths)
 
     return command
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .records import COMMITTED, NoRecords, read_kinds
+from .records import COMMITTED, Known, NoRecords, read_kinds
 
 #: The figures that come with the package, each with its numbers.
 GALLERY = Path(__file__).parent / "gallery"
@@ -18,8 +18,8 @@ class Drawing(NamedTuple):
 
     draw: Callable[[Any], Drawn]
     """Draws what ``read`` returns. Raises ``NoRecords`` where records that it needs are missing, and ``BadRecord``."""
-    read: Callable[[Sequence[Path], Sequence[str]], Any] = read_kinds
-    """Reads files; takes their paths and the kinds of records."""
+    read: Callable[[Sequence[Path], Sequence[str], Known], Any] = read_kinds
+    """Reads files; takes their paths, the kinds of records and what is known."""
     redraw: Callable[[Mapping[str, Any]], Any] | None = None
     """Draws it again from its numbers in the gallery, where its records, too large for a wheel, are not there."""
 
@@ -45,8 +45,12 @@ class FigureKind(NamedTuple):
         """The functions that draw it."""
         return self.drawing_of(self.name)
 
-    def make(self, paths: Sequence[Path] | None = None) -> Drawn:
+    def make(self, paths: Sequence[Path] | None = None, known: Known | None = None) -> Drawn:
         """Draw it from files, None for those of the package; records of other kinds are passed over.
+
+        Args:
+            paths: the files.
+            known: what other figures were drawn from; what this one is drawn from is added.
 
         Raises:
             NoRecords: there is nothing to draw; names the command that measures it.
@@ -57,7 +61,8 @@ class FigureKind(NamedTuple):
             drawn = json.loads((GALLERY / f"{self.name}.json").read_text(encoding="utf-8"))
             return drawing.redraw(drawn), drawn
         try:
-            return drawing.draw(drawing.read(own if paths is None else self._of_format(paths), self.kinds))
+            files = own if paths is None else self._of_format(paths)
+            return drawing.draw(drawing.read(files, self.kinds, {} if known is None else known))
         except NoRecords as error:
             raise NoRecords(f"{error}; `{self.made_by}` makes it") from None
 

@@ -18,23 +18,30 @@ class NoRecords(BadRecord):
     """No records that the figure could be drawn from."""
 
 
-def read_kinds(paths: Sequence[Path], kinds: Sequence[str]) -> list[Record]:
+#: What was read and found for other figures of one command, so that nothing is twice: by file, or by what and files.
+Known = dict[Any, Any]
+
+
+def read_kinds(paths: Sequence[Path], kinds: Sequence[str], known: Known | None = None) -> list[Record]:
     """Return the records of some kinds from files of JSON lines, in their order, failures included.
 
     Raises:
         NoRecords: no such file, or no measurement of one of the kinds in any of them.
         BadRecord: a line that is no record of this schema; records of several devices or versions.
     """
-    files, found = _list(paths), list[Record]()
+    files, found, known = _list(paths), list[Record](), {} if known is None else known
     for path in paths:
         if not path.exists():
             raise NoRecords(f"{path}: no such file, wants records of kind {_list(kinds)}")
-        found += [one for one in read_records(path) if one.kind in kinds]
+        if path not in known:
+            known[path] = read_records(path)
+        found += [one for one in known[path] if one.kind in kinds]
     for kind in kinds:
         if not any(one.kind == kind and one.error is None for one in found):
             raise NoRecords(f"{files}: no measurement of kind {kind!r}")
+    environments = {one.environment_key for one in found}
     for index, name in enumerate(ENVIRONMENT_KEY):  # a reader would compare several in one figure
-        values = {str(one.environment_key[index]) for one in found}
+        values = {str(one[index]) for one in environments}
         if len(values) > 1:
             raise BadRecord(f"{files}: got records of several {name} ({_list(sorted(values))}), wants those of one")
     return found

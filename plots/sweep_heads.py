@@ -1,7 +1,8 @@
 """Heads that a sweep tuned, as figures draw them: the measurements that decide, alone and in the network."""
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 from ..autotune.records.comparison import Difference, compare_runs
 from ..autotune.records.decisions import (
@@ -14,6 +15,7 @@ from ..autotune.records.decisions import (
     setting_of,
 )
 from ..autotune.records.record import Record, bad_record
+from .records import Known, read_kinds
 
 #: Fields of a launch configuration that are drawn.
 FIELDS = ("num_warps", "block_c")
@@ -46,6 +48,28 @@ class Head(NamedTuple):
         return f"{where}, batch {self.cell['samples']}"
 
 
+class Swept(NamedTuple):
+    """Records of sweeps and the heads in them, which several figures are drawn from."""
+
+    records: list[Record]
+    heads: list[Head]
+    """Those of the kernel that was swept last, in order of batch size, classes and channels."""
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> "Swept":
+        """Find the heads in records."""
+        kept = list(records)
+        return cls(kept, _heads(kept))
+
+
+def read_swept(paths: Sequence[Path], kinds: Sequence[str], known: Known) -> Swept:
+    """Read records of sweeps, and find the heads in them; raises as ``read_kinds``."""
+    key = ("swept", *paths)
+    if key not in known:
+        known[key] = Swept.of(read_kinds(paths, kinds, known))
+    return cast(Swept, known[key])
+
+
 def over_rule(one: Measurement) -> float:
     """Return a configuration's time over that of the rule's."""
     return round(one.paired.over_baseline, _DIGITS)
@@ -57,8 +81,7 @@ def over(one: Measurement, other: Measurement, among: int) -> Difference:
     return Difference(*(round(ratio, _DIGITS) for ratio in found))
 
 
-def swept_heads(records: Iterable[Record]) -> list[Head]:
-    """Return the heads of sweeps of the kernel that was swept last, in order of batch size, classes and channels."""
+def _heads(records: Iterable[Record]) -> list[Head]:
     shapes: dict[tuple[Any, ...], dict[Setting, list[Record]]] = {}
     in_network: dict[tuple[Any, ...], Setting] = {}
     for one in of_last_kernel(one for one in records if one.error is None):

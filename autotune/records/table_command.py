@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from .activity import activity
 from .one_line_errors import one_line_errors
 from .record import BadRecord, Record, read_records
 from .tables import RecordTable, as_markdown, print_tables, wide_console
@@ -29,9 +30,11 @@ def table_command(**makers: MakeTables) -> Callable[..., None]:
     ) -> None:
         """Print the tables of records again: all times, and of sweeps the winners."""
         with one_line_errors(records):
-            found = read_records(records)
+            with activity(f"Reading {records}"):
+                found = read_records(records)
             there = {one.kind for one in found}
-            tables = [table for kind, make in makers.items() if kind in there for table in make(found)]
+            with activity(f"Making tables of {len(found):,} records"):
+                tables = [table for kind, make in makers.items() if kind in there for table in make(found)]
             if not tables:
                 raise BadRecord(f"RECORDS: {records} holds none of {kinds}, wants some")
             if markdown:

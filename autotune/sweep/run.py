@@ -21,6 +21,7 @@ from ..measuring.options import NetworkChoice
 from ..measuring.progress import Status, SweepProgress, failures_in_words
 from ..measuring.subject import build_subject
 from ..measuring.targets import Target
+from ..records.activity import activity
 from ..records.record import read_records, records_path
 from ..records.tables import print_tables, wide_console
 from .measure import Sweep
@@ -82,7 +83,8 @@ def replay_sweep(chosen: NetworkChoice, effort: str, path: Path) -> None:
         BadRecord: the file cannot be read.
     """
     console = wide_console()
-    records = read_records(path)
+    with activity(f"Reading {path}"):
+        records = read_records(path)
     targets = [target for target in recorded_targets(records, chosen.model) if _fits(chosen, target)]
     if not targets:
         raise BadInput(f"--replay: {path} holds nothing of {chosen.model} like this, wants records of such a sweep")

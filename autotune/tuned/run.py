@@ -10,6 +10,7 @@ from ...kernels.head_shape import HeadShape
 from ...kernels.head_view import head_view
 from ...kernels.tuned_table import tuned_devices
 from ...model.bad_input import BadInput
+from ..records.activity import activity
 from ..records.tables import wide_console
 from . import explain as explaining
 from . import promote as promoting
@@ -17,7 +18,8 @@ from . import promote as promoting
 
 def run_promote(records: Sequence[Path], out: Path | None) -> None:
     """Write the table and print what is new in it; raises as :func:`promoting.promote`."""
-    promotion = promoting.promote(records, out)
+    with activity(f"Reading and comparing records of {', '.join(map(str, records))}"):
+        promotion = promoting.promote(records, out)
     printed = wide_console()
     printed.print(promoting.as_rich(promotion))
     entries, new = len(promotion.table.entries), len(promotion.winners)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from ...autotune.records.checks import NUMBER, TEXT, WHOLE, Maybe, Wanted, check
 from ...autotune.records.record import BadRecord
-from ..records import NoRecords
+from ..records import Known, NoRecords
 from ..style import BLUE, GREY, ORANGE, frame, new_figure, note, tidy
 
 #: The format of the report that this figure reads.
@@ -34,8 +34,8 @@ _REPORT = {
 }
 
 
-def read_report(paths: Sequence[Path], kinds: Sequence[str]) -> dict[str, Any]:
-    """Read one report.json of ``auxhead demo``; ``kinds`` is ignored."""
+def read_report(paths: Sequence[Path], kinds: Sequence[str], known: Known) -> dict[str, Any]:
+    """Read one report.json of ``auxhead demo``; ``kinds`` and ``known`` are for records."""
     if len(paths) > 1:
         raise BadRecord(f"{', '.join(map(str, paths))}: got {len(paths)} reports, wants one")
     (path,) = paths

@@ -15,10 +15,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from ...autotune.records.comparison import DECIDING, NEGLIGIBLE
-from ...autotune.records.record import Record
 from ..records import NoRecords, rounds, stamp
 from ..style import ORANGE, PALE, frame, new_figure
-from ..sweep_heads import FIELDS, Head, over, over_rule, swept_heads
+from ..sweep_heads import FIELDS, Head, Swept, over, over_rule
 
 #: The fields of a LaunchConfig across and up, and what they are: most that was tried differs in them.
 ACROSS, UP = FIELDS
@@ -36,12 +35,12 @@ RULE: dict[str, Any] = {
 UNTRIED: dict[str, Any] = {"marker": "x", "markersize": 3, "color": "#B0B0B0", "linestyle": ""}
 
 
-def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
+def draw(swept: Swept) -> tuple[Figure, dict[str, Any]]:
     """Draw the figure, and return it with the numbers in it.
 
     Drawn are the heads of the smallest and of the largest batch of one network: the one most was tried for.
     """
-    found = [head for head in swept_heads(records) if len(head.tried) > 1]
+    found = [head for head in swept.heads if len(head.tried) > 1]
     if not found:
         raise NoRecords("no head of which two configurations were measured alone")
     ((network, _),) = Counter(head.network_name for head in found for _ in head.tried).most_common(1)
@@ -58,10 +57,10 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
             f"the rule's is the fastest, or ties with it, in {rule_best} of {len(heads)} heads"
         ),
         "stamp": stamp(
-            records,
+            swept.records,
             f"{network}; {statistics.median(len(head['configs']) for head in heads):.0f} configurations tried a head "
-            f"(median), {rounds(records)}; device time of one head alone, back to back. A cell: the fastest with its "
-            "fields.\n"
+            f"(median), {rounds(swept.records)}; device time of one head alone, back to back. A cell: the fastest with "
+            "its fields.\n"
             f"Within noise: less than {100 * NEGLIGIBLE:.1f} % or inside the {100 * DECIDING:.1f} % interval over "
             "captures and rounds, widened for the number of configurations.",
         ),

@@ -9,10 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ...autotune.records.comparison import DECIDING, NEGLIGIBLE
-from ...autotune.records.record import Record
 from ..records import NoRecords, rounds, stamp
 from ..style import BLUE, GREY, ORANGE, PALE, frame, new_figure, tidy
-from ..sweep_heads import Head, over, over_rule, swept_heads
+from ..sweep_heads import Head, Swept, over, over_rule
 
 #: Verdicts on a configuration that is slower alone than the winner, compared with it in the network.
 FASTER, SAME, SLOWER = "surely faster in the network", "no difference beyond noise", "surely slower, as alone"
@@ -24,9 +23,9 @@ MOST_RANKS = 8
 _LINEAR, _TICKS = 10, (0, 5, 10, 20, 50, 100, 200)
 
 
-def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
+def draw(swept: Swept) -> tuple[Figure, dict[str, Any]]:
     """Draw the figure, and return it with the numbers in it."""
-    heads = [drawn for head in swept_heads(records) if (drawn := _head(head))]
+    heads = [drawn for head in swept.heads if (drawn := _head(head))]
     if not heads:
         raise NoRecords("no head of which two configurations were measured both alone and in the network")
     others = [one for head in heads for one in head["configs"][1:]]
@@ -34,14 +33,14 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     lost = sum(any(one["verdict"] == FASTER for one in head["configs"]) for head in heads)
     correlation = float(np.mean([head["rank_correlation"] for head in heads]))
     models = ", ".join(sorted({head["model"] for head in heads}))
-    in_situ = [one for one in records if one.protocol["place"] == "network"]
+    in_situ = [one for one in swept.records if one.protocol["place"] == "network"]
     drawn = {
         "title": (
             f"In {lost} of {len(heads)} heads the configuration fastest alone loses in the network;\n"
             f"mean rank correlation {correlation:.2f}, and {within} of {len(others)} differences there lie within noise"
         ),
         "stamp": stamp(
-            records,
+            swept.records,
             f"{models}, the whole network with one head changed; {rounds(in_situ)}. In the network: the rule's "
             "configuration and the fastest few alone.\n"
             f"Surely: by {100 * NEGLIGIBLE:.1f} % or more and outside a {100 * DECIDING:.1f} % interval over captures "

@@ -5,6 +5,7 @@ from ..timelines import KINDS
 
 
 def _drawing(name: str) -> Drawing:
+    from ..sweep_heads import read_swept
     from . import exits, footprint, landscape, latency, pareto, profile, ranks, roofline, time_to_answer, timeline
 
     return {
@@ -13,8 +14,8 @@ def _drawing(name: str) -> Drawing:
         "latency": Drawing(latency.draw),
         "time-to-answer": Drawing(time_to_answer.draw),
         "timeline": Drawing(timeline.draw),
-        "ranks": Drawing(ranks.draw, redraw=ranks.redraw),
-        "landscape": Drawing(landscape.draw, redraw=landscape.redraw),
+        "ranks": Drawing(ranks.draw, read_swept, ranks.redraw),
+        "landscape": Drawing(landscape.draw, read_swept, landscape.redraw),
         "pareto": Drawing(pareto.draw),
         "roofline": Drawing(roofline.draw),
         "profile": Drawing(profile.draw),

@@ -8,6 +8,7 @@ from auxhead.autotune.records.record import BadRecord, Record
 from auxhead.plots.figures import landscape, latency, ranks, time_to_answer
 from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.records import NoRecords, read_kinds
+from auxhead.plots.sweep_heads import Swept
 from support.command_line import plot
 from support.pretended_gpu import ENVIRONMENT
 from support.written_records import written
@@ -44,7 +45,7 @@ def sweep(**in_network):
 
 
 def test_a_winner_alone_that_surely_loses_in_the_network():
-    _, drawn = ranks.draw(sweep(a=10.0, rule=9.0, b=10.0))
+    _, drawn = ranks.draw(Swept.of(sweep(a=10.0, rule=9.0, b=10.0)))
     (head,) = drawn["heads"]
     assert [(one["config"], one["rank_network"]) for one in head["configs"]][:2] == [("a", 2), ("rule", 1)]
     assert [one["verdict"] for one in head["configs"]] == [ranks.SAME, ranks.FASTER, ranks.SAME]
@@ -52,19 +53,19 @@ def test_a_winner_alone_that_surely_loses_in_the_network():
 
 
 def test_a_difference_within_the_noise_is_none():
-    _, drawn = ranks.draw(sweep(a=10.0, rule=9.9, b=13.0))
+    _, drawn = ranks.draw(Swept.of(sweep(a=10.0, rule=9.9, b=13.0)))
     assert [one["verdict"] for one in drawn["heads"][0]["configs"]] == [ranks.SAME, ranks.SAME, ranks.SLOWER]
     assert drawn["title"].startswith("In 0 of 1 heads")
 
 
 def test_only_the_kernel_that_was_swept_last_counts():
     old = [swept("old", place, 1.0, kernel="before") for place in ("alone", "network")]
-    (head,) = ranks.draw(old + sweep(a=9.0, rule=10.0))[1]["heads"]
+    (head,) = ranks.draw(Swept.of(old + sweep(a=9.0, rule=10.0)))[1]["heads"]
     assert [one["config"] for one in head["configs"]] == ["a", "rule"]
 
 
 def test_the_landscape_has_what_was_tried_and_what_ties():
-    _, drawn = landscape.draw([*sweep(), swept("c", "alone", 8.02, warps=16)])
+    _, drawn = landscape.draw(Swept.of([*sweep(), swept("c", "alone", 8.02, warps=16)]))
     configs = drawn["heads"][0]["configs"]
     assert [(one["config"], one["num_warps"], one["within_noise"]) for one in configs] == [
         ("a", 2, True), ("c", 16, True), ("rule", 4, False), ("b", 8, False),
@@ -116,7 +117,7 @@ def test_failures_are_no_measurements(tmp_path):
 def test_a_record_of_a_sweep_that_lacks_something():
     broken = sweep(a=1.0, rule=1.0)[0]
     with pytest.raises(BadRecord, match="config"):
-        landscape.draw([dataclasses.replace(broken, protocol={**broken.protocol, "config": None})])
+        Swept.of([dataclasses.replace(broken, protocol={**broken.protocol, "config": None})])
 
 
 BY_SWEEP = [kind.name for kind in FIGURES if "sweep" in kind.kinds]
