@@ -44,7 +44,7 @@ def bench(
 
     Every option that chooses may be given several times. A run that was stopped goes on where it was.
     """
-    models = model or ()
+    models: Sequence[str] = model or ()
     asked: dict[str, Sequence[Any]] = {
         "dtype": [one.value for one in dtype or ()],
         "batch": batch or (),
