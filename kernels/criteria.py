@@ -5,7 +5,8 @@ import torch
 _SMALLEST, _LARGEST = torch.finfo(torch.float32).smallest_normal, torch.finfo(torch.float32).max
 
 #: For each criterion the closed range its threshold may take. A sample exits when its confidence is strictly greater
-#: than the threshold, so that 1.0 never exits under ``max_prob`` and 0.0 always does.
+#: than the threshold, so that 1.0 never exits under ``max_prob`` and 0.0 always does. State_dicts hold the position of
+#: a criterion in this order: new ones go to the end.
 CRITERIA: dict[str, tuple[float, float]] = {"max_prob": (0.0, 1.0)}
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import register_decomposition
 
 from .choose_config import choose_config
 from .criteria import check_temperature, check_threshold
@@ -191,3 +192,15 @@ def _backward(
 
 
 torch.library.register_autograd("auxhead::fused_head", _backward, setup_context=_save_for_backward)
+
+
+@register_decomposition(torch.ops.auxhead.fused_head.default)
+def _decomposition(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The operator in plain PyTorch, for exporters that know no kernel of ours: ONNX takes it, Inductor does not."""
+    x, weight, bias, heat, limit, temperature, threshold, pool, pool_size, _criterion, return_probs = arguments
+    output = fused_head_reference(
+        x, weight, bias, pool=pool, pool_size=tuple(pool_size),
+        temperature=temperature if heat is None else heat, threshold=threshold if limit is None else limit,
+    )  # fmt: skip
+    probs = output.probs if return_probs and output.probs is not None else x.new_empty(0, dtype=torch.float32)
+    return probs, output.label, output.confidence, output.exit

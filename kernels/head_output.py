@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.utils import _pytree
 
 
 class HeadOutput(NamedTuple):
@@ -12,3 +13,7 @@ class HeadOutput(NamedTuple):
     label: Tensor
     confidence: Tensor
     exit: Tensor
+
+
+# torch.export.save and AOTInductor refuse a NamedTuple without a name of its own
+_pytree._register_namedtuple(HeadOutput, serialized_type_name="auxhead.kernels.HeadOutput")

@@ -67,6 +67,17 @@ class EarlyExitNetwork(nn.Module):
         self.training = backbone.training
         self.heads.train(backbone.training)
 
+    def train(self, mode: bool = True) -> "EarlyExitNetwork":
+        """Set the mode, but leave a frozen backbone (none of its parameters requires a gradient) in eval mode.
+
+        Its batch norms would change while heads alone are trained, and with them every answer. To train it so all the
+        same, call ``backbone.train()`` afterwards.
+        """
+        super().train(mode)
+        if mode and not any(parameter.requires_grad for parameter in self.backbone.parameters()):
+            self.backbone.eval()
+        return self
+
     @property
     def fused_heads(self) -> list[FusedAuxHead]:
         """The heads, in the order of the taps."""

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 
 from ..kernels import HeadOutput
 
@@ -20,6 +21,10 @@ class ExitResult(NamedTuple):
     """[N, K] float32; None where a head leaves them out."""
     exit_index: Tensor
     """[N] int64: the index of the tap whose head answered; the number of taps for the classifier."""
+
+
+# torch.export.save and AOTInductor refuse a NamedTuple without a name of its own
+_pytree._register_namedtuple(ExitResult, serialized_type_name="auxhead.model.ExitResult")
 
 
 def first_sure(answers: Sequence[HeadOutput], *, with_probs: bool) -> ExitResult:

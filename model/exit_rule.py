@@ -1,6 +1,8 @@
 """``ExitRule``: criterion, threshold and temperature by which a head may answer, held on the device."""
 
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,8 @@ class ExitRule(nn.Module):
 
     The kernel reads threshold and temperature from device memory, and assigning to an attribute writes that memory in
     place: neither a changed threshold nor a disabled exit needs a recapture of a graph. They stay float32 when a model
-    is cast, are not part of a state_dict, and may be read on the host without a synchronisation.
+    is cast, and may be read on the host without a synchronisation. All four values travel with a state_dict, as one
+    float64 tensor; a state_dict without them leaves the rule as it is, with a warning.
     """
 
     temperature_tensor: Tensor
@@ -97,6 +100,49 @@ class ExitRule(nn.Module):
             self.temperature_tensor.fill_(self._temperature)
             # no confidence exceeds the end of its range
             self.threshold_tensor.fill_(self._threshold if self._enabled else CRITERIA[self.criterion][1])
+
+    def get_extra_state(self) -> Tensor:
+        """Return the values for a state_dict, float64: index in ``CRITERIA``, threshold, temperature, enabled.
+
+        A tensor, and always of four numbers: what reads a state_dict (safetensors, distributed checkpoints, averages)
+        takes it like any other.
+        """
+        values = (list(CRITERIA).index(self.criterion), self.threshold, self.temperature, self.enabled)
+        return torch.tensor(values, dtype=torch.float64, device="cpu")
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take over what :meth:`get_extra_state` returned; raises ``ValueError`` for anything else."""
+        if not isinstance(state, Tensor) or state.shape != (4,):
+            got = f"shape {list(state.shape)}" if isinstance(state, Tensor) else type(state).__name__
+            raise ValueError(f"got {got}, wants the four numbers of ExitRule.get_extra_state")
+        criterion, threshold, temperature, enabled = state.tolist()
+        if criterion not in range(len(CRITERIA)):
+            raise ValueError(f"criterion: got number {criterion}, wants one of 0 to {len(CRITERIA) - 1}")
+        name = list(CRITERIA)[int(criterion)]
+        self.assign(ExitRule(threshold, criterion=name, temperature=temperature, enabled=bool(enabled)))
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        _metadata: Any,
+        _strict: bool,
+        _missing: list[str],
+        _unexpected: list[str],
+        errors: list[str],
+    ) -> None:
+        key = f"{prefix}_extra_state"
+        if key not in state_dict:
+            warnings.warn(
+                "state_dict: has no exit rules, as that of a plain classifier or of an older version has none; heads "
+                "keep the rules that they have",
+                stacklevel=1,  # one place for all heads: Python shows the warning once
+            )
+            return
+        try:
+            self.set_extra_state(state_dict[key])
+        except ValueError as error:
+            errors.append(f"{key}: {error}")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ExitRule":
         with torch.inference_mode(False):

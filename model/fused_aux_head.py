@@ -66,9 +66,7 @@ class FusedAuxHead(nn.Module):
         self.return_probs = return_probs
         self.rule = _own_rule(rule, device)
         self.linear: nn.Linear = linear
-        # In a state_dict the linear layer keeps the name it has in the nn.Sequential it comes from.
-        self._linear_path = "linear"
-        self.register_state_dict_post_hook(_name_linear_as_in_source)
+        self._source_path = "linear"  # name of the linear layer in the nn.Sequential it comes from, if any
 
     @classmethod
     def from_module(
@@ -91,7 +89,7 @@ class FusedAuxHead(nn.Module):
             linear.in_features, linear.out_features, pool=pattern.pool, pool_size=pattern.pool_size,
             dropout=pattern.dropout, return_probs=return_probs, device="meta",  # its own parameters are dropped
         )  # fmt: skip
-        head.linear, head._linear_path = linear, pattern.linear_path
+        head.linear, head._source_path = linear, pattern.linear_path
         head.rule = _own_rule(rule, linear.weight.device)
         return head.train(module.training)
 
@@ -160,11 +158,12 @@ class FusedAuxHead(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         """Accept the parameters of a classifier whose linear layer has another name, as an ``nn.Sequential``'s has."""
         its = [key[len(prefix) :] for key in state_dict if key.startswith(prefix)]
-        paths = {key.rpartition(".")[0] for key in its}
-        if any(key.startswith(f"{self._linear_path}.") for key in its):
-            paths = {self._linear_path}  # there may be more than weight and bias, those of a parametrization
-        if len(paths) == 1:
-            _rename(state_dict, f"{prefix}{paths.pop()}.", f"{prefix}linear.")
+        if not any(key == "linear.weight" or key.startswith("linear.parametrizations.") for key in its):
+            paths = {key.rpartition(".")[0] for key in its if key != "rule._extra_state"}
+            if any(key.startswith(f"{self._source_path}.") for key in its):
+                paths = {self._source_path}  # there may be more than weight and bias, those of a parametrization
+            if len(paths) == 1:
+                _rename(state_dict, f"{prefix}{paths.pop()}.", f"{prefix}linear.")
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
@@ -180,10 +179,6 @@ def _own_rule(rule: ExitRule | float, device: torch.device | str | None) -> Exit
 
 def _autocasts(x: Tensor) -> bool:
     return isinstance(x, Tensor) and x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
-
-
-def _name_linear_as_in_source(head: FusedAuxHead, state_dict: dict[str, Tensor], prefix: str, _metadata: Any) -> None:
-    _rename(state_dict, f"{prefix}linear.", f"{prefix}{head._linear_path}.")
 
 
 def _rename(state_dict: dict[str, Tensor], old_prefix: str, new_prefix: str) -> None:

@@ -209,11 +209,21 @@ def test_copies_and_state_dicts() -> None:
     copied.heads[0].rule.threshold = 0.0
     assert net.heads[0].rule.threshold == 0.7
     heads = {tap: FusedAuxHead(w, 5) for tap, w in zip(SmallNet.taps, SmallNet.widths, strict=True)}
-    other = EarlyExitNetwork(SmallNet(), heads, [head.rule for head in net.heads][1]).eval()
+    other = EarlyExitNetwork(SmallNet(), heads).eval()
     other.load_state_dict(net.state_dict())
-    for mine, theirs in zip(other.heads, net.heads, strict=True):
-        mine.rule.threshold, mine.rule.temperature = theirs.rule.threshold, theirs.rule.temperature
+    assert [head.rule.threshold for head in other.heads] == [0.7, 0.8, 0.9]
     assert all(torch.equal(a, b) for a, b in zip(other(x), wanted, strict=True))
+
+
+def test_training_leaves_a_frozen_backbone_in_eval_mode() -> None:
+    net, x = network(1.0), images(9)
+    net.backbone.requires_grad_(False)
+    before = {name: value.clone() for name, value in net.backbone.state_dict().items()}
+    assert net.train() is net and net.training and net.heads.training and not net.backbone.training
+    torch.stack(net.logits(x)).sum().backward()
+    assert all(torch.equal(value, before[name]) for name, value in net.backbone.state_dict().items())
+    net.backbone.fc.requires_grad_(True)
+    assert net.train().backbone.block0.training and not net.eval().training and not net.backbone.training
 
 
 def test_the_backbone_stays_its_owners() -> None:

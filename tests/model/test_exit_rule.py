@@ -1,6 +1,7 @@
 """ExitRule: numbers on the device, changed in place."""
 
 import copy
+import io
 
 import pytest
 import torch
@@ -108,8 +109,52 @@ def test_bad_criteria_are_named(value: object) -> None:
         ExitRule(criterion=value)
 
 
-def test_is_no_part_of_a_state_dict() -> None:
-    assert not ExitRule(0.5).state_dict() and not list(ExitRule(0.5).parameters())
+def values(rule: ExitRule) -> tuple[object, ...]:
+    return rule.criterion, rule.threshold, rule.temperature, rule.enabled
+
+
+def test_travels_with_a_state_dict(device: torch.device) -> None:
+    source = ExitRule(0.7, temperature=1.3, enabled=False).to(device)
+    state = source.state_dict()
+    assert all(isinstance(value, torch.Tensor) for value in state.values()) and not list(source.parameters())
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    rule = ExitRule(0.5).to(device)
+    before = address(rule)
+    rule.load_state_dict(torch.load(file, weights_only=True, map_location=device))
+    assert values(rule) == values(source) and address(rule) == before
+    assert rule.threshold_tensor.item() == 1.0 and rule.temperature_tensor.equal(source.temperature_tensor)
+    rule.enabled = True
+    assert rule.threshold_tensor.item() == torch.tensor(0.7).item()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_state_dict_without_rules_warns_and_keeps_them(strict: bool) -> None:
+    rule = ExitRule(0.7, temperature=1.3)
+    with pytest.warns(UserWarning, match="no exit rule.*keep"):
+        rule.load_state_dict({}, strict=strict)
+    assert values(rule) == ("max_prob", 0.7, 1.3, True)
+
+
+@pytest.mark.parametrize(
+    ("state", "match"),
+    [
+        (torch.tensor([0.0, 1.5, 1.0, 1.0]), "threshold: got 1.5"),
+        (torch.tensor([0.0, 0.5, 0.0, 1.0]), "temperature: got 0.0"),
+        (torch.tensor([0.0, float("nan"), 1.0, 1.0]), "threshold: got nan"),
+        (torch.tensor([99.0, 0.5, 1.0, 1.0]), "criterion"),
+        (torch.tensor([float("nan"), 0.5, 1.0, 1.0]), "criterion"),
+        (torch.tensor([0.0, 0.5]), r"got .*\[2\].*wants"),
+        ("sure", "got str, wants"),
+    ],
+    ids=["threshold", "temperature", "nan", "criterion", "nan-criterion", "short", "no-tensor"],
+)
+def test_a_bad_rule_of_a_state_dict_is_named_and_changes_nothing(state: object, match: str) -> None:
+    head = nn.ModuleDict({"exit": FusedAuxHead(2, 2, rule=ExitRule(0.7, temperature=1.3))})
+    with pytest.raises(RuntimeError, match=rf"exit\.rule.*{match}"):
+        head.load_state_dict({**head.state_dict(), "exit.rule._extra_state": state})
+    assert values(head["exit"].rule) == ("max_prob", 0.7, 1.3, True)
 
 
 def test_copies_are_independent() -> None:

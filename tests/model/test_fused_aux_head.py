@@ -157,7 +157,7 @@ def test_the_rule_keeps_its_float32_values(change: Callable[[FusedAuxHead], Fuse
     assert rule.threshold_tensor.equal(torch.tensor(0.7)) and rule.temperature_tensor.equal(torch.tensor(1.3))
     rule.threshold = 0.25
     assert rule.threshold_tensor.equal(torch.tensor(0.25))
-    assert set(head.state_dict()) == {"linear.weight", "linear.bias"}
+    assert set(head.state_dict()) == {"linear.weight", "linear.bias", "rule._extra_state"}
 
 
 def test_deepcopy_shares_nothing() -> None:

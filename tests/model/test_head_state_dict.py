@@ -1,14 +1,22 @@
-"""Parameters of a fused head, saved and loaded as those of the nn.Sequential that it replaces."""
+"""The state_dict of fused heads: parameters under their own names with the exit rules; older forms load."""
 
 import copy
 import io
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from auxhead.model import FusedAuxHead
-from support.example_models import assert_as_exact, in_double, softmax_of
+import torch.distributed.checkpoint as dcp
+from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, fuse_aux_heads
+from support.example_models import SmallNet, assert_as_exact, in_double, plain_heads, softmax_of
 from support.head_sequentials import ALL, MAP, flat, seq
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.optim.swa_utils import AveragedModel
+
+#: For states of plain classifiers.
+without_rules = pytest.mark.filterwarnings("ignore:state_dict. has no exit rule")
 
 
 @pytest.fixture(autouse=True)
@@ -16,40 +24,55 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+def network() -> EarlyExitNetwork:
+    return EarlyExitNetwork(SmallNet(), plain_heads(), ExitRule(0.4, temperature=1.5)).eval()
+
+
+def in_a_model(head: nn.Module) -> nn.Module:
+    return nn.ModuleDict({"body": nn.Linear(2, 2), "exits": nn.ModuleList([nn.Identity(), head])})
+
+
 @pytest.mark.parametrize("kind", ALL)
-def test_state_dict_goes_both_ways(kind: str) -> None:
-    source, other = ALL[kind](), ALL[kind]()
+def test_parameters_have_one_name(kind: str) -> None:
     head = FusedAuxHead.from_module(ALL[kind]())
-    assert set(head.state_dict()) == set(source.state_dict())
-    head.load_state_dict(source.state_dict())
-    other.load_state_dict(head.state_dict())
-    for (name, wanted), (_, found) in zip(source.named_parameters(), other.named_parameters(), strict=True):
-        assert torch.equal(wanted, found), name
+    state = head.state_dict()
+    assert (
+        state.keys() - {"rule._extra_state"} == dict(head.named_parameters()).keys() <= {"linear.weight", "linear.bias"}
+    )
+
+
+@without_rules
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("place", [lambda head: head, in_a_model], ids=["root", "inside"])
+@pytest.mark.parametrize("assign", [False, True], ids=["copied", "assigned"])
+def test_the_state_of_the_sequential_it_replaces_loads(
+    kind: str, place: Callable[[nn.Module], nn.Module], assign: bool
+) -> None:
+    """Older heads saved themselves in this form, too."""
+    source, fused = place(ALL[kind]()), place(FusedAuxHead.from_module(ALL[kind]()))
+    fused.load_state_dict(source.state_dict(), assign=assign)
+    for wanted, found in zip(source.parameters(), fused.parameters(), strict=True):
+        assert torch.equal(wanted, found)
 
 
 @pytest.mark.parametrize("kind", ["avg", "no-bias", "nested-deeply", "linear-named-rule", "linear-in-linear", "linear"])
-def test_state_dict_goes_both_ways_within_a_model_by_any_way(kind: str) -> None:
-    def model(head: nn.Module) -> nn.Module:
-        return nn.ModuleDict({"body": nn.Linear(2, 2), "exits": nn.ModuleList([nn.Identity(), head])})
-
-    original = model(ALL[kind]())
-    swapped = model(FusedAuxHead.from_module(ALL[kind]()))
-    assert set(swapped.state_dict()) == set(original.state_dict())
-    swapped.load_state_dict(original.state_dict(), assign=True)
-    assert all(torch.equal(a, b) for a, b in zip(original.parameters(), swapped.parameters(), strict=True))
-    copied = copy.deepcopy(swapped)
+def test_its_own_state_loads_by_any_way(kind: str) -> None:
+    swapped, fresh = (in_a_model(FusedAuxHead.from_module(ALL[kind]())) for _ in range(2))
+    swapped["exits"][1].rule.threshold = 0.25
     file = io.BytesIO()
-    torch.save(copied.state_dict(), file)
+    torch.save(copy.deepcopy(swapped).state_dict(), file)
     file.seek(0)
-    fresh = model(ALL[kind]())
     fresh.load_state_dict(torch.load(file, weights_only=True))
-    assert all(torch.equal(a, b) for a, b in zip(original.parameters(), fresh.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(swapped.parameters(), fresh.parameters(), strict=True))
+    assert fresh["exits"][1].rule.threshold == 0.25
+    state = swapped.state_dict()
     with pytest.raises(RuntimeError, match="[Uu]nexpected"):
-        swapped.load_state_dict({**original.state_dict(), "exits.1.surplus.weight": torch.zeros(1)})
+        swapped.load_state_dict({**state, "exits.1.surplus.weight": torch.zeros(1)})
     with pytest.raises(RuntimeError, match="[Mm]issing"):
-        swapped.load_state_dict({k: v for k, v in original.state_dict().items() if not k.startswith("exits.1")})
+        swapped.load_state_dict({k: v for k, v in state.items() if not k.startswith("exits.1")})
 
 
+@without_rules
 @pytest.mark.parametrize("in_features", [24, None], ids=["sized", "lazy"])
 @pytest.mark.parametrize("root", [True, False], ids=["root", "inside"])
 def test_a_head_made_directly_loads_a_sequential(in_features: int | None, root: bool) -> None:
@@ -67,9 +90,64 @@ def test_a_head_made_directly_loads_a_sequential(in_features: int | None, root: 
 def test_the_state_of_a_parametrized_layer_loads_again() -> None:
     head = FusedAuxHead.from_module(seq(flat(), nn.Linear(8, 5)))
     torch.nn.utils.parametrizations.weight_norm(head.linear)
-    state = {name: value + 1 for name, value in head.state_dict().items()}
-    assert all(name.startswith("1.") for name in state)
-    head.load_state_dict(state)
-    assert all(torch.equal(value, state[name]) for name, value in head.state_dict().items())
+    state = {name: value + 1 for name, value in head.state_dict().items() if name != "rule._extra_state"}
+    older = {name.replace("linear.", "1."): value for name, value in state.items()}
+    for form in (state, older):
+        with pytest.warns(UserWarning, match="no exit rule"):
+            head.load_state_dict(form)
+        assert all(torch.equal(value, state[name]) for name, value in head.state_dict().items() if name in state)
     x = torch.randn(2, 8)
     torch.testing.assert_close(head(x).probs, head.logits(x).softmax(1))
+
+
+def test_rules_of_a_network_are_saved_and_loaded() -> None:
+    net = network()
+    net.set_rules({"block1": ExitRule(0.3, temperature=2.0, enabled=False), "block2": 0.6})
+    other = EarlyExitNetwork(SmallNet(), plain_heads()).eval()
+    other.load_state_dict(net.state_dict())
+    assert [str(head.rule) for head in other.heads] == [str(head.rule) for head in net.heads]
+    x = torch.randn(9, 3, 8, 8)
+    assert all(torch.equal(a, b) for a, b in zip(other(x), net(x), strict=True))
+
+
+def test_a_network_warns_once_of_a_state_without_rules() -> None:
+    net = network()
+    state = {name: value for name, value in net.state_dict().items() if "rule" not in name}
+    with pytest.warns(UserWarning) as caught:
+        net.load_state_dict(state)
+    assert len({(str(one.message), one.filename, one.lineno) for one in caught}) == 1  # which Python shows once
+    assert [head.rule.threshold for head in net.heads] == [0.4] * 3
+
+
+def test_a_swapped_model_goes_through_a_distributed_checkpoint(tmp_path: Path) -> None:
+    def swapped() -> nn.Module:
+        model = in_a_model(ALL["nested-deeply"]())
+        fuse_aux_heads(model)
+        return model
+
+    model, fresh = swapped(), swapped()
+    model["exits"][1].rule.threshold = 0.25
+    dcp.save(get_model_state_dict(model), checkpoint_id=tmp_path)
+    state = get_model_state_dict(fresh)
+    dcp.load(state, checkpoint_id=tmp_path)
+    set_model_state_dict(fresh, state)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
+    assert fresh["exits"][1].rule.threshold == 0.25
+
+
+def test_averages_by_name_and_functional_calls() -> None:
+    head = FusedAuxHead.from_module(ALL["nested-deeply"](), rule=0.25).eval()
+    state = head.state_dict()
+    for name, value in head.named_parameters():  # as an exponential moving average keeps its shadow
+        state[name].mul_(0.9).add_(value.detach(), alpha=0.1)
+    averaged = AveragedModel(head, use_buffers=True)
+    averaged.update_parameters(head)
+    averaged.update_parameters(head)
+    assert averaged.module.rule.threshold == 0.25 and averaged.module.rule.threshold_tensor.item() == 0.25
+    x = torch.randn(MAP)
+    doubled = {name: value * 2 for name, value in state.items()}
+    out = torch.func.functional_call(head, doubled, (x,))
+    linear = head.linear
+    with torch.no_grad():
+        linear.weight.mul_(2), linear.bias.mul_(2)
+    assert torch.equal(out.probs, head(x).probs)

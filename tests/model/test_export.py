@@ -1,0 +1,90 @@
+"""Heads and networks outside of PyTorch's eager mode: torch.export, files of it, AOTInductor, ONNX."""
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+from auxhead.model import EarlyExitNetwork, ExitResult, ExitRule, FusedAuxHead, HeadOutput
+from support.example_models import SmallNet, plain_heads
+from torch import Tensor, nn
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+class Logits(nn.Module):
+    """The logits of all exits as one forward, which is what exporters take."""
+
+    def __init__(self, network: EarlyExitNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return self.network.logits(x)
+
+
+def head(device: torch.device) -> FusedAuxHead:
+    return FusedAuxHead(6, 5, rule=ExitRule(0.3, temperature=1.5)).to(device).eval()
+
+
+def network(device: torch.device) -> EarlyExitNetwork:
+    net = EarlyExitNetwork(SmallNet(), plain_heads()).to(device).eval()
+    net.check_taps(torch.randn(2, 3, 8, 8, device=device))
+    return net
+
+
+@pytest.mark.parametrize("kind", [HeadOutput, ExitResult])
+def test_answers_are_tree_nodes_with_a_name(kind: type) -> None:
+    answer = kind(*(torch.zeros(1) for _ in kind._fields))
+    leaves, spec = pytree.tree_flatten(answer)
+    assert len(leaves) == 4 and pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec
+    assert type(pytree.tree_unflatten(leaves, spec)) is kind
+
+
+def test_an_exported_head_is_saved_and_loaded(device: torch.device) -> None:
+    module, x = head(device), torch.randn(3, 6, 4, 4, device=device)
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(module, (x,)), file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    out = loaded(x)
+    assert isinstance(out, HeadOutput)
+    assert all(torch.equal(a, b) for a, b in zip(out, module(x), strict=True))
+
+
+def test_the_logits_of_a_network_are_exported_for_any_batch(device: torch.device) -> None:
+    module, x = Logits(network(device)).eval(), torch.randn(4, 3, 8, 8, device=device)
+    program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    other = torch.randn(7, 3, 8, 8, device=device)
+    for found, wanted in zip(program.module()(other), module(other), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_aot_inductor_packages_a_head(device: torch.device, tmp_path: Path) -> None:
+    module, x = head(device), torch.randn(3, 6, 4, 4, device=device)
+    path = torch._inductor.aoti_compile_and_package(
+        torch.export.export(module, (x,)), package_path=str(tmp_path / "head.pt2")
+    )
+    out = torch._inductor.aoti_load_package(path)(x)
+    assert isinstance(out, HeadOutput)
+    for found, wanted in zip(out, module(x), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("what", ["head", "logits"])
+def test_onnx_computes_the_same(what: str, device: torch.device) -> None:
+    pytest.importorskip("onnxscript")
+    reference = pytest.importorskip("onnx.reference")
+    module = head(device) if what == "head" else Logits(network(device)).eval()
+    x = torch.randn(3, 6, 4, 4, device=device) if what == "head" else torch.randn(3, 3, 8, 8, device=device)
+    program = torch.onnx.export(module, (x,), dynamo=True, verbose=False)
+    assert program is not None
+    found = reference.ReferenceEvaluator(program.model_proto).run(
+        None, {program.model_proto.graph.input[0].name: x.cpu().numpy()}
+    )
+    for one, wanted in zip(found, module(x), strict=True):
+        torch.testing.assert_close(torch.from_numpy(one), wanted.detach().cpu())
