@@ -18,19 +18,19 @@ TAPS = ("layer1", "layer2", "layer3")
 
 
 def load_digits() -> tuple[Tensor, Tensor]:
-    """Return scikit-learn's 1,797 handwritten digits as images [N, 3, 32, 32], -1 to 1, and their labels."""
+    """Return scikit-learn's 1,797 handwritten digits as images [N, 3, 16, 16], -1 to 1, and their labels."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     grey = torch.from_numpy(digits.images).float()[:, None] / 8.0 - 1.0  # [N, 1, 8, 8], from 0 to 16
-    return F.interpolate(grey, size=32).expand(-1, 3, -1, -1).contiguous(), torch.from_numpy(digits.target)
+    return F.interpolate(grey, size=16).expand(-1, 3, -1, -1).contiguous(), torch.from_numpy(digits.target)
 
 
 def train(parameters: Iterable[Tensor], loss_of: Callable[[Tensor], Tensor], steps: int) -> None:
-    """Take steps on batches of 64 of the first 1,400 images; ``loss_of`` is given the indices of a batch."""
+    """Take steps on batches of 32 of the first 1,400 images; ``loss_of`` is given the indices of a batch."""
     optimizer = torch.optim.AdamW(parameters, lr=0.005)
     for step in range(steps):
-        loss = loss_of(torch.randint(1_400, (64,)))
+        loss = loss_of(torch.randint(1_400, (32,)))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -59,7 +59,7 @@ def main(device: str) -> None:
     network = EarlyExitNetwork(backbone, {tap: FusedAuxHead(None, 10) for tap in TAPS}, example_input=images[:2])
 
     def loss_of_heads(batch: Tensor) -> Tensor:
-        *heads, _classifier = network.logits(images[batch])  # [64, 10] each
+        *heads, _classifier = network.logits(images[batch])  # [32, 10] each
         return torch.stack([F.cross_entropy(logits, labels[batch]) for logits in heads]).mean()
 
     print(f"{len(TAPS)} heads, by the mean of their losses:")

@@ -1,12 +1,10 @@
 """Train, calibrate, save, load, run: real images from the first step to a runner that answers for new ones.
 
-Run it with ``python -m auxhead.model.examples.train_save_load_run``. The images are scikit-learn's digits, shipped in its
-package.
+Run it with ``python -m auxhead.model.examples.train_save_load_run``. The images are scikit-learn's handwritten digits.
 """
 
 import tempfile
 from collections import OrderedDict
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -14,46 +12,33 @@ from auxhead.model import EarlyExitNetwork, FusedAuxHead, calibrate, load_checkp
 from torch import Tensor, nn
 
 CLASSES = tuple(str(digit) for digit in range(10))
-SIDE = 8  # pixels, as scikit-learn has them
 EPOCHS = 10
 
 
-def block(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """Return two convolutions, the first of which may halve height and width."""
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(),
-        nn.Conv2d(outputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(),
-    )  # fmt: skip
-
-
 def make_backbone() -> nn.Module:
-    """Return the network without heads; any module will do that turns a batch into logits, a torchvision ResNet say."""
-    return nn.Sequential(
-        OrderedDict(
-            block1=block(3, 32, stride=1),
-            block2=block(32, 64, stride=2),
-            block3=block(64, 64, stride=1),
-            block4=block(64, 128, stride=2),
-            classifier=nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, len(CLASSES))),
-        )
-    )
+    """Return the network without heads. Any module that turns a batch into logits will do, a torchvision ResNet say."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for index, (inputs, outputs, stride) in enumerate([(3, 32, 1), (32, 64, 2), (64, 64, 1), (64, 128, 2)]):
+        convolution = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        layers[f"block{index}"] = nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
+    layers["classifier"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, len(CLASSES)))
+    return nn.Sequential(layers)
 
 
 def load_splits(device: str) -> list[tuple[Tensor, Tensor]]:
-    """Return images [N, 3, 8, 8] and labels [N] of three splits: 1,000 to learn from, 400 and 397."""
+    """Return images [N, 3, 8, 8], -1 to 1, and labels [N] for training (1,000), calibration (400) and the test."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    grey = torch.from_numpy(digits.images).float() / 8.0 - 1.0  # [N, 8, 8], -1 to 1
-    images = grey[:, None].expand(-1, 3, -1, -1).contiguous()
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    parts = order.split([1_000, 400, 397])
-    return [(images[part].to(device), torch.from_numpy(digits.target)[part].to(device)) for part in parts]
+    grey = torch.from_numpy(digits.images).float()[:, None] / 8.0 - 1.0  # [N, 1, 8, 8]
+    images, labels = grey.expand(-1, 3, -1, -1).to(device), torch.from_numpy(digits.target).to(device)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(device)
+    return [(images[part], labels[part]) for part in order.split([1_000, 400, 397])]
 
 
 def train(network: EarlyExitNetwork, images: Tensor, labels: Tensor) -> None:
     """Train backbone and heads together: the loss is the mean of the cross-entropies of all exits."""
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.05)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=0.05)
     network.train()
     for epoch in range(EPOCHS):
         for batch in torch.randperm(len(images)).to(images.device).split(50):
@@ -68,15 +53,12 @@ def train(network: EarlyExitNetwork, images: Tensor, labels: Tensor) -> None:
 
 @torch.no_grad()
 def choose_thresholds(network: EarlyExitNetwork, images: Tensor, labels: Tensor) -> float:
-    """Set the rules: samples leave as early as half a point of accuracy on a validation split allows.
-
-    Returns the accuracy there.
-    """
+    """Set the rules so that early exit costs at most half a point of accuracy here, and return the accuracy."""
     probs = torch.stack(network.logits(images)).softmax(dim=2)  # [exits, N, 10]
     confidence, label = probs.max(dim=2)
     found = calibrate(confidence[:-1], label == labels, max_accuracy_drop=0.005)
     network.set_rules(dict(zip(network.taps, found.thresholds, strict=True)))
-    print(f"validation: {found.accuracy:.1%} right, {found.full_accuracy:.1%} if nobody left early")
+    print(f"calibrated: {found.accuracy:.1%} right, {found.full_accuracy:.1%} if nobody left early")
     return found.accuracy
 
 
@@ -84,40 +66,32 @@ def main(device: str) -> None:
     """Go all the way, in a folder that is gone afterwards."""
     torch.manual_seed(0)
     learned, validation, (images, labels) = load_splits(device)
-
-    heads = {f"block{number}": FusedAuxHead(None, len(CLASSES)) for number in (1, 2, 3)}
+    heads = {tap: FusedAuxHead(None, len(CLASSES)) for tap in ("block1", "block2")}
     network = EarlyExitNetwork(make_backbone().to(device), heads, example_input=images[:2])
     train(network, *learned)
     accuracy = choose_thresholds(network, *validation)
-    truth = network(images)
+    before = network(images)
 
-    with tempfile.TemporaryDirectory() as folder:
-        # Heads, taps, thresholds, names of the classes, and the backbone's parameters. Not its code: whoever loads
-        # brings the module, and `backbone` says which.
-        save_checkpoint(
-            Path(folder), network, backbone=f"{__name__}:make_backbone", classes=CLASSES, image_size=SIDE,
-            accuracy={"validation": accuracy},
-        )  # fmt: skip
-        size = sum(file.stat().st_size for file in Path(folder).iterdir())
-        print(f"saved: {size / 1e6:.1f} MB in {len(list(Path(folder).iterdir()))} files")
-        loaded = load_checkpoint(Path(folder), make_backbone())
-    network = loaded.network.to(device)  # it is in eval mode, and its rules are those that were calibrated
+    with tempfile.TemporaryDirectory() as folder:  # in a script of yours, a folder that stays
+        # Heads, taps, thresholds and the backbone's parameters; not its code: whoever loads brings the module, and
+        # `backbone` says how to make it. The command line can, too, for image files: auxhead infer --checkpoint FOLDER
+        # --backbone auxhead.model.examples.train_save_load_run:make_backbone FILES
+        made_by = "auxhead.model.examples.train_save_load_run:make_backbone"
+        accuracies = {"validation": accuracy}
+        save_checkpoint(folder, network, backbone=made_by, classes=CLASSES, image_size=8, accuracy=accuracies)
+        loaded = load_checkpoint(folder, make_backbone().to(device))
 
-    # On a GPU, one graph that skips what nobody needs any more; elsewhere the network as it is.
+    # On a GPU one graph that skips what nobody needs any more; elsewhere the network as it is.
     exits = "gated" if device == "cuda" else "eager"
-    with make_runner(network, images[:1], exits=exits, batch_sizes=(1, 32)) as runner:
+    with make_runner(loaded.network, images[:1], exits=exits, batch_sizes=(1, 32)) as runner:
         answer = runner(images)
-
-    same = (answer.label == truth.label) & (answer.exit_index == truth.exit_index)
-    print(f"loaded, run as {exits!r} on {device}: {same.double().mean().item():.1%} of the answers are those from before")
+    same = (answer.label == before.label) & (answer.exit_index == before.exit_index)
     right = answer.label == labels
+    print(f"saved, loaded, run by exits={exits!r}: {same.double().mean().item():.1%} answered as before")
     print(f"test: {len(images)} images, {right.double().mean().item():.1%} right")
-    for index, name in enumerate([*network.taps, "classifier"]):
+    for index, name in enumerate([*loaded.network.taps, "classifier"]):
         left = answer.exit_index == index
-        share = f"{right[left].double().mean().item():.1%} of them right" if left.any() else "-"
-        print(f"  {int(left.sum()):>4} left at {name:<10} {share}")
-    first = loaded.classes[int(answer.label[0])]
-    print(f"the first image shows a {first}, says the network, and is {answer.confidence[0].item():.1%} sure")
+        print(f"  {int(left.sum()):>4} images left at {name}, {int((left & right).sum())} of them right")
 
 
 if __name__ == "__main__":
