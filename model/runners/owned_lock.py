@@ -3,7 +3,7 @@
 from _thread import RLock
 
 
-class OwnedLock(RLock):
+class OwnedLock(RLock):  # type: ignore[misc]  # it may be subclassed, whatever the stubs say
     """A lock for one thread at a time, taken by ``with`` alone.
 
     An interrupt (Ctrl-C) is raised as a call returns. Up to Python 3.13 none is between the ``__enter__`` of a plain
@@ -11,7 +11,7 @@ class OwnedLock(RLock):
     be released there without knowing whether it was taken.
     """
 
-    def __enter__(self) -> bool:
+    def __enter__(self) -> bool:  # type: ignore[override]
         try:
             return self.acquire()
         except BaseException:
