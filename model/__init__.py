@@ -3,6 +3,7 @@
 from ..kernels import HeadOutput
 from .auto.auto_runner import AutoRunner
 from .calibration.thresholds import Calibration, calibrate
+from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from .early_exit_network import EarlyExitNetwork
 from .exit_result import ExitResult
 from .exit_rule import ExitRule
@@ -20,6 +21,7 @@ from .trunk.trunk import Trunk, make_trunk
 __all__ = [
     "AutoRunner",
     "Calibration",
+    "Checkpoint",
     "CompactingRunner",
     "EagerRunner",
     "EarlyExitNetwork",
@@ -35,6 +37,8 @@ __all__ = [
     "Trunk",
     "calibrate",
     "fuse_aux_heads",
+    "load_checkpoint",
     "make_runner",
     "make_trunk",
+    "save_checkpoint",
 ]

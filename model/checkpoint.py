@@ -1,8 +1,8 @@
-"""Checkpoints: parameters in ``model.safetensors``; taps, exit rules, classes and input format in ``model.json``."""
+"""Checkpoints: parameters in ``model.safetensors``; taps, heads, exit rules and input format in ``model.json``."""
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -11,17 +11,20 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from .bad_input import BadInput
 from .early_exit_network import EarlyExitNetwork
 from .exit_rule import ExitRule
-from .images import MEAN, STD
+from .fused_aux_head import FusedAuxHead
+from .images import MEAN, STD, normalise, open_image, to_pixels
 from .json_file import write_json
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
-FORMAT = 1
-_KEYS = {"format", "architecture", "classes", "taps", "rules", "image_size", "mean", "std", "accuracy"}
+FORMAT = 2
+_KEYS = {"format", "backbone", "with_backbone", "classes", "heads", "image_size", "mean", "std", "accuracy"}
 
 #: Arguments of :class:`ExitRule` that a checkpoint keeps.
 _RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
@@ -29,14 +32,14 @@ _RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A network, and the facts by which images become its input and its answers get names."""
+    """A loaded network, and the facts by which images become its input and its answers get names."""
 
     network: EarlyExitNetwork
-    """A loaded one is in eval mode on the CPU, its rules set."""
+    """In eval mode, its rules set, on the device of the backbone."""
     classes: tuple[str, ...]
-    """Names, in the order of the labels."""
-    image_size: int
-    """Height and width of the input in pixels."""
+    """Names, in the order of the labels; empty if none were saved."""
+    image_size: int | None
+    """Height and width of the input in pixels; None if it was not saved."""
     mean: tuple[float, ...] = MEAN
     """Subtracted from each channel, which is scaled to 0 to 1 before; see :func:`auxhead.model.images.normalise`."""
     std: tuple[float, ...] = STD
@@ -44,72 +47,122 @@ class Checkpoint:
     accuracy: Mapping[str, float] = field(default_factory=dict)
     """Facts for people, 0 to 1."""
 
+    def read_images(self, paths: Sequence[str | os.PathLike[str]]) -> Tensor:
+        """Read image files as the network's input, [N, 3, image_size, image_size], in its dtype and on its device.
 
-def save_checkpoint(directory: Path, checkpoint: Checkpoint, *, architecture: str) -> None:
-    """Write a network: its parameters, and in the description its taps and exit rules.
+        Raises:
+            BadInput: a file that cannot be read as an image, or a checkpoint without ``image_size``.
+        """
+        if self.image_size is None:
+            raise BadInput("checkpoint: was saved without image_size, wants one to turn image files into input")
+        pixels = torch.stack([to_pixels(open_image(path), self.image_size) for path in paths])
+        weight = self.network.fused_heads[0].linear.weight
+        return normalise(pixels.to(weight.device), self.mean, self.std).to(weight.dtype)
+
+
+def save_checkpoint(
+    directory: str | os.PathLike[str],
+    network: EarlyExitNetwork,
+    *,
+    backbone: str | None = None,
+    with_backbone: bool = True,
+    classes: Sequence[str] = (),
+    image_size: int | None = None,
+    mean: Sequence[float] = MEAN,
+    std: Sequence[float] = STD,
+    accuracy: Mapping[str, float] | None = None,
+) -> None:
+    """Write a network: parameters as safetensors; taps, heads and exit rules as JSON that people can read.
 
     The description of an older checkpoint is removed first and the new one written last, so that a description always
     belongs to the parameters beside it.
 
     Args:
         directory: made if it is not there.
-        checkpoint: what to write.
-        architecture: name of the builder that made the network, among those given to :func:`load_checkpoint`.
+        network: what to write; heads made with ``in_features=None`` have seen a batch.
+        backbone: what makes the backbone, as ``package.module:function``; told to whoever loads, and never called.
+        with_backbone: False keeps the heads alone, for a backbone whose parameters are kept elsewhere.
+        classes: names, in the order of the labels; as many as the network has classes, or none.
+        image_size: height and width of the input in pixels, for networks of images.
+        mean: of the channels, see :class:`Checkpoint`.
+        std: likewise.
+        accuracy: facts for people, 0 to 1.
+
+    Raises:
+        ValueError, TypeError: a network that could not be loaded again: a head of another class or with a parametrized
+            linear layer, one that does not know its width, a state of the backbone that is no tensor; nothing is
+            written.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    network = checkpoint.network
-    tensors = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
-    unfinished = directory / f".{WEIGHTS}.{os.getpid()}"
-    save_file(tensors, unfinished)
-    (directory / DESCRIPTION).unlink(missing_ok=True)
-    os.replace(unfinished, directory / WEIGHTS)
+    if not isinstance(network, EarlyExitNetwork):
+        raise TypeError(f"network: got {type(network).__name__}, wants an EarlyExitNetwork")
+    heads = {tap: _describe_head(tap, head) for tap, head in zip(network.taps, network.heads, strict=True)}
+    num_classes = network.fused_heads[0].num_classes
+    if classes and len(classes) != num_classes:
+        raise ValueError(f"classes: got {len(classes)} names, wants {num_classes}, as the network has classes, or none")
+    tensors = {}
+    for name, value in _kept_state(network, with_backbone).items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"network: its state {name!r} is a {type(value).__name__}, wants tensors alone")
+        tensors[name] = value.detach().cpu().contiguous().clone()  # a copy: safetensors refuses what shares memory
     description = {
         "format": FORMAT,
-        "architecture": architecture,
-        "classes": checkpoint.classes,
-        "taps": network.taps,
-        "rules": {
-            tap: {name: getattr(head.rule, name) for name in _RULE_ARGUMENTS}
-            for tap, head in zip(network.taps, network.fused_heads, strict=True)
-        },
-        "image_size": checkpoint.image_size,
-        "mean": checkpoint.mean,
-        "std": checkpoint.std,
-        "accuracy": checkpoint.accuracy,
+        "backbone": backbone,
+        "with_backbone": with_backbone,
+        "classes": list(classes),
+        "heads": heads,
+        "image_size": image_size,
+        "mean": list(mean),
+        "std": list(std),
+        "accuracy": dict(accuracy or {}),
     }
-    write_json(directory / DESCRIPTION, description)
+    where = Path(directory)
+    where.mkdir(parents=True, exist_ok=True)
+    unfinished = where / f".{WEIGHTS}.{os.getpid()}"
+    save_file(tensors, unfinished)
+    (where / DESCRIPTION).unlink(missing_ok=True)
+    os.replace(unfinished, where / WEIGHTS)
+    write_json(where / DESCRIPTION, description)
 
 
-def load_checkpoint(directory: Path, architectures: Mapping[str, Callable[[int], EarlyExitNetwork]]) -> Checkpoint:
-    """Read what :func:`save_checkpoint` wrote.
+def load_checkpoint(directory: str | os.PathLike[str], backbone: nn.Module) -> Checkpoint:
+    """Read what :func:`save_checkpoint` wrote: make the heads, attach them, and load every parameter that was saved.
+
+    Nothing named in the files is imported or called: the backbone comes from the caller, as ``model.json`` names it.
 
     Args:
         directory: of the checkpoint.
-        architectures: by name, the builders of known networks, given the number of classes.
+        backbone: made like the one that was saved. Parameters that the checkpoint holds are copied into it, in the
+            dtype in which they were saved; it keeps its device and is set to eval mode. If the checkpoint holds the
+            heads alone it keeps its parameters.
 
     Raises:
-        BadInput: files that are missing, damaged, or of another format or architecture.
+        BadInput: files that are missing, damaged or of another format, or a backbone that they do not fit, which is
+            left as it was.
     """
-    for name in (DESCRIPTION, WEIGHTS):
-        if not (directory / name).is_file():
-            raise BadInput(f"--checkpoint: {directory} has no {name}, wants a directory written by `auxhead demo`")
-    path = directory / DESCRIPTION
-    description = _read_description(path, list(architectures))
-    network = architectures[description["architecture"]](len(description["classes"]))
-    if not description["taps"] == list(network.taps) == list(description["rules"]):
-        raise _not_of_this_format(path)
+    where = Path(directory)
+    description = read_description(where)
+    made_by = f"; it was made by {description['backbone']}" if description["backbone"] else ""
+    if not isinstance(backbone, nn.Module):
+        raise BadInput(f"backbone: got {type(backbone).__name__}, wants an nn.Module{made_by}")
     try:
-        network.set_rules({tap: ExitRule(**rule) for tap, rule in description["rules"].items()})
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"--checkpoint: {path} has a rule that cannot be used: {error}") from None
-    try:
-        network.load_state_dict(load_file(directory / WEIGHTS))
-    except (SafetensorError, RuntimeError) as error:
-        what = " ".join(str(error).split())[:200]
-        raise BadInput(
-            f"--checkpoint: {directory / WEIGHTS} does not hold the parameters that {DESCRIPTION} describes ({what})"
-        ) from None
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        tensors = load_file(where / WEIGHTS)
+    except SafetensorError as error:
+        raise BadInput(f"checkpoint: {where / WEIGHTS} is damaged ({error})") from None
+    layers = dict(backbone.named_modules(remove_duplicate=False))
+    for tap in description["heads"]:
+        if tap not in layers:
+            kind = type(backbone).__name__
+            raise BadInput(f"backbone: {kind} has no layer {tap!r}, behind which {where} has a head{made_by}")
+    network = EarlyExitNetwork(backbone, _make_heads(where / DESCRIPTION, description["heads"]))
+    network.heads.to(_device_of(backbone))
+    saved = _kept_state(network, description["with_backbone"])
+    misfit = _misfit(saved, tensors)
+    if misfit is not None:
+        raise BadInput(f"backbone: {type(backbone).__name__} does not fit {where}: {misfit}{made_by}")
+    for name, value in saved.items():
+        if value.dtype != tensors[name].dtype:
+            value.data = value.data.to(tensors[name].dtype)
+    network.load_state_dict({**network.state_dict(), **tensors})
     return Checkpoint(
         network.eval(),
         tuple(description["classes"]),
@@ -120,26 +173,28 @@ def load_checkpoint(directory: Path, architectures: Mapping[str, Callable[[int],
     )
 
 
-def _read_description(path: Path, architectures: Sequence[str]) -> dict[str, Any]:
-    """Read ``model.json`` and check all of it but the taps."""
+def read_description(directory: Path) -> dict[str, Any]:
+    """Read ``model.json`` of a checkpoint and check all of it but the heads; see :func:`load_checkpoint` for errors."""
+    for name in (DESCRIPTION, WEIGHTS):
+        if not (directory / name).is_file():
+            raise BadInput(f"checkpoint: {directory} has no {name}, wants a directory that save_checkpoint wrote")
+    path = directory / DESCRIPTION
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"--checkpoint: {path} is not JSON ({error})") from None
+        raise BadInput(f"checkpoint: {path} is not JSON ({error})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
-        raise BadInput(f"--checkpoint: {path} has format {found!r}, wants {FORMAT}; written by another version?")
-    if content.get("architecture") not in architectures:
-        known = " or ".join(map(repr, architectures))
-        raise BadInput(f"--checkpoint: {path} has architecture {content.get('architecture')!r}, wants {known}")
+        raise BadInput(f"checkpoint: {path} has format {found!r}, wants {FORMAT}; written by another version?")
     try:
         good = (
             content.keys() == _KEYS
-            and isinstance(content["rules"], dict)
+            and isinstance(content["backbone"], (str, type(None)))
+            and isinstance(content["with_backbone"], bool)
+            and isinstance(content["heads"], dict)
+            and len(content["heads"]) > 0
             and all(isinstance(name, str) for name in content["classes"])
-            and len(content["classes"]) > 0
-            and isinstance(content["image_size"], int)
-            and content["image_size"] > 0
+            and (content["image_size"] is None or (type(content["image_size"]) is int and content["image_size"] > 0))
             and all(isinstance(value, (int, float)) and isfinite(value) for value in content["mean"] + content["std"])
             and len(content["mean"]) == len(content["std"]) == 3
             and min(content["std"]) > 0
@@ -147,9 +202,64 @@ def _read_description(path: Path, architectures: Sequence[str]) -> dict[str, Any
     except TypeError:  # a value of another kind
         good = False
     if not good:
-        raise _not_of_this_format(path)
+        raise BadInput(f"checkpoint: {path} lacks some of what format {FORMAT} has, or has it in another form")
     return content
 
 
-def _not_of_this_format(path: Path) -> BadInput:
-    return BadInput(f"--checkpoint: {path} lacks some of what format {FORMAT} has, or has it in another form")
+def _describe_head(tap: str, head: nn.Module) -> dict[str, Any]:
+    """Return the arguments that make a head of the same kind and rule."""
+    if type(head) is not FusedAuxHead:
+        raise TypeError(f"heads[{tap!r}]: is a {type(head).__name__}, of which no checkpoint is known")
+    if isinstance(head.linear, nn.LazyLinear):
+        raise ValueError(f"heads[{tap!r}]: does not know its width yet; call network.check_taps(example_input) before")
+    if type(head.linear) is not nn.Linear:
+        raise ValueError(
+            f"heads[{tap!r}]: its linear layer is a {type(head.linear).__name__}, wants an nn.Linear; remove its "
+            "parametrizations before"
+        )
+    return {
+        "in_features": head.linear.in_features,
+        "num_classes": head.num_classes,
+        "pool": head.pool,
+        "pool_size": list(head.pool_size),
+        "bias": head.linear.bias is not None,
+        "dropout": head.dropout,
+        "return_probs": head.return_probs,
+        "rule": {name: getattr(head.rule, name) for name in _RULE_ARGUMENTS},
+    }
+
+
+def _make_heads(path: Path, described: Mapping[str, Any]) -> dict[str, FusedAuxHead]:
+    heads = {}
+    for tap, arguments in described.items():
+        try:
+            rest = {**arguments, "pool_size": tuple(arguments["pool_size"]), "rule": ExitRule(**arguments["rule"])}
+            heads[tap] = FusedAuxHead(**rest)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"checkpoint: {path} has a head {tap!r} that cannot be made: {error}") from None
+    return heads
+
+
+def _kept_state(network: EarlyExitNetwork, with_backbone: bool) -> dict[str, Any]:
+    """Return the parts of a network's state_dict that go into the file of parameters: rules do not."""
+    return {
+        name: value
+        for name, value in network.state_dict(keep_vars=True).items()
+        if (name.startswith("heads.") or with_backbone) and not (name.startswith("heads.") and ".rule." in name)
+    }
+
+
+def _misfit(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str | None:
+    """Return in words the first difference between the tensors that a network has and those that were saved."""
+    if surplus := sorted(saved.keys() - own.keys()):
+        return f"it has no {surplus[0]!r}, which was saved ({len(surplus)} such)"
+    if missing := sorted(own.keys() - saved.keys()):
+        return f"its {missing[0]!r} was not saved ({len(missing)} such)"
+    for name, value in own.items():
+        if not is_lazy(value) and value.shape != saved[name].shape:
+            return f"its {name!r} is {list(value.shape)}, saved was {list(saved[name].shape)}"
+    return None
+
+
+def _device_of(backbone: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in backbone.parameters()), torch.device("cpu"))

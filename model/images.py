@@ -1,6 +1,6 @@
 """Image files to network input: reading, resizing, normalising, shifting; training and ``auxhead infer`` share it."""
 
-from pathlib import Path
+import os
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ MEAN = (0.5, 0.5, 0.5)
 STD = (0.5, 0.5, 0.5)
 
 
-def open_image(path: str | Path) -> Image.Image:
+def open_image(path: str | os.PathLike[str]) -> Image.Image:
     """Read an image file and return it as RGB, upright, on white where it is transparent.
 
     Raises:

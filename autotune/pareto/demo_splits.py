@@ -19,6 +19,7 @@ def demo_splits(directory: Path, checkpoint: Checkpoint, source: LabelledImages)
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
         found, data, seed, images = report["format"], report["data"], int(report["seed"]), report["images"]
+        image_size = int(report["image_size"])
     except FileNotFoundError:
         raise BadInput(f"--checkpoint: {directory} has no report.json, wants a directory of `auxhead demo`") from None
     except (KeyError, TypeError, ValueError) as error:
@@ -27,7 +28,7 @@ def demo_splits(directory: Path, checkpoint: Checkpoint, source: LabelledImages)
         raise BadInput(f"--checkpoint: {path} has format {found!r}, wants {REPORT_FORMAT!r}")
     if source.name != data or source.classes != checkpoint.classes:
         raise BadInput(f"--checkpoint: {directory} was trained on {data}, got {source.name}; wants the same images")
-    splits = make_splits(source, decode(source, checkpoint.image_size), split_indices(source, seed))
+    splits = make_splits(source, decode(source, image_size), split_indices(source, seed))
     sizes = {name: len(split.labels) for name, split in zip(Splits._fields, splits, strict=True)}
     if sizes != images:
         raise BadInput(f"--checkpoint: {directory} had images {images}, got {sizes}; wants the same images")

@@ -12,7 +12,6 @@ from ...model import EarlyExitNetwork, make_runner, make_trunk
 from ...model.bad_input import BadInput
 from ...model.commands.user_model import UserModel
 from ...model.demo.saved import load_demo
-from ...model.images import normalise, open_image, to_pixels
 from ..measuring.correctness import Answer, Comparison, verdict
 from ..measuring.eager_truth import EagerTruth
 from ..measuring.peers import NaiveHead, merged_answer, with_item
@@ -99,12 +98,12 @@ def demo_model(checkpoint: Path, batch: int) -> tuple[UserModel, str]:
         BadInput: files that are missing or damaged.
     """
     loaded = load_demo(checkpoint)
-    size = loaded.image_size
     paths = sorted((checkpoint / "examples").glob("*.png"))
     if not paths:  # the demo copies no images that its user has as files
+        size = loaded.image_size
+        assert size is not None  # the demo saves it
         return UserModel(loaded.network, torch.randn(batch, 3, size, size)), "random numbers"
-    pixels = torch.stack([to_pixels(open_image(path), size) for path in paths])
-    images = normalise(pixels, loaded.mean, loaded.std)
+    images = loaded.read_images(paths)
     return UserModel(loaded.network, repeated(images, batch)), f"pictures of {checkpoint / 'examples'}"
 
 

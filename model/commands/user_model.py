@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -20,22 +20,20 @@ class UserModel(NamedTuple):
     """A batch for it."""
 
 
-def load_factory(spec: str) -> Callable[[], UserModel]:
-    """Find the factory that ``--model`` names; the current directory is importable, as under ``python -m``.
+def import_function(option: str, spec: str) -> Callable[[], Any]:
+    """Find the function that an option names; the current directory is importable, as under ``python -m``.
 
     Args:
-        spec: ``package.module:name``, where ``name()`` returns (:class:`EarlyExitNetwork`, a batch it takes).
-
-    Returns:
-        The factory; calling it raises ``BadInput`` when it returns anything else. Errors in the user's own code come
-        through as they are, so that their traceback shows where.
+        option: as written on the command line, for messages.
+        spec: ``package.module:name`` of something callable.
 
     Raises:
-        BadInput: no such module, or nothing callable of that name in it.
+        BadInput: no such module, or nothing callable of that name in it. Errors in the user's own code come through as
+            they are, so that their traceback shows where.
     """
     module_name, colon, name = spec.partition(":")
     if not (colon and name and all(part.isidentifier() for part in module_name.split("."))):
-        raise BadInput(f"--model: got {spec!r}, wants package.module:factory")
+        raise BadInput(f"{option}: got {spec!r}, wants package.module:function")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -46,11 +44,27 @@ def load_factory(spec: str) -> Callable[[], UserModel]:
         missing = error.name or ""
         if module_name != missing and not module_name.startswith(f"{missing}."):
             raise  # the user's module is there, and lacks one of its own
-        raise BadInput(f"--model: no module {missing!r} in {here} or among the installed packages") from None
-    factory = getattr(module, name, None)
-    if not callable(factory):
+        raise BadInput(f"{option}: no module {missing!r} in {here} or among the installed packages") from None
+    function = getattr(module, name, None)
+    if not callable(function):
         what = "which cannot be called" if hasattr(module, name) else "which it does not have"
-        raise BadInput(f"--model: got {name!r} of {module_name} ({module.__file__}), {what}; wants a function")
+        raise BadInput(f"{option}: got {name!r} of {module_name} ({module.__file__}), {what}; wants a function")
+    return function
+
+
+def load_factory(spec: str) -> Callable[[], UserModel]:
+    """Find the factory that ``--model`` names.
+
+    Args:
+        spec: ``package.module:name``, where ``name()`` returns (:class:`EarlyExitNetwork`, a batch it takes).
+
+    Returns:
+        The factory; calling it raises ``BadInput`` when it returns anything else.
+
+    Raises:
+        BadInput: as :func:`import_function`.
+    """
+    factory = import_function("--model", spec)
 
     def checked() -> UserModel:
         made = factory()

@@ -12,12 +12,13 @@ import typer
 from torch import Tensor
 
 from ..calibration.evaluation import batches
+from ..checkpoint import load_checkpoint
 from ..commands.console import plain_console
 from ..commands.errors import one_line_errors
 from ..commands.options import Device, make_output_directory, torch_device
+from ..commands.user_model import import_function
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import joined
-from ..images import normalise, open_image, to_pixels
 from ..json_file import write_json
 from ..training.data_sets import load_source
 from ..training.deep_supervision import TrainingPlan
@@ -122,14 +123,27 @@ def demo_command(
 
 def infer(
     images: Annotated[list[Path], typer.Argument(help="Picture files.", show_default=False)],
-    checkpoint: Annotated[Path, typer.Option(help="A directory written by `auxhead demo`.", show_default=False)],
+    checkpoint: Annotated[
+        Path, typer.Option(help="A directory written by `auxhead demo` or by save_checkpoint.", show_default=False)
+    ],
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            help="Makes the backbone of a checkpoint of your own: package.module:function, called without arguments."
+        ),
+    ] = None,
     device: DeviceOption = Device.auto,
 ) -> None:
     """Answer for image files, and say which exit answered."""
     with one_line_errors():
         where = torch_device(device)
-        loaded = load_demo(checkpoint)
-        pixels = torch.stack([to_pixels(open_image(path), loaded.image_size) for path in images])
+        if backbone is None:
+            loaded = load_demo(checkpoint)
+        else:
+            loaded = load_checkpoint(checkpoint, import_function("--backbone", backbone)())
         network = loaded.network.to(where)
-        result = joined([network(normalise(part.to(where), loaded.mean, loaded.std)) for part in pixels.split(256)])
-        plain_console().print(answers_table(images, result, [*network.taps, "classifier"], loaded.classes))
+        for head in network.fused_heads:
+            head.return_probs = True  # which the table shows
+        result = joined([network(part) for part in loaded.read_images(images).split(256)])
+        names = loaded.classes or [str(label) for label in range(network.fused_heads[0].num_classes)]
+        plain_console().print(answers_table(images, result, [*network.taps, "classifier"], names))

@@ -2,15 +2,30 @@
 
 from pathlib import Path
 
-from ..checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+import torch
+
+from ..bad_input import BadInput
+from ..checkpoint import Checkpoint, load_checkpoint, read_description, save_checkpoint
 from ..training.data_sets import LabelledImages
 from .experiment import DemoRun
-from .small_resnet import ARCHITECTURE, small_early_exit_network
+from .small_resnet import resnet18_small
+
+#: The demo's backbone as its checkpoints name it.
+BACKBONE = f"{resnet18_small.__module__}:{resnet18_small.__name__}"
 
 
 def load_demo(directory: Path) -> Checkpoint:
     """Load the network that :func:`save_demo` wrote; raises ``BadInput`` where :func:`load_checkpoint` does."""
-    return load_checkpoint(directory, {ARCHITECTURE: small_early_exit_network})
+    description = read_description(directory)
+    if description["backbone"] != BACKBONE:
+        other = description["backbone"] or "package.module:function"
+        raise BadInput(
+            f"checkpoint: {directory} was not written by `auxhead demo`, wants one that was; `auxhead infer` takes "
+            f"yours with --backbone {other}"
+        )
+    checkpoint = load_checkpoint(directory, resnet18_small(len(description["classes"])))
+    checkpoint.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return checkpoint
 
 
 def save_demo(directory: Path, run: DemoRun, source: LabelledImages) -> list[Path]:
@@ -22,10 +37,9 @@ def save_demo(directory: Path, run: DemoRun, source: LabelledImages) -> list[Pat
     report = run.report
     accuracy = {"test": report.accuracy, "test_full_network": report.full_accuracy}
     save_checkpoint(
-        directory,
-        Checkpoint(run.network, source.classes, report.image_size, accuracy=accuracy),
-        architecture=ARCHITECTURE,
-    )
+        directory, run.network, backbone=BACKBONE, classes=source.classes, image_size=report.image_size,
+        accuracy=accuracy,
+    )  # fmt: skip
     examples = []
     test = run.splits.test
     for label in range(min(10, len(source.classes))):

@@ -5,7 +5,7 @@ from torch import nn
 from ..early_exit_network import EarlyExitNetwork
 from ..fused_aux_head import FusedAuxHead
 
-#: The name of this network in a checkpoint.
+#: The name of :func:`resnet18_small`, in checkpoints and records.
 ARCHITECTURE = "resnet18_small"
 
 #: The eight residual blocks, in the order in which they run.

@@ -1,117 +1,244 @@
-"""Checkpoints: saving, loading, and files that are refused."""
+"""Checkpoints: saving and loading of networks, whole or heads alone, and files that are refused."""
 
+import copy
 import json
 import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from auxhead.model import ExitRule
+from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, load_checkpoint, save_checkpoint
 from auxhead.model.bad_input import BadInput
-from auxhead.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from auxhead.model.demo.small_resnet import ARCHITECTURE, BLOCKS, small_early_exit_network
+from support.example_models import SmallNet, plain_heads
+from support.pictures import write_image_folder
 from torch import nn
-
-#: The builders of known networks.
-KNOWN = {ARCHITECTURE: small_early_exit_network}
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
+ABOUT = {"backbone": "my.nets:small", "classes": list("abcdç"), "image_size": 8, "accuracy": {"test": 0.5}}
 
-@pytest.fixture(scope="module")
-def network():
+
+@pytest.fixture
+def network() -> EarlyExitNetwork:
     torch.manual_seed(0)
-    network = small_early_exit_network(3)
+    heads: dict[str, nn.Module] = {
+        **plain_heads(),
+        "block1": FusedAuxHead(24, 5, pool="max", pool_size=(2, 1), bias=False, dropout=0.25),
+    }
+    rules = {"block0": ExitRule(0.25, temperature=2.0), "block1": ExitRule(0.5, enabled=False), "block2": 0.1}
+    network = EarlyExitNetwork(SmallNet(), heads, rules)
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):  # not what a fresh network has
             module.running_mean.normal_(0, 0.1)
-    network.set_rules({"layer1.0": ExitRule(0.25, temperature=2.0), "layer2.1": ExitRule(0.5, enabled=False)})
-    network.set_rules({"layer4.0": 0.1})
     return network.eval()
 
 
 @pytest.fixture
-def saved(tmp_path, network):
-    checkpoint = Checkpoint(network, ("a", "b", "ç"), 16, accuracy={"test": 0.5})
-    save_checkpoint(tmp_path, checkpoint, architecture=ARCHITECTURE)
-    return tmp_path
+def saved(tmp_path: Path, network: EarlyExitNetwork) -> Path:
+    save_checkpoint(tmp_path / "new" / "net", network, **ABOUT)
+    return tmp_path / "new" / "net"
 
 
-@torch.no_grad()
-def test_the_same_answers_come_back(saved, network):
-    loaded = load_checkpoint(saved, KNOWN)
-    assert loaded.classes == ("a", "b", "ç") and loaded.image_size == 16
+def images(count: int = 5) -> torch.Tensor:
+    return torch.randn(count, 3, 8, 8)
+
+
+def assert_same_answers(mine: EarlyExitNetwork, theirs: EarlyExitNetwork) -> None:
+    x = images().to(theirs.heads[0].linear.weight)
+    assert all(torch.equal(a, b) for a, b in zip(mine(x), theirs(x), strict=True))
+    assert str(mine) == str(theirs)
+
+
+def test_the_same_answers_come_back(saved: Path, network: EarlyExitNetwork) -> None:
+    loaded = load_checkpoint(str(saved), SmallNet())
+    assert loaded.classes == tuple("abcdç") and loaded.image_size == 8
     assert loaded.mean == loaded.std == (0.5, 0.5, 0.5) and loaded.accuracy == {"test": 0.5}
-    assert not loaded.network.training
-    for tap, mine, theirs in zip(BLOCKS, loaded.network.heads, network.heads, strict=True):
-        for name in ("threshold", "criterion", "temperature", "enabled"):
-            assert getattr(mine.rule, name) == getattr(theirs.rule, name), (tap, name)
+    assert not any(module.training for module in loaded.network.modules())
+    assert all(parameter.requires_grad for parameter in loaded.network.parameters())
+    assert_same_answers(loaded.network, network)
     for name, value in network.state_dict().items():
         assert torch.equal(loaded.network.state_dict()[name], value), name
-    x = torch.randn(5, 3, 16, 16)
-    mine, theirs = loaded.network(x), network(x)
-    assert torch.equal(mine.label, theirs.label) and torch.equal(mine.exit_index, theirs.exit_index)
 
 
-def test_nothing_unfinished_is_left(saved):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_type_of_the_parameters_comes_back(tmp_path: Path, network: EarlyExitNetwork, dtype: torch.dtype) -> None:
+    save_checkpoint(tmp_path, network.to(dtype))
+    loaded = load_checkpoint(tmp_path, SmallNet())
+    assert loaded.classes == () and loaded.image_size is None
+    assert_same_answers(loaded.network, network)
+
+
+def test_heads_alone_go_to_the_users_backbone(tmp_path: Path, network: EarlyExitNetwork) -> None:
+    save_checkpoint(tmp_path, network, with_backbone=False)
+    mine = copy.deepcopy(network.backbone)
+    before = {name: value.clone() for name, value in mine.state_dict().items()}
+    loaded = load_checkpoint(tmp_path, mine)
+    assert loaded.network.backbone is mine
+    assert all(torch.equal(value, before[name]) for name, value in mine.state_dict().items())
+    assert_same_answers(loaded.network, network)
+    assert (tmp_path / "model.safetensors").stat().st_size < 4000
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu(tmp_path: Path, network: EarlyExitNetwork) -> None:
+    network.cuda().half()
+    save_checkpoint(tmp_path, network)
+    loaded = load_checkpoint(tmp_path, SmallNet().cuda())
+    assert all(value.is_cuda for value in loaded.network.parameters())
+    assert_same_answers(loaded.network, network)
+
+
+def test_memory_that_is_shared_is_saved(tmp_path: Path) -> None:
+    backbone = SmallNet()
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), backbone.fc)
+    network = EarlyExitNetwork(backbone, {"block2": head}).eval()
+    save_checkpoint(tmp_path, network)
+    assert_same_answers(load_checkpoint(tmp_path, SmallNet()).network, network)
+
+
+def test_pictures_become_input(saved: Path, tmp_path: Path) -> None:
+    paths = sorted(write_image_folder(tmp_path / "pictures", per_class=2).glob("*/*.png"))[:3]
+    loaded = load_checkpoint(saved, SmallNet())
+    x = loaded.read_images(paths)
+    assert x.shape == (3, 3, 8, 8) and x.dtype == torch.float32 and -1 <= x.min() <= x.max() <= 1
+    assert loaded.network(x).label.shape == (3,)
+
+
+def test_without_a_size_no_pictures_are_read(tmp_path: Path, network: EarlyExitNetwork) -> None:
+    save_checkpoint(tmp_path, network)
+    with pytest.raises(BadInput, match="saved without image_size"):
+        load_checkpoint(tmp_path, SmallNet()).read_images(["x.png"])
+
+
+def test_nothing_unfinished_is_left(saved: Path) -> None:
     assert sorted(path.name for path in saved.iterdir()) == ["model.json", "model.safetensors"]
 
 
-def test_an_interrupted_save_leaves_no_description_of_other_parameters(saved, network, monkeypatch):
-    def fails(*_):
+def test_an_interrupted_save_leaves_no_description_of_other_parameters(
+    saved: Path, network: EarlyExitNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr("auxhead.model.checkpoint.write_json", fails)
     with pytest.raises(OSError, match="no space"):
-        save_checkpoint(saved, Checkpoint(network, ("x", "y", "z"), 32), architecture=ARCHITECTURE)
+        save_checkpoint(saved, network)
     with pytest.raises(BadInput, match=r"has no model\.json"):
-        load_checkpoint(saved, KNOWN)
+        load_checkpoint(saved, SmallNet())
+
+
+class HeadOfAnotherKind(FusedAuxHead):
+    pass
+
+
+def parametrized() -> FusedAuxHead:
+    head = FusedAuxHead(8, 5)
+    torch.nn.utils.parametrizations.weight_norm(head.linear)
+    return head
+
+
+class WithNotes(SmallNet):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"epochs": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("made", "arguments", "message"),
+    [
+        (SmallNet, {}, "^network: got SmallNet, wants an EarlyExitNetwork"),
+        (lambda: EarlyExitNetwork(SmallNet(), {"block0": HeadOfAnotherKind(8, 5)}), {}, "'block0'.*HeadOfAnotherKind"),
+        (lambda: EarlyExitNetwork(SmallNet(), {"block0": FusedAuxHead(None, 5)}), {}, "'block0'.*check_taps"),
+        (lambda: EarlyExitNetwork(SmallNet(), {"block0": parametrized()}), {}, "'block0'.*parametrizations"),
+        (lambda: EarlyExitNetwork(WithNotes(), plain_heads()), {}, "'backbone._extra_state' is a dict"),
+        (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"classes": ["a"]}, "^classes: got 1 names, wants 5"),
+    ],
+    ids=["no-network", "head", "lazy", "parametrized", "state", "classes"],
+)
+def test_what_could_not_be_loaded_is_not_saved(
+    tmp_path: Path, made: Callable[[], EarlyExitNetwork], arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        save_checkpoint(tmp_path / "out", made(), **arguments)
+    assert not (tmp_path / "out").exists()
+
+
+class Deeper(SmallNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.Linear(2, 2)
+
+
+class Shallower(SmallNet):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.block2
+
+
+@pytest.mark.parametrize(
+    ("backbone", "message"),
+    [
+        (lambda: SmallNet(classes=7), r"'backbone.fc.*' is \[7.*saved was \[5.*made by my.nets:small"),
+        (Deeper, "its 'backbone.more.bias' was not saved"),
+        (Shallower, "Shallower has no layer 'block2'.*made by my.nets:small"),
+        (lambda: "resnet18", "^backbone: got str, wants an nn.Module; it was made by my.nets:small"),
+    ],
+    ids=["classes", "more", "tap", "no-module"],
+)
+def test_a_backbone_that_does_not_fit_is_left_as_it_was(saved: Path, backbone: Callable[[], Any], message: str) -> None:
+    mine = backbone()
+    before = copy.deepcopy(mine)
+    with pytest.raises(BadInput, match=message):
+        load_checkpoint(saved, mine)
+    if isinstance(mine, nn.Module):
+        assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), before.parameters(), strict=True))
+        assert mine.training
 
 
 @pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
-def test_missing_files(saved, name):
+def test_missing_files(saved: Path, name: str) -> None:
     (saved / name).unlink()
-    with pytest.raises(BadInput, match=f"--checkpoint: .* has no {name}"):
-        load_checkpoint(saved, KNOWN)
+    with pytest.raises(BadInput, match=f"checkpoint: .* has no {name}"):
+        load_checkpoint(saved, SmallNet())
+
+
+def with_head(description: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"heads": {tap: {**head, **changes} for tap, head in description["heads"].items()}}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "has format 2, wants 1"),
-        ({"architecture": "vgg"}, "has architecture 'vgg', wants 'resnet18_small'"),
-        ({"image_size": "16"}, "has it in another form"),
-        ({"std": [0.5, 0.5, 0.0]}, "has it in another form"),
-        ({"mean": [0.5, 0.5, math.nan]}, "has it in another form"),
-        ({"surprise": 1}, "has it in another form"),
-        ({"taps": list(BLOCKS[1:])}, "has it in another form"),
-        ({"rules": [1]}, "has it in another form"),
-        ({"classes": ["a", "b"]}, "does not hold the parameters"),
-        ({"rules": {tap: {"threshold": 1.5} for tap in BLOCKS}}, "has a rule that cannot be used: threshold: got 1.5"),
-        ({"rules": {tap: {"limit": 0.5} for tap in BLOCKS}}, "has a rule that cannot be used"),
+        (lambda _: {"format": 1}, "has format 1, wants 2"),
+        (lambda _: {"image_size": "16"}, "has it in another form"),
+        (lambda _: {"std": [0.5, 0.5, 0.0]}, "has it in another form"),
+        (lambda _: {"mean": [0.5, 0.5, math.nan]}, "has it in another form"),
+        (lambda _: {"surprise": 1}, "has it in another form"),
+        (lambda _: {"heads": [1]}, "has it in another form"),
+        (lambda _: {"heads": {}}, "has it in another form"),
+        (lambda old: with_head(old, pool="median"), "has a head 'block0' that cannot be made: pool: got 'median'"),
+        (lambda old: with_head(old, surprise=1), "has a head 'block0' that cannot be made"),
+        (lambda old: with_head(old, rule={"threshold": 1.5}), "'block0' that cannot be made: threshold: got 1.5"),
+        (lambda old: with_head(old, rule=3), "has a head 'block0' that cannot be made"),
+        (lambda old: with_head(old, in_features=9), r"'heads.0.linear.weight' is \[5, 9\], saved was \[5, 8\]"),
     ],
-    ids=[
-        "format",
-        "architecture",
-        "size",
-        "std",
-        "nan",
-        "extra-key",
-        "taps",
-        "rules",
-        "classes",
-        "threshold",
-        "rule-key",
-    ],
+    ids="format size std nan extra-key heads no-heads pool head-key threshold rule width".split(),
 )
-def test_descriptions_that_do_not_fit(saved, change, message):
+def test_descriptions_that_do_not_fit(saved: Path, change: Callable[[Any], Any], message: str) -> None:
     path = saved / "model.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    old = json.loads(path.read_text())
+    path.write_text(json.dumps({**old, **change(old)}))
     with pytest.raises(BadInput, match=message):
-        load_checkpoint(saved, KNOWN)
+        load_checkpoint(saved, SmallNet())
 
 
 @pytest.mark.parametrize(("name", "content"), [("model.json", "{"), ("model.json", "[]"), ("model.safetensors", "x")])
-def test_damaged_files(saved, name, content):
+def test_damaged_files(saved: Path, name: str, content: str) -> None:
     (saved / name).write_text(content)
     with pytest.raises(BadInput, match=name):
-        load_checkpoint(saved, KNOWN)
+        load_checkpoint(saved, SmallNet())

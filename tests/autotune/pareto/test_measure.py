@@ -14,10 +14,10 @@ from auxhead.autotune.measuring.subject import Subject, own_cell
 from auxhead.autotune.measuring.timers import Samples, VariantFailed
 from auxhead.autotune.pareto.measure import LEAST_ROUNDS, OperatingPoint, Pareto, in_turns, mean_time, operating_points
 from auxhead.autotune.records.record import read_records
-from auxhead.model import EagerRunner, EarlyExitNetwork
-from auxhead.model.checkpoint import Checkpoint, save_checkpoint
+from auxhead.model import EagerRunner, EarlyExitNetwork, save_checkpoint
 from auxhead.model.demo.report import REPORT_FORMAT
-from auxhead.model.demo.small_resnet import ARCHITECTURE, small_early_exit_network
+from auxhead.model.demo.saved import BACKBONE
+from auxhead.model.demo.small_resnet import small_early_exit_network
 from auxhead.model.training.data_sets import Split
 from PIL import Image
 from support.command_line import assert_one_line_error, tune
@@ -182,8 +182,8 @@ def checkpoint(tmp_path, monkeypatch):
             Image.new("L", (8, 8), grey).save(tmp_path / "pictures" / name / f"{number}.png")
     torch.manual_seed(0)
     network, classes = small_early_exit_network(2), ("dark", "light")
-    save_checkpoint(tmp_path / "demo", Checkpoint(network, classes, 8), architecture=ARCHITECTURE)
-    report = {"format": REPORT_FORMAT, "data": "pictures", "seed": 3}
+    save_checkpoint(tmp_path / "demo", network, backbone=BACKBONE, classes=classes, image_size=8)
+    report = {"format": REPORT_FORMAT, "data": "pictures", "seed": 3, "image_size": 8}
     report["images"] = {"train": 6, "validation": 2, "test": 2}
     (tmp_path / "demo" / "report.json").write_text(json.dumps(report))
     compute_on_the_cpu(monkeypatch, command)
@@ -220,14 +220,18 @@ def test_the_command(checkpoint, pretended):
     [
         (None, (), "has no report.json, wants a directory of `auxhead demo`"),
         ({"format": "x"}, (), "is no report of `auxhead demo` (KeyError('data'))"),
-        ({"format": "x", "data": "pictures", "seed": 0, "images": {}}, (), f"has format 'x', wants '{REPORT_FORMAT}'"),
         (
-            {"format": REPORT_FORMAT, "data": "cats", "seed": 0, "images": {}},
+            {"format": "x", "data": "pictures", "seed": 0, "image_size": 8, "images": {}},
+            (),
+            f"has format 'x', wants '{REPORT_FORMAT}'",
+        ),
+        (
+            {"format": REPORT_FORMAT, "data": "cats", "seed": 0, "image_size": 8, "images": {}},
             (),
             "was trained on cats, got pictures; wants the same images",
         ),
         (
-            {"format": REPORT_FORMAT, "data": "pictures", "seed": 0, "images": {"train": 7}},
+            {"format": REPORT_FORMAT, "data": "pictures", "seed": 0, "image_size": 8, "images": {"train": 7}},
             (),
             "had images {'train': 7}, got {'train': 6, 'validation': 2, 'test': 2}",
         ),

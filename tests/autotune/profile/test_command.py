@@ -15,10 +15,10 @@ from auxhead.autotune.profile.measure import compare, demo_model, repeated
 from auxhead.autotune.profile.records import profile_records
 from auxhead.autotune.profile.tables import print_comparison
 from auxhead.autotune.records.record import read_records
-from auxhead.model import EagerRunner, EarlyExitNetwork
+from auxhead.model import EagerRunner, EarlyExitNetwork, save_checkpoint
 from auxhead.model.bad_input import BadInput
-from auxhead.model.checkpoint import Checkpoint, save_checkpoint
-from auxhead.model.demo.small_resnet import ARCHITECTURE, small_early_exit_network
+from auxhead.model.demo.saved import BACKBONE
+from auxhead.model.demo.small_resnet import small_early_exit_network
 from PIL import Image
 from rich.console import Console
 from support.command_line import assert_one_line_error, tune
@@ -179,7 +179,7 @@ def test_two_records_of_one_run_are_kept(tmp_path, runners, network, kept):
 
 @pytest.mark.parametrize("pictures", [0, 3])
 def test_a_checkpoint_comes_with_what_the_demo_left(tmp_path, pictures):
-    save_checkpoint(tmp_path, Checkpoint(small_early_exit_network(4), tuple("abcd"), 16), architecture=ARCHITECTURE)
+    save_checkpoint(tmp_path, small_early_exit_network(4), backbone=BACKBONE, classes="abcd", image_size=16)
     (tmp_path / "examples").mkdir()
     for number in range(pictures):
         Image.new("L", (16, 16), 255 * number // 2).save(tmp_path / "examples" / f"{number}.png")
@@ -204,9 +204,9 @@ def test_a_batch_of_any_size_from_one(batch):
     [
         ([], "--model, --checkpoint: got neither, wants exactly one of the two"),
         (["--model", "a:b", "--checkpoint", "x"], "--model, --checkpoint: got both, wants exactly one of the two"),
-        (["--model", "a"], "--model: got 'a', wants package.module:factory"),
+        (["--model", "a"], "--model: got 'a', wants package.module:function"),
         (["--model", "nowhere:b"], "--model: no module 'nowhere' in "),
-        (["--checkpoint", "nowhere"], "--checkpoint: nowhere has no model.json"),
+        (["--checkpoint", "nowhere"], "checkpoint: nowhere has no model.json"),
         (["--model", "a:b", "--out", "file"], "--out: file is a file, wants a directory"),
     ],
     ids=["neither", "both", "spec", "module", "checkpoint", "out"],

@@ -59,10 +59,10 @@ def test_a_factory_in_the_current_directory(package):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("nowhere", "--model: got 'nowhere', wants package.module:factory"),
-        ("my_package/my_model.py:good", "wants package.module:factory"),
-        ("my_package.my_model:", "wants package.module:factory"),
-        (":good", "wants package.module:factory"),
+        ("nowhere", "--model: got 'nowhere', wants package.module:function"),
+        ("my_package/my_model.py:good", "wants package.module:function"),
+        ("my_package.my_model:", "wants package.module:function"),
+        (":good", "wants package.module:function"),
         ("nowhere:good", "--model: no module 'nowhere' in "),
         ("my_package.nowhere:good", "--model: no module 'my_package.nowhere' in "),
         ("nowhere.my_model:good", "--model: no module 'nowhere' in "),

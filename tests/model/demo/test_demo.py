@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+import torchvision
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, save_checkpoint
 from auxhead.model.calibration.evaluation import answers_of_all_exits, early_exit_answers
 from auxhead.model.demo.experiment import calibrate_network, run_demo
 from auxhead.model.demo.saved import load_demo
@@ -130,7 +132,7 @@ def test_cifar10_takes_the_same_path(tmp_path, monkeypatch):
         (["demo", "--data", "nowhere"], "--data: nowhere does not exist"),
         (["demo", "--dataset", "cifar10", "--root", "nowhere"], "--root: nowhere does not hold CIFAR-10"),
         (["demo", "--out", "file"], "--out: file is a file, wants a directory"),
-        (["infer", "--checkpoint", "nowhere", "x.png"], "--checkpoint: nowhere has no model.json"),
+        (["infer", "--checkpoint", "nowhere", "x.png"], "checkpoint: nowhere has no model.json"),
     ],
     ids=["data", "root", "out", "checkpoint"],
 )
@@ -145,6 +147,25 @@ def test_infer_names_a_picture_that_cannot_be_read(done, tmp_path):
     for path, message in ((tmp_path / "x.png", "cannot be read as an image"), (tmp_path / "y.png", "no such file")):
         result = auxhead("infer", "--checkpoint", done[1], path)
         assert result.exit_code == 2 and path.name in result.stderr and message in result.stderr
+
+
+def test_infer_takes_a_checkpoint_of_ones_own(done, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    backbone = torchvision.models.shufflenet_v2_x0_5(num_classes=3)
+    head = FusedAuxHead(24, 3, rule=0.0, return_probs=False)
+    network = EarlyExitNetwork(backbone, {"maxpool": head}).eval()
+    save_checkpoint(tmp_path / "own", network, backbone="own_nets:make", image_size=32)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_nets.py").write_text(
+        "import torchvision\n\ndef make():\n    return torchvision.models.shufflenet_v2_x0_5(num_classes=3)\n"
+    )
+    picture = done[0] / "lying" / "3.png"
+    assert_one_line_error(auxhead("infer", "--checkpoint", "own", picture), "takes yours with --backbone own_nets:make")
+    result = auxhead("infer", "--checkpoint", "own", "--backbone", "own_nets:make", picture, "--device", "cpu")
+    assert result.exit_code == 0 and "1: maxpool" in result.output, result.output
+    assert_one_line_error(
+        auxhead("infer", "--checkpoint", "own", "--backbone", "nets", picture), "--backbone: got 'nets'"
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
