@@ -28,8 +28,11 @@ class Shown(NamedTuple):
 
 
 def shown() -> list[Shown]:
+    """All commands of all documents but the changelog, which may name those that are no more."""
     found = []
     for document in documents():
+        if document.name == "CHANGELOG.md":
+            continue
         text = document.read_text()
         for number, line in enumerate(text.splitlines(), start=1):
             code = line.strip().removeprefix("$ ") if line.startswith(("    ", "auxhead", ".venv", "$ ")) else ""

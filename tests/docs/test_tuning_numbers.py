@@ -1,10 +1,6 @@
 """Results in the pages of kernels/ and autotune/ stand in the records of the repository."""
 
-from io import StringIO
-
 from auxhead.autotune.heads.tables import last_runs
-from auxhead.autotune.profile.tables import requests_table
-from rich.console import Console
 from support.committed_records import BATCHES, figure, records
 from support.documents import Document
 
@@ -53,18 +49,6 @@ def test_how_heads_compare_is_that_of_the_record():
     KERNELS.says(f"{said} {then:.1f} us in an earlier one, {now:.1f} in this")
     of_bandwidth = max(head["bytes_us"] / head["us"]["fused"] for head in figure("roofline")["heads"])
     KERNELS.says(f"up to {100 * of_bandwidth:.0f} % of a copy's bandwidth")
-
-
-def test_the_table_of_a_profile_is_that_of_the_record():
-    before, after = records("h200/profile.jsonl")[-2:]
-    assert (after.variant, after.environment["gpu"]) == ("overlapped@cudnn", "NVIDIA H200")
-    assert after.notes == [] and before.run == after.run
-    cell = after.cell
-    assert (cell["dtype"], cell["batch"], cell["taps"]) == ("float16", 1, ["layer1", "layer2", "layer3"])
-    printed = Console(width=80, file=StringIO())
-    printed.print(requests_table([before, after]))
-    wanted = "".join(f"    {line.rstrip()}\n" for line in printed.file.getvalue().splitlines())
-    assert wanted in TUNING.text, f"{TUNING.name} wants this table:\n{wanted}"
 
 
 def test_what_overlaps_is_that_of_the_record():

@@ -1,5 +1,6 @@
 """The project's reading matter: its Markdown files, and the snippets, commands and tables in them."""
 
+import linecache
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -34,9 +35,11 @@ class Snippet(NamedTuple):
         return f"{name_of(self.document)}:{self.line}"
 
     def run(self) -> dict[str, object]:
-        """Run it in a namespace of its own; a traceback shows file and line of the document."""
+        """Run it in a namespace of its own; a traceback shows its lines, under the place of the snippet."""
+        lines = self.code.splitlines(keepends=True)
+        linecache.cache[str(self)] = (len(self.code), None, lines, str(self))
         names: dict[str, object] = {"__name__": "snippet"}
-        exec(compile("\n" * (self.line - 1) + self.code, self.document, "exec"), names)
+        exec(compile(self.code, str(self), "exec"), names)
         return names
 
 
