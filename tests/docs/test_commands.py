@@ -91,3 +91,8 @@ def test_make_has_the_targets_that_documents_name():
     for document in documents():
         for target in re.findall(r"^    make ([a-z]+)|`make ([a-z]+)", document.read_text(), flags=re.MULTILINE):
             assert set(target) - {""} <= targets, f"{name_of(document)}: make {''.join(target)}"
+
+
+def test_python_versions_are_those_of_the_makefile():
+    (versions,) = re.findall(r"PYTHON is any (3\.\d+ to 3\.\d+)", (ROOT / "Makefile").read_text())
+    assert f"with Python {versions}" in (ROOT / "README.md").read_text()
