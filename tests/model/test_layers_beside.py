@@ -25,10 +25,10 @@ def hidden(channels: int) -> nn.Sequential:
 
 
 def resnet_with_hidden_layers() -> tuple[nn.Module, list[str]]:
-    backbone = torchvision.models.resnet18(num_classes=5).eval()
+    backbone = torchvision.models.resnet18(num_classes=5)
     backbone.layer1.append(Beside(hidden(64)))
     backbone.layer2.append(Beside(hidden(128)))
-    return backbone, ["layer1.2.layers", "layer2.2.layers"]
+    return backbone.eval(), ["layer1.2.layers", "layer2.2.layers"]
 
 
 @pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
@@ -49,8 +49,9 @@ def test_such_heads_answer_as_the_whole_classifiers_do(trunk: str, without_inter
 
 
 def test_maps_whose_channels_come_last_are_permuted_in_passing() -> None:
-    backbone = torchvision.models.swin_t(num_classes=5).eval()
+    backbone = torchvision.models.swin_t(num_classes=5)
     backbone.features[1].append(Beside(torchvision.ops.Permute([0, 3, 1, 2])))
+    backbone.eval()
     x = torch.randn(2, 3, 32, 32)
     network = EarlyExitNetwork(backbone, {"features.1.2.layers": FusedAuxHead(None, 5)}, example_input=x)
     assert network.heads[0].linear.in_features == 96
