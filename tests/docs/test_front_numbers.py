@@ -16,7 +16,7 @@ ROWS = {
     "the same with 8 plain heads": ("graph-naive@cudnn", "blocks", "never"),
     '**auxhead**, all 8 heads computed, nobody leaves (`"overlapped"`)': ("overlapped@cudnn", "blocks", "never"),
     '**auxhead**, 4 heads, all images leave at the first (`"gated"`)': ("gated@cudnn", "stages", "layer1"),
-    '**auxhead**, 4 heads, nobody leaves: the worst case (`"gated"`)': ("gated@cudnn", "stages", "never"),
+    '**auxhead**, 4 heads, nobody leaves (`"gated"`)': ("gated@cudnn", "stages", "never"),
 }  # fmt: skip
 
 
