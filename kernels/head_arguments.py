@@ -28,7 +28,9 @@ def check_pool(pool: str, pool_size: int | Sequence[int]) -> tuple[int, int]:
 
 
 def check_input(x: Tensor, pool: str, pool_size: tuple[int, int]) -> int:
-    """Return how many features a head with this pool makes of a sample of ``x``; ``ValueError`` if it cannot read x."""
+    """Return how many features a head with this pool makes of a sample of ``x``; raises if it cannot read x."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x: got {type(x).__name__}, wants a torch.Tensor")
     if x.ndim not in POOLS_BY_RANK:
         raise ValueError(f"x: got rank {x.ndim}, shape {list(x.shape)}, wants {_LAYOUTS}")
     if pool not in POOLS_BY_RANK[x.ndim]:

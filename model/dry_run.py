@@ -1,6 +1,5 @@
 """One run of a backbone that checks its taps before anything depends on them."""
 
-import difflib
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from ..kernels import check_input
 from ..kernels.head_arguments import FLOAT_DTYPES
+from .arguments import HEAD_DTYPES, close_names
 
 
 class DryRun(NamedTuple):
@@ -96,25 +96,28 @@ def _check_taps(taps: Sequence[str], layers: dict[str, nn.Module], watch: _Watch
     runs = Counter(watch.order)
     bad = watch.unreadable | watch.changed_in_place | {layers[""]}
     good = [name for name, layer in layers.items() if runs[layer] == 1 and layer not in bad]
-    would_work = f"layers that would work: {_listing(good)}"
+    would_work = f"; layers that would work: {_listing(good)}" if any(good) else ""
     for tap in taps:
         if tap not in layers or not tap:
-            close = difflib.get_close_matches(tap, good, n=3)
-            hint = f"; close to it: {', '.join(close)}" if close else ""
-            raise ValueError(f"heads: the backbone has no layer {tap!r}{hint}; {would_work}")
+            raise ValueError(f"heads: the backbone has no layer {tap!r}{close_names(tap, good)}{would_work}")
         layer = layers[tap]
         if runs[layer] != 1:
             times = f"runs {runs[layer]} times" if runs[layer] else "never runs"
-            raise ValueError(f"heads: layer {tap!r} {times} in a forward, wants once; {would_work}")
+            if isinstance(layer, torch.jit.ScriptModule):
+                would_work = (
+                    f": it is TorchScript, which calls no hooks; tap the nn.Module that it was made of{would_work}"
+                )
+            raise ValueError(f"heads: layer {tap!r} {times} in a forward, wants once{would_work}")
         if layer in watch.unreadable:
+            output = watch.outputs[layer]
             raise ValueError(
-                f"heads: layer {tap!r} returns {_described(watch.outputs[layer])}, which a head cannot read: wants a "
-                f"floating-point tensor [N, C, H, W], [N, T, D] or [N, D]; {would_work}"
+                f"heads: layer {tap!r} returns {_described(output)}, which a head cannot read: "
+                f"wants {_wanted(output)}{would_work}"
             )
         if layer in watch.changed_in_place:
             raise ValueError(
                 f"heads: the output of layer {tap!r} is changed in place later (by an in-place ReLU, say), "
-                f"while its head may still be reading it; tap the layer that changes it; {would_work}"
+                f"while its head may still be reading it; tap the layer that changes it{would_work}"
             )
     by_run = sorted(taps, key=lambda tap: watch.order.index(layers[tap]))
     if list(taps) != by_run:
@@ -142,6 +145,14 @@ def _is_readable(output: Any, batch: int) -> bool:
         and output.shape[0] == batch
         and 0 not in output.shape[1:]
     )
+
+
+def _wanted(output: Any) -> str:
+    """Say what a tap should return instead: another dtype, if it is that, else another shape."""
+    if isinstance(output, Tensor) and output.dtype not in FLOAT_DTYPES:
+        remedy = " (call .float() on the backbone and on its input)" if output.dtype == torch.float64 else ""
+        return HEAD_DTYPES + remedy
+    return "a floating-point tensor [N, C, H, W], [N, T, D] or [N, D] of as many samples as the input"
 
 
 def _described(output: Any) -> str:

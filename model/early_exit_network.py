@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from .arguments import check_batch, check_heads, check_module, kind_of
 from .dry_run import check_head_fits, dry_run
 from .eager_pass import run_eagerly
 from .exit_result import ExitResult
@@ -47,13 +48,11 @@ class EarlyExitNetwork(nn.Module):
 
         Raises:
             ValueError: a tap or head that cannot work; the message names layers that would have worked.
-            TypeError: a head of a type that cannot be fused.
+            TypeError: an argument of another type, or a head of a type that cannot be fused.
         """
         super().__init__()
-        if not isinstance(heads, Mapping):
-            raise TypeError(f"heads: got {type(heads).__name__}, wants a mapping of taps to heads")
-        if not heads:
-            raise ValueError("heads: got none, wants at least one")
+        check_module("backbone", backbone)
+        check_heads(heads)
         self.backbone = backbone
         self.taps = tuple(heads)
         self.heads = nn.ModuleList(_as_fused(tap, head) for tap, head in heads.items())
@@ -92,16 +91,22 @@ class EarlyExitNetwork(nn.Module):
             self.fused_heads[self.taps.index(tap)].rule.assign(rule)
 
     def _rules_by_tap(self, rules: ExitRule | float | Mapping[str, ExitRule | float]) -> Mapping[str, ExitRule | float]:
+        if not isinstance(rules, (Mapping, ExitRule, int, float)):
+            wants = "an ExitRule or a threshold (a float), or a dict of them by tap"
+            raise TypeError(f"rules: got {kind_of(rules)}, wants {wants}")
         by_tap = rules if isinstance(rules, Mapping) else dict.fromkeys(self.taps, rules)
         for tap, rule in by_tap.items():
             if tap not in self.taps:
                 raise ValueError(f"rules: {tap!r} is not a tap, wants one of {list(self.taps)}")
-            as_exit_rule(rule)  # refuses what is neither a rule nor a threshold, before any head is changed
+            as_exit_rule(
+                rule, f"rules[{tap!r}]"
+            )  # refuses what is neither a rule nor a threshold, before any head is changed
         return by_tap
 
     def check_taps(self, example_input: Tensor) -> None:
         """Check taps and heads by one dry run of the backbone, the first time; see ``__init__`` for what it raises."""
         if not self._checked:
+            check_batch("example_input", example_input)
             with _DRY_RUNS, torch.inference_mode(False):  # lazy parameters made in inference mode could not be trained
                 if not self._checked:
                     self._check_taps(example_input)
@@ -140,6 +145,7 @@ class EarlyExitNetwork(nn.Module):
             x: a batch that the backbone takes.
             stop: leave the forward as soon as every sample is sure; see :func:`run_eagerly`.
         """
+        check_batch("x", x, may_be_empty=self._checked)
         self.check_taps(x)
         return run_eagerly(self.backbone, self.taps, self.fused_heads, x, stop=stop)
 
@@ -148,6 +154,7 @@ class EarlyExitNetwork(nn.Module):
 
         Heads train where the backbone runs without gradients or is checkpointed, too: they come after it.
         """
+        check_batch("x", x, may_be_empty=self._checked)
         self.check_taps(x)
         features: list[tuple[Tensor, torch.autocast]] = []
 
@@ -175,8 +182,8 @@ def _as_fused(tap: str, head: nn.Module) -> FusedAuxHead:
     if isinstance(head, FusedAuxHead):
         return head
     if not isinstance(head, nn.Module):
-        raise TypeError(f"heads[{tap!r}]: got {type(head).__name__}, wants a FusedAuxHead or an nn.Sequential")
+        raise TypeError(f"heads[{tap!r}]: got {kind_of(head)}, wants a FusedAuxHead or an nn.Sequential")
     try:
         return FusedAuxHead.from_module(head)
     except ValueError as error:
-        raise TypeError(f"heads[{tap!r}]: {error}") from None
+        raise TypeError(f"heads[{tap!r}]: {str(error).removeprefix('module: ')}") from None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import CRITERIA, check_criterion, check_temperature, check_threshold
+from .arguments import kind_of
 
 
 class ExitRule(nn.Module):
@@ -160,10 +161,10 @@ class ExitRule(nn.Module):
         )
 
 
-def as_exit_rule(rule: "ExitRule | float") -> ExitRule:
-    """Return ``rule``, or the rule with that threshold."""
+def as_exit_rule(rule: "ExitRule | float", name: str = "rule") -> ExitRule:
+    """Return ``rule``, or the rule with that threshold; errors call the argument by ``name``."""
     if isinstance(rule, ExitRule):
         return rule
     if not isinstance(rule, (int, float)):
-        raise TypeError(f"rule: got {type(rule).__name__}, wants an ExitRule or a threshold")
+        raise TypeError(f"{name}: got {kind_of(rule)}, wants an ExitRule or a threshold (a float)")
     return ExitRule(rule)

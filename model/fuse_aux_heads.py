@@ -1,12 +1,15 @@
 """``fuse_aux_heads``: swaps the heads of an existing model for fused ones."""
 
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from torch import nn
 
+from .arguments import check_module, close_names, kind_of
 from .exit_rule import ExitRule, as_exit_rule
 from .fused_aux_head import FusedAuxHead
-from .head_pattern import match_head
+from .head_pattern import could_be_head, match_head, number_of_classes
 
 
 class FuseReport(NamedTuple):
@@ -15,47 +18,130 @@ class FuseReport(NamedTuple):
     replaced: dict[str, FusedAuxHead]
     """The new heads by the names of the modules they replaced."""
     left_alone: dict[str, str]
-    """For every other candidate, an ``nn.Sequential`` with a Linear in it, the reason."""
+    """For every other candidate that was not left out by name, the reason."""
 
 
-def fuse_aux_heads(model: nn.Module, *, rule: ExitRule | float = 1.0, return_probs: bool = True) -> FuseReport:
+class _Found(NamedTuple):
+    """A head, or a candidate that is none."""
+
+    path: str
+    parent: nn.Module
+    name: str
+    head: nn.Module
+    reason: str | None
+    """Why it cannot be replaced; None if it can."""
+
+
+def fuse_aux_heads(
+    model: nn.Module,
+    *,
+    include: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] = (),
+    rule: ExitRule | float = 1.0,
+    return_probs: bool = True,
+) -> FuseReport:
     """Replace in place every head of a known shape by a :class:`FusedAuxHead` that shares its parameters.
 
     Heads are found at every depth: each ``nn.Sequential`` that :meth:`FusedAuxHead.from_module` knows. state_dicts of
     the original model load into the changed one and back. A replaced head returns a ``HeadOutput`` where the original
-    returned a tensor. Every head gets a copy of ``rule``; ``return_probs`` is as in :class:`FusedAuxHead`.
+    returned a tensor.
+
+    The report also names candidates: modules that look like heads and could not be replaced. A candidate has at most
+    three convolutions and Linears, and the last of them is a Linear that gives class scores; a Linear by itself is one
+    in an ``nn.ModuleList`` or ``nn.ModuleDict``. Class scores are as many as the last Linear of the model gives that no
+    Linear of the model takes up. A class of one's own is named with what to write instead.
+
+    Args:
+        model: is changed in place, unless an error is raised.
+        include: names of modules, or patterns for them (``"exits.*"``, as ``fnmatch`` has them): only heads that these
+            are or hold are replaced, and candidates among them are an error. None: all heads.
+        exclude: names or patterns of modules that are left as they are, with all that they hold.
+        rule: every head gets a copy.
+        return_probs: as in :class:`FusedAuxHead`.
 
     Raises:
-        ValueError: ``model`` is itself the head: it has no parent to be replaced in.
+        ValueError: ``model`` is itself the head, with no parent to be replaced in; a name or pattern that no module
+            has; or an included module that is no head of a known shape, with the reason.
+        TypeError: an argument of another type.
     """
+    check_module("model", model)
     if not isinstance(match_head(model), str):
         raise ValueError("model: is itself a head: use FusedAuxHead.from_module(model)")
     rule = as_exit_rule(rule)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    included = None if include is None else _names("include", include, modules)
+    excluded = set().union(*_names("exclude", exclude, modules).values())
+    found = list(_find_heads(model, excluded, number_of_classes(model)))
+    if included is not None:
+        found = _only(found, included, modules)
     report = FuseReport({}, {})
     made: dict[nn.Module, FusedAuxHead] = {}  # a head that occurs twice stays one head
+    for path, parent, name, head, reason in found:
+        if reason is not None:
+            report.left_alone[path] = reason
+        elif not isinstance(head, FusedAuxHead):
+            if head not in made:
+                made[head] = FusedAuxHead.from_module(head, rule=rule, return_probs=return_probs)
+            parent._modules[name] = report.replaced[path] = made[head]
+    return report
 
-    def visit(parent: nn.Module, prefix: str, followed: bool = False) -> None:
-        for name, child in list(parent._modules.items()):
+
+def _names(argument: str, patterns: str | Sequence[str], modules: dict[str, nn.Module]) -> dict[str, list[str]]:
+    """Return for each pattern the names of modules that it fits."""
+    if isinstance(patterns, str):
+        patterns = [patterns]
+    if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
+        got = repr(patterns) if isinstance(patterns, Sequence) else kind_of(patterns)
+        raise TypeError(f"{argument}: got {got}, wants a name, a pattern or a sequence of them")
+    names = {pattern: [name for name in modules if name and fnmatchcase(name, pattern)] for pattern in patterns}
+    for pattern, its in names.items():
+        if not its:
+            close = close_names(pattern, [name for name in modules if name])
+            raise ValueError(f"{argument}: {pattern!r} is the name of no module of the model{close}")
+    return names
+
+
+def _find_heads(model: nn.Module, excluded: set[str], classes: int | None) -> Iterator[_Found]:
+    """Yield heads and candidates in the order of registration, of those within another candidate only heads."""
+
+    def visit(parent: nn.Module, prefix: str, fed_on: bool, in_candidate: bool) -> Iterator[_Found]:
+        listed = isinstance(parent, (nn.ModuleList, nn.ModuleDict))
+        for name, child in parent._modules.items():
             path = prefix + name
-            if child is None:
+            if child is None or path in excluded:
                 continue
             if isinstance(child, FusedAuxHead):
-                if child in made.values():
-                    report.replaced[path] = child
+                yield _Found(path, parent, name, child, None)
                 continue
             reason = match_head(child)
+            candidate = not in_candidate and could_be_head(child, classes, alone=listed)
             # in a chain every module but the last one feeds the next
-            feeds = isinstance(parent, nn.Sequential) and (followed or name != next(reversed(parent._modules)))
-            if feeds and not isinstance(reason, str):
-                report.left_alone[path] = "is followed by other layers, which take a tensor"
-            elif not isinstance(reason, str):
-                if child not in made:
-                    made[child] = FusedAuxHead.from_module(child, rule=rule, return_probs=return_probs)
-                parent._modules[name] = report.replaced[path] = made[child]
-            else:
-                if isinstance(child, nn.Sequential) and any(isinstance(part, nn.Linear) for part in child):
-                    report.left_alone[path] = reason
-                visit(child, path + ".", feeds)
+            feeds = isinstance(parent, nn.Sequential) and (fed_on or name != next(reversed(parent._modules)))
+            if not isinstance(reason, str):
+                if not feeds:
+                    yield _Found(path, parent, name, child, None)
+                elif candidate:
+                    yield _Found(path, parent, name, child, "is followed by other layers, which take a tensor")
+                continue
+            within = list(visit(child, path + ".", feeds, in_candidate or candidate))
+            if candidate and not within:
+                yield _Found(path, parent, name, child, reason)
+            yield from within
 
-    visit(model, "")
-    return report
+    return visit(model, "", False, False)
+
+
+def _only(found: list[_Found], included: dict[str, list[str]], modules: dict[str, nn.Module]) -> list[_Found]:
+    """Return the heads that included modules are or hold; raises ``ValueError`` for one that is or holds none."""
+    kept = []
+    for names in included.values():
+        its = [one for one in found if any(f"{one.path}.".startswith(f"{name}.") for name in names)]
+        for one in its:
+            if one.reason is not None:
+                raise ValueError(f"include: {one.path!r}: {one.reason}")
+        if not its:
+            reason = match_head(modules[names[0]])
+            why = f"has no head in it: {reason}" if isinstance(reason, str) else "is excluded"
+            raise ValueError(f"include: {names[0]!r} {why}")
+        kept += its
+    return [one for one in found if one in kept]

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kernels import ExitHead, HeadOutput, check_input, check_pool, fused_head, pooled_features
+from .arguments import check_module
 from .exit_rule import ExitRule, as_exit_rule
 from .head_pattern import match_head
 
@@ -60,8 +61,8 @@ class FusedAuxHead(nn.Module):
         )
         self.pool = pool
         self.pool_size = check_pool(pool, pool_size)
-        if not 0.0 <= dropout <= 1.0:
-            raise ValueError(f"dropout: got {dropout}, wants a probability in [0, 1]")
+        if not (isinstance(dropout, (int, float)) and 0.0 <= dropout <= 1.0):
+            raise ValueError(f"dropout: got {dropout!r}, wants a probability in [0, 1]")
         self.dropout = dropout
         self.return_probs = return_probs
         self.rule = _own_rule(rule, device)
@@ -79,8 +80,11 @@ class FusedAuxHead(nn.Module):
         of the Softmax.
 
         Raises:
-            ValueError: the module is not of a known shape; the message says why.
+            ValueError: the module is not of a known shape; the message says why, and of a class with a forward of its
+                own what to write instead.
+            TypeError: it is no module.
         """
+        check_module("module", module)
         pattern = match_head(module)
         if isinstance(pattern, str):
             raise ValueError(f"module: {pattern}")

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from .bad_input import BadInput
@@ -27,6 +27,9 @@ def open_image(path: str | os.PathLike[str]) -> Image.Image:
             return to_rgb(ImageOps.exif_transpose(file))
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file, wants an image") from None
+    except UnidentifiedImageError:
+        what = "its format is not known" if os.path.getsize(path) else "it is empty"
+        raise BadInput(f"{path}: cannot be read as an image ({what})") from None
     except Exception as error:  # Pillow's plugins raise what they come across: struct.error, TypeError, KeyError
         raise BadInput(f"{path}: cannot be read as an image ({' '.join(str(error).split())})") from None
 

@@ -7,13 +7,14 @@ from torch import Tensor
 
 from .auto.auto_runner import AutoRunner
 from .early_exit_network import EarlyExitNetwork
+from .runners.checks import check_mode, check_sizes
 from .runners.compacting import CompactingRunner
 from .runners.eager import EagerRunner
 from .runners.gated import GatedRunner
 from .runners.overlapped import OverlappedRunner
 from .runners.polled import PolledRunner
 from .runners.runner import Runner
-from .trunk.trunk import make_trunk
+from .trunk.trunk import check_kind, make_trunk
 
 #: Ways to leave a network early; see the runners for what each does.
 EXITS = ("eager", "overlapped", "polled", "gated", "auto")
@@ -63,6 +64,10 @@ def make_runner(
     if plan is not None and exits != "auto":
         raise ValueError(f"plan: got {plan!r} with exits={exits!r}, wants None: only 'auto' has a plan")
     if exits == "eager":
+        check_sizes(batch_sizes)
+        check_kind("trunk", trunk)
+        check_mode(network)
+        network.check_taps(example_input)
         return EagerRunner(network, trunk=make_trunk(network.backbone, network.taps, example_input, trunk))
     if exits == "auto":
         return AutoRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk, plan=plan)

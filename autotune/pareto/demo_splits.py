@@ -28,7 +28,8 @@ def demo_splits(directory: Path, checkpoint: Checkpoint, source: LabelledImages)
         raise BadInput(f"--checkpoint: {path} has format {found!r}, wants {REPORT_FORMAT!r}")
     if source.name != data or source.classes != checkpoint.classes:
         raise BadInput(f"--checkpoint: {directory} was trained on {data}, got {source.name}; wants the same images")
-    splits = make_splits(source, decode(source, image_size), split_indices(source, seed))
+    readable = decode(source, image_size, skip_damaged=True)  # as the demo did, if it had to
+    splits = make_splits(readable, split_indices(readable.source, seed))
     sizes = {name: len(split.labels) for name, split in zip(Splits._fields, splits, strict=True)}
     if sizes != images:
         raise BadInput(f"--checkpoint: {directory} had images {images}, got {sizes}; wants the same images")

@@ -12,6 +12,7 @@ from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult, joined
 from ..runners.checks import check_capturable, check_sizes
 from ..runners.runner import Runner
+from ..trunk.trunk import check_kind
 from .example_batches import batches_of, exits_of, shares_of
 from .plan import Plan
 from .plan_file import PlanFile, conditions_of
@@ -51,6 +52,7 @@ class AutoRunner(Runner):
                 ``describe`` says so.
         """
         sizes = check_sizes(batch_sizes)
+        check_kind("trunk", trunk)
         check_capturable(network, example_input)
         self.network = network
         self._runners: dict[int, Runner] = {}

@@ -5,11 +5,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..arguments import kind_of
+
 #: Error rates that the search tries, each for all heads alike.
 _ERROR_RATES = (0, 0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.014, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32)
 
 #: The choice is this many rates stricter than the best one.
 _STEPS_BACK = 2
+
+#: A confidence of 1 may have been rounded up to this, in bfloat16.
+_MOST_CONFIDENT = 1.01
 
 #: Folds of the cross-validation.
 _FOLDS = 5
@@ -43,17 +48,17 @@ def calibrate(confidence: Tensor, correct: Tensor, max_accuracy_drop: float = 0.
     one-standard-error rule (Breiman et al., Classification and Regression Trees, 1984). If no r will do, no head exits.
 
     Args:
-        confidence: [E, M] float32, of each head; NaN never exits.
+        confidence: [E, M] floating-point, of each head, 0 to 1; NaN never exits.
         correct: [E + 1, M] bool, true where a head or, last, the classifier is right; both on any device.
         max_accuracy_drop: 0.005 is half a percentage point.
 
     Raises:
-        TypeError: an argument is no tensor.
-        ValueError: shapes that do not fit, no samples, or a drop outside [0, 1].
+        TypeError: an argument is no tensor, or of another dtype.
+        ValueError: shapes that do not fit, no samples or heads, or confidences or a drop outside [0, 1].
     """
     _check(confidence, correct, max_accuracy_drop)
-    confidence = confidence.detach().cpu().float().nan_to_num(nan=0.0)
-    correct = correct.detach().cpu().bool()
+    confidence = confidence.detach().cpu().float().nan_to_num(nan=0.0).clamp(max=1.0)
+    correct = correct.cpu()
     samples = confidence.shape[1]
     needed = int(correct[-1].sum()) - max_accuracy_drop * samples - 1e-6  # samples that must be answered right
 
@@ -87,13 +92,25 @@ def _check(confidence: Tensor, correct: Tensor, max_accuracy_drop: float) -> Non
     """Refuse arguments of :func:`calibrate` that do not fit."""
     for name, value in (("confidence", confidence), ("correct", correct)):
         if not isinstance(value, Tensor):
-            raise TypeError(f"{name}: got {type(value).__name__}, wants a tensor")
-    if confidence.ndim != 2 or correct.shape != (confidence.shape[0] + 1, confidence.shape[1]):
+            raise TypeError(f"{name}: got {kind_of(value)}, wants a torch.Tensor")
+    if not confidence.is_floating_point():
+        raise TypeError(f"confidence: got {confidence.dtype}, wants a floating-point dtype")
+    if correct.dtype != torch.bool:
+        raise TypeError(f"correct: got {correct.dtype}, wants torch.bool (label == target)")
+    if confidence.ndim != 2 or 0 in confidence.shape:
+        shape = list(confidence.shape)
+        raise ValueError(f"confidence: got shape {shape}, wants [E, M] of at least one head and one sample")
+    heads, samples = confidence.shape
+    if correct.shape != (heads + 1, samples):
         raise ValueError(
-            f"correct: got {list(correct.shape)} with confidence {list(confidence.shape)}, wants [E + 1, M] and [E, M]"
+            f"correct: got shape {list(correct.shape)}, wants [{heads + 1}, {samples}]: a row for each head, as "
+            "confidence has, and last one for the classifier"
         )
-    if confidence.shape[1] == 0:
-        raise ValueError("confidence: got no samples, wants at least one to calibrate on")
+    low, high = (value.item() for value in confidence.detach().nan_to_num(nan=0.0).aminmax())
+    if low < 0.0 or high > _MOST_CONFIDENT:
+        raise ValueError(f"confidence: got values from {low:.4g} to {high:.4g}, wants probabilities in [0, 1]")
+    if not isinstance(max_accuracy_drop, (int, float)):
+        raise TypeError(f"max_accuracy_drop: got {max_accuracy_drop!r}, wants a number in [0, 1]")
     if not 0.0 <= max_accuracy_drop <= 1.0:
         raise ValueError(f"max_accuracy_drop: got {max_accuracy_drop}, wants a number in [0, 1]")
 

@@ -1,5 +1,6 @@
 """Options that several commands have: the device, and the directory for results."""
 
+import os
 from enum import Enum
 from pathlib import Path
 
@@ -28,12 +29,20 @@ def torch_device(wanted: Device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if use_cuda else torch.device("cpu")
 
 
-def make_output_directory(out: Path) -> None:
-    """Make the directory for results before the work begins.
+def check_output_directory(out: Path) -> None:
+    """Check, before the work begins, that a directory for results is there or can be made.
 
     Raises:
-        BadInput: a file is in its place.
+        BadInput: a file is in its place, or nothing can be written there.
     """
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"--out: {out} is a file, wants a directory")
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise BadInput(f"--out: {there} is a file, wants a directory")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise BadInput(f"--out: {there} cannot be written to, wants a directory that can")
+
+
+def make_output_directory(out: Path) -> None:
+    """Make the directory for results; raises as :func:`check_output_directory`."""
+    check_output_directory(out)
     out.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from ..calibration.evaluation import batches
 from ..checkpoint import load_checkpoint
 from ..commands.console import plain_console
 from ..commands.errors import one_line_errors
-from ..commands.options import Device, make_output_directory, torch_device
+from ..commands.options import Device, check_output_directory, make_output_directory, torch_device
 from ..commands.user_model import import_function
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import joined
@@ -51,6 +51,9 @@ DatasetOption = Annotated[
 RootOption = Annotated[
     Path | None, typer.Option(help="For --dataset cifar10: the directory that holds cifar-10-batches-py.")
 ]
+SkipDamagedOption = Annotated[
+    bool, typer.Option("--skip-damaged", help="Leave out image files that cannot be read, and name the first few.")
+]
 OutOption = Annotated[Path, typer.Option(help="Where checkpoint, report and figure go.")]
 EpochsOption = Annotated[
     int | None,
@@ -78,6 +81,7 @@ def demo_command(
         data: DataOption = None,
         dataset: DatasetOption = None,
         root: RootOption = None,
+        skip_damaged: SkipDamagedOption = False,
         out: OutOption = Path("auxhead-demo"),
         epochs: EpochsOption = None,
         image_size: ImageSizeOption = None,
@@ -89,7 +93,7 @@ def demo_command(
         console = plain_console()
         with one_line_errors():
             where = torch_device(device)
-            make_output_directory(out)
+            check_output_directory(out)
             source = load_source(data, dataset.value if dataset else None, root)
             size = image_size or (16 if data is None and dataset in (None, Dataset.digits) else 32)
             console.print(
@@ -100,13 +104,15 @@ def demo_command(
             with DemoProgress(console) as start_phase:
                 run = run_demo(
                     source, image_size=size, device=where, seed=seed, epochs=epochs,
-                    max_accuracy_drop=max_accuracy_drop, start_phase=start_phase,
+                    max_accuracy_drop=max_accuracy_drop, skip_damaged=skip_damaged,
+                    tell=lambda lines: console.print(lines, soft_wrap=True), start_phase=start_phase,
                 )  # fmt: skip
             report = run.report
             if where.type == "cuda":
                 images = torch.cat(list(batches(run.splits.test.pixels[:2048], where)))
                 report = dataclasses.replace(report, latency=measure_latency(run.network, images))
-            examples = save_demo(out, run, source)
+            make_output_directory(out)
+            examples = save_demo(out, run)
             content = dataclasses.asdict(report)
             write_json(out / "report.json", content)
             save_figure(*draw_exits(content), out / "exits")

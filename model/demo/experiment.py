@@ -1,7 +1,7 @@
 """The demo's experiment: train the network, choose thresholds, let a held-out test split leave early."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,8 @@ class DemoRun:
 
     network: EarlyExitNetwork
     report: DemoReport
+    source: LabelledImages
+    """The images that could be read; ``splits`` has their indices."""
     splits: Splits
 
 
@@ -37,6 +39,8 @@ def run_demo(
     seed: int = 0,
     epochs: int | None = None,
     max_accuracy_drop: float = 0.005,
+    skip_damaged: bool = False,
+    tell: Callable[[str], object] = lambda lines: None,
     start_phase: StartPhase = lambda name, total: lambda images, remark: None,
 ) -> DemoRun:
     """Train ``resnet18_small`` with a head behind every block, calibrate it, and evaluate it on the test split.
@@ -48,6 +52,8 @@ def run_demo(
         seed: of splits, parameters, order and shifts.
         epochs: None chooses by the number of images.
         max_accuracy_drop: accuracy that early exit may cost on the validation split; 0.005 is half a percentage point.
+        skip_damaged: leave out images that cannot be read.
+        tell: takes lines about images that were left out, before training begins.
         start_phase: for a progress bar.
 
     Raises:
@@ -55,9 +61,13 @@ def run_demo(
     """
     seconds: dict[str, float] = {}
     with _timed(seconds, "load"):
-        indices = split_indices(source, seed)
+        split_indices(source, seed)  # refuses a class that is too small before anything is read
         advance_reading = start_phase("reading images", len(source.open))
-        splits = make_splits(source, decode(source, image_size, lambda: advance_reading(1, "")), indices)
+        images = decode(source, image_size, lambda: advance_reading(1, ""), skip_damaged=skip_damaged)
+        if images.damaged:
+            tell(_describe_damaged(images.damaged, len(source.open)))
+        source = images.source
+        splits = make_splits(images, split_indices(source, seed))
 
     with _timed(seconds, "train"):
         with torch.random.fork_rng():
@@ -74,6 +84,7 @@ def run_demo(
 
     return DemoRun(
         network=network,
+        source=source,
         splits=splits,
         report=DemoReport(
             format=REPORT_FORMAT,
@@ -92,6 +103,12 @@ def run_demo(
             **report,
         ),
     )
+
+
+def _describe_damaged(damaged: Sequence[str], images: int, most: int = 3) -> str:
+    """Say how many images were left out, and name the first few, a line each."""
+    lines = [f"Left out {len(damaged):,} of {images:,} images, which cannot be read:", *damaged[:most]]
+    return "\n  ".join([*lines, f"and {len(damaged) - most:,} more"] if len(damaged) > most else lines)
 
 
 def _train(network: EarlyExitNetwork, split: Split, plan: TrainingPlan, seed: int, start_phase: StartPhase) -> None:

@@ -6,7 +6,6 @@ import torch
 
 from ..bad_input import BadInput
 from ..checkpoint import Checkpoint, load_checkpoint, read_description, save_checkpoint
-from ..training.data_sets import LabelledImages
 from .experiment import DemoRun
 from .small_resnet import resnet18_small
 
@@ -28,13 +27,13 @@ def load_demo(directory: Path) -> Checkpoint:
     return checkpoint
 
 
-def save_demo(directory: Path, run: DemoRun, source: LabelledImages) -> list[Path]:
+def save_demo(directory: Path, run: DemoRun) -> list[Path]:
     """Write the checkpoint, and if the source has no files, a test image for each of up to ten classes.
 
     Returns:
         Image files of the test split, one a class, to try ``auxhead infer`` on.
     """
-    report = run.report
+    report, source = run.report, run.source
     accuracy = {"test": report.accuracy, "test_full_network": report.full_accuracy}
     save_checkpoint(
         directory, run.network, backbone=BACKBONE, classes=source.classes, image_size=report.image_size,

@@ -6,16 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from ..arguments import check_batch
 from ..early_exit_network import EarlyExitNetwork
 
 
 def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
     """Check network, example and taps; raises as :class:`GraphRunner` does for what cannot be captured."""
-    if not (isinstance(example_input, Tensor) and example_input.ndim > 0 and len(example_input)):
-        raise ValueError("example_input: wants a tensor [N, ...] of at least one sample")
+    check_batch("example_input", example_input)
     _check_cuda(example_input)
-    if any(module.training for module in network.modules()):
-        raise ValueError("network: in training mode, wants network.eval()")
+    check_mode(network)
     for tap, head in zip(network.taps, network.fused_heads, strict=True):
         if is_parametrized(head.linear):
             raise ValueError(
@@ -28,6 +27,12 @@ def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
     check_no_outer_capture()
     network.check_taps(example_input)
     _check_device(network, example_input.device)
+
+
+def check_mode(network: nn.Module) -> None:
+    """Raise ``ValueError`` if any part of the network is in training mode."""
+    if any(module.training for module in network.modules()):
+        raise ValueError("network: in training mode, wants network.eval()")
 
 
 def check_sizes(batch_sizes: Sequence[int]) -> list[int]:
@@ -66,7 +71,7 @@ def check_no_outer_capture() -> None:
 
 def _check_cuda(example_input: Tensor) -> None:
     if example_input.device.type != "cuda":
-        raise ValueError(f"example_input: on {example_input.device}, wants a CUDA device; elsewhere use 'eager'")
+        raise ValueError(f"example_input: on {example_input.device}, wants a CUDA device; exits='eager' runs on any")
 
 
 def _check_device(network: nn.Module, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from ..arguments import check_batch
 from ..eager_pass import run_eagerly
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult
@@ -19,8 +20,9 @@ class EagerRunner(Runner):
         self._trunk = trunk
 
     def __call__(self, x: Tensor, *, stop: bool = False) -> ExitResult:
-        """Answer for a batch that the backbone takes; ``stop`` as in :func:`run_eagerly`."""
+        """Answer for a batch of at least one sample that the backbone takes; ``stop`` as in :func:`run_eagerly`."""
         network, trunk = self.network, self._trunk
+        check_batch("x", x)
         network.check_taps(x)
         backbone, classifier = network.backbone, None
         if trunk is not None:

@@ -14,7 +14,7 @@ from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult, joined
 from ..streams import current_handle
 from ..taps import listening
-from ..trunk.trunk import Trunk, make_trunk
+from ..trunk.trunk import Trunk, check_kind, make_trunk
 from .capture import CAPTURE_LOCK, Graph, capture_graphs, give_back_streams, take_streams
 from .captured_batch import CapturedBatch
 from .captured_heads import CapturedHeads
@@ -61,6 +61,8 @@ class GraphRunner(Runner):
                 current stream is being captured.
         """
         self._sizes = check_sizes(batch_sizes)
+        if not isinstance(trunk, Trunk):
+            check_kind("trunk", trunk)
         check_capturable(network, example_input)
         self.network = network
         self._busy = threading.Lock()

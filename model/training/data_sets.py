@@ -1,9 +1,10 @@
 """Data sets of images: the digits, CIFAR-10 or a folder; decoded and split into train, validation and test."""
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +41,16 @@ class LabelledImages:
     """Index of the first image of a given test split, which lasts to the end; None: a test split is drawn."""
 
 
+class Decoded(NamedTuple):
+    """Images that could be read, and what was wrong with the others."""
+
+    source: LabelledImages
+    pixels: Tensor
+    """[M, 3, size, size] uint8."""
+    damaged: tuple[str, ...]
+    """Of each image left out, the file and what is wrong with it."""
+
+
 class Split(NamedTuple):
     """Decoded images of one split."""
 
@@ -48,7 +59,7 @@ class Split(NamedTuple):
     labels: Tensor
     """[M] int64."""
     indices: Tensor
-    """[M] int64: the index of each image in the source."""
+    """[M] int64: the index of each image among those that were decoded."""
 
 
 class Splits(NamedTuple):
@@ -189,11 +200,18 @@ def split_indices(source: LabelledImages, seed: int) -> tuple[Tensor, Tensor, Te
     return train, validation_indices, indices[source.test_from :] if given else test_indices
 
 
-def decode(source: LabelledImages, image_size: int, on_image: Callable[[], None] = lambda: None) -> Tensor:
-    """Read every image once, resized: uint8 [M, 3, image_size, image_size]; ``on_image`` is called after each.
+def decode(
+    source: LabelledImages,
+    image_size: int,
+    on_image: Callable[[], None] = lambda: None,
+    *,
+    skip_damaged: bool = False,
+) -> Decoded:
+    """Read every image once, resized to image_size x image_size; ``on_image`` is called after each.
 
     Raises:
-        BadInput: an image that cannot be read, or more of them than fit into ``MOST_BYTES``.
+        BadInput: an image that cannot be read, unless ``skip_damaged`` leaves it out; or more of them than fit into
+            ``MOST_BYTES``.
     """
     size = len(source.open) * 3 * image_size**2
     if size > MOST_BYTES:
@@ -201,18 +219,44 @@ def decode(source: LabelledImages, image_size: int, on_image: Callable[[], None]
             f"--image-size: {len(source.open)} images of {image_size}x{image_size} take {size / 2**30:.0f} GiB of "
             f"memory, wants at most {MOST_BYTES / 2**30:.0f}; give a smaller size or fewer images"
         )
+
+    def read(open_it: Callable[[], Image.Image]) -> Tensor | BadInput:
+        try:
+            return to_pixels(open_it(), image_size)
+        except BadInput as error:
+            if skip_damaged:
+                return error
+            raise BadInput(f"{error}; --skip-damaged leaves out what cannot be read") from None
+
     pixels = torch.empty(len(source.open), 3, image_size, image_size, dtype=torch.uint8)
+    kept: list[int] = []
+    damaged: list[str] = []
     with ThreadPoolExecutor(os.cpu_count()) as threads:  # Pillow decodes outside Python's lock
         try:
-            for index, image in enumerate(threads.map(lambda read: to_pixels(read(), image_size), source.open)):
-                pixels[index] = image
+            for index, image in enumerate(threads.map(read, source.open)):
+                if isinstance(image, BadInput):
+                    damaged.append(str(image))
+                else:
+                    pixels[len(kept)] = image
+                    kept.append(index)
                 on_image()
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
-    return pixels
+    return Decoded(_only(source, kept), pixels[: len(kept)], tuple(damaged)) if damaged else Decoded(source, pixels, ())
 
 
-def make_splits(source: LabelledImages, pixels: Tensor, indices: tuple[Tensor, Tensor, Tensor]) -> Splits:
+def _only(source: LabelledImages, kept: Sequence[int]) -> LabelledImages:
+    """Return some images of a source, by their indices in ascending order."""
+    return replace(
+        source,
+        open=[source.open[index] for index in kept],
+        labels=source.labels[list(kept)],
+        paths=None if source.paths is None else tuple(source.paths[index] for index in kept),
+        test_from=None if source.test_from is None else bisect_left(kept, source.test_from),
+    )
+
+
+def make_splits(images: Decoded, indices: tuple[Tensor, Tensor, Tensor]) -> Splits:
     """Cut decoded images into the three splits that :func:`split_indices` drew."""
-    return Splits(*(Split(pixels[own], source.labels[own], own) for own in indices))
+    return Splits(*(Split(images.pixels[own], images.source.labels[own], own) for own in indices))

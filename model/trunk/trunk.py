@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..arguments import check_batch, check_module, close_names, kind_of
 from ..fused_aux_head import FusedAuxHead
 from ..taps import listening
 from .backbone_rewriter import BackboneRewriter
@@ -77,18 +78,19 @@ def make_trunk(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, 
         Trunk: with a module that shares all parameters it need not change.
 
     Raises:
-        ValueError: a kind or a tap that there is not.
-        TypeError: an example that is not a tensor.
+        ValueError: a kind or a tap that there is not, or an example without samples.
+        TypeError: an argument of another type.
         RuntimeError: a tap that does not run once and in its place.
     """
-    if not isinstance(example_input, Tensor):
-        raise TypeError(f"example_input: got {type(example_input).__name__}, wants a torch.Tensor")
-    if kind not in TRUNKS:
-        raise ValueError(f"kind: got {kind!r}, wants one of {', '.join(map(repr, TRUNKS))}")
+    check_module("backbone", backbone)
+    check_batch("example_input", example_input)
+    check_kind("kind", kind)
+    if isinstance(taps, str) or not isinstance(taps, Sequence):
+        raise TypeError(f"taps: got {taps!r}, wants a sequence of names of layers")
     layers = dict(backbone.named_modules(remove_duplicate=False))
     for tap in taps:
         if not tap or tap not in layers:
-            raise ValueError(f"taps: the backbone has no layer {tap!r}, wants names of its layers")
+            raise ValueError(f"taps: the backbone has no layer {tap!r}{close_names(tap, layers)}")
     if kind == "as_is":
         return _as_is(backbone, example_input, "The backbone runs as it is.")
     if backbone.training:
@@ -106,6 +108,13 @@ def make_trunk(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, 
                 return _as_is(backbone, example_input, f"Not {kind}: it failed with {first_line(error)}")
         wrong = _too_far_off(backbone, taps, example_input, as_it_is, outputs)
     return trunk if wrong is None else _as_is(backbone, example_input, f"Not {kind}: {wrong}")
+
+
+def check_kind(name: str, kind: object) -> None:
+    """Raise ``TypeError`` or ``ValueError`` unless an argument is one of ``TRUNKS``."""
+    if kind not in TRUNKS:
+        got, error = (repr(kind), ValueError) if isinstance(kind, str) else (kind_of(kind), TypeError)
+        raise error(f"{name}: got {got}, wants one of {', '.join(map(repr, TRUNKS))}")
 
 
 def _as_is(backbone: nn.Module, example_input: Tensor, note: str) -> Trunk:

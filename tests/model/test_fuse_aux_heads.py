@@ -139,7 +139,7 @@ LEFT_ALONE = {
     "pre-hook": (lambda: hooked_inside("register_forward_pre_hook"), "hook"),
     "inner hook": (lambda: hooked_inside("register_forward_hook"), "hook"),
     "backward hook": (lambda: hooked_inside("register_full_backward_hook"), "hook"),
-    "hooked nested": (lambda: nn.Sequential(with_hook(plain_head(6), "register_forward_hook"), linear(5, 5)), "hook"),
+    "hooked nested": (lambda: nn.Sequential(with_hook(plain_head(6), "register_forward_hook"), linear(5, 4)), "hook"),
     "old spectral norm": (lambda: nn.Sequential(avg(1), flat(), spectral_norm(linear(6, 5))), "hook"),
     "weight norm": (lambda: nn.Sequential(avg(1), flat(), parametrizations.weight_norm(linear(6, 5))), "arametri"),
     "linear of another kind": (lambda: nn.Sequential(avg(1), flat(), MyLinear(6, 5)), "MyLinear"),
@@ -211,33 +211,56 @@ def test_children_that_are_none() -> None:
     assert len(fuse_aux_heads(model).replaced) == 4
 
 
-@pytest.mark.parametrize(
-    ("name", "replaced", "left_alone"),
-    [
-        ("alexnet", [], ["classifier"]),
-        ("densenet121", [], []),
-        ("googlenet", [], []),
-        ("mobilenet_v2", ["classifier"], []),
-        ("mobilenet_v3_small", [], ["classifier"]),
-        ("squeezenet1_1", [], []),
-        ("vgg11", [], ["classifier"]),
-        ("vit_b_16", ["heads"], None),
-    ],
-)
-def test_torchvision_models_are_reported_right_and_still_run(name: str, replaced: list, left_alone: list) -> None:
-    options = {"init_weights": False, "aux_logits": True} if name == "googlenet" else {}
+#: Of torchvision's models, what is replaced and what is left alone: nothing but what ends in class scores.
+TORCHVISION: dict[str, tuple[list[str], list[str]]] = {
+    "alexnet": ([], ["classifier"]),
+    "convnext_tiny": ([], ["classifier"]),
+    "densenet121": ([], []),
+    "efficientnet_b0": (["classifier"], []),
+    "googlenet": ([], ["aux1", "aux2"]),
+    "inception_v3": ([], ["AuxLogits"]),
+    "maxvit_t": ([], ["classifier"]),
+    "mobilenet_v2": (["classifier"], []),
+    "mobilenet_v3_small": ([], ["classifier"]),
+    "resnet18": ([], []),
+    "squeezenet1_1": ([], []),
+    "swin_t": ([], []),
+    "vgg11": ([], ["classifier"]),
+    "vit_b_16": (["heads"], []),
+}
+
+
+def torchvision_model(name: str) -> nn.Module:
+    options = {"init_weights": False, "aux_logits": True} if name in ("googlenet", "inception_v3") else {}
+    return getattr(torchvision.models, name)(weights=None, **options)
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+def test_torchvision_models_are_reported_right(name: str) -> None:
     with torch.device("meta"):  # the structure is all that counts here
-        model = getattr(torchvision.models, name)(**options)
-    report = fuse_aux_heads(model)
-    assert list(report.replaced) == replaced
-    assert left_alone is None or list(report.left_alone) == left_alone
-    if name in ("googlenet", "mobilenet_v2", "mobilenet_v3_small"):
-        model = getattr(torchvision.models, name)(**options).eval()
-        x = torch.randn(2, 3, 32, 32)
-        wanted = softmax_of(model, x)
-        fuse_aux_heads(model)
-        out = model(x)
-        torch.testing.assert_close(out.probs if replaced else softmax_of(model, x), wanted)
+        report = fuse_aux_heads(torchvision_model(name))
+    assert (list(report.replaced), list(report.left_alone)) == TORCHVISION[name]
+
+
+@pytest.mark.parametrize("name", ["googlenet", "mobilenet_v2", "mobilenet_v3_small"])
+def test_torchvision_models_still_run(name: str) -> None:
+    model = torchvision_model(name).eval()
+    x = torch.randn(2, 3, 32, 32)
+    wanted = softmax_of(model, x)
+    replaced = fuse_aux_heads(model).replaced
+    torch.testing.assert_close(model(x).probs if replaced else softmax_of(model, x), wanted)
+
+
+def test_aux_heads_of_torchvision_are_told_what_to_do() -> None:
+    """The ends of these two: fc2 reads what fc1 gives; fc reads a pooled map."""
+    reasons = {}
+    for name in ("googlenet", "inception_v3"):
+        with torch.device("meta"):
+            reasons |= fuse_aux_heads(torchvision_model(name)).left_alone
+    assert all("is an InceptionAux" in why and "\n" not in why for why in reasons.values())
+    assert "FusedAuxHead.from_module(nn.Sequential(head.fc2))" in reasons["aux1"]
+    pooled = "FusedAuxHead.from_module(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), head.fc))"
+    assert pooled in reasons["AuxLogits"]
 
 
 def test_a_classifier_with_a_forward_of_its_own_is_left_alone() -> None:

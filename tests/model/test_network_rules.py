@@ -44,8 +44,11 @@ def test_a_number_changes_the_threshold_alone() -> None:
         ({"block0": 0.3, "block9": 0.5}, r"^rules: 'block9'"),
         (1.5, "^threshold: got 1.5"),
         ({"block0": -1.0}, "^threshold: got"),
-        ("sure", "^rule: got str"),
-        ({"block0": None}, "^rule: got NoneType"),
+        ("sure", r"^rules: got str, wants an ExitRule or a threshold \(a float\)"),
+        ([0.5, 0.6, 0.7], "^rules: got list, wants an ExitRule or a threshold .*, or a dict of them by tap"),
+        (torch.tensor(0.5), "^rules: got Tensor"),
+        ({"block0": None}, r"^rules\['block0'\]: got NoneType, wants an ExitRule or a threshold \(a float\)$"),
+        ({"block0": ExitRule}, r"^rules\['block0'\]: got the class ExitRule"),
     ],
     ids=str,
 )

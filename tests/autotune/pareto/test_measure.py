@@ -12,13 +12,14 @@ from auxhead.autotune.measuring.cells import NEVER
 from auxhead.autotune.measuring.peers import merged_answer
 from auxhead.autotune.measuring.subject import Subject, own_cell
 from auxhead.autotune.measuring.timers import Samples, VariantFailed
+from auxhead.autotune.pareto.demo_splits import demo_splits
 from auxhead.autotune.pareto.measure import LEAST_ROUNDS, OperatingPoint, Pareto, in_turns, mean_time, operating_points
 from auxhead.autotune.records.record import read_records
 from auxhead.model import EagerRunner, EarlyExitNetwork, save_checkpoint
 from auxhead.model.demo.report import REPORT_FORMAT
-from auxhead.model.demo.saved import BACKBONE
+from auxhead.model.demo.saved import BACKBONE, load_demo
 from auxhead.model.demo.small_resnet import small_early_exit_network
-from auxhead.model.training.data_sets import Split
+from auxhead.model.training.data_sets import Split, load_folder
 from PIL import Image
 from support.command_line import assert_one_line_error, tune
 from support.example_models import SmallNet, needs_gpu, plain_heads
@@ -246,6 +247,12 @@ def test_bad_input_is_one_line(checkpoint, report, arguments, message):
     elif report:
         (checkpoint / "report.json").write_text(json.dumps(report))
     assert_one_line_error(tune("pareto", "--checkpoint", checkpoint, "--data", "pictures", *arguments), message)
+
+
+def test_damaged_pictures_that_the_demo_left_out_are_left_out_again(checkpoint):
+    Path("pictures/dark/damaged.png").write_bytes(b"")
+    splits = demo_splits(checkpoint, load_demo(checkpoint), load_folder(Path("pictures")))
+    assert [len(split.labels) for split in splits] == [6, 2, 2]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -125,18 +125,53 @@ def test_a_larger_drop_lets_no_fewer_leave():
     assert places[-1] < places[0]
 
 
-@pytest.mark.parametrize(
-    ("shapes", "drop", "message"),
-    [
-        (((2, 5), (2, 5)), 0.1, r"correct: got \[2, 5\]"),
-        (((2, 0), (3, 0)), 0.1, "confidence: got no samples"),
-        (((2, 5), (3, 5)), -0.1, r"max_accuracy_drop: got -0\.1"),
-    ],
-    ids=["shapes", "empty", "drop"],
-)
-def test_bad_input(shapes, drop, message):
-    with pytest.raises(ValueError, match=message):
-        calibrate(torch.zeros(shapes[0]), torch.zeros(shapes[1], dtype=torch.bool), drop)
+YES, HALVES = torch.ones(3, 5, dtype=torch.bool), torch.full((2, 5), 0.5)
+BAD: dict[str, tuple[dict, type[Exception], str]] = {
+    "no row of the classifier": (
+        {"correct": YES[:2]},
+        ValueError,
+        r"correct: got shape \[2, 5\], wants \[3, 5\]: a row",
+    ),
+    "samples first": (
+        {"confidence": HALVES.T, "correct": YES.T},
+        ValueError,
+        r"correct: got shape \[5, 3\], wants \[6, 2\]",
+    ),
+    "one head": ({"confidence": HALVES[0]}, ValueError, r"confidence: got shape \[5\], wants \[E, M\]"),
+    "no samples": ({"confidence": HALVES[:, :0], "correct": YES[:, :0]}, ValueError, r"confidence: got shape \[2, 0\]"),
+    "no heads": ({"confidence": HALVES[:0], "correct": YES[:1]}, ValueError, r"confidence: got shape \[0, 5\]"),
+    "logits": (
+        {"confidence": HALVES * 9 - 5},
+        ValueError,
+        r"confidence: got values from -0.5 to -0.5, wants .*\[0, 1\]",
+    ),
+    "per cents": ({"confidence": HALVES * 100}, ValueError, "confidence: got values from 50 to 50, wants"),
+    "infinite": ({"confidence": HALVES / 0}, ValueError, "confidence: got values from .* wants"),
+    "swapped": (
+        {"confidence": YES, "correct": HALVES},
+        TypeError,
+        "confidence: got torch.bool, wants a floating-point",
+    ),
+    "labels": ({"correct": YES.long()}, TypeError, r"correct: got torch.int64, wants torch.bool \(label == target\)"),
+    "list": ({"confidence": [[0.5]]}, TypeError, "confidence: got list, wants a torch.Tensor"),
+    "lists": ({"correct": [[True]]}, TypeError, "correct: got list, wants a torch.Tensor"),
+    "negative drop": ({"max_accuracy_drop": -0.1}, ValueError, r"max_accuracy_drop: got -0\.1, wants a number in"),
+    "per cent of drop": ({"max_accuracy_drop": 5}, ValueError, "max_accuracy_drop: got 5, wants a number in"),
+    "drop in words": ({"max_accuracy_drop": "0.1"}, TypeError, "max_accuracy_drop: got '0.1', wants a number in"),
+    "no drop": ({"max_accuracy_drop": None}, TypeError, "max_accuracy_drop: got None, wants a number in"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_input_is_named(kind):
+    given, error, message = BAD[kind]
+    with pytest.raises(error, match=f"^{message}"):
+        calibrate(**{"confidence": HALVES, "correct": YES, "max_accuracy_drop": 0.1, **given})
+
+
+def test_confidences_may_be_rounded_above_one_or_not_be_numbers():
+    confidence = torch.tensor([[1.0, 1.0078125, float("nan"), 0.0]])
+    assert 0.0 <= calibrate(confidence.bfloat16(), torch.ones(2, 4, dtype=torch.bool)).thresholds[0] <= 1.0
 
 
 def test_logits_of_a_network_will_do_as_they_come(device):
@@ -145,10 +180,3 @@ def test_logits_of_a_network_will_do_as_they_come(device):
     correct = torch.tensor([[True, True, False, False], [True] * 4, [True] * 4], device=device)
     found = calibrate(confidence * 1.0, correct, 0.5)
     assert found == calibrate(confidence.detach().cpu(), correct.cpu(), 0.5) and min(found.thresholds) < 1.0
-
-
-@pytest.mark.parametrize("name", ["confidence", "correct"])
-def test_what_is_no_tensor_is_refused(name):
-    given = {"confidence": torch.rand(1, 3), "correct": torch.ones(2, 3, dtype=torch.bool)}
-    with pytest.raises(TypeError, match=f"^{name}: got list, wants a tensor"):
-        calibrate(**{**given, name: [[0.5]]})

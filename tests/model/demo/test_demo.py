@@ -142,6 +142,57 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, monkeypatch, arguments, me
     assert_one_line_error(auxhead(*arguments), message)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["--data", "nope"], ["--data", "damaged"], ["--dataset", "cifar10", "--root", "nope"], ["--data", "empty"]],
+    ids=["no data", "damaged", "no root", "no classes"],
+)
+def test_bad_input_leaves_no_folder_behind(tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    (write_image_folder(tmp_path / "damaged", per_class=4) / "lying" / "2.png").write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+    before = sorted(tmp_path.iterdir())
+    result = auxhead("demo", *arguments, "--device", "cpu")
+    assert result.exit_code == 2 and sorted(tmp_path.iterdir()) == before, result.output
+
+
+@pytest.mark.parametrize("out", ["file", "file/in/it"])
+def test_a_file_in_the_place_of_the_results_is_told_before_anything_is_read(tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert_one_line_error(auxhead("demo", "--data", "nope", "--out", out), "file is a file, wants a directory")
+
+
+def test_damaged_pictures_are_left_out_when_asked(tmp_path):
+    folder = write_image_folder(tmp_path / "x", per_class=20)
+    for number in range(5):
+        (folder / "lying" / f"{number}.png").write_bytes(b"")
+    options = ["--out", tmp_path / "out", "--image-size", 8, "--epochs", 1, "--device", "cpu"]
+    assert_one_line_error(
+        auxhead("demo", "--data", folder, *options),
+        f"{folder / 'lying' / '0.png'}: cannot be read as an image (it is empty); --skip-damaged leaves out",
+    )
+    result = auxhead("demo", "--data", folder, "--skip-damaged", *options)
+    assert result.exit_code == 0, result.output
+    told = result.output.index("Left out 5 of 40 images, which cannot be read:")
+    assert told < result.output.index("training: ")
+    assert f"{folder / 'lying' / '0.png'}: cannot be read as an image (it is empty)" in result.output
+    assert "and 2 more" in result.output
+    assert sum(json.loads((tmp_path / "out" / "report.json").read_text())["images"].values()) == 35
+    tried = [line for line in result.output.splitlines() if "auxhead infer" in line]
+    assert tried and not any(f"/lying/{number}.png" in tried[0] for number in range(5))
+
+
+def test_a_class_of_damaged_pictures_alone_is_named(tmp_path):
+    folder = write_image_folder(tmp_path / "x", per_class=4)
+    for path in (folder / "lying").iterdir():
+        path.write_text("no picture")
+    result = auxhead("demo", "--data", folder, "--skip-damaged", "--out", tmp_path / "out", "--device", "cpu")
+    assert "Left out 4 of 8 images" in result.output
+    assert_one_line_error(result, "--data: class 'lying' has 0 images, wants at least 3")
+    assert not (tmp_path / "out").exists()
+
+
 def test_infer_names_a_picture_that_cannot_be_read(done, tmp_path):
     (tmp_path / "x.png").write_text("no picture")
     for path, message in ((tmp_path / "x.png", "cannot be read as an image"), (tmp_path / "y.png", "no such file")):

@@ -33,7 +33,7 @@ def test_digits_are_the_real_ones_on_the_full_scale():
     source = load_digits()
     assert len(source.open) == len(source.labels) == 1797
     assert source.classes == tuple("0123456789")
-    pixels = decode(source, 8)
+    pixels = decode(source, 8).pixels
     assert pixels.shape == (1797, 3, 8, 8) and pixels.dtype == torch.uint8
     assert pixels.min() == 0 and pixels.max() == 255
     assert torch.equal(pixels[:, 0], pixels[:, 2])
@@ -77,7 +77,7 @@ def test_a_given_test_split_stays_the_test_split():
 
 def test_each_split_holds_the_pictures_of_its_places():
     source = labelled([i % 2 for i in range(50)])
-    splits = make_splits(source, decode(source, 8), split_indices(source, 0))
+    splits = make_splits(decode(source, 8), split_indices(source, 0))
     for split in splits:
         assert torch.equal(split.pixels[:, 0, 0, 0].long(), split.indices)
         assert torch.equal(split.labels, split.indices % 2)
@@ -87,7 +87,7 @@ def test_folder(tmp_path):
     source = load_folder(write_image_folder(tmp_path / "stripes", per_class=5))
     assert source.name == "stripes" and source.classes == ("lying", "standing")
     assert source.labels.tolist() == [0] * 5 + [1] * 5
-    assert decode(source, 12).shape == (10, 3, 12, 12)
+    assert decode(source, 12).pixels.shape == (10, 3, 12, 12)
 
 
 def test_folder_that_is_missing_a_file_or_without_classes(tmp_path):
@@ -119,13 +119,54 @@ def test_an_empty_class_folder_is_named(tmp_path):
         split_indices(load_folder(tmp_path), 0)
 
 
-@pytest.mark.parametrize("content", [b"", b"no picture", "half"], ids=["empty", "text", "truncated"])
-def test_a_broken_picture_is_named(tmp_path, content):
-    write_image_folder(tmp_path, per_class=4)
-    path = tmp_path / "lying" / "2.png"
-    path.write_bytes(path.read_bytes()[:300] if content == "half" else content)
-    with pytest.raises(BadInput, match=r"2\.png: cannot be read as an image"):
-        decode(load_folder(tmp_path), 16)
+#: What is wrong with a picture file, by its content (of a whole one), and what is said about it.
+DAMAGE = {
+    "empty": (lambda whole: b"", "it is empty"),
+    "text": (lambda whole: b"no picture\n", "its format is not known"),
+    "truncated": (lambda whole: whole[:300], "truncated"),
+    "zeros": (lambda whole: whole[:100] + bytes(len(whole) - 100), ""),
+}
+
+
+def damage(path, kind):
+    path.write_bytes(DAMAGE[kind][0](path.read_bytes()))
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_picture_is_named_with_what_to_do(tmp_path, kind):
+    damage(write_image_folder(tmp_path / "x", per_class=4) / "lying" / "2.png", kind)
+    with pytest.raises(BadInput) as caught:
+        decode(load_folder(tmp_path / "x"), 16)
+    said = str(caught.value)
+    assert said.startswith(f"{tmp_path / 'x' / 'lying' / '2.png'}: cannot be read as an image (")
+    assert DAMAGE[kind][1] in said and said.endswith("; --skip-damaged leaves out what cannot be read")
+    assert said.count("2.png") == 1 and "\n" not in said
+
+
+def test_damaged_pictures_can_be_left_out(tmp_path):
+    """The others keep their classes and paths."""
+    folder = write_image_folder(tmp_path / "x", per_class=8)
+    for number, kind in enumerate(DAMAGE):
+        damage(folder / "lying" / f"{number}.png", kind)
+    (folder / "standing" / "note.png").symlink_to(folder / "gone.png")
+    source = load_folder(folder)
+    read = []
+    whole, pixels, damaged = decode(source, 16, lambda: read.append(1), skip_damaged=True)
+    assert len(read) == len(source.open) == 17 and len(damaged) == 5
+    assert [message.partition(": ")[0] for message in damaged] == [
+        str(path) for path in source.paths if path not in whole.paths
+    ]
+    assert len(whole.open) == len(whole.paths) == len(whole.labels) == len(pixels) == 12
+    assert whole.labels.tolist() == [0] * 4 + [1] * 8 and whole.classes == source.classes
+    for path, read_again, image in zip(whole.paths, whole.open, pixels, strict=True):
+        assert torch.equal(to_pixels(open_image(path), 16), image)
+        assert torch.equal(to_pixels(read_again(), 16), image)
+
+
+def test_whole_pictures_stay_as_they_are(tmp_path):
+    source = load_folder(write_image_folder(tmp_path / "x", per_class=4))
+    whole, _, damaged = decode(source, 16, skip_damaged=True)
+    assert whole.paths == source.paths and not damaged
 
 
 def test_a_picture_whose_orientation_cannot_be_read_is_named(tmp_path, monkeypatch):
@@ -153,7 +194,7 @@ def test_cifar10_by_torchvisions_loader(tmp_path, monkeypatch):
     assert source.name == "CIFAR-10" and source.classes[3] == "kind3"
     assert len(source.labels) == 120 and source.test_from == 100
     direct = CIFAR10(str(tmp_path), train=False)
-    assert torch.equal(decode(source, 32)[100:], torch.from_numpy(direct.data).permute(0, 3, 1, 2))
+    assert torch.equal(decode(source, 32).pixels[100:], torch.from_numpy(direct.data).permute(0, 3, 1, 2))
     train, validation, test = split_indices(source, 0)
     assert (len(train), len(validation), len(test)) == (90, 10, 20)
 

@@ -1,0 +1,52 @@
+"""Checks of arguments that public calls share; each error names the argument, what it got and what it wants."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor, nn
+
+from ..kernels.head_arguments import FLOAT_DTYPES
+
+#: The dtypes that heads compute in, for errors.
+HEAD_DTYPES = f"one of {', '.join(map(str, FLOAT_DTYPES))}"
+
+
+def kind_of(value: object) -> str:
+    """Name a value by its type, or a class that was given in place of an instance by itself."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def check_module(name: str, value: object) -> None:
+    """Raise ``TypeError`` unless an argument is a module."""
+    if not isinstance(value, nn.Module):
+        raise TypeError(f"{name}: got {kind_of(value)}, wants an nn.Module")
+
+
+def check_batch(name: str, x: object, *, may_be_empty: bool = False) -> None:
+    """Raise ``TypeError`` unless an argument is a tensor, ``ValueError`` unless it is a batch with a sample in it."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: got {kind_of(x)}, wants a torch.Tensor [N, ...]")
+    if not x.ndim or not (may_be_empty or x.shape[0]):
+        raise ValueError(f"{name}: got shape {list(x.shape)}, wants [N, ...] with at least one sample")
+
+
+def check_heads(heads: object) -> None:
+    """Raise ``TypeError`` unless ``heads`` maps names of layers to something, ``ValueError`` if it is empty."""
+    if not isinstance(heads, Mapping):
+        raise TypeError(f"heads: got {kind_of(heads)}, wants a dict of heads by the names of layers")
+    if not heads:
+        raise ValueError("heads: got none, wants at least one")
+    for tap in heads:
+        if not isinstance(tap, str):
+            raise TypeError(f"heads: got {kind_of(tap)} for a tap, wants the name of a layer, a str")
+
+
+def close_names(name: str, names: Iterable[str]) -> str:
+    """Return "; close to it: ..." for an error, or "" where no name is close.
+
+    Names that end in this one come first: in a wrapper every layer has a prefix.
+    """
+    names = list(names)
+    inside = [other for other in names if name and other.endswith(f".{name}")]
+    close = [*inside, *(other for other in difflib.get_close_matches(name, names, n=3) if other not in inside)]
+    return f"; close to it: {', '.join(close[:3])}" if close else ""

@@ -1,0 +1,199 @@
+"""Bad input to networks and runners: each error names the argument, what it got and what it wants, in one line."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner, make_trunk
+from auxhead.model.make_runner import EXITS
+from support.example_models import SmallNet, plain_heads
+from torch import Tensor, nn
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+
+def images(samples: int = 2) -> Tensor:
+    return torch.randn(samples, 3, 8, 8)
+
+
+def network(**options: object) -> EarlyExitNetwork:
+    return EarlyExitNetwork(SmallNet().eval(), plain_heads(), 0.5, **options)
+
+
+NO_BATCH: dict[str, tuple[object, type[Exception], str]] = {
+    "list": ([images()], TypeError, "got list, wants a torch.Tensor [N, ...]"),
+    "None": (None, TypeError, "got NoneType, wants a torch.Tensor [N, ...]"),
+    "array": (images().numpy(), TypeError, "got ndarray, wants a torch.Tensor [N, ...]"),
+    "dict": ({"x": images()}, TypeError, "got dict, wants a torch.Tensor [N, ...]"),
+    "number": (torch.tensor(1.0), ValueError, "got shape [], wants [N, ...]"),
+    "empty": (images(0), ValueError, "got shape [0, 3, 8, 8], wants [N, ...] with at least one sample"),
+}
+
+CALLS: dict[str, tuple[str, Callable[[object], object]]] = {
+    "first call": ("x", lambda x: network()(x)),
+    "call": ("x", lambda x: network(example_input=images())(x)),
+    "first logits": ("x", lambda x: network().logits(x)),
+    "logits": ("x", lambda x: network(example_input=images()).logits(x)),
+    "check_taps": ("example_input", lambda x: network().check_taps(x)),
+    "example_input": ("example_input", lambda x: network(example_input=x)),
+    "eager runner": ("x", lambda x: make_runner(network(), images(), exits="eager")(x)),
+    "make_trunk": ("example_input", lambda x: make_trunk(SmallNet().eval(), SmallNet.taps, x)),
+    **{
+        f"make_runner {exits}": (
+            "example_input",
+            lambda x, exits=exits: make_runner(network(example_input=images()), x, exits=exits),
+        )
+        for exits in EXITS
+    },
+}
+
+
+@pytest.mark.parametrize("kind", NO_BATCH)
+@pytest.mark.parametrize("call", CALLS)
+def test_what_is_no_batch_is_refused_by_name(call: str, kind: str) -> None:
+    name, refuse = CALLS[call]
+    value, error, message = NO_BATCH[kind]
+    if call == "example_input" and value is None:
+        return  # none given: the first batch serves
+    if call in ("call", "logits") and kind == "empty":
+        return  # see test_no_samples of test_early_exit_network
+    with pytest.raises(error, match=f"^{name}: {re.escape(message)}") as caught:
+        refuse(value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_refused_first_batch_leaves_the_network_unchecked() -> None:
+    net = EarlyExitNetwork(SmallNet().eval(), {"block0": FusedAuxHead(None, 5)})
+    with pytest.raises(ValueError, match="^x: got shape"):
+        net(images(0))
+    assert isinstance(net.heads[0].linear, nn.LazyLinear)
+    assert net(images(3)).label.shape == (3,) and net(images(0)).label.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "heads", "error", "message"),
+    [
+        ("resnet18", plain_heads(), TypeError, "backbone: got str, wants an nn.Module"),
+        (SmallNet, plain_heads(), TypeError, "backbone: got the class SmallNet, wants an nn.Module"),
+        (lambda x: x, plain_heads(), TypeError, "backbone: got function, wants an nn.Module"),
+        (SmallNet(), None, TypeError, "heads: got NoneType, wants a dict of heads by the names of layers"),
+        (SmallNet(), [FusedAuxHead(8, 5)], TypeError, "heads: got list, wants a dict of heads"),
+        (SmallNet(), {0: FusedAuxHead(8, 5)}, TypeError, "heads: got int for a tap, wants the name of a layer, a str"),
+        (SmallNet(), {None: FusedAuxHead(8, 5)}, TypeError, "heads: got NoneType for a tap"),
+        (SmallNet(), {nn.ReLU(): FusedAuxHead(8, 5)}, TypeError, "heads: got ReLU for a tap"),
+        (SmallNet(), {"block0": FusedAuxHead}, TypeError, "heads['block0']: got the class FusedAuxHead, wants a Fused"),
+    ],
+    ids=["name", "class", "function", "no heads", "list", "number", "none", "layer", "head class"],
+)
+def test_what_is_no_network_is_refused_by_name(
+    backbone: object, heads: object, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=f"^{re.escape(message)}") as caught:
+        EarlyExitNetwork(backbone, heads)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_backbone_in_double_precision_is_told_what_heads_compute_in() -> None:
+    for head in (FusedAuxHead(None, 5), FusedAuxHead(8, 5), FusedAuxHead(8, 5, dtype=torch.float64)):
+        with pytest.raises(ValueError, match=r"^heads: layer 'block0' returns .* of torch.float64") as caught:
+            EarlyExitNetwork(SmallNet().double(), {"block0": head}, example_input=images().double())
+        said = str(caught.value)
+        assert "wants one of torch.float32, torch.float16, torch.bfloat16" in said and ".float()" in said
+        assert "would work" not in said  # none would
+
+
+def test_a_head_in_double_precision_is_told_what_heads_compute_in() -> None:
+    head = nn.Sequential(nn.Flatten(), nn.Linear(8, 5)).double()
+    with pytest.raises(ValueError, match=r"float64, wants one of torch.float32, .*: call its \.float\(\)"):
+        FusedAuxHead.from_module(head)
+
+
+class WithIndices(SmallNet):
+    """A layer of it returns which channel is largest, as vector quantisers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = Codes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.codes(x)
+        return super().forward(x)
+
+
+class Codes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1).long()
+
+
+def test_a_tap_of_integers_is_told_what_heads_read() -> None:
+    with pytest.raises(ValueError, match=r"^heads: layer 'codes' returns a tensor \[2, 192\] of torch.int64") as caught:
+        EarlyExitNetwork(WithIndices(), {"codes": FusedAuxHead(None, 5)}, example_input=images())
+    said = str(caught.value)
+    assert "wants one of torch.float32, torch.float16, torch.bfloat16; layers that would work: block0" in said
+    assert ".float()" not in said  # of indices that would be nonsense
+
+
+@pytest.mark.parametrize("wrapper", [nn.DataParallel, lambda net: network(example_input=images())], ids=["dp", "twice"])
+def test_taps_of_a_wrapped_backbone_are_suggested_by_their_longer_names(wrapper: Callable) -> None:
+    wrapped = wrapper(SmallNet().eval())
+    inner = next(name for name, _ in wrapped.named_children())
+    with pytest.raises(ValueError, match=f"no layer 'block0'; close to it: {inner}.block0"):
+        EarlyExitNetwork(wrapped, {"block0": FusedAuxHead(None, 5)}, example_input=images())
+
+
+@pytest.mark.parametrize("exits", EXITS)
+def test_a_trunk_is_refused_by_the_name_of_its_argument(exits: str) -> None:
+    wants = "wants one of 'as_is', 'cudnn', 'inductor'"
+    for trunk, got in (("cuda", "'cuda'"), (None, "NoneType"), (SmallNet(), "SmallNet")):
+        with pytest.raises((ValueError, TypeError), match=f"^trunk: got {got}, {wants}") as caught:
+            make_runner(network(), images(), exits=exits, trunk=trunk)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=f"^kind: got 'cuda', {wants}"):
+        make_trunk(SmallNet(), [], images(), "cuda")
+
+
+def test_taps_of_a_trunk_are_names_of_its_layers() -> None:
+    for taps, error, message in (
+        ("block0", TypeError, "taps: got 'block0', wants a sequence of names of layers"),
+        (None, TypeError, "taps: got None, wants a sequence of names of layers"),
+        (["blok0"], ValueError, "taps: the backbone has no layer 'blok0'; close to it: block0"),
+    ):
+        with pytest.raises(error, match=message):
+            make_trunk(SmallNet(), taps, images())
+    with pytest.raises(TypeError, match="backbone: got str, wants an nn.Module"):
+        make_trunk("resnet18", [], images())
+
+
+def test_a_network_in_training_mode_has_no_eager_runner_either() -> None:
+    net = network()
+    net.backbone.block1.train()
+    with pytest.raises(ValueError, match=r"^network: in training mode, wants network.eval\(\)"):
+        make_runner(net, images(), exits="eager")
+
+
+def test_wrong_taps_are_told_when_an_eager_runner_is_made() -> None:
+    net = EarlyExitNetwork(SmallNet().eval(), {"blok0": FusedAuxHead(None, 5)})
+    with pytest.raises(ValueError, match="^heads: the backbone has no layer 'blok0'; close to it: block0"):
+        make_runner(net, images(), exits="eager")
+
+
+@pytest.mark.parametrize("head", [FusedAuxHead(8, 5), FusedAuxHead(None, 5)], ids=["head", "lazy head"])
+def test_a_head_refuses_what_is_no_tensor_by_name(head: FusedAuxHead) -> None:
+    for call in (head, head.logits):
+        for x, kind in ((None, "NoneType"), ([1.0], "list"), (images().numpy(), "ndarray")):
+            with pytest.raises(TypeError, match=f"^x: got {kind}, wants a torch.Tensor"):
+                call(x)
+
+
+@pytest.mark.parametrize("dropout", ["0.5", None, 2, -0.1, float("nan")], ids=str)
+def test_dropout_is_a_probability(dropout: object) -> None:
+    with pytest.raises((ValueError, TypeError), match=re.escape(f"dropout: got {dropout!r}, wants a probability")):
+        FusedAuxHead(8, 5, dropout=dropout)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_backbone_is_told_that_its_layers_are_out_of_reach() -> None:
+    traced = torch.jit.trace(SmallNet().eval(), images())
+    with pytest.raises(ValueError, match="^heads: layer 'block0' never runs .*: it is TorchScript.* nn.Module"):
+        EarlyExitNetwork(traced, {"block0": FusedAuxHead(None, 5)}, example_input=images())
