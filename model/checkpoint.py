@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from .arguments import kind_of
 from .bad_input import BadInput
 from .early_exit_network import EarlyExitNetwork
 from .exit_rule import ExitRule
@@ -24,7 +25,6 @@ from .json_file import write_json
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
 FORMAT = 2
-_KEYS = {"format", "backbone", "with_backbone", "classes", "heads", "image_size", "mean", "std", "accuracy"}
 
 #: Arguments of :class:`ExitRule` that a checkpoint keeps.
 _RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
@@ -94,8 +94,22 @@ def save_checkpoint(
             written.
     """
     if not isinstance(network, EarlyExitNetwork):
-        raise TypeError(f"network: got {type(network).__name__}, wants an EarlyExitNetwork")
+        raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
     heads = {tap: _describe_head(tap, head) for tap, head in zip(network.taps, network.heads, strict=True)}
+    description = {
+        "format": FORMAT,
+        "backbone": backbone,
+        "with_backbone": with_backbone,
+        "classes": _as_list(classes),
+        "heads": heads,
+        "image_size": image_size,
+        "mean": _as_list(mean),
+        "std": _as_list(std),
+        "accuracy": {} if accuracy is None else accuracy,
+    }
+    wrong = _wrong_field(description)
+    if wrong is not None:
+        raise TypeError(wrong)
     num_classes = network.fused_heads[0].num_classes
     if classes and len(classes) != num_classes:
         raise ValueError(f"classes: got {len(classes)} names, wants {num_classes}, as the network has classes, or none")
@@ -104,18 +118,9 @@ def save_checkpoint(
         if not isinstance(value, Tensor):
             raise TypeError(f"network: its state {name!r} is a {type(value).__name__}, wants tensors alone")
         tensors[name] = value.detach().cpu().contiguous().clone()  # a copy: safetensors refuses what shares memory
-    description = {
-        "format": FORMAT,
-        "backbone": backbone,
-        "with_backbone": with_backbone,
-        "classes": list(classes),
-        "heads": heads,
-        "image_size": image_size,
-        "mean": list(mean),
-        "std": list(std),
-        "accuracy": dict(accuracy or {}),
-    }
     where = Path(directory)
+    if where.exists() and not where.is_dir():
+        raise ValueError(f"directory: got {where}, a file, wants a directory")
     where.mkdir(parents=True, exist_ok=True)
     unfinished = where / f".{WEIGHTS}.{os.getpid()}"
     save_file(tensors, unfinished)
@@ -143,7 +148,7 @@ def load_checkpoint(directory: str | os.PathLike[str], backbone: nn.Module) -> C
     description = read_description(where)
     made_by = f"; it was made by {description['backbone']}" if description["backbone"] else ""
     if not isinstance(backbone, nn.Module):
-        raise BadInput(f"backbone: got {type(backbone).__name__}, wants an nn.Module{made_by}")
+        raise BadInput(f"backbone: got {kind_of(backbone)}, wants an nn.Module{made_by}")
     try:
         tensors = load_file(where / WEIGHTS)
     except SafetensorError as error:
@@ -186,24 +191,48 @@ def read_description(directory: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise BadInput(f"checkpoint: {path} has format {found!r}, wants {FORMAT}; written by another version?")
-    try:
-        good = (
-            content.keys() == _KEYS
-            and isinstance(content["backbone"], (str, type(None)))
-            and isinstance(content["with_backbone"], bool)
-            and isinstance(content["heads"], dict)
-            and len(content["heads"]) > 0
-            and all(isinstance(name, str) for name in content["classes"])
-            and (content["image_size"] is None or (type(content["image_size"]) is int and content["image_size"] > 0))
-            and all(isinstance(value, (int, float)) and isfinite(value) for value in content["mean"] + content["std"])
-            and len(content["mean"]) == len(content["std"]) == 3
-            and min(content["std"]) > 0
-        )
-    except TypeError:  # a value of another kind
-        good = False
-    if not good:
-        raise BadInput(f"checkpoint: {path} lacks some of what format {FORMAT} has, or has it in another form")
+    wrong = _wrong_field(content)
+    if wrong is not None:
+        raise BadInput(f"checkpoint: {path} has {wrong}")
     return content
+
+
+def _wrong_field(description: Mapping[str, Any]) -> str | None:
+    """Return in words the first field of a description that is missing, unknown or of another form, heads aside."""
+
+    def number(value: Any) -> bool:
+        return isinstance(value, (int, float)) and isfinite(value)
+
+    def three_numbers(value: Any) -> bool:
+        return isinstance(value, list) and len(value) == 3 and all(map(number, value))
+
+    def names(value: Any) -> bool:
+        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+    def numbers_by_name(value: Any) -> bool:
+        return isinstance(value, dict) and names(list(value)) and all(map(number, value.values()))
+
+    wants: dict[str, tuple[str, Callable[[Any], bool]]] = {
+        "format": (str(FORMAT), lambda value: value == FORMAT),
+        "backbone": ("a str or None", lambda value: isinstance(value, (str, type(None)))),
+        "with_backbone": ("a bool", lambda value: isinstance(value, bool)),
+        "classes": ("a list of names", names),
+        "heads": ("heads by tap", lambda value: isinstance(value, dict) and len(value) > 0),
+        "image_size": ("a positive int or None", lambda value: value is None or (type(value) is int and value > 0)),
+        "mean": ("three numbers", three_numbers),
+        "std": ("three numbers greater than 0", lambda value: three_numbers(value) and min(value) > 0),
+        "accuracy": ("numbers by name", numbers_by_name),
+    }
+    for name in sorted(wants.keys() ^ description.keys()):
+        return f"no {name}, which format {FORMAT} has" if name in wants else f"{name}, which format {FORMAT} has not"
+    for name, (wanted, is_good) in wants.items():
+        if not is_good(description[name]):
+            return f"{name}: got {description[name]!r}, wants {wanted}"
+    return None
+
+
+def _as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, (list, tuple)) else value
 
 
 def _describe_head(tap: str, head: nn.Module) -> dict[str, Any]:

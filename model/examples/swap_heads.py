@@ -56,7 +56,7 @@ def main(device: str) -> None:
     before = model(images)
 
     # In place. A head of a known shape becomes a FusedAuxHead that shares its parameters: nothing is copied, and
-    # state_dicts load in both directions.
+    # older state_dicts of the model load.
     report = fuse_aux_heads(model)
     print(f"swapped:    {', '.join(report.replaced)}")
     for name, reason in report.left_alone.items():

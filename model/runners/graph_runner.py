@@ -226,24 +226,37 @@ class GraphRunner(Runner):
         """
         self._refuse_while_busy()
         with self._busy:
-            self._refuse_closed()
-            now = dict((*self.network.named_parameters(), *self.network.named_buffers()))
-            for name, tensor, captured in self._memory:
-                if now.get(name) is not tensor or tensor.data_ptr() != captured.data_ptr():
-                    raise RuntimeError(
-                        f"network: {name} was given other memory since the capture; copy into it, or make a new runner"
-                    )
-            with torch.cuda.device(self._device):
-                caller = torch.cuda.current_stream(self._device)
-                if caller != self._last_stream:
-                    caller.wait_event(self._done)  # the last request may still read the copies
-                self._trunk.refresh()
-                self._last_stream = caller
-                self._done.record(caller)
+            self._under_way = True
+            try:
+                self._refuse_closed()
+                self._refresh()
+            finally:
+                self._under_way = False
+
+    def _refresh(self) -> None:
+        now = dict((*self.network.named_parameters(), *self.network.named_buffers()))
+        for name, tensor, captured in self._memory:
+            if now.get(name) is not tensor or tensor.data_ptr() != captured.data_ptr():
+                raise RuntimeError(
+                    f"network: {name} was given other memory since the capture; copy into it, or make a new runner"
+                )
+        with torch.cuda.device(self._device):
+            caller = torch.cuda.current_stream(self._device)
+            if caller != self._last_stream:
+                caller.wait_event(self._done)  # the last request may still read the copies
+            self._trunk.refresh()
+            self._last_stream = caller
+            self._done.record(caller)
 
     def close(self) -> None:
-        """Wait for what is under way and free graphs and memory; a later call raises. Closing twice is fine."""
+        """Wait for what is under way and free graphs and memory; a later call raises. Closing twice is fine.
+
+        Raises:
+            RuntimeError: called by a handler of signals within a call of this runner, which it would wait for.
+        """
         with self._busy:
+            if self._under_way:  # other threads' calls are over: this is one of this thread
+                raise RuntimeError("this runner is in a call of this thread, which close() would wait for")
             if self._captured:
                 self._wait()
                 self._captured.clear()

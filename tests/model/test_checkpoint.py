@@ -157,8 +157,16 @@ class WithNotes(SmallNet):
         (lambda: EarlyExitNetwork(SmallNet(), {"block0": parametrized()}), {}, "'block0'.*parametrizations"),
         (lambda: EarlyExitNetwork(WithNotes(), plain_heads()), {}, "'backbone._extra_state' is a dict"),
         (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"classes": ["a"]}, "^classes: got 1 names, wants 5"),
+        (
+            lambda: EarlyExitNetwork(SmallNet(), plain_heads()),
+            {"classes": "abcde"},
+            "^classes: got 'abcde', wants a list",
+        ),
+        (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"backbone": SmallNet}, "^backbone: got <class.*a str"),
+        (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"mean": 0.5}, "^mean: got 0.5, wants three numbers"),
+        (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"accuracy": {"test": "good"}}, "^accuracy: .*numbers"),
     ],
-    ids=["no-network", "head", "lazy", "parametrized", "state", "classes"],
+    ids="no-network head lazy parametrized state classes classes-text backbone mean accuracy".split(),
 )
 def test_what_could_not_be_loaded_is_not_saved(
     tmp_path: Path, made: Callable[[], EarlyExitNetwork], arguments: dict[str, Any], message: str
@@ -166,6 +174,12 @@ def test_what_could_not_be_loaded_is_not_saved(
     with pytest.raises((TypeError, ValueError), match=message):
         save_checkpoint(tmp_path / "out", made(), **arguments)
     assert not (tmp_path / "out").exists()
+
+
+def test_no_folder_replaces_a_file(tmp_path: Path, network: EarlyExitNetwork) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="^directory: got .*file, a file, wants a directory"):
+        save_checkpoint(tmp_path / "file", network)
 
 
 class Deeper(SmallNet):
@@ -215,12 +229,12 @@ def with_head(description: dict[str, Any], **changes: Any) -> dict[str, Any]:
     ("change", "message"),
     [
         (lambda _: {"format": 1}, "has format 1, wants 2"),
-        (lambda _: {"image_size": "16"}, "has it in another form"),
-        (lambda _: {"std": [0.5, 0.5, 0.0]}, "has it in another form"),
-        (lambda _: {"mean": [0.5, 0.5, math.nan]}, "has it in another form"),
-        (lambda _: {"surprise": 1}, "has it in another form"),
-        (lambda _: {"heads": [1]}, "has it in another form"),
-        (lambda _: {"heads": {}}, "has it in another form"),
+        (lambda _: {"image_size": "16"}, "has image_size: got '16', wants a positive int or None"),
+        (lambda _: {"std": [0.5, 0.5, 0.0]}, "has std: got .*, wants three numbers greater than 0"),
+        (lambda _: {"mean": [0.5, 0.5, math.nan]}, "has mean: got .*, wants three numbers"),
+        (lambda _: {"surprise": 1}, "has surprise, which format 2 has not"),
+        (lambda _: {"heads": [1]}, r"has heads: got \[1\], wants heads by tap"),
+        (lambda _: {"heads": {}}, "has heads: got {}, wants heads by tap"),
         (lambda old: with_head(old, pool="median"), "has a head 'block0' that cannot be made: pool: got 'median'"),
         (lambda old: with_head(old, surprise=1), "has a head 'block0' that cannot be made"),
         (lambda old: with_head(old, rule={"threshold": 1.5}), "'block0' that cannot be made: threshold: got 1.5"),

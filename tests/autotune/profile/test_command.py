@@ -179,7 +179,7 @@ def test_two_records_of_one_run_are_kept(tmp_path, runners, network, kept):
 
 @pytest.mark.parametrize("pictures", [0, 3])
 def test_a_checkpoint_comes_with_what_the_demo_left(tmp_path, pictures):
-    save_checkpoint(tmp_path, small_early_exit_network(4), backbone=BACKBONE, classes="abcd", image_size=16)
+    save_checkpoint(tmp_path, small_early_exit_network(4), backbone=BACKBONE, classes=tuple("abcd"), image_size=16)
     (tmp_path / "examples").mkdir()
     for number in range(pictures):
         Image.new("L", (16, 16), 255 * number // 2).save(tmp_path / "examples" / f"{number}.png")

@@ -222,6 +222,22 @@ def test_the_planner_can_make_every_candidate_and_each_answers_as_the_plain_grap
     assert_same(found, make_runner(network, x, exits="eager")(x))
 
 
+@pytest.mark.parametrize("call", ["close", "refresh", "__call__"])
+def test_nothing_is_done_within_a_call_of_the_same_thread(network, call):
+    """By a handler of signals, say: it would wait for itself, or free what the call still uses."""
+    with simulated_cuda():
+        runner = make_runner(network, images(1))
+        ((_, captured),) = runner._captured.items()
+
+        def launch(*_):
+            with pytest.raises(RuntimeError, match="^this runner is in"):
+                getattr(runner, call)(*[images(1)] * (call == "__call__"))
+
+        captured.graphs = [type("Nothing", (), {"launch": launch})()]
+        runner(images(1))
+        runner.close()
+
+
 class _Interrupt(Exception):
     pass
 
