@@ -1,4 +1,4 @@
-# `make demo` and `make test` do everything on a fresh machine; PYTHON is any 3.10 to 3.13.
+# `make demo` and `make test` do everything on a fresh machine; PYTHON is any 3.10 to 3.14.
 PYTHON ?= python3
 PACKAGES = auxhead.kernels auxhead.model auxhead.autotune auxhead.plots
 

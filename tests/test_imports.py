@@ -1,6 +1,7 @@
 """The import table of DESIGN.md, checked against the sources."""
 
 import ast
+import importlib
 import os
 import re
 import subprocess
@@ -25,7 +26,7 @@ LEVELS = {
         {"auto"},
         {"make_runner"},
         {"training", "calibration", "commands"},
-        {"demo"},
+        {"demo", "examples"},
     ),
     "autotune": (
         {"records"},
@@ -190,11 +191,18 @@ def test_nothing_imports_the_folders_by_their_bare_names() -> None:
 
 
 def test_the_packages_import_each_other_relatively() -> None:
-    for path in all_sources():
+    for path in set(all_sources()) - set(sources("model/examples")):  # which people copy
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not [name for name in names if name.split(".")[0] == "auxhead"], path
+
+
+def test_examples_import_public_names_alone() -> None:
+    public = {f"auxhead.model.{name}" for name in importlib.import_module("auxhead.model").__all__}
+    for path in sources("model/examples"):
+        ours = {name for name in imported(path) if name.split(".")[0] == "auxhead"}
+        assert ours <= public, f"{path.relative_to(ROOT)} imports {sorted(ours - public)}"
 
 
 def test_auxhead_is_a_namespace_of_four_typed_packages() -> None:

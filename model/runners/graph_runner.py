@@ -1,6 +1,5 @@
 """``GraphRunner``: the base of the runners that replay CUDA graphs: batch sizes, buffers, the way of a request."""
 
-import threading
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from .capture import CAPTURE_LOCK, Graph, capture_graphs, give_back_streams, tak
 from .captured_batch import CapturedBatch
 from .captured_heads import CapturedHeads
 from .checks import check_capturable, check_no_outer_capture, check_request, check_sizes
+from .owned_lock import OwnedLock
 from .runner import Runner
 from .segment_times import measure_segments
 
@@ -65,7 +65,8 @@ class GraphRunner(Runner):
             check_kind("trunk", trunk)
         check_capturable(network, example_input)
         self.network = network
-        self._busy = threading.Lock()
+        self._busy = OwnedLock()
+        self._under_way = False
         self._shape, self._dtype, self._device = example_input.shape[1:], example_input.dtype, example_input.device
         self._heads = [head.as_exit_head() for head in network.fused_heads]
         self._classes = network.fused_heads[0].num_classes
@@ -160,15 +161,19 @@ class GraphRunner(Runner):
         """
         self._refuse_while_busy()
         with self._busy:
-            self._refuse_closed()
-            samples = check_request(x, self._shape, self._dtype, self._device)
-            if torch.cuda.current_device() != self._device.index:
-                with torch.cuda.device(self._device):
+            self._under_way = True
+            try:
+                self._refuse_closed()
+                samples = check_request(x, self._shape, self._dtype, self._device)
+                if torch.cuda.current_device() != self._device.index:
+                    with torch.cuda.device(self._device):
+                        answer = self._run(x, samples)
+                else:
                     answer = self._run(x, samples)
-            else:
-                answer = self._run(x, samples)
-            self._captured_heads.check_unchanged()  # while the device works; earlier it would delay the answer
-            return answer
+                self._captured_heads.check_unchanged()  # while the device works; earlier it would delay the answer
+                return answer
+            finally:
+                self._under_way = False
 
     def _run(self, x: Tensor, samples: int) -> ExitResult:
         check_no_outer_capture()
@@ -199,8 +204,7 @@ class GraphRunner(Runner):
         return captured.copied_answer()
 
     def _refuse_while_busy(self) -> None:
-        # The lock is taken by `with`, which no interrupt leaves held; by `acquire` and `try` two of a hundred did.
-        if self._busy.locked():
+        if self._under_way:  # the lock alone would let a handler of signals in, which is of the same thread
             raise RuntimeError("this runner is in another thread's call; give each thread a runner of its own")
 
     def _refuse_closed(self) -> None:
@@ -222,24 +226,37 @@ class GraphRunner(Runner):
         """
         self._refuse_while_busy()
         with self._busy:
-            self._refuse_closed()
-            now = dict((*self.network.named_parameters(), *self.network.named_buffers()))
-            for name, tensor, captured in self._memory:
-                if now.get(name) is not tensor or tensor.data_ptr() != captured.data_ptr():
-                    raise RuntimeError(
-                        f"network: {name} was given other memory since the capture; copy into it, or make a new runner"
-                    )
-            with torch.cuda.device(self._device):
-                caller = torch.cuda.current_stream(self._device)
-                if caller != self._last_stream:
-                    caller.wait_event(self._done)  # the last request may still read the copies
-                self._trunk.refresh()
-                self._last_stream = caller
-                self._done.record(caller)
+            self._under_way = True
+            try:
+                self._refuse_closed()
+                self._refresh()
+            finally:
+                self._under_way = False
+
+    def _refresh(self) -> None:
+        now = dict((*self.network.named_parameters(), *self.network.named_buffers()))
+        for name, tensor, captured in self._memory:
+            if now.get(name) is not tensor or tensor.data_ptr() != captured.data_ptr():
+                raise RuntimeError(
+                    f"network: {name} was given other memory since the capture; copy into it, or make a new runner"
+                )
+        with torch.cuda.device(self._device):
+            caller = torch.cuda.current_stream(self._device)
+            if caller != self._last_stream:
+                caller.wait_event(self._done)  # the last request may still read the copies
+            self._trunk.refresh()
+            self._last_stream = caller
+            self._done.record(caller)
 
     def close(self) -> None:
-        """Wait for what is under way and free graphs and memory; a later call raises. Closing twice is fine."""
+        """Wait for what is under way and free graphs and memory; a later call raises. Closing twice is fine.
+
+        Raises:
+            RuntimeError: called by a handler of signals within a call of this runner, which it would wait for.
+        """
         with self._busy:
+            if self._under_way:  # other threads' calls are over: this is one of this thread
+                raise RuntimeError("this runner is in a call of this thread, which close() would wait for")
             if self._captured:
                 self._wait()
                 self._captured.clear()

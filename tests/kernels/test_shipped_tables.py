@@ -13,8 +13,9 @@ from auxhead.kernels.launch_rule import config_by_rule
 from auxhead.kernels.tuned_table import lookup, read_table, table_path
 from auxhead.plots.records import COMMITTED
 from support.command_line import tune
+from support.documents import Document
 
-README = (COMMITTED.parent.parent / "README.md").read_text()
+PAGE = Document("autotune/README.md")
 SHIPPED = {"NVIDIA H200": "h200/sweep.jsonl.gz"}
 
 
@@ -51,7 +52,7 @@ def test_it_is_what_the_committed_records_decide(table, tmp_path):
 
 
 def test_the_winners_are_published():
-    """All of them, and in the README what they come to."""
+    """All of them, and in the page of autotune/ what they come to."""
     published = (COMMITTED / "h200/winners.md").read_text()
     printed = tune("table", COMMITTED / SHIPPED["NVIDIA H200"], "--markdown").output
     assert [line.split("|")[:6] for line in printed.splitlines()] == [
@@ -59,31 +60,29 @@ def test_the_winners_are_published():
     ], "all but times, whose last digits depend on the processor"
     said = re.search(r"winner alone: of (\d+) heads (\d+) faster, (\d+) no difference .*, (\d+) slower\.", published)
     heads, faster, same, slower = said.groups()
-    words = " ".join(README.split())
-    assert f"Of {heads} heads, the winner in situ makes the whole network surely faster" in words
+    PAGE.says(f"Of {heads} heads, the winner in situ makes the whole network surely faster")
     rows = [line.split(" | ") for line in published.splitlines() if line.startswith("| layer")]
     assert len(rows) == int(heads)
     over_alone = [float(row[-1].split()[0]) for row in rows if row[-1][0].isdigit() and "no difference" not in row[-1]]
     assert (sum(one < 1 for one in over_alone), sum(one > 1 for one in over_alone)) == (int(faster), int(slower))
     slowest = f"slower in {slower}, by {100 * max(over_alone) - 100:.1f} %; in {same} nothing differs beyond noise:"
-    assert f"than the winner alone in {faster} and {slowest}" in words
+    PAGE.says(f"than the winner alone in {faster} and {slowest}")
     said = re.search(
         r"rule's configuration: of \d+ heads (\d+) faster, .*\((\d+) the same.*\), (\d+) slower", published
     )
     faster, kept, slower = said.groups()
-    assert f"which {kept} of them keep, {faster} make the network surely faster and {slower} slower." in words
+    PAGE.says(f"which {kept} of them keep, {faster} make the network surely faster and {slower} slower.")
     alone = [float(row[5].split()[0]) if row[5][0].isdigit() else 1.0 for row in rows]
     said = f"a tuned head takes {statistics.median(alone):.2f} of the rule's time (median; {min(alone):.2f} at best)"
-    assert said in words
+    PAGE.says(said)
     compared, differing, share = re.search(
         r"A/A: of ([\d,]+) configurations (\d+) \((.*)%\) look diff", published
     ).groups()
     assert int(compared.replace(",", "")) >= 1000 and float(share) <= 1.0
-    assert f"of {compared} configurations {differing} ({share} %) look different from themselves" in words
+    PAGE.says(f"of {compared} configurations {differing} ({share} %) look different from themselves")
 
 
 def test_how_far_tunings_agree_is_that_of_the_record():
-    words = " ".join(README.split())
     counted = {"alone": [0, 0, 0], "network": [0, 0, 0]}
     others = []
     for record in read_records(COMMITTED / "h200/retune.jsonl"):
@@ -98,12 +97,12 @@ def test_how_far_tunings_agree_is_that_of_the_record():
     said = (
         f"Tuned ten times afresh, {tunings // 10} heads of 1,000 classes came in situ (batches of 1 to 16) to the same"
     )
-    assert f"{said} configuration in {same} of {tunings} tunings and to one tied with it in {tied};" in words
+    PAGE.says(f"{said} configuration in {same} of {tunings} tunings and to one tied with it in {tied};")
     assert counted["alone"][0] == tunings
     tunings, same, tied = counted["alone"]
-    assert f"alone (batches of 1 to 128) in {same} and {tied}," in words
+    PAGE.says(f"alone (batches of 1 to 128) in {same} and {tied},")
     said = f"{100 - 100 * min(others):.0f} % less to {100 * max(others) - 100:.0f} % more than what most did"
-    assert f"what the other {tunings - same - tied} chose takes {said}" in words
+    PAGE.says(f"what the other {tunings - same - tied} chose takes {said}")
 
 
 def _tied(pair):

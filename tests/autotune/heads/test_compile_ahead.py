@@ -65,7 +65,8 @@ if __name__ == "__main__":
             for ended in [ahead._pool.submit(time.sleep, 0.1) for _ in range(JOBS)]:
                 ended.result()
             print("begun", flush=True)
-            time.sleep(1000)
+            while True:  # Python 3.14 may go from print to one long sleep without looking for signals
+                time.sleep(0.1)
     except KeyboardInterrupt:
         print("interrupted")
 """

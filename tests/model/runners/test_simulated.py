@@ -2,6 +2,7 @@
 
 import copy
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -221,20 +222,43 @@ def test_the_planner_can_make_every_candidate_and_each_answers_as_the_plain_grap
     assert_same(found, make_runner(network, x, exits="eager")(x))
 
 
+@pytest.mark.parametrize("call", ["close", "refresh", "__call__"])
+def test_nothing_is_done_within_a_call_of_the_same_thread(network, call):
+    """By a handler of signals, say: it would wait for itself, or free what the call still uses."""
+    with simulated_cuda():
+        runner = make_runner(network, images(1))
+        ((_, captured),) = runner._captured.items()
+
+        def launch(*_):
+            with pytest.raises(RuntimeError, match="^this runner is in"):
+                getattr(runner, call)(*[images(1)] * (call == "__call__"))
+
+        captured.graphs = [type("Nothing", (), {"launch": launch})()]
+        runner(images(1))
+        runner.close()
+
+
 class _Interrupt(Exception):
     pass
 
 
+def taken_and_released(lock):
+    taken = lock.acquire(blocking=False)
+    if taken:
+        lock.release()
+    return taken
+
+
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer here")
 def test_an_interrupt_leaves_a_runner_that_answers(network):
-    """Wherever it comes: two of a hundred left the runner's lock held."""
+    """Wherever it comes, and to other threads too: two of a hundred left the runner's lock held."""
 
     def interrupt(*_):
         raise _Interrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with simulated_cuda():
+        with simulated_cuda(), ThreadPoolExecutor(1) as other_thread:
             runner = make_runner(network, images(1))
             ((_, captured),) = runner._captured.items()
             captured.graphs = [type("Nothing", (), {"launch": lambda *_: None})()]
@@ -245,10 +269,10 @@ def test_an_interrupt_leaves_a_runner_that_answers(network):
                     while True:
                         runner(x)
                 except _Interrupt:
-                    held = runner._busy.locked()
-                    if held:
-                        runner._busy.release()  # else close() would wait for good
-                    assert not held
+                    free = other_thread.submit(taken_and_released, runner._busy).result()
+                    if not free:
+                        runner._busy.release()  # else close() might wait for good
+                    assert free
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)  # after another error
         signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,98 @@
+"""Every command that a document shows is one that its program takes: names, options, values."""
+
+import importlib
+import re
+import shlex
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+import typer
+from support.documents import ROOT, documents, name_of, without_fences
+
+PACKAGES = {"auxhead": "model", "auxhead-tune": "autotune", "auxhead-plot": "plots"}
+#: How a command begins, at the start of a line of code or of a span of it.
+COMMAND = re.compile(r"(?:\.venv/bin/)?(?:python -m auxhead\.(model|autotune|plots)|(auxhead(?:-tune|-plot)?))(?= |$)")
+
+
+class Shown(NamedTuple):
+    """A command in a document."""
+
+    where: str
+    text: str
+    whole: bool
+    """It stands on a line of its own, to be typed as it is; in a sentence arguments may be left out."""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.text}"
+
+
+def shown() -> list[Shown]:
+    """All commands of all documents but the changelog, which may name those that are no more."""
+    found = []
+    for document in documents():
+        if document.name == "CHANGELOG.md":
+            continue
+        text = document.read_text()
+        for number, line in enumerate(text.splitlines(), start=1):
+            code = line.strip().removeprefix("$ ") if line.startswith(("    ", "auxhead", ".venv", "$ ")) else ""
+            if COMMAND.match(code):
+                found.append(Shown(f"{name_of(document)}:{number}", code, True))
+        for span in re.finditer(r"(?<!`)`([^`]+)`(?!`)", without_fences(text)):
+            code = " ".join(span[1].split())
+            if COMMAND.match(code):
+                number = text[: span.start()].count("\n") + 1
+                found.append(Shown(f"{name_of(document)}:{number}", code, False))
+    return found
+
+
+@cache
+def program(name):
+    return typer.main.get_command(importlib.import_module(f"auxhead.{PACKAGES[name]}.__main__").app)
+
+
+def parse(command: Shown) -> None:
+    """Parse it as its program would, without running it."""
+    began = COMMAND.match(command.text)
+    assert began is not None
+    name = began[2] or next(name for name, package in PACKAGES.items() if package == began[1])
+    words = shlex.split(command.text[began.end() :], comments=True)
+    chosen = program(name)
+    if words and not words[0].startswith("-"):
+        assert words[0] in chosen.commands, f"{name} has no command {words[0]!r}"
+        chosen = chosen.commands[words.pop(0)]
+    if not words and not command.whole:
+        return  # a sentence that names the command
+    try:
+        chosen.make_context(name, words)
+    except typer.Exit:  # --help and --version have printed
+        pass
+
+
+@pytest.mark.parametrize("command", shown(), ids=str)
+def test_command_parses(command: Shown, capsys):
+    parse(command)
+
+
+def test_commands_were_found():
+    assert {COMMAND.match(one.text)[0].rpartition("/")[2] for one in shown()} >= set(PACKAGES)
+
+
+@pytest.mark.parametrize(
+    "text", ["auxhead-tune nosuch", "auxhead demo --nosuch", "auxhead-tune sweep resnet18 --effort most"]
+)
+def test_a_command_that_there_is_not_is_found(text):
+    with pytest.raises((AssertionError, Exception), match="nosuch|most"):
+        parse(Shown("here", text, True))
+
+
+def test_make_has_the_targets_that_documents_name():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    for document in documents():
+        for target in re.findall(r"^    make ([a-z]+)|`make ([a-z]+)", document.read_text(), flags=re.MULTILINE):
+            assert set(target) - {""} <= targets, f"{name_of(document)}: make {''.join(target)}"
+
+
+def test_python_versions_are_those_of_the_makefile():
+    (versions,) = re.findall(r"PYTHON is any (3\.\d+ to 3\.\d+)", (ROOT / "Makefile").read_text())
+    assert f"with Python {versions}" in (ROOT / "README.md").read_text()

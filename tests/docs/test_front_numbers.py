@@ -1,0 +1,81 @@
+"""Numbers of the front page, and of the demo's output, stand in a record of the repository."""
+
+import json
+
+from support.committed_records import BATCHES, benched, figure, report
+from support.documents import ROOT, Document
+
+FRONT = Document("README.md")
+#: The rows of its table, by their first words: variant, placement of the heads, where samples leave.
+ROWS = {
+    "eager PyTorch, no heads": ("eager-bare@as_is", "blocks", "never"),
+    "eager PyTorch, 8 plain heads, `.item()` after each: what people write first": (
+        "eager-naive-item@as_is", "blocks", "never",
+    ),
+    "a CUDA graph of fused convolutions, no heads": ("graph-bare@cudnn", "blocks", "never"),
+    "the same with 8 plain heads": ("graph-naive@cudnn", "blocks", "never"),
+    '**auxhead**, all 8 heads computed, nobody leaves (`"overlapped"`)': ("overlapped@cudnn", "blocks", "never"),
+    '**auxhead**, 4 heads, all images leave at the first (`"gated"`)': ("gated@cudnn", "stages", "layer1"),
+    '**auxhead**, 4 heads, nobody leaves (`"gated"`)': ("gated@cudnn", "stages", "never"),
+}  # fmt: skip
+
+
+def test_the_table_is_that_of_the_record():
+    rows = []
+    for words, (variant, placement, exits) in ROWS.items():
+        found = [benched(variant, batch, placement=placement, exits=exits) for batch in BATCHES]
+        assert {len(record.cell["taps"]) for record in found} == {8 if placement == "blocks" else 4}
+        assert {record.environment["gpu"] for record in found} == {"NVIDIA H200"}
+        cells = ["{median:,.0f}".format(**record.host_us) for record in found]
+        rows.append(f"| {words} | {' | '.join(cells)} |")
+    FRONT.has_table("| | batch 1 | 8 | 32 | 128 |\n", rows)
+
+
+def test_what_early_exit_saves_is_that_of_the_figure():
+    panels = {panel["batch"]: panel for panel in figure("pareto")["panels"]}
+    gated, full = panels[1]["runners"]["gated"], panels[1]["full"]["graph-bare"]
+    place = gated["thresholds"].index("calibrated 0 %")
+    us, points = gated["mean_us"][place], full["accuracy_percent"] - gated["accuracy_percent"][place]
+    said = f"answers come {full['mean_us'] / us:.1f} times sooner for {points:.1f} points of accuracy at batch 1"
+    FRONT.says(said)
+    Document("autotune/README.md").says(
+        f"at batch 1 `gated` answers in {us:.0f} us on average where the network without heads takes "
+        f"{full['mean_us']:.0f}, for {points:.2f} points of accuracy."
+    )
+    later = [
+        ratio
+        for runner in panels[64]["runners"].values()
+        for ratio, its in zip(runner["over_bare"], runner["accuracy_percent"], strict=True)
+        if its >= full["accuracy_percent"] - 0.5
+    ]
+    assert min(later) > 1.0, "at batch 64 nothing is gained for half a point, as both pages say"
+
+
+def test_what_is_said_of_the_demo_is_that_of_the_record():
+    done = report("cpu/demo-digits.json")
+    model = Document("model/README.md")
+    lost = round((done["full_accuracy"] - done["accuracy"]) * done["images"]["test"])
+    assert (lost, done["images"]["test"], done["blocks"]) == (2, 359, 8)
+    model.says("what 359 digits of a test split do")
+    model.says(f"came to {done['accuracy_drop_points']:.2f} on the test split: two images of 359.")
+    model.says(f"an image had its answer after {done['mean_blocks']:.1f} of 8 blocks.")
+    assert done["environment"]["device_type"] == "cpu"
+    assert done["accuracy"] >= 0.98 and done["accuracy_drop_points"] <= 1.0 and done["left_before_last_block"] >= 0.5
+
+
+def test_what_the_front_page_says_of_the_demo():
+    done = report("cpu/demo-digits.json")
+    early = sum(line["share"] for line in done["exits"][:4])
+    assert [line["name"] for line in done["exits"]][3] == "layer2.1" and done["blocks"] == 8
+    images, accuracy, full = done["images"]["test"], 100 * done["accuracy"], 100 * done["full_accuracy"]
+    FRONT.says(
+        f"of {images} images that it has never seen, {100 * early:.1f} % leave in the first half of the network;"
+    )
+    FRONT.says(f"are right for {accuracy:.2f} % of all, where those of the full network are for {full:.2f} %.")
+
+
+def test_the_gallery_is_drawn_from_the_record():
+    from auxhead.plots.figures import exits
+
+    _, drawn = exits.draw(report("cpu/demo-digits.json"))
+    assert json.loads((ROOT / "plots" / "gallery" / "exits.json").read_text()) == json.loads(json.dumps(drawn))

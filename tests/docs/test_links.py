@@ -1,0 +1,36 @@
+"""Links and pictures of the documents lead to files and headings that there are."""
+
+import re
+
+import pytest
+from support.documents import ROOT, documents, name_of, without_fences
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def anchors(text: str) -> set[str]:
+    """The names by which GitHub links to the headings of a document."""
+    headings = re.findall(r"^#+ +(.+?) *$", without_fences(text), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", documents(), ids=name_of)
+def test_links_lead_somewhere(document):
+    for target in LINK.findall(without_fences(document.read_text())):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (document.parent / path).resolve() if path else document
+        assert file.exists(), f"{name_of(document)} links to {target}"
+        assert ROOT in file.parents or file == ROOT, f"{name_of(document)} links to {target}, outside of the project"
+        if anchor:
+            assert anchor in anchors(file.read_text()), f"{name_of(document)} links to {target}"
+
+
+def test_the_front_page_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("folder", ["kernels", "model", "autotune", "autotune/records", "plots", "plots/gallery"])
+def test_folder_has_a_page(folder):
+    assert (ROOT / folder / "README.md").is_file()

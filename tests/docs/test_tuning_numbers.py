@@ -1,0 +1,88 @@
+"""Results in the pages of kernels/ and autotune/ stand in the records of the repository."""
+
+from auxhead.autotune.heads.tables import last_runs
+from support.committed_records import BATCHES, figure, records
+from support.documents import Document
+
+TUNING = Document("autotune/README.md")
+KERNELS = Document("kernels/README.md")
+HEADS = "h200/heads.jsonl"
+PEERS = ("eager", "compiled")
+SIZES = {"layer1": "64x56x56", "layer2": "128x28x28", "layer3": "256x14x14", "layer4": "512x7x7"}
+
+
+def head_rows(heads):
+    """What the table of heads has to say: those after the stages of ResNet-18 in float16."""
+    found = {}
+    for measured in heads:
+        cell = measured["fused"].cell
+        if (cell["model"], cell["dtype"]) == ("resnet18", "float16"):
+            found[cell["tap"], cell["classes"], cell["samples"]] = measured
+    rows = []
+    for classes in (10, 1000):
+        for tap, size in SIZES.items():
+            cells = [
+                " / ".join(f"{measured[variant].device_us['median']:.1f}" for variant in ("fused", *PEERS))
+                for measured in (found[tap, classes, batch] for batch in BATCHES)
+            ]
+            rows.append(f"| {tap}, {size}, {classes:,} classes | {' | '.join(cells)} |")
+    return rows
+
+
+def test_the_table_of_heads_is_that_of_the_record():
+    heads = last_runs(records(HEADS))
+    assert all(one.error is None for measured in heads for one in measured.values())
+    KERNELS.has_table(
+        "| one head alone, us: fused / plain / torch.compile | batch 1 | 8 | 32 | 128 |\n", head_rows(heads)
+    )
+
+
+def test_how_heads_compare_is_that_of_the_record():
+    heads = last_runs(records(HEADS))
+    plain, compiled = (sorted(measured[peer].paired[0]["device_ratio"] for measured in heads) for peer in PEERS)
+    KERNELS.says(f"{plain[0]:.1f} to {plain[-1]:.1f} times faster than the plain chain")
+    KERNELS.says(f"and {compiled[0]:.2f} to {compiled[-1]:.1f} times faster than torch.compile")
+    first = records(HEADS)[0].cell  # measured twice
+    earlier, last = [one for one in records(HEADS) if one.variant == "compiled" and one.cell == first]
+    said = f"for {first['classes']:,} classes of {first['tap']} at batch {first['samples']} it took"
+    then, now = earlier.device_us["median"], last.device_us["median"]
+    KERNELS.says(f"{said} {then:.1f} us in an earlier one, {now:.1f} in this")
+    of_bandwidth = max(head["bytes_us"] / head["us"]["fused"] for head in figure("roofline")["heads"])
+    KERNELS.says(f"up to {100 * of_bandwidth:.0f} % of a copy's bandwidth")
+
+
+def test_what_overlaps_is_that_of_the_record():
+    earlier, *last = [one for one in records("h200/overlap.jsonl") if one.kind == "overlap"]
+    found = {one.cell["batch"]: one for one in last}
+    assert earlier.cell == found[32].cell
+    said = {}
+    for batch, one in found.items():
+        alone = {pair["role"]: pair["device_us"]["median"] for pair in one.paired}
+        hidden = 100 * one.measured["hiding_efficiency"]["median"]
+        said[batch] = [f"{us:.0f}" for us in (alone["trunk"], alone["heads"], one.device_us["median"], hidden)]
+    first = "at batch 1 the trunk takes {} us, the heads {}, both {}, so that {} % of the heads is hidden; "
+    TUNING.says(first.format(*said[1]) + "at batch 32 {}, {} and {} us, {} %.".format(*said[32]))
+    hidden = 100 * earlier.measured["hiding_efficiency"]["median"]
+    TUNING.says(f"in an earlier run at batch 32, for which cuDNN's timing had picked another one there, {hidden:.0f} %")
+
+
+def test_what_footprints_cost_is_that_of_the_figure():
+    def added(batch, *kinds, least=0.0, most=100.0):
+        points = figure("footprint")["batches"][str(batch)]["points"]
+        its = [one for one in points if one["kind"] in kinds and least < one["occupancy_percent"] < most]
+        return {one["footprint"]: round(one["added_percent"]) for one in its}
+
+    usual = ("programs", "warps", "registers", "by rule")
+    assert set(added(1, *usual).values()) == {2, 3}
+    TUNING.says("Heads add 2 to 3 % at batch 1")
+    few = added(1, "SMs", "priority")
+    assert few["4 SMs"] == few["programs x8, same priority"] == 7
+    TUNING.says("but 7 % if confined to 4 SMs, or if cut into 8 times the programs")
+    assert max(one for name, one in few.items() if name not in ("4 SMs", "programs x8, same priority")) <= 3
+    boundary = figure("footprint")["batches"]["32"]["boundary"]["occupancy_percent"]
+    assert set(added(32, *usual, most=boundary).values()) <= {2, 3}
+    TUNING.says(f"they add 2 to 3 % up to about {boundary:.1f} % of")
+    most = max(added(32, *usual, least=boundary).values())
+    confined = added(32, "SMs").values()
+    TUNING.says(f"and up to {most} % beyond; confined to few SMs they end late and cost")
+    TUNING.says(f"cost {min(confined)} to {max(confined)} %:")

@@ -1,0 +1,70 @@
+"""The examples run as they are, on each device, and print what they promise."""
+
+import importlib
+import re
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+
+@pytest.fixture
+def printed(device, capsys):
+    """Runs an example's ``main`` and returns its lines."""
+
+    def run(name):
+        if name == "timm_backbone":
+            pytest.importorskip("timm")
+        importlib.import_module(f"auxhead.model.examples.{name}").main(device.type)
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_swapped_heads_answer_as_before(printed):
+    said = printed("swap_heads")
+    assert re.search(
+        r"^swapped: +exit1, exit3\nleft alone: exit2 is a PooledLinear .*\nswapped: +exit2", said, re.MULTILINE
+    )
+    differences = re.findall(r"^exit(\d): .* differ by at most (\S+) from before$", said, re.MULTILINE)
+    assert [number for number, _ in differences] == ["1", "2", "3"]
+    assert all(float(difference) < 1e-5 for _, difference in differences)
+    assert "exit1: 4 of 8 images have a confidence above" in said  # the median
+
+
+def test_a_network_is_trained_saved_loaded_and_run(printed, device):
+    said = printed("train_save_load_run")
+    same, right = (float(one) for one in re.findall(r"([\d.]+)% (?:answered as before|right$)", said, re.MULTILINE))
+    # by graphs in batches of 32, not of 397: rounding may move a sample over a threshold
+    assert same == 100.0 if device.type == "cpu" else same >= 99.0
+    assert right >= 95.0
+    left = {tap: int(count) for count, tap in re.findall(r"(\d+) images left at (\w+),", said)}
+    assert list(left) == ["block1", "block2", "classifier"] and sum(left.values()) == 397
+    assert left["block1"] + left["block2"] > 200
+
+
+def test_a_network_is_run_from_graphs(printed, device):
+    said = printed("run_from_graphs")
+    if device.type == "cpu":
+        assert "CUDA graphs need a GPU" in said and "exits='eager' on cpu: label" in said
+        return
+    times = re.findall(r"^(overlapped|polled|gated|auto) +([\d,]+) +([\d,]+)$", said, re.MULTILINE)
+    assert [name for name, *_ in times] == ["overlapped", "polled", "gated", "auto"]
+    assert all(int(us.replace(",", "")) > 0 for _, *both in times for us in both)
+
+
+def test_heads_are_trained_on_a_frozen_backbone_of_timm(printed):
+    said = printed("timm_backbone")
+    first, last = (float(loss) for loss in re.findall(r"loss ([\d.]+) nats", said.partition("heads")[2]))
+    assert last < first
+    assert float(re.search(r"trained on: ([\d.]+)% right", said)[1]) > 85.0
+    left = {tap: int(count) for count, tap in re.findall(r"(\d+) left at (\w+)", said)}
+    assert list(left) == ["layer1", "layer2", "layer3", "classifier"] and sum(left.values()) == 397
+    assert left["layer3"] > 100
+
+
+def test_without_timm_its_example_says_so(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    importlib.import_module("auxhead.model.examples.timm_backbone").main("cpu")
+    assert capsys.readouterr().out == "This example wants timm, which is not installed: pip install timm\n"
