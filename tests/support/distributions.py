@@ -10,6 +10,7 @@ PACKAGES = ("kernels", "model", "autotune", "plots")
 #: Files that the wheel has beside sources, as patterns below the repository's root.
 DATA = (
     "*/py.typed",
+    "*/__init__.pyi",
     "kernels/tuned/*.json",
     "plots/gallery/ranks.json",
     "plots/gallery/landscape.json",
