@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ..autotune.records.activity import activity
+from ..autotune.records.garbage import no_garbage_collection
 from ..autotune.records.one_line_errors import one_line_errors
 from ..autotune.records.record import BadRecord
 from .figure_kind import FigureKind
@@ -56,7 +57,7 @@ def figure_command(kind: FigureKind) -> Callable[..., None]:
 
         stem = out or Path(kind.name)
         with one_line_errors(stem):
-            with activity(f"Drawing {kind.name}"):
+            with activity(f"Drawing {kind.name}"), no_garbage_collection():
                 drawn = kind.make(records)
                 paths = save_figure(*drawn, stem.with_suffix("") if stem.suffix in (".png", ".svg", ".json") else stem)
             _say(paths)

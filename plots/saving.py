@@ -7,6 +7,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from ..autotune.records.garbage import no_garbage_collection
 from .figure_kind import FigureKind
 from .records import COMMITTED, Known, NoRecords
 
@@ -63,6 +64,7 @@ def _save(kind: FigureKind, records: Sequence[Path] | None, out: Path, known: Kn
     from .files import save_figure  # matplotlib, which help need not wait for
 
     try:
-        return Saved(kind.name, save_figure(*kind.make(records, known), out / kind.name))
+        with no_garbage_collection():
+            return Saved(kind.name, save_figure(*kind.make(records, known), out / kind.name))
     except NoRecords as error:
         return Saved(kind.name, [], str(error))

@@ -96,6 +96,12 @@ def imported_files(path: Path) -> set[Path]:
     return {file for name in imported(path) if (file := file_of(name)) is not None and file != path}
 
 
+def test_imports_inside_functions_and_names_loaded_later_are_seen() -> None:
+    assert ROOT / "autotune" / "sweep" / "run.py" in imported_files(ROOT / "autotune" / "sweep" / "command.py")
+    assert ROOT / "model" / "make_runner.py" in imported_files(ROOT / "model" / "__init__.py")
+    assert ROOT / "autotune" / "bench" / "demo_latency.py" in imported_files(ROOT / "model" / "__main__.py")
+
+
 def room_of(path: Path) -> tuple[str, str]:
     """The package of a file, and its folder there: "" for a flat file, but for make_runner, a room of its own."""
     package, *inside = path.relative_to(ROOT).with_suffix("").parts

@@ -42,28 +42,25 @@ class Paired:
     run: str
     """Variants of one run were timed in the same rounds."""
 
-    @cached_property
+    @property
     def over_baseline(self) -> float:
         """The variant's time over the baseline's, without an interval; any number of captures."""
+        return math.exp(self._log_ratio)
+
+    @cached_property
+    def _logs(self) -> Floats:
+        """Both variants' logarithms, [A + B, R], without what they have in common."""
         own, baseline = (_logarithms("timings", timings, captures=1) for timings in (self.own, self.baseline))
-        return math.exp(_log_ratio(own, baseline))
-
-    @cached_property
-    def _logs(self) -> tuple[Floats, Floats]:
-        return _logarithms("own", self.own), _logarithms("baseline", self.baseline)
-
-    @cached_property
-    def _is_baseline(self) -> bool:
-        return self.own == self.baseline
+        return _without_drift(own, baseline)
 
     @cached_property
     def _log_ratio(self) -> float:
-        return 0.0 if self._is_baseline else _log_ratio(*self._logs)
+        return _log_ratio(self._logs, len(self.own))
 
     @cached_property
     def _standard_error(self) -> float:
         """Of ``_log_ratio``; kept, since a bootstrap takes a third of a millisecond."""
-        return 0.0 if self._is_baseline else _standard_error(*self._logs)
+        return 0.0 if self.own == self.baseline else _standard_error(self._logs, len(self.own))
 
 
 class Difference(NamedTuple):
@@ -92,14 +89,13 @@ def compare(a: Timings, b: Timings, *, confidence: float = CONFIDENCE) -> Differ
     Raises:
         ValueError: fewer than two captures, no rounds, different numbers of them, or times that are not positive.
     """
-    first, second = _comparable(a, b)
-    freedom = len(first) + len(second) - 2
-    return _interval(_log_ratio(first, second), _standard_error(first, second), freedom, confidence)
+    logs = _comparable(a, b)
+    return _interval(_log_ratio(logs, len(a)), _standard_error(logs, len(a)), len(logs) - 2, confidence)
 
 
 def tie(a: Timings, b: Timings, *, confidence: float = CONFIDENCE) -> bool:
     """Return ``compare(a, b).is_tie``, without a bootstrap where the difference is negligible, however sure."""
-    return _is_negligible(_log_ratio(*_comparable(a, b))) or compare(a, b, confidence=confidence).is_tie
+    return _is_negligible(_log_ratio(_comparable(a, b), len(a))) or compare(a, b, confidence=confidence).is_tie
 
 
 def compare_runs(a: Paired, b: Paired, *, confidence: float = DECIDING) -> Difference:
@@ -127,11 +123,12 @@ def _is_negligible(log_ratio: float) -> bool:
     return abs(log_ratio) < NEGLIGIBLE
 
 
-def _comparable(a: Timings, b: Timings) -> tuple[Floats, Floats]:
+def _comparable(a: Timings, b: Timings) -> Floats:
+    """Return the logarithms of two variants' times, [A + B, R], without what they have in common."""
     first, second = _logarithms("a", a), _logarithms("b", b)
     if first.shape[1] != second.shape[1]:
         raise ValueError(f"b: got {second.shape[1]} rounds, wants {first.shape[1]}, those of a")
-    return first, second
+    return _without_drift(first, second)
 
 
 def _logarithms(name: str, timings: Timings, captures: int = 2) -> Floats:
@@ -146,19 +143,25 @@ def _logarithms(name: str, timings: Timings, captures: int = 2) -> Floats:
     return np.log(values)
 
 
-def _log_ratio(first: Floats, second: Floats) -> float:
-    """Return the logarithm of the ratio of two variants' times, from logarithms [captures, rounds]."""
-    return float(_of_captures(_medians(_without_drift(first, second)), len(first)))
+def _log_ratio(logs: Floats, count: int) -> float:
+    """Return the logarithm of the ratio of two variants' times: of the first ``count`` captures, and of the others."""
+    return float(_of_captures(_medians(logs), count))
 
 
-def _standard_error(first: Floats, second: Floats) -> float:
-    """Return the standard error of ``_log_ratio``, by the bootstrap."""
-    (count, rounds), other = first.shape, len(second)
+def _standard_error(logs: Floats, count: int) -> float:
+    """Return the standard error of ``_log_ratio``, by the bootstrap.
+
+    Raises:
+        ValueError: a single capture of one of the variants.
+    """
+    other, rounds = len(logs) - count, logs.shape[1]
+    least = min(count, other)
+    if least < 2:
+        raise ValueError(f"timings: got {count} captures and {other} of the baseline, wants two or more of each")
     times_drawn, drawn_captures = _draws(count, other, rounds)
-    medians = _medians_of_drawn(_without_drift(first, second), times_drawn)  # [A + B, draws]
+    medians = _medians_of_drawn(logs, times_drawn)  # [A + B, draws]
     resampled = _of_captures(np.take_along_axis(medians, drawn_captures, axis=0), count)
     # a bootstrap of n varies by (n - 1) / n of what it should
-    least = min(count, other)
     return float(resampled.std(ddof=1)) * math.sqrt(least / (least - 1))
 
 

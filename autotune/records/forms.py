@@ -18,6 +18,8 @@ from .checks import (
     Roles,
     Wanted,
     check,
+    check_by,
+    checker,
     one_of,
 )
 
@@ -69,9 +71,12 @@ class _Kind(NamedTuple):
     """Checks what goes beyond single fields."""
 
 
+_IN_NETWORK = checker({"cell": {"model": TEXT, "tap": TEXT}})
+
+
 def _more_of_sweep(values: Mapping[str, Any], failed: bool) -> None:
     if values["protocol"]["place"] == "network":
-        check("cell", values["cell"], {"model": TEXT, "tap": TEXT})
+        check_by(_IN_NETWORK, values)
     if not failed:
         (rule,) = (pair for pair in values["paired"] if pair["role"] == "rule")
         rounds, wanted = (len(one["samples"][0]) for one in (values["device_us"], rule))
@@ -81,7 +86,7 @@ def _more_of_sweep(values: Mapping[str, Any], failed: bool) -> None:
 
 def _more_of_heads(values: Mapping[str, Any], failed: bool) -> None:
     if values["variant"] == "bytes" and not failed:
-        check("protocol", values["protocol"], {"bytes": COUNT, "bytes_per_second": POSITIVE})
+        check(values, {"protocol": {"bytes": COUNT, "bytes_per_second": POSITIVE}})
 
 
 def _check_forks(values: Mapping[str, Any], failed: bool) -> None:
@@ -223,16 +228,27 @@ _KINDS = {
 }
 
 
+def _both(one: Any, other: Any) -> Form:
+    """Return the form of a value that two forms ask for; fields of the second one go before."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return other  # type: ignore[no-any-return]
+    common = {name: _both(one[name], other[name]) for name in one.keys() & other.keys()}
+    return {**one, **other, **common}
+
+
+_CHECK_RECORD = checker(_RECORD)
+_CHECK_FAILED = {name: checker(kind.always) for name, kind in _KINDS.items()}
+_CHECK_MEASURED = {name: checker(_both(kind.always, kind.measured)) for name, kind in _KINDS.items()}
+
+
 def check_record(values: Mapping[str, Any]) -> None:
     """Check a record as JSON holds it; of kinds that nothing reads, only what every record has.
 
     Raises:
         ValueError: names the field, what it got and what it wants.
     """
-    check("", values, _RECORD)
-    kind, failed = _KINDS.get(values["kind"]), values.get("error") is not None
-    if kind is not None:
-        check("", values, kind.always)
-        if not failed:
-            check("", values, kind.measured)
-        kind.more(values, failed)
+    check_by(_CHECK_RECORD, values)
+    kind, failed = values["kind"], values.get("error") is not None
+    if kind in _KINDS:
+        check_by(_CHECK_FAILED[kind] if failed else _CHECK_MEASURED[kind], values)
+        _KINDS[kind].more(values, failed)

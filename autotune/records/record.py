@@ -5,19 +5,18 @@ Nothing here imports torch, so that figures and tables are made from records any
 
 import dataclasses
 import datetime
-import gc
 import gzip
 import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .forms import check_record
+from .garbage import no_garbage_collection
 
 #: Format of every line; readers refuse others.
 SCHEMA = "auxhead record 1"
@@ -215,7 +214,7 @@ def read_records(path: Path) -> list[Record]:
     """
     lines = _content(path).split("\n")[:-1]
     records = []
-    with _no_garbage_collection():
+    with no_garbage_collection():
         for number, line in enumerate(lines, start=1):
             place = f"{path}, line {number}"
             try:
@@ -244,18 +243,6 @@ def _content(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise BadRecord(f"{path}, line {line}: is not JSON ({error})") from None
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Collect no garbage meanwhile: nothing that is read is any, and to look took as long as to read."""
-    collected = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collected:
-            gc.enable()
 
 
 def _record_of(line: str, place: str) -> Record:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from .activity import activity
+from .garbage import no_garbage_collection
 from .one_line_errors import one_line_errors
 from .record import BadRecord, Record, read_records
 from .tables import RecordTable, as_markdown, print_tables, wide_console
@@ -29,7 +30,7 @@ def table_command(**makers: MakeTables) -> Callable[..., None]:
         markdown: Annotated[bool, typer.Option("--markdown", help="For a README.")] = False,
     ) -> None:
         """Print the tables of records again: all times, and of sweeps the winners."""
-        with one_line_errors(records):
+        with one_line_errors(records), no_garbage_collection():
             with activity(f"Reading {records}"):
                 found = read_records(records)
             there = {one.kind for one in found}

@@ -11,6 +11,7 @@ from ...kernels.head_view import head_view
 from ...kernels.tuned_table import tuned_devices
 from ...model.bad_input import BadInput
 from ..records.activity import activity
+from ..records.garbage import no_garbage_collection
 from ..records.tables import wide_console
 from . import explain as explaining
 from . import promote as promoting
@@ -18,7 +19,8 @@ from . import promote as promoting
 
 def run_promote(records: Sequence[Path], out: Path | None) -> None:
     """Write the table and print what is new in it; raises as :func:`promoting.promote`."""
-    with activity(f"Reading and comparing records of {', '.join(map(str, records))}"):
+    doing = f"Reading and comparing records of {', '.join(map(str, records))}"
+    with activity(doing), no_garbage_collection():
         promotion = promoting.promote(records, out)
     printed = wide_console()
     printed.print(promoting.as_rich(promotion))

@@ -53,8 +53,8 @@ def read_report(paths: Sequence[Path], kinds: Sequence[str], known: Known) -> di
         got = content.get("format")
         raise BadRecord(f"{path}: format: got {got!r}, wants {REPORT_FORMAT!r}, as `auxhead demo` writes it")
     try:
-        check("", content, _REPORT)
-        check("exits", content["exits"], _SOME)
+        check(content, _REPORT)
+        check(content, {"exits": _SOME})
     except ValueError as error:
         raise BadRecord(f"{path}: {error}") from None
     return content

@@ -140,6 +140,16 @@ def test_every_command_refuses_in_one_line(tmp_path, name, content, message):
     assert f"`{made_by}` makes it" in result.stderr or message == "schema None"
 
 
+def test_figures_of_one_file_read_it_once(tmp_path):
+    path = written(tmp_path / "sweep.jsonl", *sweep(a=10.0, rule=9.0))
+    kinds, known = [kind for kind in FIGURES if kind.name in BY_SWEEP], {}
+    first = kinds[0].make([path], known)[1]
+    path.unlink()
+    path.touch()  # where there was something to read, and is nothing
+    assert all(kind.make([path], known)[1]["heads"] for kind in kinds)
+    assert kinds[0].make([path], known)[1] == first and len(known) == 2, "the records, and the heads in them"
+
+
 def test_all_says_what_is_missing_and_draws_the_rest(tmp_path):
     path = written(tmp_path / "sweep.jsonl", *sweep(a=10.0, rule=9.0))
     result = plot("all", "--records", path, "--out", tmp_path / "out")
