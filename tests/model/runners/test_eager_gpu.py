@@ -311,4 +311,5 @@ def test_any_batch_size(samples: int) -> None:
     x = images(4)[:samples]
     found = net(x)
     assert found.label.shape == (samples,)
-    assert_same(found, in_line(net, x))
+    if samples:  # a runner, even the eager one, refuses an empty request
+        assert_same(found, in_line(net, x))
