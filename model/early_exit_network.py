@@ -98,9 +98,7 @@ class EarlyExitNetwork(nn.Module):
         for tap, rule in by_tap.items():
             if tap not in self.taps:
                 raise ValueError(f"rules: {tap!r} is not a tap, wants one of {list(self.taps)}")
-            as_exit_rule(
-                rule, f"rules[{tap!r}]"
-            )  # refuses what is neither a rule nor a threshold, before any head is changed
+            as_exit_rule(rule, f"rules[{tap!r}]")  # refuses what is none before any head is changed
         return by_tap
 
     def check_taps(self, example_input: Tensor) -> None:
@@ -145,8 +143,9 @@ class EarlyExitNetwork(nn.Module):
             x: a batch that the backbone takes.
             stop: leave the forward as soon as every sample is sure; see :func:`run_eagerly`.
         """
-        check_batch("x", x, may_be_empty=self._checked)
-        self.check_taps(x)
+        check_batch("x", x, may_be_empty=True)
+        if x.shape[0]:  # an empty batch gets an empty answer, and says nothing about the taps
+            self.check_taps(x)
         return run_eagerly(self.backbone, self.taps, self.fused_heads, x, stop=stop)
 
     def logits(self, x: Tensor) -> list[Tensor]:
@@ -154,8 +153,9 @@ class EarlyExitNetwork(nn.Module):
 
         Heads train where the backbone runs without gradients or is checkpointed, too: they come after it.
         """
-        check_batch("x", x, may_be_empty=self._checked)
-        self.check_taps(x)
+        check_batch("x", x, may_be_empty=True)
+        if x.shape[0]:  # an empty batch gets an empty answer, and says nothing about the taps
+            self.check_taps(x)
         features: list[tuple[Tensor, torch.autocast]] = []
 
         def keep(_index: int, y: Tensor) -> None:

@@ -61,8 +61,11 @@ def test_every_exit_is_taken_by_some_sample() -> None:
 
 
 @pytest.mark.parametrize("stop", [False, True])
-def test_no_samples(stop: bool) -> None:
-    result = network(example_input=images(1))(images(0), stop=stop)
+@pytest.mark.parametrize("checked", [False, True], ids=["first", "checked"])
+def test_no_samples(stop: bool, checked: bool) -> None:
+    net = network(example_input=images(1) if checked else None)
+    assert [tuple(logits.shape) for logits in net.logits(images(0))] == [(0, 5)] * 4
+    result = net(images(0), stop=stop)
     assert [tuple(field.shape) for field in result] == [(0,), (0,), (0, 5), (0,)]
 
 
