@@ -231,7 +231,7 @@ _KINDS = {
 def _both(one: Any, other: Any) -> Form:
     """Return the form of a value that two forms ask for; fields of the second one go before."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
-        return other  # type: ignore[no-any-return]
+        return other
     common = {name: _both(one[name], other[name]) for name in one.keys() & other.keys()}
     return {**one, **other, **common}
 

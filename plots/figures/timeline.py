@@ -96,7 +96,7 @@ def _how(timeline: Timeline) -> list[str]:
         f"Shown: the one of median length of {replays} replays under torch.profiler whose heads record their programs "
         f"({slower:+.1f} % in length)"
     )
-    if coverage is not None:
+    if coverage is not None and timeline.replay["coverage"] is not None:
         median, low, high = (100.0 * coverage[name] for name in ("median", "p20", "p80"))
         own = 100.0 * timeline.replay["coverage"]
         shown += f": {own:.0f} % under the trunk; without recording {median:.0f} % ({low:.0f}-{high:.0f} %, p20-p80)"
