@@ -54,7 +54,7 @@ _NETWORK = {
 _RECORD: dict[str, Form] = {
     **dict.fromkeys(("kind", "exits", "variant", "run", "utc"), TEXT),
     **dict.fromkeys(("cell", "protocol"), OBJECT),
-    "environment": dict.fromkeys(("gpu", "driver", "torch", "triton", "cudnn", "cuda"), Maybe(_PLAIN)),
+    "environment": dict.fromkeys(("gpu", "sm_count", "driver", "torch", "triton", "cudnn", "cuda"), Maybe(_PLAIN)),
     **dict.fromkeys(("host_us", "device_us", "measured", "correctness"), Maybe(OBJECT)),
     **dict.fromkeys(("paired", "notes"), Maybe(LIST, null=False)),
     "error": Maybe(TEXT),
@@ -127,7 +127,16 @@ _PROGRAM = Wanted(
 
 _KINDS = {
     "sweep": _Kind(
-        {"cell": _SHAPE, "protocol": {"place": one_of(*PLACES), "kernel": TEXT, **_TIMED}},
+        {
+            "cell": _SHAPE,
+            "protocol": {
+                "place": one_of(*PLACES),
+                "kernel": TEXT,
+                **_TIMED,
+                "trunk": Maybe(TEXT),
+                "forks": Maybe([TEXT]),
+            },
+        },
         {
             "device_us": {"median": POSITIVE, "samples": SAMPLES},
             "paired": Roles({"rule": {"variant": TEXT, "samples": SAMPLES}}),
