@@ -63,9 +63,12 @@ def test_nothing_is_loaded_before_it_is_used() -> None:
 @pytest.mark.parametrize("name", [name for name in _MODULES if _MODULES[name] == f".{name}"])
 def test_a_module_named_like_its_function_does_not_take_its_place(name: str) -> None:
     """Whatever is imported first."""
-    for first in (f"import auxhead.model.{name}", f"from auxhead.model.{name} import {name}", "import auxhead.model"):
-        run(f"{first}; import auxhead.model as m; assert m.{name}.__name__ == {name!r} and callable(m.{name})")
-        run(f"{first}; from auxhead.model import {name} as f; import auxhead.model.{name} as g; assert f is g")
+    firsts = (f"import auxhead.model.{name}", f"from auxhead.model.{name} import {name}", "import auxhead.model")
+    for first in firsts:  # a process each: what was imported stays
+        run(
+            f"{first}; import auxhead.model as m; assert m.{name}.__name__ == {name!r} and callable(m.{name});"
+            f"from auxhead.model import {name} as f; import auxhead.model.{name} as g; assert f is g"
+        )
 
 
 def test_an_exported_head_is_loaded_where_the_kernels_are_imported(tmp_path: Path) -> None:

@@ -55,11 +55,13 @@ def test_an_interrupt_ends_all_and_is_told_once(jobs, tmp_path):
 
 INTERRUPTED = """
 import os
+import signal
 import time
 from auxhead.autotune.heads.compile_ahead import CompileAhead
 
 os.sched_getaffinity = lambda _process: range(8)
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
     try:
         with CompileAhead(90) as ahead:
             for ended in [ahead._pool.submit(time.sleep, 0.1) for _ in range(JOBS)]:
