@@ -135,6 +135,10 @@ def _fused_head(
         output = kernel.launch_fused_head(
             x, view, weight, bias, heat, limit, pool_max=pool_max, return_probs=return_probs, config=config
         )
+    return _as_tensors(output, x, return_probs)
+
+
+def _as_tensors(output: HeadOutput, x: Tensor, return_probs: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     probs = output.probs if return_probs and output.probs is not None else x.new_empty(0, dtype=torch.float32)
     return probs, output.label, output.confidence, output.exit
 
@@ -202,5 +206,4 @@ def _decomposition(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x, weight, bias, pool=pool, pool_size=tuple(pool_size),
         temperature=temperature if heat is None else heat, threshold=threshold if limit is None else limit,
     )  # fmt: skip
-    probs = output.probs if return_probs and output.probs is not None else x.new_empty(0, dtype=torch.float32)
-    return probs, output.label, output.confidence, output.exit
+    return _as_tensors(output, x, return_probs)

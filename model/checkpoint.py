@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,11 @@ class Checkpoint:
     """Names, in the order of the labels; empty if none were saved."""
     image_size: int | None
     """Height and width of the input in pixels; None if it was not saved."""
-    mean: tuple[float, ...] = MEAN
+    mean: tuple[float, ...]
     """Subtracted from each channel, which is scaled to 0 to 1 before; see :func:`auxhead.model.images.normalise`."""
-    std: tuple[float, ...] = STD
+    std: tuple[float, ...]
     """Divides each channel after that."""
-    accuracy: Mapping[str, float] = field(default_factory=dict)
+    accuracy: Mapping[str, float]
     """Facts for people, 0 to 1."""
 
     def read_images(self, paths: Sequence[str | os.PathLike[str]]) -> Tensor:

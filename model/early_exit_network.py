@@ -109,6 +109,12 @@ class EarlyExitNetwork(nn.Module):
                 if not self._checked:
                     self._check_taps(example_input)
 
+    def _check_first(self, x: Tensor) -> None:
+        """Check a batch, and by the first one the taps; an empty one gets an empty answer and says nothing of them."""
+        check_batch("x", x, may_be_empty=True)
+        if x.shape[0]:
+            self.check_taps(x)
+
     def _check_taps(self, example_input: Tensor) -> None:
         example = torch.cat([example_input[:2]] * 2)[:2]  # two samples, to tell a batch from a constant
         autocasts = torch.is_autocast_enabled(example.device.type)
@@ -143,9 +149,7 @@ class EarlyExitNetwork(nn.Module):
             x: a batch that the backbone takes.
             stop: leave the forward as soon as every sample is sure; see :func:`run_eagerly`.
         """
-        check_batch("x", x, may_be_empty=True)
-        if x.shape[0]:  # an empty batch gets an empty answer, and says nothing about the taps
-            self.check_taps(x)
+        self._check_first(x)
         return run_eagerly(self.backbone, self.taps, self.fused_heads, x, stop=stop)
 
     def logits(self, x: Tensor) -> list[Tensor]:
@@ -153,9 +157,7 @@ class EarlyExitNetwork(nn.Module):
 
         Heads train where the backbone runs without gradients or is checkpointed, too: they come after it.
         """
-        check_batch("x", x, may_be_empty=True)
-        if x.shape[0]:  # an empty batch gets an empty answer, and says nothing about the taps
-            self.check_taps(x)
+        self._check_first(x)
         features: list[tuple[Tensor, torch.autocast]] = []
 
         def keep(_index: int, y: Tensor) -> None:

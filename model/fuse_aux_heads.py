@@ -43,8 +43,8 @@ def fuse_aux_heads(
     """Replace in place every head of a known shape by a :class:`FusedAuxHead` that shares its parameters.
 
     Heads are found at every depth: each ``nn.Sequential`` that :meth:`FusedAuxHead.from_module` knows. state_dicts of
-    the original model load into the changed one and back. A replaced head returns a ``HeadOutput`` where the original
-    returned a tensor.
+    the original model load into the changed one, with a warning that they have no rules. A replaced head returns a
+    ``HeadOutput`` where the original returned a tensor.
 
     The report also names candidates: modules that look like heads and could not be replaced. A candidate has at most
     three convolutions and Linears, and the last of them is a Linear that gives class scores; a Linear by itself is one
