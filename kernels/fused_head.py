@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import register_decomposition
 
 from .choose_config import choose_config
 from .criteria import check_temperature, check_threshold
@@ -77,6 +76,13 @@ def fused_head(
             raise ValueError(f"{name}: got device {value.device}, wants {x.device}, the device of x")
     temperature_tensor, temperature_value = _split_number("temperature", temperature)
     threshold_tensor, threshold_value = _split_number("threshold", threshold)
+    if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():  # ONNX knows no kernel of ours
+        grid = check_pool(pool, pool_size)
+        check_head_arguments(x, weight, bias, pool, grid, criterion)
+        output = fused_head_reference(
+            x, weight, bias, pool=pool, pool_size=grid, temperature=temperature, threshold=threshold
+        )
+        return output if return_probs else output._replace(probs=None)
     probs, label, confidence, exits = torch.ops.auxhead.fused_head(
         x, weight, bias, temperature_tensor, threshold_tensor, temperature_value, threshold_value,
         pool, check_pool(pool, pool_size), criterion, return_probs,
@@ -135,10 +141,6 @@ def _fused_head(
         output = kernel.launch_fused_head(
             x, view, weight, bias, heat, limit, pool_max=pool_max, return_probs=return_probs, config=config
         )
-    return _as_tensors(output, x, return_probs)
-
-
-def _as_tensors(output: HeadOutput, x: Tensor, return_probs: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     probs = output.probs if return_probs and output.probs is not None else x.new_empty(0, dtype=torch.float32)
     return probs, output.label, output.confidence, output.exit
 
@@ -196,14 +198,3 @@ def _backward(
 
 
 torch.library.register_autograd("auxhead::fused_head", _backward, setup_context=_save_for_backward)
-
-
-@register_decomposition(torch.ops.auxhead.fused_head.default)
-def _decomposition(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The operator in plain PyTorch, for exporters that know no kernel of ours: ONNX takes it, Inductor does not."""
-    x, weight, bias, heat, limit, temperature, threshold, pool, pool_size, _criterion, return_probs = arguments
-    output = fused_head_reference(
-        x, weight, bias, pool=pool, pool_size=tuple(pool_size),
-        temperature=temperature if heat is None else heat, threshold=threshold if limit is None else limit,
-    )  # fmt: skip
-    return _as_tensors(output, x, return_probs)
