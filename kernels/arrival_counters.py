@@ -7,9 +7,14 @@ be replayed on any stream at any time: a few bytes, or all that the programs of 
 """
 
 import threading
+from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .cuda_runtime import beside_captures, capture_id, is_capturing, stream_number
+from .memory_pool import MemoryPool
 
 #: int32 counters (256 KiB) of a stream: so many that hardly a batch asks for more, which takes a launch to clear.
 _PER_STREAM = 1 << 16
@@ -19,6 +24,15 @@ _LINE = 32
 _RESERVED = 1 << 22
 
 
+class _ForeignStream(NamedTuple):
+    """A stream that PyTorch has not made; its owner may destroy it, and CUDA give its handle to another stream."""
+
+    number: int
+    """CUDA's, which no other stream of the process ever has."""
+    launched: torch.cuda.Event
+    """Recorded behind the last launch."""
+
+
 class ArrivalCounters:
     """All counters of one device; safe to share between threads."""
 
@@ -26,50 +40,72 @@ class ArrivalCounters:
         """Hold counters for ``device``; nothing is allocated before the first launch."""
         self._device = device
         self._by_stream: dict[int, Tensor] = {}
+        self._foreign: dict[int, _ForeignStream] = {}
         self._reserve = torch.empty(0, dtype=torch.int32)
         self._kept: list[Tensor] = []  # used-up reserves: graphs hold addresses, not references
-        self._by_capture: dict[int, tuple[int, Tensor]] = {}  # by stream: the last capture and its counters
+        self._by_capture: dict[int, tuple[int | None, Tensor]] = {}  # by stream: the last capture and its counters
         self._lock = threading.Lock()
+        self._memory: MemoryPool | None = None
 
     def take(self, count: int) -> Tensor:
         """Return ``count`` int32 counters, all 0, for one launch on the current stream, which sets them back to 0."""
         with self._lock:
-            stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
-            if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                return self._take_for_capture(count, stream, capture_id(stream))
-            counters = self._by_stream.get(stream)
-            if counters is None or counters.numel() < count:
-                counters = self._zeros(max(count, _PER_STREAM))
-                self._by_stream[stream] = counters
-            if self._device.type == "cuda" and self._reserve.numel() < _RESERVED // 2:
+            if self._device.type != "cuda":
+                return self._of_stream(0, count)
+            stream = torch.cuda.current_stream(self._device)
+            handle = stream.cuda_stream
+            if is_capturing(self._device):
+                return self._take_for_capture(count, handle, capture_id(handle))
+            if handle and stream.stream_id == handle:  # PyTorch's own streams have ids of another kind
+                self._wait_for_namesake(stream)
+            counters = self._of_stream(handle, count)
+            if self._reserve.numel() < _RESERVED // 2:
                 self._kept.append(self._reserve)
                 self._reserve = self._zeros(_RESERVED)
-                # A capture reads the reserve from whatever stream its graph is replayed on.
-                torch.cuda.current_stream(self._device).synchronize()
-            return counters[:count]
+                with beside_captures():  # a capture reads the reserve from whatever stream its graph is replayed on
+                    stream.synchronize()
+            return counters
 
-    def _take_for_capture(self, count: int, stream: int, capture: int) -> Tensor:
+    def launched(self) -> None:
+        """Note that the launch for which counters were taken on the current stream is under way."""
+        if self._foreign and not is_capturing(self._device):
+            stream = torch.cuda.current_stream(self._device)
+            foreign = self._foreign.get(stream.cuda_stream)
+            if foreign is not None:
+                foreign.launched.record(stream)
+
+    def _of_stream(self, handle: int, count: int) -> Tensor:
+        counters = self._by_stream.get(handle)
+        if counters is None or counters.numel() < count:
+            counters = self._zeros(max(count, _PER_STREAM))
+            self._by_stream[handle] = counters
+        return counters[:count]
+
+    def _wait_for_namesake(self, stream: torch.cuda.Stream) -> None:
+        """Let a stream wait for a destroyed one of the same handle, whose launches may still be under way."""
+        number = stream_number(stream.cuda_stream)
+        known = self._foreign.get(stream.cuda_stream)
+        if known is None or known.number != number:
+            if known is not None:
+                stream.wait_event(known.launched)
+            self._foreign[stream.cuda_stream] = _ForeignStream(number, torch.cuda.Event())
+
+    def _take_for_capture(self, count: int, stream: int, capture: int | None) -> Tensor:
         last, counters = self._by_capture.get(stream, (None, self._reserve[:0]))
         if last == capture and counters.numel() >= count:
             return counters[:count]
         if self._reserve.numel() < count:  # correct, but the graph gets a node that clears them
-            return self._zeros(count)
+            return torch.zeros(count, dtype=torch.int32, device=self._device)
         counters, self._reserve = self._reserve[:count], self._reserve[-(-count // _LINE) * _LINE :]
         self._by_capture[stream] = capture, counters
         return counters
 
     def _zeros(self, count: int) -> Tensor:
-        return torch.zeros(count, dtype=torch.int32, device=self._device)
-
-
-def capture_id(stream: int) -> int:
-    """Return CUDA's id, unique in the process, of the capture under way on a stream, given as its ``cuda_stream``."""
-    from cuda.bindings import runtime  # not installed where torch has no CUDA
-
-    error, _status, number, *_ = runtime.cudaStreamGetCaptureInfo(stream)
-    if error != runtime.cudaError_t.cudaSuccess:
-        raise RuntimeError(f"the capture on the current stream: CUDA says {error.name}")
-    return int(number)
+        """Allocate counters in a pool of their own: that of whoever launches, a graph's say, may go before them."""
+        if self._device.type == "cuda" and self._memory is None and torch.cuda.get_allocator_backend() == "native":
+            self._memory = MemoryPool(self._device)
+        with nullcontext() if self._memory is None else self._memory.allocating():
+            return torch.zeros(count, dtype=torch.int32, device=self._device)
 
 
 _devices: dict[torch.device, ArrivalCounters] = {}
@@ -77,4 +113,4 @@ _devices: dict[torch.device, ArrivalCounters] = {}
 
 def arrival_counters(device: torch.device) -> ArrivalCounters:
     """Return the counters of ``device``, the same object every time; a CUDA device must have an index."""
-    return _devices.setdefault(device, ArrivalCounters(device))
+    return _devices.get(device) or _devices.setdefault(device, ArrivalCounters(device))

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .arrival_counters import arrival_counters
 from .choose_config import choose_config
 from .criteria import check_temperature, check_threshold
 from .fused_head_reference import fused_head_reference
@@ -141,6 +142,7 @@ def _fused_head(
         output = kernel.launch_fused_head(
             x, view, weight, bias, heat, limit, pool_max=pool_max, return_probs=return_probs, config=config
         )
+        arrival_counters(x.device).launched()
     probs = output.probs if return_probs and output.probs is not None else x.new_empty(0, dtype=torch.float32)
     return probs, output.label, output.confidence, output.exit
 

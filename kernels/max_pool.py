@@ -52,6 +52,7 @@ def _takes(x: Tensor, kernel_size: tuple[int, ...], stride: tuple[int, ...], pad
         and x.numel() > 0
         and x.is_contiguous(memory_format=torch.channels_last)
         and not (x.requires_grad and torch.is_grad_enabled())
+        and not x.is_neg()  # whose memory holds the numbers with the other sign
         and len(kernel_size) == len(stride) == len(padding) == 2
         and min(kernel_size) > 0
         and kernel_size[0] * kernel_size[1] <= LARGEST_WINDOW

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ..kernels import check_input
 from ..kernels.head_arguments import FLOAT_DTYPES
@@ -23,10 +25,22 @@ class DryRun(NamedTuple):
     """[N, K], the output of the backbone."""
 
 
-class _Watch:
-    """A forward hook that notes how often each layer runs, and whether a head could read its output."""
+class _Watch(TorchDispatchMode):
+    """Notes how often each layer runs, and whether a head could read its output: a forward hook, and a dispatch mode.
+
+    What is written in place is told by the version counters of tensors, which compiled layers count up, too; and by
+    operators as they run, since tensors of inference mode, and those reached by ``.data``, count no versions.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled layers run compiled."""
+        return True
 
     def __init__(self, batch: int, tapped: set[nn.Module]) -> None:
+        super().__init__()
         self.order: list[nn.Module] = []
         self.outputs: dict[nn.Module, Any] = {}  # of the tapped layers
         self.unreadable: set[nn.Module] = set()
@@ -34,7 +48,7 @@ class _Watch:
         self._thread = threading.get_ident()
         self._batch = batch
         self._tapped = tapped
-        self._alive: list[tuple[Tensor, int, nn.Module]] = []
+        self._alive: list[tuple[Tensor, int | None, nn.Module]] = []
 
     def __call__(self, layer: nn.Module, _inputs: Any, output: Any) -> None:
         """The forward hook; what other threads run meanwhile is not looked at."""
@@ -46,14 +60,32 @@ class _Watch:
             self.outputs[layer] = output
         if not _is_readable(output, self._batch):
             self.unreadable.add(layer)
-        elif not output.is_inference():  # of a backbone that runs in inference mode no version is counted
-            self._alive.append((output, output._version, layer))
+        else:
+            self._alive.append((output, None if output.is_inference() else output._version, layer))
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and note outputs of layers that it writes to."""
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
+            given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+            for argument in func._schema.arguments:
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    for tensor in tree_leaves(given.get(argument.name)):
+                        if isinstance(tensor, Tensor):
+                            self._note_write(tensor)
+        return func(*args, **kwargs)
+
+    def _note_write(self, tensor: Tensor) -> None:
+        memory = tensor.untyped_storage()._cdata
+        self.changed_in_place |= {
+            layer for output, _, layer in self._alive if output.untyped_storage()._cdata == memory
+        }
 
     def look_for_changes(self) -> None:
         """Compare the version counters of the outputs that are still there with what they were."""
         alive = []
         for output, version, layer in self._alive:
-            if output._version != version:
+            if version is not None and output._version != version:
                 self.changed_in_place.add(layer)
             else:
                 alive.append((output, version, layer))
@@ -83,6 +115,7 @@ def dry_run(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> 
         backbone.eval()
         stack.enter_context(torch.inference_mode(False))  # tensors of inference mode do not count their versions
         stack.enter_context(torch.no_grad())
+        stack.enter_context(watch)
         logits = backbone(example_input.clone())  # a normal tensor of ours, which the backbone may change in place
         watch.look_for_changes()
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import HeadOutput, decide
+from ..kernels.cuda_runtime import beside_captures, is_capturing
 from .exit_result import ExitResult, first_sure
 from .fused_aux_head import FusedAuxHead
-from .streams import StreamPair, stream_pair
+from .streams import StreamPair, fork_captured, stream_pair
 from .taps import ForwardLeft, listening
 
 
@@ -44,21 +45,26 @@ def run_eagerly(
     if x.device.type != "cuda":
         return first_sure(_answers(backbone, taps, heads, x, classifier, None, in_line, stop), with_probs=with_probs)
     caller = torch.cuda.current_stream(x.device)
-    streams = stream_pair(x.device)
-    streams.trunk.wait_stream(caller)
-    streams.side.wait_stream(caller)
-    try:
-        with torch.cuda.stream(streams.trunk):
-            answers = _answers(backbone, taps, heads, x, classifier, streams, in_line, stop)
-    finally:
-        caller.wait_stream(streams.trunk)
-        caller.wait_stream(streams.side)
-    result = first_sure(answers, with_probs=with_probs)
-    if not torch.cuda.is_current_stream_capturing():
+    if is_capturing(x.device):
+        streams = fork_captured(caller)
+        try:
+            with torch.cuda.stream(streams.trunk):
+                answers = _answers(backbone, taps, heads, x, classifier, streams, in_line, stop)
+        finally:
+            streams.waited_for_by(caller)
+        return first_sure(answers, with_probs=with_probs)
+    with beside_captures():  # the network's memory, or its host, may wait for the device
+        streams = stream_pair(x.device)
+        streams.wait_for(caller)
+        try:
+            with torch.cuda.stream(streams.trunk):
+                answers = _answers(backbone, taps, heads, x, classifier, streams, in_line, stop)
+        finally:
+            streams.waited_for_by(caller)
+        result = first_sure(answers, with_probs=with_probs)
         # The answers go back to the allocator now; another caller's run must not write over them before the merge.
-        streams.trunk.wait_stream(caller)
-        streams.side.wait_stream(caller)
-    return result
+        streams.wait_for(caller)
+        return result
 
 
 def _answers(

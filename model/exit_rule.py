@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..kernels import CRITERIA, check_criterion, check_temperature, check_threshold
 from .arguments import kind_of
+from .rule_order import OrderedWrite
 
 
 class ExitRule(nn.Module):
@@ -97,7 +98,7 @@ class ExitRule(nn.Module):
     def _write(self) -> None:
         if not hasattr(self, "_threshold"):  # half made
             return
-        with torch.no_grad():
+        with torch.no_grad(), OrderedWrite(self, self.threshold_tensor.device):
             self.temperature_tensor.fill_(self._temperature)
             # no confidence exceeds the end of its range
             self.threshold_tensor.fill_(self._threshold if self._enabled else CRITERIA[self.criterion][1])
@@ -144,6 +145,19 @@ class ExitRule(nn.Module):
             self.set_extra_state(state_dict[key])
         except ValueError as error:
             errors.append(f"{key}: {error}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the tensors: a copy, in another process too, has its own."""
+        buffers = {name: tensor.device for name, tensor in self._buffers.items() if tensor is not None}
+        return {**self.__dict__, "_buffers": buffers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make the tensors anew, on the device where those of the original are."""
+        devices: dict[str, torch.device] = state["_buffers"]
+        super().__setstate__({**state, "_buffers": {}})
+        with torch.inference_mode(False):
+            self._buffers.update({name: torch.ones((), device=device) for name, device in devices.items()})
+        self._write()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ExitRule":
         with torch.inference_mode(False):

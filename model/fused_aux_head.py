@@ -11,6 +11,7 @@ from ..kernels import ExitHead, HeadOutput, check_input, check_pool, fused_head,
 from .arguments import check_module
 from .exit_rule import ExitRule, as_exit_rule
 from .head_pattern import match_head
+from .rule_order import wait_for_write
 
 
 class FusedAuxHead(nn.Module):
@@ -110,6 +111,8 @@ class FusedAuxHead(nn.Module):
         self._check_linear()
         weight: Tensor = linear.weight
         bias: Tensor | None = linear.bias
+        if not torch.compiler.is_compiling() and isinstance(x, Tensor) and x.is_cuda:
+            wait_for_write(self.rule, x.device)
         if _autocasts(x):  # as autocast does for the nn.Linear this replaces
             weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
         return fused_head(

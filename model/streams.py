@@ -1,9 +1,12 @@
-"""The two streams of a device: a trunk that goes first and a side stream that takes what is left."""
+"""The two streams of a device, a trunk that goes first and a side stream that takes what is left; and callers'."""
 
+import threading
 from functools import cache
 from typing import NamedTuple
 
 import torch
+
+from ..kernels.cuda_runtime import capture_id, stream_number
 
 
 class StreamPair(NamedTuple):
@@ -14,10 +17,48 @@ class StreamPair(NamedTuple):
     side: torch.cuda.Stream
     """Priority 0."""
 
+    def wait_for(self, stream: torch.cuda.Stream) -> None:
+        """Let both streams wait for another."""
+        self.trunk.wait_stream(stream)
+        self.side.wait_stream(stream)
+
+    def waited_for_by(self, stream: torch.cuda.Stream) -> None:
+        """Let another stream wait for both."""
+        stream.wait_stream(self.trunk)
+        stream.wait_stream(self.side)
+
 
 @cache
 def stream_pair(device: torch.device) -> StreamPair:
     """Return the streams of a CUDA device, made once: torch hands out only 32 of a priority."""
+    return _new_pair(device)
+
+
+#: Pairs that callers' captures have forked to, by device, and its lock. A pair is the capture's until that ends.
+_captured_pairs: dict[torch.device, list[StreamPair]] = {}
+_fork_lock = threading.Lock()
+
+
+def fork_captured(caller: torch.cuda.Stream) -> StreamPair:
+    """Return streams that have joined the capture of ``caller``, and no other thread's work, which they would capture.
+
+    All forwards of a capture get the same ones.
+    """
+    with _fork_lock:
+        mine = capture_id(caller.cuda_stream)
+        pairs = _captured_pairs.setdefault(caller.device, [])
+        captures = [capture_id(pair.trunk.cuda_stream) for pair in pairs]
+        if mine in captures:
+            pair = pairs[captures.index(mine)]
+        elif None in captures:  # the capture that it was in has ended
+            pair = pairs[captures.index(None)]
+        else:
+            pairs.append(pair := _new_pair(caller.device))
+        pair.wait_for(caller)
+        return pair
+
+
+def _new_pair(device: torch.device) -> StreamPair:
     return StreamPair(torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=0))
 
 
@@ -28,3 +69,21 @@ def current_handle(device: torch.device) -> int:
     over all heads of a network. Triton launches its kernels on this stream, too.
     """
     return torch._C._cuda_getCurrentRawStream(device.index)
+
+
+class CallersStream:
+    """A stream that calls came on, told from all others, of the same handle too."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        """Remember a stream."""
+        self.stream = stream
+        self._handle = stream.cuda_stream
+        # One that PyTorch has not made may be destroyed, and its handle given to another stream.
+        foreign = self._handle and stream.stream_id == self._handle
+        self._number = stream_number(self._handle) if foreign else None
+
+    def is_current(self) -> bool:
+        """Return whether it is the current stream of its device; asked at each request."""
+        return current_handle(self.stream.device) == self._handle and (
+            self._number is None or stream_number(self._handle) == self._number
+        )

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...kernels.memory_pool import MemoryPool
 from ...model import Trunk
 from ...model.runners.capture import Capture, warm_up
+from ...model.runners.captured_batch import StaticInput
 from ...model.streams import stream_pair
 from ...model.taps import listening
 from ..measuring.correctness import Answer
@@ -23,17 +25,17 @@ class SegmentGraphs:
             RuntimeError: the trunk cannot be captured.
         """
         self._trunk, self._taps = trunk, taps
-        self._input = example.clone(memory_format=trunk.memory_format)
+        static = StaticInput(example.contiguous(memory_format=trunk.memory_format))
+        self._input = static.x
         self._held: list[Tensor] = []  # the maps that segments hand to the next one, which is not launched with them
         self._answer: PeerAnswer
-        stream, pool = stream_pair(example.device).trunk, torch.cuda.MemPool()
+        stream, memory = stream_pair(example.device).trunk, MemoryPool(example.device)
         with torch.no_grad():
-            warm_up(self._forward, stream)
-            capture = Capture(example.device, pool)
-            with capture.capturing(trunk.module, stream):
+            warm_up(self._forward, static.refill, stream, memory)
+            capture = Capture(example.device, memory)
+            with capture.capturing(stream, trunk.module):
                 self._forward(capture)
         self.graphs = capture.graphs
-        self._pool = pool  # freed last: the graphs use its memory
 
     def _forward(self, capture: Capture | None = None) -> None:
         self._held = []

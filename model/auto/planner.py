@@ -91,6 +91,11 @@ def measure(runners: Mapping[str, Runner], batches: Sequence[Tensor]) -> dict[st
     A pass of a runner sends every batch from an idle device and waits for its answer, then all of them back to back.
     Where samples leave early some batches take long and others do not; their mean is what a request costs.
     """
+    with torch.cuda.device_of(batches[0]):  # events and streams are those of the current one
+        return _measure(runners, batches)
+
+
+def _measure(runners: Mapping[str, Runner], batches: Sequence[Tensor]) -> dict[str, PassTimes]:
     names = list(runners)
     device = batches[0].device
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -7,8 +7,26 @@ from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitLaunch
 from ..exit_result import ExitResult
-from ..streams import current_handle
 from .capture import Graph, copy_memory
+
+
+class StaticInput:
+    """A batch at the address that graphs read, and the example that it holds while they are made."""
+
+    def __init__(self, example: Tensor) -> None:
+        """Copy the example, which must not change."""
+        self.example = example
+        self.x = example.clone(memory_format=torch.preserve_format)
+        self.changes = False
+        """True if the backbone changes it in place."""
+
+    def refill(self) -> None:
+        """Copy the example again: a backbone may change its input in place."""
+        self.x.copy_(self.example)
+
+    def look_for_changes(self) -> None:
+        """Compare with the example, after a run."""
+        self.changes |= not torch.equal(self.x, self.example)
 
 
 class CapturedBatch:
@@ -16,35 +34,42 @@ class CapturedBatch:
 
     def __init__(
         self,
-        x: Tensor,
+        static: StaticInput,
         buffers: ExitBuffers,
         launches: Sequence[ExitLaunch],
         graphs: Sequence[Graph],
         description: str,
     ) -> None:
-        """Answer for ``x``, a static batch, in ``buffers``; the graphs use the memory of ``launches``."""
+        """Answer for a static batch in ``buffers``; the graphs use the memory of ``launches``."""
         self.description = description
-        self.x = x
+        self.x = static.x
+        # What the padding of a batch holds: where each run changes it, an index would soon be out of range.
+        self._padding = static.example if static.changes else None
         self.buffers = buffers
         self.graphs = graphs
         self._launches = launches
-        self._valid = len(x)
-        self._into = x
+        self._valid = len(static.x)
+        self._into = static.x
 
-    def fill(self, x: Tensor) -> None:
-        """Copy in a batch on the current stream; it may be smaller than the captured one."""
+    def fill(self, x: Tensor, stream: torch.cuda.Stream) -> None:
+        """Copy in a batch on a stream; it may be smaller than the captured one."""
         n = x.shape[0]
         if self._valid != n:
             self._valid = 0  # until all is done: an interrupt leaves nothing that looks right
             self._into = self.x[:n]
-            self.buffers.valid.fill_(n)
+            with torch.cuda.stream(stream):
+                self.buffers.valid.fill_(n)
             self._valid = n
         into = self._into
-        if x.is_cuda and x.stride() == into.stride() and not x.is_neg():
+        if x.is_cuda and x.stride() == into.stride() and not x.is_neg() and not x.is_conj():
             # What copy_ does in the end, at half of its time for the host, for which the device is waiting.
-            copy_memory(into.data_ptr(), x.data_ptr(), into.nbytes, current_handle(into.device))
+            copy_memory(into.data_ptr(), x.data_ptr(), into.nbytes, stream.cuda_stream)
         else:
-            into.copy_(x, non_blocking=True)
+            with torch.cuda.stream(stream):
+                into.copy_(x, non_blocking=True)
+        if self._padding is not None and n < len(self.x):
+            with torch.cuda.stream(stream):
+                self.x[n:].copy_(self._padding[n:])
 
     def copied_answer(self) -> ExitResult:
         """Copy the answer out on the current stream."""

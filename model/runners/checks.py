@@ -14,6 +14,7 @@ def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
     """Check network, example and taps; raises as :class:`GraphRunner` does for what cannot be captured."""
     check_batch("example_input", example_input)
     _check_cuda(example_input)
+    _check_allocator()
     check_mode(network)
     for tap, head in zip(network.taps, network.fused_heads, strict=True):
         if is_parametrized(head.linear):
@@ -24,7 +25,8 @@ def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
     _check_device(network.backbone, example_input.device)
     if torch.is_autocast_enabled("cuda"):
         raise RuntimeError("a runner cannot capture under autocast; leave it and cast the network, or use 'eager'")
-    check_no_outer_capture()
+    with torch.cuda.device_of(example_input):
+        check_no_outer_capture()
     network.check_taps(example_input)
     _check_device(network, example_input.device)
 
@@ -72,6 +74,14 @@ def check_no_outer_capture() -> None:
 def _check_cuda(example_input: Tensor) -> None:
     if example_input.device.type != "cuda":
         raise ValueError(f"example_input: on {example_input.device}, wants a CUDA device; exits='eager' runs on any")
+
+
+def _check_allocator() -> None:
+    if torch.cuda.get_allocator_backend() != "native":
+        raise RuntimeError(
+            f"PyTorch's allocator of CUDA memory is {torch.cuda.get_allocator_backend()}, which keeps no memory apart "
+            "for graphs; wants 'native': take backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF, or use 'eager'"
+        )
 
 
 def _check_device(network: nn.Module, device: torch.device) -> None:

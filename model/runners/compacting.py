@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from ...kernels import Answer, ExitBuffers, collect, destination, gather_open, moves_rows, new_destinations
+from ...kernels.memory_pool import MemoryPool
 from ..exit_result import ExitResult
 from ..taps import list_taps
 from .capture import Graph
-from .captured_batch import CapturedBatch, view_answer
+from .captured_batch import CapturedBatch, StaticInput, view_answer
 from .polled import CapturedSegments, PolledBatch, PolledRunner
 from .segment_times import choose_stops
 
@@ -66,7 +67,7 @@ class _CompactingBatch(PolledBatch):
 
     def __init__(
         self,
-        x: Tensor,
+        static: StaticInput,
         buffers: ExitBuffers,
         segments: CapturedSegments,
         stops: Sequence[int],
@@ -75,11 +76,11 @@ class _CompactingBatch(PolledBatch):
         origin: Tensor | None,
         destinations: Mapping[int, Tensor],
         collecting: Graph | None,
-        pool: torch.cuda.MemPool,
     ) -> None:
-        """Own what was captured for the batch ``x`` with the memory of ``pool``; see :class:`PolledBatch`."""
-        super().__init__(x, buffers, segments, "", stops)
-        self.size = len(x)
+        """Own what was captured for a batch; see :class:`PolledBatch`."""
+        super().__init__(static, buffers, segments, "", stops)
+        self.size = len(static.x)
+        self.example = static.example
         self.outputs = segments.outputs  # kept: rows of larger batches are written to them
         self.answer = answer  # of requests that have moved
         self.origin = origin  # see gather_open; None if no request moves here
@@ -90,7 +91,6 @@ class _CompactingBatch(PolledBatch):
         wait for that number."""
         self.refusals: list[str] = []
         self._offered: list[dict[int, _CompactingBatch]] = [{} for _ in stops]
-        self._pool = pool  # goes last
 
     def offer(self, stop: int, small: "_CompactingBatch", left_us: Mapping[int, float]) -> None:
         """Let requests move to a smaller batch at a stop, where it pays."""
@@ -135,15 +135,15 @@ class CompactingRunner(PolledRunner):
     what others have left there; it is not compacted, and ``describe`` says so.
     """
 
-    def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
+    def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         if not self._captured:  # the largest comes first
             self._segment_us = {
-                size: self._segment_times(x[:size].contiguous(memory_format=self._trunk.memory_format))
+                size: self._segment_times(example[:size].contiguous(memory_format=self._trunk.memory_format))
                 for size in self._sizes
             }
-            self._all_stops = choose_stops(self._segment_us[len(x)], _LEAST_STOP_US)
+            self._all_stops = choose_stops(self._segment_us[len(example)], _LEAST_STOP_US)
         larger = [captured for captured in self._captured.values() if isinstance(captured, _CompactingBatch)]
-        batch = self._capture_batch(x, buffers, larger[0].answer if larger else _RequestAnswer(buffers))
+        batch = self._capture_batch(example, buffers, larger[0].answer if larger else _RequestAnswer(buffers))
         for big in larger:
             stops = range(len(self._all_stops))
             self._offer(big, batch, [s for s in stops if batch.size in choose_moves(self._left_us(s), big.size)])
@@ -156,9 +156,12 @@ class CompactingRunner(PolledRunner):
         """Return by batch size what of the trunk is left after a stop."""
         return {size: sum(us[self._all_stops[stop] + 1 :]) for size, us in self._segment_us.items()}
 
-    def _capture_batch(self, x: Tensor, buffers: ExitBuffers, answer: _RequestAnswer) -> _CompactingBatch:
-        size, stops = len(x), self._all_stops
-        pool = self._pool if not self._captured else torch.cuda.MemPool()  # no batch may use what another one reads
+    def _capture_batch(self, example: Tensor, buffers: ExitBuffers, answer: _RequestAnswer) -> _CompactingBatch:
+        size, stops = len(example), self._all_stops
+        memory = (
+            MemoryPool(self._device) if self._captured else self._captures.memory
+        )  # no batch may use what another one reads
+        static = StaticInput(example)
         destinations = {
             tap_index: new_destinations(buffers)
             for stop, tap_index in enumerate(stops)
@@ -175,13 +178,15 @@ class CompactingRunner(PolledRunner):
             if tap_index in destinations and moves_rows(features):
                 gather_open(features, buffers, origin, destinations[tap_index], answer.fields)
 
-        segments = self._capture_segments(x, buffers, stops, pool, gather)
+        segments = self._capture_segments(static, buffers, stops, memory, gather)
         collecting = None
         if origin is not None:
-            (collecting,), _ = self._capture_graphs(lambda _cut: collect(buffers, origin, answer.fields), pool)
+            (collecting,), _ = self._capture_graphs(
+                lambda _cut: collect(buffers, origin, answer.fields), static, memory
+            )
         return _CompactingBatch(
-            x, buffers, segments, stops,
-            answer=answer, origin=origin, destinations=destinations, collecting=collecting, pool=pool,
+            static, buffers, segments, stops,
+            answer=answer, origin=origin, destinations=destinations, collecting=collecting,
         )  # fmt: skip
 
     def _offer(self, big: _CompactingBatch, small: _CompactingBatch, stops: Sequence[int]) -> None:
@@ -202,24 +207,28 @@ class CompactingRunner(PolledRunner):
     def _try_out(self, big: _CompactingBatch, small: _CompactingBatch, stops: Sequence[int]) -> list[int]:
         """Move samples at each of these stops, whatever the heads say; return those after which all outputs are alike.
 
-        Other samples were in the small batch before. It is entered last stop first, so that nothing is there yet of the
-        samples that come but what a move brings.
+        Other samples are in the small batch before, as far as the stop, so that nothing is there of the samples that
+        come but what a move brings, and nothing that a later segment has overwritten.
         """
         moved, alike = slice(-small.size, None), []
-        stream = self._capture_streams.trunk
+        stream = self._captures.streams.trunk
         generator = torch.Generator(self._device).manual_seed(0)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            for batch in (small, big):
-                _fill_at_random(batch.x, generator)
-                for graph in batch.graphs:
+            inputs = {batch: _at_random(batch.example, generator) for batch in (small, big)}
+
+            def run(batch: _CompactingBatch, graphs: Sequence[Graph]) -> None:
+                batch.x.copy_(inputs[batch])
+                for graph in graphs:
                     graph.launch(stream)
+
+            run(big, big.graphs)
             wanted = [y[moved].clone() for y in big.outputs]
             exit_index = big.buffers.answer(big.buffers.packed_answer)[1]
-            for stop in reversed(stops):
+            for stop in stops:
                 tap_index = big.stops[stop]
-                for graph in big.graphs[: stop + 1]:
-                    graph.launch(stream)
+                run(small, small.graphs[: stop + 1])
+                run(big, big.graphs[: stop + 1])
                 exit_index.fill_(0)
                 exit_index[moved] = -1
                 here = torch.tensor([small.entry(tap_index)] * (big.size + 1), device=self._device)
@@ -246,10 +255,11 @@ class CompactingRunner(PolledRunner):
                 break
             if launched == stop + 1:  # the host has waited for this number
                 small = batch.moves[stop][count]
+                if small is not None:
+                    small.next_request(stream)
                 (small or batch).graphs[launched].launch(stream)
                 launched += 1
                 if small is not None:
-                    small.request += 1
                     if batch is captured:
                         packed, answer = captured.answer.empty(len(x))
                     batch = small
@@ -267,14 +277,14 @@ class CompactingRunner(PolledRunner):
         return answer
 
 
-def _fill_at_random(x: Tensor, generator: torch.Generator) -> None:
-    """Overwrite a batch with samples that differ from each other, in brightness too, which outlasts pooling."""
-    if x.is_floating_point():
-        brightness = torch.randn(len(x), *[1] * (x.ndim - 1), generator=generator, device=x.device)
-        x.copy_(torch.randn(x.shape, generator=generator, device=x.device) + 2 * brightness)
-    else:  # indices, say: of the values that there are
-        drawn = torch.randint(x.numel(), x.shape, generator=generator, device=x.device)
-        x.copy_(x.flatten()[drawn])
+def _at_random(example: Tensor, generator: torch.Generator) -> Tensor:
+    """Make samples like those of a batch that differ from each other, in brightness too, which outlasts pooling."""
+    if example.is_floating_point():
+        shape = example.shape
+        brightness = torch.randn(len(example), *[1] * (len(shape) - 1), generator=generator, device=example.device)
+        return torch.randn(shape, generator=generator, device=example.device) + 2 * brightness
+    drawn = torch.randint(example.numel(), example.shape, generator=generator, device=example.device)
+    return example.flatten()[drawn]  # indices, say: of the values that there are
 
 
 def _alike(found: Tensor, wanted: Tensor) -> bool:

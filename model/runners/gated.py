@@ -8,7 +8,7 @@ from torch import Tensor
 from ...kernels import ExitBuffers
 from ..taps import list_taps
 from .capture import nest_in_conditions
-from .captured_batch import CapturedBatch
+from .captured_batch import CapturedBatch, StaticInput
 from .graph_runner import GraphRunner
 from .head_launches import HeadLaunches
 from .segment_times import choose_stops
@@ -24,8 +24,9 @@ class GatedRunner(GraphRunner):
     The trunk after a gate waits for its heads.
     """
 
-    def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        stops = choose_stops(self._segment_times(x), _LEAST_GATED_US)
+    def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
+        stops = choose_stops(self._segment_times(example), _LEAST_GATED_US)
+        static = StaticInput(example)
         conditions = torch.zeros(len(stops), dtype=torch.int64, device=self._device)
         launches = HeadLaunches(buffers, self._exits, stops, conditions=conditions)
 
@@ -34,11 +35,11 @@ class GatedRunner(GraphRunner):
                 launches.launch(gate, outputs)
                 cut()
 
-            outputs = self._run_trunk(x, stops, at_stop)
+            outputs = self._run_trunk(static.x, stops, at_stop)
             launches.launch(len(stops), outputs)
 
-        graphs, _ = self._capture_graphs(forward, self._pool)
+        graphs, _ = self._capture_graphs(forward, static, self._captures.memory)
         graph, handles = nest_in_conditions(graphs)
         conditions.copy_(torch.tensor(handles, dtype=torch.int64))
         description = f"one graph, gated after {list_taps(stops, self.network.taps)}."
-        return CapturedBatch(x, buffers, launches.launches, [graph], description)
+        return CapturedBatch(static, buffers, launches.launches, [graph], description)

@@ -1,28 +1,34 @@
 """``GraphRunner``: the base of the runners that replay CUDA graphs: batch sizes, buffers, the way of a request."""
 
+import weakref
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitHead
+from ...kernels.cuda_runtime import beside_captures
+from ...kernels.memory_pool import MemoryPool
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult, joined
-from ..streams import current_handle
+from ..rule_order import count_writes, note_reader, wait_for_writes
+from ..streams import CallersStream
 from ..taps import listening
 from ..trunk.trunk import Trunk, check_kind, make_trunk
-from .capture import CAPTURE_LOCK, Graph, capture_graphs, give_back_streams, take_streams
-from .captured_batch import CapturedBatch
+from .capture import CAPTURE_LOCK, Capture, Graph, warm_up
+from .captured_batch import CapturedBatch, StaticInput
 from .captured_heads import CapturedHeads
+from .captures import Captures
 from .checks import check_capturable, check_no_outer_capture, check_request, check_sizes
 from .owned_lock import OwnedLock
 from .runner import Runner
 from .segment_times import measure_segments
 
 _T = TypeVar("_T")
+_RunnerT = TypeVar("_RunnerT", bound="GraphRunner")
 
 
 class GraphRunner(Runner):
@@ -72,19 +78,25 @@ class GraphRunner(Runner):
         self._classes = network.fused_heads[0].num_classes
         with_probs = all(head.return_probs for head in network.fused_heads)
         self._captured_heads = CapturedHeads(network, self._heads)
-        self._captured: dict[int, CapturedBatch] = {}
+        self._rules = [head.rule for head in network.fused_heads]
         with (
             CAPTURE_LOCK,
+            beside_captures(),
             torch.cuda.device(self._device),
             torch.inference_mode(False),  # inference tensors could not be written to outside of it
             torch.no_grad(),
         ):
-            self._last_stream = torch.cuda.current_stream(self._device)
-            self._done = torch.cuda.Event()
+            caller = torch.cuda.current_stream(self._device)
+            self._caller = CallersStream(caller)
+            self._captures = captures = Captures(self._device, self.trunk_priority)
+            weakref.finalize(self, captures.free_or_leave).atexit = False
+            self._captured, self._done = captures.batches, captures.done
+            note_reader(self._rules, self)
+            self._seen_writes = -1
             self._trunk = (
                 trunk if isinstance(trunk, Trunk) else make_trunk(network.backbone, network.taps, example_input, trunk)
             )
-            # The graphs read this memory even if the network is given other memory, by to() or load_state_dict().
+            # Where the tensors of the network lie that the graphs read, or that the trunk's copies are made from.
             self._memory = [
                 (name, tensor, tensor.detach())
                 for name, tensor in (*network.named_parameters(), *network.named_buffers())
@@ -93,37 +105,45 @@ class GraphRunner(Runner):
                 *self._heads,
                 None if self._trunk.classifier is None else self._trunk.classifier.as_exit_head(),
             ]
-            self._pool = torch.cuda.MemPool()
-            self._capture_streams = take_streams(self._device, self.trunk_priority)
             try:
                 for size in reversed(self._sizes):
                     repeats = -(-size // len(example_input))
-                    x = torch.cat([example_input[:size]] * repeats)[:size]
-                    x = x.contiguous(memory_format=self._trunk.memory_format)
+                    example = torch.cat([example_input[:size]] * repeats)[:size]
+                    example = example.contiguous(memory_format=self._trunk.memory_format)
                     buffers = ExitBuffers.allocate(
                         len(self._exits), size, self._classes, with_probs=with_probs, device=self._device
                     )
                     with self._trunk.choosing(size):
-                        self._captured[size] = self._capture(x, buffers)
+                        self._captured[size] = self._capture(example, buffers)
             except BaseException:
-                self._captured.clear()
-                give_back_streams(self._device, self.trunk_priority, self._capture_streams)
+                captures.free()
                 raise
-            self._done.record(self._last_stream)
+            self._done.record(caller)
+
+    @property
+    def last_read(self) -> torch.cuda.Event:
+        """The event behind the last request's reads of rules."""
+        return self._done
 
     @property
     def trunk(self) -> Trunk:
         """The trunk that was captured, for another runner to share."""
+        self._refuse_closed()
         return self._trunk
 
     @abstractmethod
-    def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        """Capture the network for the batch ``x``, which becomes the static input."""
+    def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
+        """Capture the network for batches like the example, which stays as it is."""
 
-    def _segment_times(self, x: Tensor) -> list[float]:
-        """Measure what each segment of the trunk takes for the batch ``x``, without heads, in microseconds."""
-        stream = self._capture_streams.trunk
-        return measure_segments(self._trunk.module, self.network.taps, x, stream, self._pool)
+    def _segment_times(self, example: Tensor) -> list[float]:
+        """Measure what each segment of the trunk takes for a batch, without heads, in microseconds."""
+        static = StaticInput(example)
+
+        def forward(cut: Callable[[], None]) -> None:
+            self._run_trunk(static.x, range(len(self.network.taps)), lambda _stop, _outputs: cut())
+
+        graphs, _ = self._capture_graphs(forward, static, self._captures.memory)
+        return measure_segments(graphs, static.refill, self._captures.streams.trunk)
 
     def _run_trunk(self, x: Tensor, stops: Sequence[int], at_stop: Callable[[int, list[Tensor]], None]) -> list[Tensor]:
         """Run the trunk once and return the outputs of all taps and, last, its own.
@@ -133,19 +153,28 @@ class GraphRunner(Runner):
         outputs: list[Tensor] = []
 
         def on_tap(index: int, features: Tensor) -> None:
-            outputs.append(features)
+            outputs.append(features.resolve_neg())  # kernels read the memory as it is
             if index in stops:
                 at_stop(stops.index(index), outputs)
 
         with listening(self._trunk.module, self.network.taps, on_tap):
-            outputs.append(self._trunk.module(x))
+            outputs.append(self._trunk.module(x).resolve_neg())
         return outputs
 
     def _capture_graphs(
-        self, forward: Callable[[Callable[[], None]], _T], pool: torch.cuda.MemPool
+        self, forward: Callable[[Callable[[], None]], _T], static: StaticInput, memory: MemoryPool
     ) -> tuple[list[Graph], _T]:
-        """Capture a forward of the trunk; see :func:`capture_graphs`."""
-        return capture_graphs(forward, self._trunk.module, self._device, self._capture_streams.trunk, pool)
+        """Warm up and capture a forward, which is given a function that ends one graph and begins the next.
+
+        Returns the graphs in their order, and what the captured forward returned.
+        """
+        stream = self._captures.streams.trunk
+        warm_up(lambda: forward(lambda: None), static.refill, stream)
+        static.look_for_changes()
+        capture = Capture(self._device, memory)
+        with capture.capturing(stream, self._trunk.module, self.network):
+            result = forward(capture.cut)
+        return capture.graphs, result
 
     def __call__(self, x: Tensor) -> ExitResult:
         """Answer for a batch [N, ...] on the CPU or on the network's device.
@@ -161,8 +190,8 @@ class GraphRunner(Runner):
         """
         self._refuse_while_busy()
         with self._busy:
-            self._under_way = True
             try:
+                self._under_way = True
                 self._refuse_closed()
                 samples = check_request(x, self._shape, self._dtype, self._device)
                 if torch.cuda.current_device() != self._device.index:
@@ -177,10 +206,10 @@ class GraphRunner(Runner):
 
     def _run(self, x: Tensor, samples: int) -> ExitResult:
         check_no_outer_capture()
-        caller = self._last_stream
-        if current_handle(self._device) != caller.cuda_stream:
-            caller = torch.cuda.current_stream(self._device)
-            caller.wait_event(self._done)  # the last request may still use the buffers
+        caller = self._callers_stream()
+        if self._seen_writes != (writes := count_writes()):
+            wait_for_writes(self._rules, caller)
+            self._seen_writes = writes
         if x.requires_grad:
             x = x.detach()
         largest = self._sizes[-1]
@@ -190,8 +219,15 @@ class GraphRunner(Runner):
             parts = x.split(largest)
             return joined([self._answer(self._captured_for(len(part)), part, caller) for part in parts])
         finally:  # after an error, too: what has been launched uses the buffers
-            self._last_stream = caller
             self._done.record(caller)
+
+    def _callers_stream(self) -> torch.cuda.Stream:
+        """Return the current stream, which then comes after the last request: that may still use the buffers."""
+        if not self._caller.is_current():
+            caller = torch.cuda.current_stream(self._device)
+            caller.wait_event(self._done)
+            self._caller = CallersStream(caller)
+        return self._caller.stream
 
     def _captured_for(self, samples: int) -> CapturedBatch:
         """Return the smallest captured batch that holds so many samples."""
@@ -199,12 +235,13 @@ class GraphRunner(Runner):
 
     def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
         """Answer for at most as many samples as were captured; ``caller`` is the current stream."""
-        captured.fill(x)
+        captured.fill(x, caller)
         captured.graphs[0].launch(caller)
         return captured.copied_answer()
 
     def _refuse_while_busy(self) -> None:
-        if self._under_way:  # the lock alone would let a handler of signals in, which is of the same thread
+        # The lock alone would let a handler of signals in, of the same thread; an interrupt may have left the flag.
+        if self._under_way and self._busy.is_taken():
             raise RuntimeError("this runner is in another thread's call; give each thread a runner of its own")
 
     def _refuse_closed(self) -> None:
@@ -213,6 +250,7 @@ class GraphRunner(Runner):
 
     def describe(self) -> str:
         """Say what was captured: the trunk, and for each batch size where heads run."""
+        self._refuse_closed()
         lines = [*self._trunk.notes]
         lines += [f"Batch {size}: {self._captured[size].description}" for size in sorted(self._captured)]
         return "\n".join(lines)
@@ -222,12 +260,12 @@ class GraphRunner(Runner):
 
         Raises:
             RuntimeError: a parameter or buffer of the network is no longer the one that was captured, but lies in other
-                memory; or the runner is closed, or in another thread's call.
+                memory; or the runner is closed, or in another thread's call; or the current stream is being captured.
         """
         self._refuse_while_busy()
         with self._busy:
-            self._under_way = True
             try:
+                self._under_way = True
                 self._refuse_closed()
                 self._refresh()
             finally:
@@ -241,37 +279,35 @@ class GraphRunner(Runner):
                     f"network: {name} was given other memory since the capture; copy into it, or make a new runner"
                 )
         with torch.cuda.device(self._device):
-            caller = torch.cuda.current_stream(self._device)
-            if caller != self._last_stream:
-                caller.wait_event(self._done)  # the last request may still read the copies
-            self._trunk.refresh()
-            self._last_stream = caller
-            self._done.record(caller)
+            check_no_outer_capture()
+            caller = self._callers_stream()
+            try:
+                self._trunk.refresh()
+            finally:
+                self._done.record(caller)
 
     def close(self) -> None:
         """Wait for what is under way and free graphs and memory; a later call raises. Closing twice is fine.
 
         Raises:
-            RuntimeError: called by a handler of signals within a call of this runner, which it would wait for.
+            RuntimeError: called by a handler of signals within a call of this runner, which it would wait for; or the
+                current stream is being captured.
         """
-        with self._busy:
-            if self._under_way:  # other threads' calls are over: this is one of this thread
-                raise RuntimeError("this runner is in a call of this thread, which close() would wait for")
+        if self._busy.is_mine():
+            raise RuntimeError("this runner is in a call of this thread, which close() would wait for")
+        with self._busy:  # once other threads' calls are over
             if self._captured:
-                self._wait()
-                self._captured.clear()
+                with torch.cuda.device(self._device):
+                    check_no_outer_capture()
+                self._captures.free()
                 self._memory.clear()
                 self._exits.clear()
-                del self._pool, self._trunk
-                give_back_streams(self._device, self.trunk_priority, self._capture_streams)
+                del self._trunk
 
-    def _wait(self) -> None:
-        """Wait for what is under way, and for nothing else: a wait for the device would break another's capture."""
-        self._done.synchronize()
+    def __copy__(self: _RunnerT) -> _RunnerT:
+        """Return the runner itself: its graphs are there once."""
+        return self
 
-    def __del__(self) -> None:  # memory that graphs under way write must not be handed out again
-        if getattr(self, "_captured", None):
-            try:
-                self.close()
-            except Exception:  # the device is lost, or the process ends
-                pass
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or deeply copied."""
+        raise TypeError("a runner holds graphs of this process; copy or save its network, and make a runner of that")

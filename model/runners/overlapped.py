@@ -9,7 +9,7 @@ from ...kernels import ExitBuffers
 from ..early_exit_network import EarlyExitNetwork
 from ..taps import list_taps
 from ..trunk.trunk import Trunk
-from .captured_batch import CapturedBatch
+from .captured_batch import CapturedBatch, StaticInput
 from .graph_runner import GraphRunner
 from .head_launches import HeadLaunches
 
@@ -45,16 +45,20 @@ class OverlappedRunner(GraphRunner):
         """By batch size, the taps after which a launch leaves the trunk."""
         super().__init__(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
 
-    def _choose_forks(self, x: Tensor) -> list[int]:
+    def _choose_forks(self, example: Tensor) -> list[int]:
         """Return the last tap of each launch beside the trunk, by index."""
-        forks = forks_by_rule(self._segment_times(x), len(x), self._classes) if self._forks is None else self._forks
-        self.forks[len(x)] = tuple(self.network.taps[index] for index in forks)
+        forks = self._forks
+        if forks is None:
+            forks = forks_by_rule(self._segment_times(example), len(example), self._classes)
+        self.forks[len(example)] = tuple(self.network.taps[index] for index in forks)
         return forks
 
-    def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        trunk, side = self._capture_streams
+    def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
+        streams = self._captures.streams
+        trunk, side = streams.trunk, streams.side
         taps = self.network.taps
-        forks = self._choose_forks(x)
+        forks = self._choose_forks(example)
+        static = StaticInput(example)
         launches = HeadLaunches(buffers, self._exits, forks)
 
         def forward(_cut: Callable[[], None]) -> None:
@@ -63,16 +67,16 @@ class OverlappedRunner(GraphRunner):
                 with torch.cuda.stream(side):
                     launches.launch(fork, outputs)
 
-            outputs = self._run_trunk(x, forks, at_fork)
+            outputs = self._run_trunk(static.x, forks, at_fork)
             if forks:
                 trunk.wait_stream(side)
             launches.launch(len(forks), outputs)
 
-        graphs, _ = self._capture_graphs(forward, self._pool)
+        graphs, _ = self._capture_graphs(forward, static, self._captures.memory)
         description = f"one graph; heads beside the trunk after {list_taps(forks, taps)}"
         if late := range(forks[-1] + 1 if forks else 0, len(taps)):
             description += f"; with the classifier those of {list_taps(late, taps)}"
-        return CapturedBatch(x, buffers, launches.launches, graphs, description + ".")
+        return CapturedBatch(static, buffers, launches.launches, graphs, description + ".")
 
 
 def _indices_of(forks: Sequence[str], taps: Sequence[str]) -> list[int]:

@@ -20,3 +20,16 @@ class OwnedLock(RLock):  # type: ignore[misc]  # it may be subclassed, whatever 
             except RuntimeError:  # it was not taken yet
                 pass
             raise
+
+    def is_mine(self) -> bool:
+        """Return whether this thread has taken it."""
+        return bool(self._is_owned())  # type: ignore[attr-defined]
+
+    def is_taken(self) -> bool:
+        """Return whether any thread has taken it."""
+        if self.is_mine():
+            return True
+        if not self.acquire(blocking=False):
+            return True
+        self.release()
+        return False

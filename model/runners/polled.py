@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitLaunch
+from ...kernels.cuda_runtime import beside_captures
+from ...kernels.memory_pool import MemoryPool
 from ..exit_result import ExitResult
 from ..taps import list_taps
 from .capture import Graph
-from .captured_batch import CapturedBatch
+from .captured_batch import CapturedBatch, StaticInput
 from .graph_runner import GraphRunner
 from .head_launches import HeadLaunches
 from .segment_times import choose_stops
@@ -20,6 +22,10 @@ from .segment_times import choose_stops
 #: A graph holds at least this much of the trunk, in microseconds: in that time its first head runs, the host sees what
 #: it wrote and launches the next graph, and the trunk does not wait (H200: 8 for a head, 8 for the host, 6 to start).
 _LEAST_SEGMENT_US = 25.0
+
+
+#: Requests are counted from 0 again after this one, as the upper half of an int64 holds their number.
+_MOST_REQUESTS = (1 << 32) - 1
 
 
 class CapturedSegments(NamedTuple):
@@ -37,17 +43,30 @@ class PolledBatch(CapturedBatch):
     """A network captured for one batch size in several graphs."""
 
     def __init__(
-        self, x: Tensor, buffers: ExitBuffers, segments: CapturedSegments, description: str, stops: Sequence[int]
+        self,
+        static: StaticInput,
+        buffers: ExitBuffers,
+        segments: CapturedSegments,
+        description: str,
+        stops: Sequence[int],
     ) -> None:
-        """Answer for ``x``, a static batch, in ``buffers``; graphs end at each of ``stops``, indices of taps."""
-        super().__init__(x, buffers, segments.launches, segments.graphs, description)
+        """Answer for a static batch in ``buffers``; graphs end at each of ``stops``, indices of taps."""
+        super().__init__(static, buffers, segments.launches, segments.graphs, description)
         self.stops = stops
         self.open_samples: Any = segments.open_samples.numpy()  # the same memory, faster to read
         self.count_requests()
 
     def count_requests(self) -> None:
-        """Read from the device how many requests there were."""
-        self.request = int(self.buffers.requests)
+        """Read from the device how many requests there were; its number of 64 bits is told to the host as 32 bits."""
+        self.request = int(self.buffers.requests) & _MOST_REQUESTS
+
+    def next_request(self, stream: torch.cuda.Stream) -> None:
+        """Count a request that is about to be launched on ``stream``."""
+        self.request = (self.request + 1) & _MOST_REQUESTS
+        if self.request & _MOST_REQUESTS >> 1 == 0:  # twice in a round of numbers
+            # A stop that no request has reached since the last round would seem to have been reached by this round's.
+            stream.synchronize()
+            self.open_samples[:] = 0 if self.request else -(1 << 63)  # a number half a round away
 
 
 class PolledRunner(GraphRunner):
@@ -61,33 +80,35 @@ class PolledRunner(GraphRunner):
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream:
-        """One for all batch sizes, whose graphs share memory."""
-        return torch.cuda.Stream(self._device, priority=-1)
+        """One for all batch sizes, whose graphs share memory, and of nobody else, who might be capturing it."""
+        return self._captures.streams.trunk
 
     @cached_property
     def _event(self) -> torch.cuda.Event:
         return torch.cuda.Event()
 
-    def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        stops = choose_stops(self._segment_times(x), _LEAST_SEGMENT_US)
-        segments = self._capture_segments(x, buffers, stops, self._pool)
+    def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
+        stops = choose_stops(self._segment_times(example), _LEAST_SEGMENT_US)
+        static = StaticInput(example)
+        segments = self._capture_segments(static, buffers, stops, self._captures.memory)
         description = f"{len(segments.graphs)} graphs, cut after {list_taps(stops, self.network.taps)}."
-        return PolledBatch(x, buffers, segments, description, stops)
+        return PolledBatch(static, buffers, segments, description, stops)
 
     def _capture_segments(
         self,
-        x: Tensor,
+        static: StaticInput,
         buffers: ExitBuffers,
         stops: Sequence[int],
-        pool: torch.cuda.MemPool,
+        memory: MemoryPool,
         gather: Callable[[int, Tensor], None] | None = None,
     ) -> CapturedSegments:
-        """Capture the network for the batch ``x``, cut at some taps, with memory from ``pool``.
+        """Capture the network for a batch, cut at some taps, with memory from a pool.
 
         The heads since the stop before run beside what follows the cut. With ``gather`` they run before the cut, and so
         does what ``gather`` launches, given the index and the output of the tap.
         """
-        trunk, side = self._capture_streams
+        streams = self._captures.streams
+        trunk, side = streams.trunk, streams.side
         open_samples = torch.zeros(len(stops), dtype=torch.int64, device="cpu").pin_memory()
         launches = HeadLaunches(buffers, self._exits, stops, open_samples=open_samples)
 
@@ -106,13 +127,13 @@ class PolledRunner(GraphRunner):
                 with torch.cuda.stream(side):
                     launches.launch(stop, outputs)
 
-            outputs = self._run_trunk(x, stops, beside if gather is None else in_line)
+            outputs = self._run_trunk(static.x, stops, beside if gather is None else in_line)
             if stops and gather is None:
                 trunk.wait_stream(side)
             launches.launch(len(stops), outputs)
             return outputs
 
-        graphs, outputs = self._capture_graphs(forward, pool)
+        graphs, outputs = self._capture_graphs(forward, static, memory)
         return CapturedSegments(graphs, launches.launches, open_samples, outputs)
 
     def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
@@ -120,7 +141,7 @@ class PolledRunner(GraphRunner):
         try:
             return self._answer_polling(captured, x, caller)
         except BaseException:  # an interrupt, say, before or after the request was counted on the device
-            with suppress(RuntimeError):  # which would hide what has gone wrong
+            with suppress(RuntimeError), beside_captures():  # an error would hide what has gone wrong
                 self._stream.synchronize()
                 for batch in self._captured.values():
                     assert isinstance(batch, PolledBatch)
@@ -132,12 +153,8 @@ class PolledRunner(GraphRunner):
         stream = self._stream
         self._event.record(caller)
         stream.wait_event(self._event)
-        torch.cuda.set_stream(stream)
-        try:
-            captured.fill(x)
-        finally:
-            torch.cuda.set_stream(caller)
-        captured.request += 1
+        captured.fill(x, stream)
+        captured.next_request(stream)
         return stream
 
     def _answer_polling(self, captured: PolledBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
@@ -157,17 +174,17 @@ class PolledRunner(GraphRunner):
         packed.copy_(captured.buffers.packed_answer)
         return answer
 
-    def _wait(self) -> None:
-        super()._wait()
-        self._stream.synchronize()  # a segment that nobody needed may still run
-
     def _poll(self, captured: PolledBatch, stop: int) -> int:
         """Wait until the heads of a stop have written how many samples of this request stay open, and return it."""
         numbers, request = captured.open_samples, captured.request
         polls = 0
-        while (number := int(numbers[stop])) >> 32 != request:
+        while (number := int(numbers[stop])) >> 32 & _MOST_REQUESTS != request:
             polls += 1
             # a failed launch would be waited for in vain; the query raises what has gone wrong
-            if polls % 10_000 == 0 and self._stream.query() and int(numbers[stop]) >> 32 != request:
+            if polls % 10_000 == 0 and self._is_idle() and int(numbers[stop]) >> 32 & _MOST_REQUESTS != request:
                 raise RuntimeError(f"the heads of stop {stop} have finished without saying how many samples stay open")
         return number & 0xFFFFFFFF
+
+    def _is_idle(self) -> bool:
+        with beside_captures():
+            return self._stream.query()

@@ -2,45 +2,35 @@
 
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
 
-from ..taps import listening
-from .capture import capture_graphs
+from .capture import Graph
 
 _ROUNDS = 5
-_LAUNCHES = 4  # timed in one go
+#: The device stands still for so many cycles a launch, some 15 us, while the host launches: it is to find all there.
+_CYCLES_A_LAUNCH = 30_000
 
 
-def measure_segments(
-    module: nn.Module, taps: Sequence[str], x: Tensor, stream: torch.cuda.Stream, pool: torch.cuda.MemPool
-) -> list[float]:
-    """Measure in microseconds what each segment of a trunk, which ends at a tap, takes for ``x`` on ``stream``."""
+def measure_segments(graphs: Sequence[Graph], refill: Callable[[], object], stream: torch.cuda.Stream) -> list[float]:
+    """Measure in microseconds what each graph of a trunk, which ends at a tap, takes on ``stream``.
 
-    def forward(cut: Callable[[], None]) -> None:
-        held: list[Tensor] = []
-
-        def on_tap(_index: int, features: Tensor) -> None:
-            held.append(features)
-            cut()
-
-        with listening(module, taps, on_tap):
-            module(x)
-
-    graphs, _ = capture_graphs(forward, module, x.device, stream, pool)
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    times: list[list[float]] = [[] for _ in graphs]
-    for _ in range(_ROUNDS):
-        for graph, of_graph in zip(graphs, times, strict=True):
-            graph.launch(stream)
-            start.record(stream)
-            for _ in range(_LAUNCHES):
+    They are launched in their order, and from the beginning each time: a segment may overwrite what it has been handed
+    by the one before, and would read indices there that are none. ``refill`` writes the input before each round.
+    """
+    rounds = [[torch.cuda.Event(enable_timing=True) for _ in range(len(graphs) + 1)] for _ in range(_ROUNDS + 1)]
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(_CYCLES_A_LAUNCH * len(rounds) * len(graphs))
+        for events in rounds:
+            refill()
+            for graph, event in zip(graphs, events, strict=False):
+                event.record(stream)
                 graph.launch(stream)
-            end.record(stream)
-            end.synchronize()
-            of_graph.append(start.elapsed_time(end) * 1e3 / _LAUNCHES)
-    return [statistics.median(of_graph) for of_graph in times]
+            events[-1].record(stream)
+    stream.synchronize()
+    times = [[start.elapsed_time(end) * 1e3 for start, end in pairwise(events)] for events in rounds[1:]]
+    return [statistics.median(of_graph) for of_graph in zip(*times, strict=True)]
 
 
 def choose_stops(segment_us: Sequence[float], least_us: float) -> list[int]:

@@ -170,6 +170,24 @@ def relu_a_detached(net: Flow, x: Tensor) -> Tensor:
     return net.norm(net.conv(x).detach().relu_())
 
 
+def relu_the_data(net: Flow, x: Tensor) -> Tensor:
+    y = net.conv(x)
+    y.data.relu_()
+    return net.norm(y)
+
+
+def relu_in_inference_mode(net: Flow, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return net.norm(net.late(net.conv(x)))
+
+
+def write_to_an_out_argument(net: Flow, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        y = net.conv(x)
+        torch.clamp(y, min=0, out=y)
+        return net.norm(y)
+
+
 def write_a_slice(net: Flow, x: Tensor) -> Tensor:
     y = net.conv(x)
     y[:, 0] = 0
@@ -182,6 +200,9 @@ IN_PLACE = {
     "of a view": relu_a_view,
     "of a detached": relu_a_detached,
     "of a slice": write_a_slice,
+    "of its data": relu_the_data,
+    "in an inference mode of its own": relu_in_inference_mode,
+    "as an out argument": write_to_an_out_argument,
     "through an identity": lambda net, x: net.norm(nn.functional.relu_(net.same(net.conv(x)))),
 }
 

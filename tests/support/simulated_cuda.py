@@ -12,7 +12,8 @@ import pytest
 import torch
 from auxhead.autotune.bench import lower_bound as segments
 from auxhead.autotune.heads import alone as alone_head
-from auxhead.model.runners import capture, checks, graph_runner
+from auxhead.model import streams
+from auxhead.model.runners import capture, captures, checks, graph_runner
 from auxhead.model.runners import compacting as compacting_runner
 from auxhead.model.runners import gated as gated_runner
 from auxhead.model.runners import polled as polled_runner
@@ -20,11 +21,11 @@ from auxhead.model.streams import StreamPair
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-_CAPTURING = (capture, graph_runner, gated_runner, segments)
+_CAPTURING = (capture, captures, checks, compacting_runner, graph_runner, gated_runner, segments)
 
 
 class _Stream:
-    cuda_stream = 1
+    cuda_stream, stream_id, device = 1, 3, torch.device("cpu")
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -40,6 +41,17 @@ class _Stream:
 
     def query(self) -> bool:
         return True
+
+
+class _CaptureStreams:
+    def __init__(self) -> None:
+        self.trunk, self.side = _Stream(), _Stream()
+
+    def wait(self) -> None:
+        pass
+
+    def give_back(self) -> None:
+        pass
 
 
 class _Event:
@@ -101,8 +113,10 @@ def simulated_cuda() -> Iterator[None]:
 
     recording: list[_Recorder] = []  # at most one
 
-    def warm_up(forward: Callable[[], None], _stream: object) -> None:
+    def warm_up(forward: Callable[[], None], refill: Callable[[], None], *_: object) -> None:
+        refill()
         forward()
+        refill()
 
     interpret = GridExecutor.__call__
 
@@ -138,8 +152,11 @@ def simulated_cuda() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         simulated = {
             "Capture": Capture,
-            "take_streams": lambda _device, _priority: StreamPair(_Stream(), _Stream()),
-            "give_back_streams": lambda *_: None,
+            "take_streams": lambda _device, _priority: _CaptureStreams(),
+            "MemoryPool": lambda _device: object(),
+            "beside_captures": nullcontext,
+            "is_capturing": lambda _device: False,
+            "_check_allocator": lambda: None,
             "warm_up": warm_up,
             "nest_in_conditions": nest_in_conditions,
         }
@@ -149,7 +166,7 @@ def simulated_cuda() -> Iterator[None]:
                     patch.setattr(module, name, value)
         patch.setattr(GridExecutor, "__call__", launch)
         patch.setattr(checks, "_check_cuda", lambda _x: None)
-        patch.setattr(graph_runner, "current_handle", lambda _device: _Stream.cuda_stream)
+        patch.setattr(streams, "current_handle", lambda _device: _Stream.cuda_stream)
         for name, value in (
             ("device", lambda _device: nullcontext()),
             ("stream", lambda _stream: nullcontext()),
@@ -159,7 +176,7 @@ def simulated_cuda() -> Iterator[None]:
             ("is_current_stream_capturing", lambda: False),
             ("Stream", _Stream),
             ("Event", _Event),
-            ("MemPool", lambda: None),
+            ("_sleep", lambda _cycles: None),
         ):
             patch.setattr(torch.cuda, name, value)
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)

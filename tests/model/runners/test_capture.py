@@ -4,7 +4,8 @@ import re
 
 import pytest
 import torch
-from auxhead.model.runners import capture
+from auxhead.model.runners import capture_streams
+from auxhead.model.runners.naming_layers import naming_layers
 from support.example_models import SmallNet
 from torch import Tensor, nn
 
@@ -26,7 +27,7 @@ def test_an_error_in_a_capture_names_the_innermost_layer(block: str) -> None:
         f"backbone: layer '{block}.1' cannot be captured in a CUDA graph (RuntimeError: CUDA error: not permitted); it "
         "may make the host wait, or branch on the value of a tensor. The eager runner runs it as it is"
     )
-    with pytest.raises(RuntimeError, match=re.escape(message)), capture._naming_layers(net):
+    with pytest.raises(RuntimeError, match=re.escape(message)), naming_layers(net):
         net(torch.randn(1, 3, 8, 8))
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in net.modules())
 
@@ -34,17 +35,19 @@ def test_an_error_in_a_capture_names_the_innermost_layer(block: str) -> None:
 def test_no_layer_is_blamed_for_a_lack_of_memory() -> None:
     net = SmallNet().eval()
     net.block1[1] = Failing(torch.OutOfMemoryError("CUDA out of memory"))
-    with pytest.raises(torch.OutOfMemoryError, match="^CUDA out of memory$"), capture._naming_layers(net):
+    with pytest.raises(torch.OutOfMemoryError, match="^CUDA out of memory$"), naming_layers(net):
         net(torch.randn(1, 3, 8, 8))
 
 
 def test_runners_that_live_at_once_capture_on_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "_free_pairs", {})
-    monkeypatch.setattr(capture, "_new_stream", lambda device, priority: object())
+    monkeypatch.setattr(capture_streams, "_free", {})
+    monkeypatch.setattr(capture_streams, "_new_stream", lambda device, priority: object())
+    monkeypatch.setattr(capture_streams, "MemoryPool", lambda device: object())
+    monkeypatch.setattr(capture_streams.CaptureStreams, "allocate_workspaces", lambda self: None)
     device = torch.device("cuda", 0)
-    mine, other = (capture.take_streams(device, -1) for _ in range(2))
-    assert len({*mine, *other}) == 4
-    capture.give_back_streams(device, -1, mine)
-    assert capture.take_streams(device, 0) != mine, "of another priority"
-    assert capture.take_streams(device, -1) == mine, "their workspaces are there"
-    assert capture.take_streams(device, -1) not in (mine, other)
+    mine, other = (capture_streams.take_streams(device, -1) for _ in range(2))
+    assert len({mine.trunk, mine.side, other.trunk, other.side}) == 4
+    mine.give_back()
+    assert capture_streams.take_streams(device, 0) is not mine, "of another priority"
+    assert capture_streams.take_streams(device, -1) is mine, "their workspaces are there"
+    assert capture_streams.take_streams(device, -1) not in (mine, other)

@@ -28,7 +28,7 @@ class FakeBatch(PolledBatch):
         self.launched: list[int] = []
         self.buffers = SimpleNamespace(packed_answer=torch.zeros(1))
 
-    def fill(self, _x: torch.Tensor) -> None:
+    def fill(self, _x: torch.Tensor, _stream: object) -> None:
         self.on_device += 1
 
     def empty_answer(self) -> tuple[torch.Tensor, str]:

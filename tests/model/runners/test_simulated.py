@@ -9,10 +9,9 @@ import torch
 import torch.nn.utils.parametrizations
 import torch.nn.utils.prune
 from auxhead.kernels import runs_triton
-from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, PolledRunner, make_runner
+from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, PolledRunner, make_runner, streams
 from auxhead.model.auto.plan import PassTimes
 from auxhead.model.auto.planner import measure_plan
-from auxhead.model.runners import graph_runner
 from support.example_models import SmallNet, plain_heads
 from support.simulated_cuda import _Stream as simulated_stream
 from support.simulated_cuda import simulated_cuda
@@ -285,6 +284,6 @@ def test_a_request_on_another_stream_waits_for_the_one_before(network):
         patch.setattr(simulated_stream, "wait_event", lambda _stream, event: waited.append(event))
         runner(images(1))
         assert not waited
-        patch.setattr(graph_runner, "current_handle", lambda _device: 3)
+        patch.setattr(streams, "current_handle", lambda _device: 3)
         runner(images(1))
         assert waited == [runner._done]

@@ -1,0 +1,61 @@
+"""CUDA's runtime, called directly for what PyTorch does not pass on: streams' numbers, captures, graphs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+try:
+    from cuda.bindings import runtime
+except ImportError:  # where torch has no CUDA
+    runtime = None
+
+__all__ = ["beside_captures", "capture_id", "checked", "is_capturing", "runtime", "stream_number"]
+
+
+def checked(returned: tuple[Any, ...]) -> Any:
+    """Return the value of a call, None if it has none; raises ``RuntimeError`` if CUDA returned an error."""
+    status, *values = returned
+    if status != runtime.cudaError_t.cudaSuccess:
+        raise RuntimeError(f"{runtime.cudaGetErrorString(status)[1].decode()} ({status.name})")
+    return values[0] if values else None
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Return whether the current stream of a CUDA device, which need not be the current one, is being captured."""
+    if torch.cuda.current_device() == device.index:
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def capture_id(stream: int) -> int | None:
+    """Return CUDA's id, unique in the process, of the capture that a stream, given as its ``cuda_stream``, is part of.
+
+    None if it is in none, 0 if that capture has failed and was not ended yet.
+    """
+    error, status, number, *_ = runtime.cudaStreamGetCaptureInfo(stream)
+    checked((error,))
+    if status == runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusNone:
+        return None
+    return int(number) if status == runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive else 0
+
+
+def stream_number(stream: int) -> int:
+    """Return CUDA's number of a stream, given as its ``cuda_stream``, which no other stream of the process ever has."""
+    return int(checked(runtime.cudaStreamGetId(stream)))
+
+
+@contextmanager
+def beside_captures() -> Iterator[None]:
+    """Let this thread wait and allocate while others capture graphs; else that fails, and breaks their captures.
+
+    By default CUDA takes every such call of any thread for part of what is captured (cudaStreamCaptureModeGlobal).
+    """
+    relaxed = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
+    before = checked(runtime.cudaThreadExchangeStreamCaptureMode(relaxed))
+    try:
+        yield
+    finally:
+        runtime.cudaThreadExchangeStreamCaptureMode(before)

@@ -1,0 +1,95 @@
+"""Order of writes and reads of exit rules, which may come on different streams of a device."""
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import nn
+
+from ..kernels.cuda_runtime import is_capturing
+from .streams import current_handle, stream_pair
+
+
+class _Write(NamedTuple):
+    """The last write to a rule's tensors."""
+
+    done: torch.cuda.Event
+    seen: set[int]
+    """Handles of PyTorch's streams whose later work comes after it."""
+
+
+_writes: WeakKeyDictionary[nn.Module, _Write] = WeakKeyDictionary()
+#: Runners that read a rule.
+_readers: WeakKeyDictionary[nn.Module, WeakSet["Reader"]] = WeakKeyDictionary()
+_count = 0
+
+
+def count_writes() -> int:
+    """Return how many writes to rules there were in this process; a runner looks at its rules when there are more."""
+    return _count
+
+
+class Reader(Protocol):
+    """One that reads rules behind this module's back, from a graph."""
+
+    @property
+    def last_read(self) -> torch.cuda.Event:
+        """The event behind the reads so far."""
+
+
+def note_reader(rules: Iterable[nn.Module], reader: Reader) -> None:
+    """Let writes of some rules wait for what has read them, as long as that lives."""
+    for rule in rules:
+        _readers.setdefault(rule, WeakSet()).add(reader)
+
+
+def wait_for_writes(rules: Iterable[nn.Module], stream: torch.cuda.Stream) -> None:
+    """Let a stream wait until rules that were assigned to on other streams have their values."""
+    for rule in rules:
+        if (write := _writes.get(rule)) is not None:
+            stream.wait_event(write.done)
+
+
+def wait_for_write(rule: nn.Module, device: torch.device) -> None:
+    """Let the current stream of a CUDA device wait until a rule has its value, unless it has seen it before.
+
+    Within a caller's capture it does nothing: its graph is ordered by whoever replays it.
+    """
+    write = _writes.get(rule)
+    if write is not None and (handle := current_handle(device)) not in write.seen and not is_capturing(device):
+        stream = torch.cuda.current_stream(device)
+        stream.wait_event(write.done)
+        if stream.stream_id != handle:  # a stream that PyTorch has not made may give its handle to another one
+            write.seen.add(handle)
+
+
+class OrderedWrite:
+    """Context of a write to the tensors of a rule: after all reads that were asked for before it, before all others.
+
+    Reads are those of runners and of eager networks. Within a caller's capture it does nothing: the write is part of
+    the caller's graph, and ordered by whoever replays it.
+    """
+
+    def __init__(self, rule: nn.Module, device: torch.device) -> None:
+        """Order a write to a rule whose tensors lie on ``device``."""
+        self._rule = rule
+        self._device = device if device.type == "cuda" and not is_capturing(device) else None
+
+    def __enter__(self) -> None:
+        if self._device is None:
+            return
+        stream = torch.cuda.current_stream(self._device)
+        for reader in _readers.get(self._rule, ()):
+            stream.wait_event(reader.last_read)
+        wait_for_writes([self._rule], stream)
+        stream_pair(self._device).waited_for_by(stream)
+
+    def __exit__(self, *_: object) -> None:
+        global _count
+        if self._device is not None:
+            stream = torch.cuda.current_stream(self._device)
+            done = torch.cuda.Event()
+            done.record(stream)
+            _writes[self._rule] = _Write(done, set())
+            _count += 1

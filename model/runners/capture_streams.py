@@ -1,0 +1,61 @@
+"""Streams that graphs are captured on, a pair for each runner, with the workspaces that cuBLAS has for them."""
+
+import torch
+
+from ...kernels.cuda_runtime import checked, runtime
+from ...kernels.memory_pool import MemoryPool
+
+#: Pairs that no runner has now, by device and the trunk's priority, and their workspaces. They are kept: cuBLAS keeps
+#: its workspace of a stream until somebody clears all of them.
+_free: dict[tuple[torch.device, int], list["CaptureStreams"]] = {}
+
+
+class CaptureStreams:
+    """Streams of one runner's captures.
+
+    A graph keeps the address of the workspace that cuBLAS has for the stream of the capture, so that two graphs which
+    may run at the same time must come from different streams. torch's own streams would not do: after 32 of a priority
+    it hands out the first again. A kernel keeps the priority of the stream that it was captured on; the side stream's
+    is 0.
+    """
+
+    def __init__(self, device: torch.device, trunk_priority: int) -> None:
+        """Make streams of ``device``, which is current."""
+        self.trunk = _new_stream(device, trunk_priority)
+        self.side = _new_stream(device, 0)
+        self._kind = device, trunk_priority
+        self._workspaces = MemoryPool(device)
+
+    def allocate_workspaces(self) -> None:
+        """Let cuBLAS allocate what it has for the trunk's stream in memory that lives as long as the streams.
+
+        ``torch.compile`` with CUDA graphs clears all workspaces that cuBLAS has. From PyTorch's common memory they
+        would then go to others while graphs write them. Heads call no cuBLAS.
+        """
+        with self._workspaces.allocating(), torch.cuda.stream(self.trunk):
+            for dtype in (torch.float32, torch.float16):  # with and without tensor cores
+                ones = torch.ones(16, 16, dtype=dtype, device=self.trunk.device)
+                torch.addmm(ones[0], ones, ones)  # cuBLASLt
+                torch.mm(ones, ones)
+
+    def wait(self) -> None:
+        """Let the host wait for all that was launched on them."""
+        self.trunk.synchronize()
+        self.side.synchronize()
+
+    def give_back(self) -> None:
+        """Let other runners have the streams; nothing captured on them may run any more."""
+        _free[self._kind].insert(0, self)  # in front: the next runner finds their workspaces
+
+
+def take_streams(device: torch.device, trunk_priority: int) -> CaptureStreams:
+    """Take streams of ``device``, which is current, for one runner's captures as long as its graphs live."""
+    free = _free.setdefault((device, trunk_priority), [])
+    streams = free.pop(0) if free else CaptureStreams(device, trunk_priority)
+    streams.allocate_workspaces()
+    return streams
+
+
+def _new_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
+    stream = checked(runtime.cudaStreamCreateWithPriority(runtime.cudaStreamNonBlocking, priority))
+    return torch.cuda.ExternalStream(int(stream), device)

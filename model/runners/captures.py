@@ -1,0 +1,65 @@
+"""``Captures``: all that a runner has on its device, freed once nothing uses it any more."""
+
+from contextlib import suppress
+
+import torch
+
+from ...kernels.cuda_runtime import beside_captures, is_capturing
+from ...kernels.memory_pool import MemoryPool
+from .capture_streams import CaptureStreams, take_streams
+from .captured_batch import CapturedBatch
+
+#: Of runners that went while the current stream was being captured: freed when the next runner is made.
+_left_behind: list["Captures"] = []
+
+
+class Captures:
+    """What was captured for a runner, with its streams and memory.
+
+    It is an object of its own, and knows no runner, so that it is whole when the collector finds a runner in garbage.
+    """
+
+    def __init__(self, device: torch.device, trunk_priority: int) -> None:
+        """Take streams of ``device``, which is current, and memory."""
+        while _left_behind:
+            _left_behind.pop().free()
+        self.device = device
+        self.batches: dict[int, CapturedBatch] = {}
+        self.done = torch.cuda.Event()
+        """Recorded behind each request."""
+        torch.cuda.empty_cache()  # while allocating from a pool the allocator does not do so itself
+        self._memory: MemoryPool | None = MemoryPool(device)
+        self._streams: CaptureStreams | None = take_streams(device, trunk_priority)
+
+    @property
+    def memory(self) -> MemoryPool:
+        """Memory of the captures."""
+        assert self._memory is not None
+        return self._memory
+
+    @property
+    def streams(self) -> CaptureStreams:
+        """Streams of the captures."""
+        assert self._streams is not None
+        return self._streams
+
+    def free(self) -> None:
+        """Wait for what is under way, and for nothing else, and let all go; an interrupted wait frees nothing."""
+        if self._streams is None:
+            return
+        with torch.cuda.device(self.device), beside_captures():
+            with suppress(RuntimeError):  # where the device is lost nothing is under way any more
+                self.done.synchronize()
+                self._streams.wait()
+            self.batches.clear()
+            self._memory = None
+            streams, self._streams = self._streams, None
+            streams.give_back()
+
+    def free_or_leave(self) -> None:
+        """Free all now, or later if the current stream is being captured, which a wait would break."""
+        with suppress(Exception):  # the process ends
+            if is_capturing(self.device):
+                _left_behind.append(self)
+            else:
+                self.free()

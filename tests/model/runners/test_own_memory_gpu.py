@@ -1,0 +1,361 @@
+"""A runner owns what its graphs read and write, and touches nobody else's memory, whatever fails."""
+
+import gc
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner
+from support.example_models import SmallNet, needs_gpu
+from support.graph_runner_cases import assert_identical, assert_same, clear_batches, images, made, network
+from torch import Tensor, nn
+
+pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_tap")]
+
+SENTINEL = 7.0
+
+
+@contextmanager
+def untouched(sizes: list[int], copies: int = 24) -> Iterator[None]:
+    """Memory of others, of sizes in bytes, allocated inside at once and unchanged at the end."""
+    blocks = [torch.full((size // 4 or 1,), SENTINEL, device="cuda") for size in sizes for _ in range(copies)]
+    yield
+    torch.cuda.synchronize()
+    changed = [block.numel() * 4 for block in blocks if not (block == SENTINEL).all()]
+    assert not changed, f"blocks of {changed} bytes were overwritten"
+
+
+SMALL_TO_LARGE = [4, 512, 1024, 2048, 4096, 8192, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 21, 1 << 22]
+
+
+# A constructor that fails
+
+
+class FailingAt(nn.Module):
+    """Queues a delay in the run before the one in which it fails, so that launches are still under way then."""
+
+    def __init__(self, run: int) -> None:
+        super().__init__()
+        self.left = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= 1
+        if self.left == 1:
+            torch.cuda._sleep(3_000_000_000)  # longer than the collector takes
+        if self.left == 0:
+            raise ValueError("no more")
+        return x
+
+
+@pytest.mark.parametrize("run", [2, 3, 4, 6])
+def test_a_constructor_that_fails_leaves_nothing_that_still_writes(way: str, run: int) -> None:
+    net = network()
+    make_runner(net, images(8), batch_sizes=[8]).close()  # compiled
+    failing = FailingAt(run).eval()
+    net.backbone.block2.append(failing)
+    torch.cuda.synchronize()
+    gc.collect()
+    with pytest.raises((ValueError, RuntimeError), match="no more"):
+        made(net, way, (8,))
+    gc.collect()  # frames that the error has held
+    with untouched(SMALL_TO_LARGE[:9]):
+        pass
+    net.backbone.block2.pop(-1)
+    x = clear_batches(net, [8])[0]
+    assert_same(made(net, way, (8,))(x), net(x))
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, torch.OutOfMemoryError, ValueError])
+def test_a_failure_in_a_capture_leaves_all_as_it_was(way: str, failure: type[BaseException]) -> None:
+    net = network()
+
+    def fail(*_: object) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise failure("no more")
+
+    handle = net.backbone.block1.register_forward_pre_hook(fail)
+    for _ in range(2):
+        with pytest.raises((failure, RuntimeError)):
+            made(net, way, (1, 8))
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+        assert gc.isenabled()
+    handle.remove()
+    x = clear_batches(net, [8])[0]
+    assert_same(made(net, way, (1, 8))(x), net(x))
+
+
+# What a graph reads and writes lives as long as it
+
+
+class Splitting(nn.Module):
+    taps = ("block0", "block1")
+
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        self.block0 = nn.Sequential(nn.Linear(16384, 64), nn.Tanh())
+        self.block1 = nn.Sequential(nn.Linear(64, 16384), nn.Tanh(), nn.Linear(16384, 64), nn.Tanh())
+        self.fc = nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.block1(self.block0(x)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_workspaces_that_others_clear_stay_the_graphs_own(way: str, dtype: torch.dtype) -> None:
+    """As torch.compile(mode="reduce-overhead") clears them."""
+    net = EarlyExitNetwork(Splitting(), {"block0": FusedAuxHead(64, 5), "block1": FusedAuxHead(64, 5)}, 1.0)
+    net = net.cuda().to(dtype).eval()
+    x = torch.randn(8, 16384, device="cuda", dtype=dtype)
+    for _ in range(2):  # the second one gets the streams of the first
+        runner = make_runner(net, x, exits=way, batch_sizes=(8,))
+        wanted = runner(x)
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        with untouched([1 << 20, 4 << 20, 8 << 20, 32 << 20, 33 << 20], copies=6):
+            for _ in range(20):
+                found = runner(x)
+        assert_identical(found, wanted)
+        runner.close()
+
+
+class Masking(SmallNet):
+    """Keeps a mask for the size that it was called with last."""
+
+    mask: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mask is None or len(self.mask) != len(x):
+            self.mask = torch.full((len(x), 8, *x.shape[2:]), 0.5, device=x.device, dtype=x.dtype)
+        x = self.block0(x) * self.mask
+        x = self.block2(self.block1(x))
+        return self.fc(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_what_a_layer_keeps_and_replaces_lives_on_under_the_graphs(way: str, compact: bool) -> None:
+    if compact and way != "polled":
+        pytest.skip("only 'polled' gathers")
+    net = network(backbone=Masking())
+    x = clear_batches(net, [8])[0]
+    runner = made(net, way, (4, 8), **({"compact": True} if compact else {}))
+    wanted = net(x)
+    for size in (3, 1, 5):
+        net(x[:size])
+        blocks = [torch.full((8, 8, 32, 32), float("nan"), device="cuda", dtype=torch.float16) for _ in range(8)]
+        assert_same(runner(x), wanted)
+        del blocks
+
+
+def test_making_a_runner_takes_no_more_memory_than_a_plain_graph(way: str) -> None:
+    class Wide(nn.Module):
+        taps = ("a", "b")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Conv2d(64, 64, 1) for _ in range(3))
+            self.fc = nn.Linear(64, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.c(self.b(self.a(x))).mean((2, 3)))
+
+    net = EarlyExitNetwork(Wide(), {tap: FusedAuxHead(64, 5) for tap in Wide.taps}, 1.0).cuda().half().eval()
+    x = torch.randn(16, 64, 256, 256, device="cuda", dtype=torch.half)
+    make_runner(net, x[:1], exits=way).close()
+
+    def most(make: Callable[[], object]) -> int:
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_reserved()
+        made = make()
+        peak = torch.cuda.max_memory_reserved() - before
+        del made
+        return peak
+
+    def plain() -> object:
+        graph, static = torch.cuda.CUDAGraph(), x.clone()
+        stream = torch.cuda.Stream()
+        with torch.no_grad(), torch.cuda.stream(stream):
+            for _ in range(3):
+                net.backbone(static)
+        with torch.no_grad(), torch.cuda.graph(graph, stream=stream):  # empties the cache
+            y = net.backbone(static)
+        return graph, static, y
+
+    graph = most(plain)
+    runner = most(lambda: make_runner(net, x, exits=way, batch_sizes=(16,)))
+    activations = 3 * x.nbytes
+    assert runner <= graph + 2 * x.nbytes + 64 * 2**20, (runner / x.nbytes, graph / x.nbytes, activations / x.nbytes)
+
+
+def test_a_runner_is_made_where_others_have_left_little_in_the_cache(way: str) -> None:
+    net = network()
+    free, _ = torch.cuda.mem_get_info()
+    kept = [torch.empty(1 << 28, device="cuda", dtype=torch.uint8) for _ in range(4)]
+    del kept  # in the cache of PyTorch's allocator
+    torch.cuda.set_per_process_memory_fraction(
+        (torch.cuda.memory_reserved() + (8 << 20)) / torch.cuda.get_device_properties(0).total_memory
+    )
+    try:
+        runner = made(net, way, (8,))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    x = clear_batches(net, [8])[0]
+    assert_same(runner(x), net(x))
+
+
+# Other threads that capture
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+@pytest.mark.parametrize("does", ["close", "drop", "request", "eager", "assign"])
+def test_another_threads_capture_is_not_broken(way: str, mode: str, does: str) -> None:
+    """By what a thread does with a runner or a network meanwhile; the process lives on, too."""
+    net = network()
+    (x,) = clear_batches(net, [8])
+    runner = [made(net, way, (8,))]
+    wanted = runner[0](x)
+    net(x)
+    net.heads[0].rule.threshold = net.heads[0].rule.threshold
+    other = network()
+    for _ in range(3):
+        other(x)
+    torch.cuda.synchronize()
+    begun, ended, errors = threading.Event(), threading.Event(), []
+    graph, answers = torch.cuda.CUDAGraph(), []
+
+    def capture() -> None:
+        try:
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                other(x)  # libraries make handles for each thread
+            stream.synchronize()
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
+                other(x)
+                begun.set()
+                ended.wait(20)
+                answers.append(other(x))
+        except Exception:
+            errors.append(traceback.format_exc())
+            begun.set()
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    begun.wait(20)
+    found = None
+    try:
+        if does == "close":
+            runner[0].close()
+        elif does == "drop":
+            runner.clear()
+        elif does == "request":
+            found = runner[0](x)
+        elif does == "eager":
+            found = net(x)
+        else:
+            net.heads[0].rule.threshold = 0.5
+    finally:
+        ended.set()
+        thread.join()
+    assert not errors, errors
+    graph.replay()
+    assert_same(answers[0], other(x))
+    if found is not None:
+        assert_same(found, wanted)
+
+
+def test_refresh_and_close_within_a_capture_are_refused_and_leave_it_alone(way: str) -> None:
+    net = network()
+    runner, x = made(net, way, (8,), trunk="cudnn"), images(8)
+    wanted = runner(x)
+    graph, y = torch.cuda.CUDAGraph(), torch.ones(8, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        y += 1
+        for call in (runner.refresh, runner.close, lambda: runner(x)):
+            with pytest.raises(RuntimeError, match="being captured"):
+                call()
+        y += 1
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (y == 3).all()
+    assert_identical(runner(x), wanted)
+
+
+def test_a_runner_that_goes_within_a_capture_is_closed_later(way: str) -> None:
+    net = network()
+    (x,) = clear_batches(net, [8])
+    runners = [made(net, way, (8,))]
+    runners[0](x)
+    graph, y = torch.cuda.CUDAGraph(), torch.ones(8, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        y += 1
+        runners.clear()
+        gc.collect()
+    graph.replay()
+    assert (y == 2).all()
+    assert_same(made(net, way, (8,))(x), net(x))
+
+
+# Indices
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("kind", ["Unpooling", "Pruning", "Shifting"])
+def test_indices_that_cross_a_tap_are_never_read_when_overwritten(way: str, kind: str, compact: bool) -> None:
+    """In a process of its own: a wrong index ends the CUDA context."""
+    if compact and way != "polled":
+        pytest.skip("only 'polled' gathers")
+    code = f"""
+import torch
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner
+from auxhead.model.runners import compacting, gated, polled
+from support.index_networks import {kind}
+polled._LEAST_SEGMENT_US = gated._LEAST_GATED_US = compacting._LEAST_STOP_US = 0.0
+compacting._BUBBLE_US = compacting._MOVE_US = -1e6
+torch.manual_seed(0)
+backbone = {kind}().cuda().eval()
+if {kind!r} == "Shifting":
+    x = torch.randint(0, 8, (8, 12), device="cuda")
+elif {kind!r} == "Pruning":
+    x = torch.randn(8, 12, 16, device="cuda")
+else:
+    x = torch.randn(8, 3, 32, 32, device="cuda")
+heads = {{tap: FusedAuxHead(None, 5) for tap in {kind}.taps}}
+net = EarlyExitNetwork(backbone, heads, 0.25, example_input=x).cuda().eval()
+runner = make_runner(net, x, exits={way!r}, batch_sizes=(4, 8){", compact=True" if compact else ""})
+for size in (8, 3, 8, 4, 1, 8):
+    found, wanted = runner(x[:size].clone()), net(x[:size].clone())
+    assert torch.equal(found.label, wanted.label) and torch.equal(found.exit_index, wanted.exit_index)
+    assert (found.confidence - wanted.confidence).abs().max() < 1e-4
+torch.cuda.synchronize()
+print(runner.describe())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("request_number", [2**31, 2**32, 2**33])
+@pytest.mark.parametrize("compact", [False, True])
+def test_requests_are_counted_past_any_number(compact: bool, request_number: int) -> None:
+    net = network()
+    (x,) = clear_batches(net, [8])
+    runner = made(net, "polled", (1, 8), compact=compact)
+    wanted = runner(x)
+    for batch in runner._captured.values():
+        batch.buffers.requests.fill_(request_number - 5)
+        batch.count_requests()
+    for _ in range(12):
+        assert_same(runner(x), wanted)
+        assert_same(runner(x[:1]), net(x[:1]))
