@@ -1,5 +1,8 @@
-# `make demo` and `make test` do everything on a fresh machine; PYTHON is any 3.10 to 3.14.
+# `make demo` and `make test` do everything on a fresh machine; PYTHON is any 3.10 to 3.14. CONSTRAINTS is a file of pinned
+# versions: constraints-oldest.txt has the oldest that pyproject.toml allows, and `make test CONSTRAINTS=` takes the newest.
 PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
+INSTALLED = .venv/installed-$(or $(CONSTRAINTS),newest)
 PACKAGES = auxhead.kernels auxhead.model auxhead.autotune auxhead.plots
 
 .PHONY: demo test check lint types install clean
@@ -22,13 +25,14 @@ types: install
 	.venv/bin/python -m pip install --quiet --no-deps --upgrade --target build/types .
 	cd build/types && ../../.venv/bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache $(addprefix -p ,$(PACKAGES))
 
-install: .venv/installed
+install: $(INSTALLED)
 
-.venv/installed: pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml $(wildcard constraints*.txt)
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	rm -f .venv/installed-*  # of other constraints
 	.venv/bin/python -m pip install --quiet --upgrade pip
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch .venv/installed
+	.venv/bin/python -m pip install --quiet --upgrade $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[dev]'
+	touch $@
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache

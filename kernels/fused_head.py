@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .arrival_counters import arrival_counters
 from .choose_config import choose_config
@@ -77,7 +78,7 @@ def fused_head(
             raise ValueError(f"{name}: got device {value.device}, wants {x.device}, the device of x")
     temperature_tensor, temperature_value = _split_number("temperature", temperature)
     threshold_tensor, threshold_value = _split_number("threshold", threshold)
-    if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():  # ONNX knows no kernel of ours
+    if _wants_plain_pytorch():
         grid = check_pool(pool, pool_size)
         check_head_arguments(x, weight, bias, pool, grid, criterion)
         output = fused_head_reference(
@@ -89,6 +90,17 @@ def fused_head(
         pool, check_pool(pool, pool_size), criterion, return_probs,
     )  # fmt: skip
     return HeadOutput(probs if return_probs else None, label, confidence, exits)
+
+
+def _wants_plain_pytorch() -> bool:
+    """Return whether somebody looks at the operations of a head, and not at its answer alone.
+
+    ONNX knows no kernel of ours. The transforms of ``torch.func`` and forward-mode derivatives go operation by
+    operation; those of an operator with a backward pass alone would be refused, or silently 0.
+    """
+    if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+        return True
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def _split_number(name: str, value: Tensor | float) -> tuple[Tensor | None, float]:

@@ -104,10 +104,14 @@ class EarlyExitNetwork(nn.Module):
     def check_taps(self, example_input: Tensor) -> None:
         """Check taps and heads by one dry run of the backbone, the first time; see ``__init__`` for what it raises."""
         if not self._checked:
-            check_batch("example_input", example_input)
-            with _DRY_RUNS, torch.inference_mode(False):  # lazy parameters made in inference mode could not be trained
-                if not self._checked:
-                    self._check_taps(example_input)
+            self._check_taps_once(example_input)
+
+    @torch.compiler.disable(reason="check_taps, or an example_input, has to come before torch.compile(fullgraph=True)")
+    def _check_taps_once(self, example_input: Tensor) -> None:
+        check_batch("example_input", example_input)
+        with _DRY_RUNS, torch.inference_mode(False):  # lazy parameters made in inference mode could not be trained
+            if not self._checked:
+                self._check_taps(example_input)
 
     def _check_first(self, x: Tensor) -> None:
         """Check a batch, and by the first one the taps; an empty one gets an empty answer and says nothing of them."""

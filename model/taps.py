@@ -3,9 +3,12 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks
 
 #: Called at the moment a tapped layer returns, with the index of the tap and the layer's output.
 OnTap = Callable[[int, Tensor], None]
@@ -24,13 +27,14 @@ def listening(backbone: nn.Module, taps: Sequence[str], on_tap: OnTap) -> Iterat
     and two threads may run one backbone. A forward that is not left early must run every tap once and in order, as the
     dry run did, lest an answer be taken for another exit's.
     """
-    thread = threading.get_ident()
+    traced = torch.compiler.is_dynamo_compiling()  # in one thread, for whose number Dynamo cannot ask
+    thread = 0 if traced else threading.get_ident()
     returned = 0
 
     def hook_of(index: int) -> Callable[[nn.Module, Any, Any], None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
             nonlocal returned
-            if threading.get_ident() == thread:
+            if traced or threading.get_ident() == thread:
                 if index != returned:
                     expected = f"{taps[returned]!r} should" if returned < len(taps) else "no tap should any more"
                     raise RuntimeError(f"heads: layer {taps[index]!r} ran when {expected}, unlike in the dry run")
@@ -41,10 +45,25 @@ def listening(backbone: nn.Module, taps: Sequence[str], on_tap: OnTap) -> Iterat
 
     with ExitStack() as stack:
         for index, tap in enumerate(taps):
-            stack.callback(backbone.get_submodule(tap).register_forward_hook(hook_of(index)).remove)
+            stack.callback(_hook(backbone.get_submodule(tap), hook_of(index), traced=traced))
         yield
         if returned != len(taps):
             raise RuntimeError(f"heads: layer {taps[returned]!r} did not run, unlike in the dry run")
+
+
+def _hook(layer: nn.Module, hook: Callable[[nn.Module, Any, Any], None], *, traced: bool) -> Callable[[], object]:
+    """Register a forward hook, while Dynamo traces or not, and return what removes it."""
+    if not traced:
+        return layer.register_forward_hook(hook).remove
+
+    # Of ways to hook a layer Dynamo can trace one: a change of the hooks of all modules, undone before the trace ends
+    def hook_of_all(module: nn.Module, inputs: Any, output: Any) -> None:
+        if module is layer:
+            hook(module, inputs, output)
+
+    key = -1 - len(_global_forward_hooks)  # handles count from 0
+    _global_forward_hooks[key] = hook_of_all
+    return partial(_global_forward_hooks.pop, key)
 
 
 def list_taps(indices: Sequence[int], taps: Sequence[str]) -> str:

@@ -56,6 +56,16 @@ def test_an_exported_head_is_saved_and_loaded(device: torch.device) -> None:
     assert all(torch.equal(a, b) for a, b in zip(out, module(x), strict=True))
 
 
+def test_a_module_with_a_head_is_exported_for_any_batch(device: torch.device) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), head(device)).to(device).eval()
+    x = torch.randn(4, 3, 8, 8, device=device)
+    program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("batch", max=1024)},))
+    assert any(node.target is torch.ops.auxhead.fused_head.default for node in program.graph.nodes)
+    other = torch.randn(7, 3, 8, 8, device=device)
+    for found, wanted in zip(program.module()(other), module(other), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 def test_the_logits_of_a_network_are_exported_for_any_batch(device: torch.device) -> None:
     module, x = Logits(network(device)).eval(), torch.randn(4, 3, 8, 8, device=device)
     program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("batch", max=1024)},))
