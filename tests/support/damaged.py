@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 #: Written where a value is nested deeper than a parser may go.
@@ -86,3 +88,42 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
         for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield value, name
             yield from _places(inner)
+
+
+def read_damaged(path: Path, content: bytes, read: Callable[[], Any], refusal: type[Exception], named: object) -> Any:
+    """Write content to a file and read it; returns what it holds, or None where one short line refuses what is named."""
+    path.write_bytes(content)
+    try:
+        return read()
+    except refusal as error:
+        assert_short(str(error), named)
+    return None
+
+
+def assert_short(message: str, *names: object) -> None:
+    """Assert that a message is one line that names something, and does not repeat all of a damaged file."""
+    for name in names:
+        assert str(name) in message, message[:1000]
+        message = message.replace(str(name), "")
+    assert "\n" not in message and len(message) < 500, message[:1000]
+
+
+def make_unreadable(path: Path, kind: str) -> None:
+    """Put in the place of a file something else, or nothing."""
+    path.unlink()
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case "broken-link":
+            path.symlink_to(path.parent / "gone")
+        case "endless-link":
+            path.symlink_to(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case _:
+            assert kind == "nothing"
+
+
+UNREADABLE = ("folder", "pipe", "broken-link", "endless-link", "device", "nothing")
