@@ -206,10 +206,8 @@ def _describe_head(tap: str, head: nn.Module) -> dict[str, Any]:
     }
 
 
-def _make_heads(
-    path: Path, described: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> dict[str, FusedAuxHead]:
-    """Make the heads of a description once their sizes are those of the tensors: it may ask for any amount of memory."""
+def _make_heads(path: Path, described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, FusedAuxHead]:
+    """Make the heads of a description, if their sizes are those of the tensors: it may ask for any amount of memory."""
     heads = {}
     for number, (tap, arguments) in enumerate(described.items()):
         name, size = f"heads.{number}.linear.weight", [arguments["num_classes"], arguments["in_features"]]
@@ -248,7 +246,7 @@ def _misfit(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str | Non
 
 
 def _same_kind(own: torch.dtype, saved: torch.dtype) -> bool:
-    """Return whether a tensor may take over another's dtype: floats of 16 bits or more any of these, others their own."""
+    """Return whether one tensor may take over the dtype of another: their own, or that of any float of 16 bits or more."""
     both_float = own.is_floating_point and saved.is_floating_point
     return own == saved or both_float and min(own.itemsize, saved.itemsize) >= 2
 

@@ -60,7 +60,8 @@ def read_description(directory: Path) -> dict[str, Any]:
     if len(sizes) > 1:
         raise BadInput(f"checkpoint: {path} has heads of {' and '.join(map(str, sorted(sizes)))} classes, wants one")
     if content["classes"] and len(content["classes"]) not in sizes:
-        raise BadInput(f"checkpoint: {path} has {len(content['classes'])} names of classes, wants {sizes.pop()} or none")
+        count = len(content["classes"])
+        raise BadInput(f"checkpoint: {path} has {count} names of classes, wants {sizes.pop()} or none")
     return content
 
 

@@ -55,7 +55,8 @@ def unsafe(source: str) -> set[str]:
         elif isinstance(node, ast.Call):
             function, method = getattr(node.func, "id", ""), getattr(node.func, "attr", "")
             owner = getattr(getattr(node.func, "value", None), "id", "")
-            if function in UNSAFE_FUNCTIONS | UNSAFE_METHODS or method in UNSAFE_METHODS and owner not in ("json", "tl", "platform"):
+            of_others = method if owner not in ("json", "tl", "platform") else ""
+            if function in UNSAFE_FUNCTIONS | UNSAFE_METHODS or of_others in UNSAFE_METHODS:
                 found.add(function or method)
             found |= {word.arg for word in node.keywords if word.arg in ("allow_pickle", "weights_only")}
             found |= {"shell" for word in node.keywords if word.arg == "shell"}
@@ -80,7 +81,8 @@ def test_no_source_unpickles_or_evaluates(package):
 @pytest.mark.parametrize(
     "source",
     [
-        "import pickle", "from joblib import load", "import torch\ntorch.load('x')", "torch.load('x', weights_only=True)",
+        "import pickle", "from joblib import load", "import torch\ntorch.load('x')",
+        "torch.load('x', weights_only=True)",
         "import numpy\nnumpy.load('x', allow_pickle=True)", "import yaml", "eval('x')", "exec(text)", "__import__('x')",
         "import os\nos.system('x')", "from subprocess import run", "from importlib import import_module",
         "import torch.hub", "pickle.loads(x)",
@@ -147,9 +149,9 @@ def says_so(parameter):
 
 @pytest.fixture
 def probe(tmp_path, monkeypatch):
-    """A module in the current directory, and the file that its function leaves behind."""
+    """What a module in the current directory leaves behind when it is imported."""
     (tmp_path / "probe.py").write_text(
-        "from pathlib import Path\nPath('imported').touch()\n\n\ndef make():\n    Path('called').touch()\n    return 1\n"
+        "from pathlib import Path\nPath('imported').touch()\n\n\ndef make():\n    return 1\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

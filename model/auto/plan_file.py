@@ -57,8 +57,6 @@ class PlanFile:
                 int(size): dataclasses.replace(Plan.from_json(plan), from_file=True)
                 for size, plan in content["plans"].items()
             }
-            if plans and min(plans) < 1:
-                raise ValueError(f"plans: got batch size {min(plans)}")
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -39,9 +39,10 @@ DatasetOption = Annotated[
     Dataset | None, typer.Option(help="A data set by name; the digits (shipped with scikit-learn) by default.")
 ]
 RootOption = Annotated[
-    Path | None, typer.Option(
-        help="For --dataset cifar10: the directory that holds cifar-10-batches-py. These are pickles, opened only if their "
-        "checksums are those of CIFAR-10."
+    Path | None,
+    typer.Option(
+        help="For --dataset cifar10: the directory that holds cifar-10-batches-py. These are pickles, opened only if "
+        "their checksums are those of CIFAR-10."
     ),
 ]
 SkipDamagedOption = Annotated[

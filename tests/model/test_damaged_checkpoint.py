@@ -1,4 +1,4 @@
-"""Checkpoints whose bytes, JSON or tensors' headers are damaged: loaded, or refused in one line, and never anything else."""
+"""Checkpoints whose bytes, JSON or tensors' headers are damaged: loaded, or refused in one line."""
 
 import json
 import random
@@ -43,15 +43,15 @@ def test_any_bytes(saved: Path) -> None:
     refused = []
     for name in (WEIGHTS, DESCRIPTION):
         content = (saved / name).read_bytes()
-        refused += [check(saved, name, damaged_bytes(content, random.Random(seed))) for seed in range(100)]
+        refused += [check(saved, name, damaged_bytes(content, random.Random(seed))) for seed in range(60)]
         (saved / name).write_bytes(content)
-    assert 100 < sum(refused) < 200, "some damage does not matter, or cannot be told"
+    assert 60 < sum(refused) < 120, "some damage does not matter, or cannot be told"
 
 
 def test_any_description(saved: Path) -> None:
     content = json.loads((saved / DESCRIPTION).read_bytes())
-    refused = [check(saved, DESCRIPTION, damaged_json(content, random.Random(seed))) for seed in range(300)]
-    assert 200 < sum(refused) < 300
+    refused = [check(saved, DESCRIPTION, damaged_json(content, random.Random(seed))) for seed in range(150)]
+    assert 100 < sum(refused) < 150
 
 
 def with_header(content: bytes, header: bytes) -> bytes:
@@ -62,7 +62,7 @@ def with_header(content: bytes, header: bytes) -> bytes:
 def test_any_header_of_tensors(saved: Path) -> None:
     content = (saved / WEIGHTS).read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    for seed in range(100):
+    for seed in range(60):
         check(saved, WEIGHTS, with_header(content, damaged_json(header, random.Random(seed))))
 
 

@@ -27,7 +27,12 @@ def chunk(name: bytes, content: bytes) -> bytes:
 def png_of(width: int, height: int) -> bytes:
     """A few bytes that claim to be that large."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+        + chunk(b"IEND", b"")
+    )
 
 
 def bmp_of(width: int, height: int) -> bytes:

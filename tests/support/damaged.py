@@ -91,7 +91,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def read_damaged(path: Path, content: bytes, read: Callable[[], Any], refusal: type[Exception], named: object) -> Any:
-    """Write content to a file and read it; returns what it holds, or None where one short line refuses what is named."""
+    """Write content to a file and read it; returns what it holds, or None where a short line refuses it."""
     path.write_bytes(content)
     try:
         return read()

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import tracemalloc
 
 import pytest
 from auxhead.autotune.__main__ import _sweep_tables, tables
@@ -44,6 +45,16 @@ def test_any_damage(name, tmp_path):
     assert 5 < read < 60
 
 
+@pytest.mark.parametrize(("name", "role"), [("sweep", "rule"), ("heads", "fused")])
+def test_a_pair_that_is_read_as_the_only_one_is_the_only_one(name, role, tmp_path):
+    path, record = tmp_path / "records.jsonl", next(one for one in map(json.loads, first_lines(name)) if one["paired"])
+    (pair,) = record["paired"]
+    for pairs in ([pair, {**pair, "role": "other"}], [{**pair, "role": "other"}, pair], [{**pair, "role": "other"}]):
+        path.write_text(json.dumps({**record, "paired": pairs}) + "\n")
+        with pytest.raises(BadRecord, match=rf"records.jsonl, line 1: paired: got .*wants a pair of role '{role}'"):
+            read_records(path)
+
+
 def test_any_damage_of_a_report(tmp_path):
     path, whole = tmp_path / "report.json", (COMMITTED / "cpu" / "demo-digits.json").read_bytes()
     found = []
@@ -60,6 +71,10 @@ def test_any_damage_of_a_report(tmp_path):
 def test_a_small_file_that_unpacks_to_more_than_there_is_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(record_format, "MOST_BYTES", 10_000)
     path = tmp_path / "records.jsonl.gz"
-    path.write_bytes(gzip.compress(b" " * 10_000 + b"\n") * 2)
+    path.write_bytes(gzip.compress(b" " * 10_000_000 + b"\n"))
+    tracemalloc.start()
     with pytest.raises(BadRecord, match=r"records.jsonl.gz: holds more than 10,000 bytes"):
         read_records(path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 5_000_000, "all of it was unpacked"

@@ -51,8 +51,8 @@ def test_any_damage(path: Path) -> None:
         path.write_bytes(damaged_bytes(whole, dice) if seed % 3 else damaged_json(json.loads(whole), dice))
         plans, of_damage = read(path)
         told, used = told + of_damage, used + bool(plans)
-        for size, plan in plans.items():
-            assert size > 0 and plan.describe()
+        for plan in plans.values():
+            assert plan.describe()
             times = [us for passes in plan.times.values() for us in (*passes.host, *passes.device)]
             assert all(math.isfinite(us) and us > 0 for us in times) and all(0 <= one <= 1 for one in plan.shares)
             assert isinstance(plan.chosen.compact, bool) and all(isinstance(fork, str) for fork in plan.chosen.forks)
