@@ -246,7 +246,7 @@ def _misfit(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str | Non
 
 
 def _same_kind(own: torch.dtype, saved: torch.dtype) -> bool:
-    """Return whether one tensor may take over the dtype of another: their own, or that of any float of 16 bits or more."""
+    """Return whether one tensor may take over the dtype of another: the same one, or floats of 16 bits or more both."""
     both_float = own.is_floating_point and saved.is_floating_point
     return own == saved or both_float and min(own.itemsize, saved.itemsize) >= 2
 

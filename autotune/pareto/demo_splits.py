@@ -33,7 +33,9 @@ def demo_splits(directory: Path, checkpoint: Checkpoint, source: LabelledImages)
     if image_size != checkpoint.image_size:
         raise BadInput(f"--checkpoint: {path} has image_size {image_size!r:.60}, the network {checkpoint.image_size}")
     if source.name != data or source.classes != checkpoint.classes:
-        raise BadInput(f"--checkpoint: {directory} was trained on {data!s:.60}, got {source.name}; wants these")
+        raise BadInput(
+            f"--checkpoint: {directory} was trained on {data!s:.60}, got {source.name}; wants the same images"
+        )
     readable = decode(source, checkpoint.image_size, skip_damaged=True)  # as the demo did, if it had to
     splits = make_splits(readable, split_indices(readable.source, seed))
     sizes = {name: len(split.labels) for name, split in zip(Splits._fields, splits, strict=True)}
