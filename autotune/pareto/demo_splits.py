@@ -30,7 +30,7 @@ def demo_splits(directory: Path, checkpoint: Checkpoint, source: LabelledImages)
         raise BadInput(f"--checkpoint: {path} has format {found!r:.60}, wants {REPORT_FORMAT!r}")
     if not (type(seed) is int and 0 <= seed < 2**63):
         raise BadInput(f"--checkpoint: {path} has seed {seed!r:.60}, wants a whole number as `auxhead demo` takes it")
-    if image_size != checkpoint.image_size:
+    if checkpoint.image_size is None or image_size != checkpoint.image_size:
         raise BadInput(f"--checkpoint: {path} has image_size {image_size!r:.60}, the network {checkpoint.image_size}")
     if source.name != data or source.classes != checkpoint.classes:
         raise BadInput(
