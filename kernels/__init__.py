@@ -15,6 +15,7 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
     kernel_hash          of the code that tuned tables were measured with
     residency            records where and when programs run; residency_kernel is the part inside the kernels
     compile_only         compiles for a GPU that is not here
+    json_text            reads JSON text, for tuned tables and for model's files
 
 To add a criterion: its name and range in criteria.py, its definition in ``fused_head_reference.decide``, the same in
 ``head_stages.decide``, handed down from fused_head.py and exit_launch.py, and cases in

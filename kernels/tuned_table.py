@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
+from .json_text import parse_json
 from .kernel_hash import kernel_hash
 from .launch_config import LaunchConfig, next_power_of_2
 
@@ -18,6 +19,8 @@ SCHEMA = "auxhead tuned 1"
 PLACES = ("alone", "network")
 #: Folder of the package's tables, which ``auxhead-tune promote`` writes.
 FOLDER = Path(__file__).parent / "tuned"
+#: Elements that Triton lets a block have, and so what no size of a configuration exceeds.
+MOST_ELEMENTS = 2**20
 #: Fields of a table that say what its entries were measured with.
 VERSIONS = ("triton", "torch", "cuda", "cudnn", "driver", "commit")
 
@@ -134,7 +137,7 @@ def read_table(path: Path) -> TunedTable:
         BadTable: no such file, another schema, or fields that are missing, unknown or out of range.
     """
     try:
-        values = json.loads(path.read_text())
+        values = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadTable(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
@@ -172,7 +175,7 @@ def _entry(row: Any) -> Entry:
     _check(place in PLACES, "place", place, f"one of {', '.join(PLACES)}")
     fits = isinstance(serves, list) and len(serves) == 2 and all(type(size) is int for size in serves)
     _check(fits and 1 <= serves[0] <= shape.samples <= serves[1], "serves", serves, "[low, high] around samples")
-    _check(type(margin) in (int, float), "margin", margin, "a number")
+    _check(type(margin) in (int, float) and abs(margin) < 100, "margin", margin, "a number, 0.1 for 10 %")
     return Entry(shape, place, config, (serves[0], serves[1]), margin)
 
 
@@ -191,15 +194,17 @@ def config_from(values: Any, pool: str) -> LaunchConfig:
     _check_names("config", values, {field.name for field in dataclasses.fields(LaunchConfig)})
     for name, value in values.items():
         if name == "max_programs":
-            _check(type(value) is int and value >= 0, name, value, "a whole number, 0 for no limit")
+            _check(type(value) is int and 0 <= value < 2**31, name, value, "a whole number, 0 for no limit")
         elif name == "max_registers":
-            _check(type(value) is int and (value == 0 or value >= 32), name, value, "0 for no limit, or 32 or more")
+            fits = type(value) is int and (value == 0 or 32 <= value <= 255)
+            _check(fits, name, value, "0 for no limit, or 32 to 255")
         elif name == "weight_buffers":
             _check(type(value) is int and value in (0, 2, 3, 4), name, value, "0, or 2 to 4")
         elif name == "waits":
             _check(type(value) is bool, name, value, "true or false")
         else:
             _check(type(value) is int and value >= 1 and value & (value - 1) == 0, name, value, "a power of two")
+            _check(value <= MOST_ELEMENTS, name, value, f"at most {MOST_ELEMENTS}")
     config = LaunchConfig(**values)
     block_n, block_f, split = config.block_n, config.block_f, not config.tiled
     for name, fits, wanted in (
@@ -220,7 +225,8 @@ def _check_names(what: str, values: Any, wanted: set[str]) -> None:
     _check(isinstance(values, dict), what, values, "fields and their values")
     for problem, names in (("unknown", set(values) - wanted), ("missing", wanted - set(values))):
         if names:
-            raise ValueError(f"{what}: {problem} {', '.join(sorted(names))}, wants {', '.join(sorted(wanted))}")
+            listed = f"{', '.join(sorted(names))!r:.60}".strip("'")
+            raise ValueError(f"{what}: {problem} {listed}, wants {', '.join(sorted(wanted))}")
 
 
 def _check_count(name: str, value: Any) -> None:
@@ -229,4 +235,4 @@ def _check_count(name: str, value: Any) -> None:
 
 def _check(fits: bool, name: str, value: Any, wanted: str) -> None:
     if not fits:
-        raise ValueError(f"{name}: got {value!r}, wants {wanted}")
+        raise ValueError(f"{name}: got {value!r:.80}, wants {wanted}")

@@ -1,10 +1,8 @@
 """Checkpoints: parameters in ``model.safetensors``; taps, heads, exit rules and input format in ``model.json``."""
 
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +14,22 @@ from torch.nn.parameter import is_lazy
 
 from .arguments import kind_of
 from .bad_input import BadInput
+from .description import (
+    DESCRIPTION,
+    FORMAT,
+    RULE_ARGUMENTS,
+    WEIGHTS,
+    one_line,
+    own_file,
+    read_description,
+    wrong_field,
+)
 from .early_exit_network import EarlyExitNetwork
 from .exit_rule import ExitRule
 from .fused_aux_head import FusedAuxHead
 from .images import MEAN, STD, normalise, open_image, to_pixels
 from .json_file import write_json
-
-WEIGHTS = "model.safetensors"
-DESCRIPTION = "model.json"
-FORMAT = 2
-
-#: Arguments of :class:`ExitRule` that a checkpoint keeps.
-_RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
+from .replacing import replacing
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def save_checkpoint(
         "std": _as_list(std),
         "accuracy": {} if accuracy is None else accuracy,
     }
-    wrong = _wrong_field(description)
+    wrong = wrong_field(description)
     if wrong is not None:
         raise TypeError(wrong)
     num_classes = network.fused_heads[0].num_classes
@@ -122,10 +124,9 @@ def save_checkpoint(
     if where.exists() and not where.is_dir():
         raise ValueError(f"directory: got {where}, a file, wants a directory")
     where.mkdir(parents=True, exist_ok=True)
-    unfinished = where / f".{WEIGHTS}.{os.getpid()}"
-    save_file(tensors, unfinished)
-    (where / DESCRIPTION).unlink(missing_ok=True)
-    os.replace(unfinished, where / WEIGHTS)
+    with replacing(where / WEIGHTS) as unfinished:
+        save_file(tensors, unfinished)
+        (where / DESCRIPTION).unlink(missing_ok=True)
     write_json(where / DESCRIPTION, description)
 
 
@@ -146,19 +147,19 @@ def load_checkpoint(directory: str | os.PathLike[str], backbone: nn.Module) -> C
     """
     where = Path(directory)
     description = read_description(where)
-    made_by = f"; it was made by {description['backbone']}" if description["backbone"] else ""
+    made_by = f"; it was made by {one_line(description['backbone'])}" if description["backbone"] else ""
     if not isinstance(backbone, nn.Module):
         raise BadInput(f"backbone: got {kind_of(backbone)}, wants an nn.Module{made_by}")
     try:
-        tensors = load_file(where / WEIGHTS)
-    except SafetensorError as error:
-        raise BadInput(f"checkpoint: {where / WEIGHTS} is damaged ({error})") from None
+        tensors = load_file(own_file(where, WEIGHTS))
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"checkpoint: {where / WEIGHTS} is damaged ({one_line(error)})") from None
     layers = dict(backbone.named_modules(remove_duplicate=False))
     for tap in description["heads"]:
         if tap not in layers:
             kind = type(backbone).__name__
-            raise BadInput(f"backbone: {kind} has no layer {tap!r}, behind which {where} has a head{made_by}")
-    network = EarlyExitNetwork(backbone, _make_heads(where / DESCRIPTION, description["heads"]))
+            raise BadInput(f"backbone: {kind} has no layer {tap!r:.60}, behind which {where} has a head{made_by}")
+    network = EarlyExitNetwork(backbone, _make_heads(where / DESCRIPTION, description["heads"], tensors))
     network.heads.to(_device_of(backbone))
     saved = _kept_state(network, description["with_backbone"])
     misfit = _misfit(saved, tensors)
@@ -176,59 +177,6 @@ def load_checkpoint(directory: str | os.PathLike[str], backbone: nn.Module) -> C
         tuple(description["std"]),
         description["accuracy"],
     )
-
-
-def read_description(directory: Path) -> dict[str, Any]:
-    """Read ``model.json`` of a checkpoint and check all of it but the heads; see :func:`load_checkpoint` for errors."""
-    for name in (DESCRIPTION, WEIGHTS):
-        if not (directory / name).is_file():
-            raise BadInput(f"checkpoint: {directory} has no {name}, wants a directory that save_checkpoint wrote")
-    path = directory / DESCRIPTION
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"checkpoint: {path} is not JSON ({error})") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else type(content).__name__
-        raise BadInput(f"checkpoint: {path} has format {found!r}, wants {FORMAT}; written by another version?")
-    wrong = _wrong_field(content)
-    if wrong is not None:
-        raise BadInput(f"checkpoint: {path} has {wrong}")
-    return content
-
-
-def _wrong_field(description: Mapping[str, Any]) -> str | None:
-    """Return in words the first field of a description that is missing, unknown or of another form, heads aside."""
-
-    def number(value: Any) -> bool:
-        return isinstance(value, (int, float)) and isfinite(value)
-
-    def three_numbers(value: Any) -> bool:
-        return isinstance(value, list) and len(value) == 3 and all(map(number, value))
-
-    def names(value: Any) -> bool:
-        return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-    def numbers_by_name(value: Any) -> bool:
-        return isinstance(value, dict) and names(list(value)) and all(map(number, value.values()))
-
-    wants: dict[str, tuple[str, Callable[[Any], bool]]] = {
-        "format": (str(FORMAT), lambda value: value == FORMAT),
-        "backbone": ("a str or None", lambda value: isinstance(value, (str, type(None)))),
-        "with_backbone": ("a bool", lambda value: isinstance(value, bool)),
-        "classes": ("a list of names", names),
-        "heads": ("heads by tap", lambda value: isinstance(value, dict) and len(value) > 0),
-        "image_size": ("a positive int or None", lambda value: value is None or (type(value) is int and value > 0)),
-        "mean": ("three numbers", three_numbers),
-        "std": ("three numbers greater than 0", lambda value: three_numbers(value) and min(value) > 0),
-        "accuracy": ("numbers by name", numbers_by_name),
-    }
-    for name in sorted(wants.keys() ^ description.keys()):
-        return f"no {name}, which format {FORMAT} has" if name in wants else f"{name}, which format {FORMAT} has not"
-    for name, (wanted, is_good) in wants.items():
-        if not is_good(description[name]):
-            return f"{name}: got {description[name]!r}, wants {wanted}"
-    return None
 
 
 def _as_list(value: Any) -> Any:
@@ -254,18 +202,23 @@ def _describe_head(tap: str, head: nn.Module) -> dict[str, Any]:
         "bias": head.linear.bias is not None,
         "dropout": head.dropout,
         "return_probs": head.return_probs,
-        "rule": {name: getattr(head.rule, name) for name in _RULE_ARGUMENTS},
+        "rule": {name: getattr(head.rule, name) for name in RULE_ARGUMENTS},
     }
 
 
-def _make_heads(path: Path, described: Mapping[str, Any]) -> dict[str, FusedAuxHead]:
+def _make_heads(path: Path, described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, FusedAuxHead]:
+    """Make the heads of a description, if their sizes are those of the tensors: it may ask for any amount of memory."""
     heads = {}
-    for tap, arguments in described.items():
+    for number, (tap, arguments) in enumerate(described.items()):
+        name, size = f"heads.{number}.linear.weight", [arguments["num_classes"], arguments["in_features"]]
+        saved = list(tensors[name].shape) if name in tensors else None
         try:
+            if size != saved:
+                raise ValueError(f"its {name!r} is {size}, saved was {saved}")
             rest = {**arguments, "pool_size": tuple(arguments["pool_size"]), "rule": ExitRule(**arguments["rule"])}
             heads[tap] = FusedAuxHead(**rest)
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadInput(f"checkpoint: {path} has a head {tap!r} that cannot be made: {error}") from None
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None
     return heads
 
 
@@ -281,13 +234,21 @@ def _kept_state(network: EarlyExitNetwork, with_backbone: bool) -> dict[str, Any
 def _misfit(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str | None:
     """Return in words the first difference between the tensors that a network has and those that were saved."""
     if surplus := sorted(saved.keys() - own.keys()):
-        return f"it has no {surplus[0]!r}, which was saved ({len(surplus)} such)"
+        return f"it has no {surplus[0]!r:.100}, which was saved ({len(surplus)} such)"
     if missing := sorted(own.keys() - saved.keys()):
         return f"its {missing[0]!r} was not saved ({len(missing)} such)"
     for name, value in own.items():
         if not is_lazy(value) and value.shape != saved[name].shape:
             return f"its {name!r} is {list(value.shape)}, saved was {list(saved[name].shape)}"
+        if not _same_kind(value.dtype, saved[name].dtype):
+            return f"its {name!r} is {value.dtype}, saved was {saved[name].dtype}"
     return None
+
+
+def _same_kind(own: torch.dtype, saved: torch.dtype) -> bool:
+    """Return whether one tensor may take over the dtype of another: the same one, or floats of 16 bits or more both."""
+    both_float = own.is_floating_point and saved.is_floating_point
+    return own == saved or both_float and min(own.itemsize, saved.itemsize) >= 2
 
 
 def _device_of(backbone: nn.Module) -> torch.device:

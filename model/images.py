@@ -1,6 +1,7 @@
 """Image files to network input: reading, resizing, normalising, shifting; training and ``auxhead infer`` share it."""
 
 import os
+import stat
 
 import numpy as np
 import torch
@@ -15,15 +16,32 @@ from .bad_input import BadInput
 MEAN = (0.5, 0.5, 0.5)
 STD = (0.5, 0.5, 0.5)
 
+#: Formats that are read, by their names in Pillow. Of its others some start programs (EPS: Ghostscript), and few are
+#: tried as often.
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+#: Pixels of an image, at most: a quarter of a GiB as RGB, from where Pillow warns. A file of a few kB may claim more.
+MOST_PIXELS = 2**30 // 12
+
 
 def open_image(path: str | os.PathLike[str]) -> Image.Image:
     """Read an image file and return it as RGB, upright, on white where it is transparent.
+
+    Before a pixel is decoded, what is no file is refused (whoever opens a pipe waits), other formats than ``FORMATS``,
+    more than ``MOST_PIXELS`` pixels, and several pictures in one file, of which nobody knows the right one; the first
+    one of a photo with a preview (MPO) is the photo.
 
     Raises:
         BadInput: the file is missing or is not an image that can be read to its end.
     """
     try:
-        with Image.open(path) as file:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ValueError("it is not a file")
+        with Image.open(path, formats=FORMATS) as file:
+            width, height = file.size
+            if width * height > MOST_PIXELS:
+                raise ValueError(f"it has {width:,} x {height:,} pixels, wants at most {MOST_PIXELS:,} in all")
+            if getattr(file, "is_animated", False) and file.format != "MPO":
+                raise ValueError("it holds several pictures, wants one")
             return to_rgb(ImageOps.exif_transpose(file))
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file, wants an image") from None
@@ -31,7 +49,7 @@ def open_image(path: str | os.PathLike[str]) -> Image.Image:
         what = "its format is not known" if os.path.getsize(path) else "it is empty"
         raise BadInput(f"{path}: cannot be read as an image ({what})") from None
     except Exception as error:  # Pillow's plugins raise what they come across: struct.error, TypeError, KeyError
-        raise BadInput(f"{path}: cannot be read as an image ({' '.join(str(error).split())})") from None
+        raise BadInput(f"{path}: cannot be read as an image ({' '.join(str(error).split()):.200})") from None
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from ...model.bad_input import BadInput
+from ...model.commands.options import RUNS_YOUR_CODE
 from .cells import STAGES, Cell, Dtype, Placement, resnet_cell
 
 MODEL_HELP = (
     "resnet18, resnet34, resnet50, or your own: package.module:function, which takes nothing and returns "
-    "(EarlyExitNetwork in eval mode, example batch), both on the GPU."
+    f"(EarlyExitNetwork in eval mode, example batch), both on the GPU. {RUNS_YOUR_CODE}"
 )
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False)]
 Batches = Annotated[list[int] | None, typer.Option(min=1, help="Images a call.", show_default="1")]

@@ -1,11 +1,12 @@
 """The images that a checkpoint of the demo was trained, calibrated and tested on, cut as the demo cut them."""
 
-import json
 from pathlib import Path
 
 from ...model.bad_input import BadInput
 from ...model.checkpoint import Checkpoint
 from ...model.demo.report import REPORT_FORMAT
+from ...model.description import own_file
+from ...model.json_file import read_json
 from ...model.training.data_sets import LabelledImages, Splits, decode, make_splits, split_indices
 
 
@@ -16,21 +17,28 @@ def demo_splits(directory: Path, checkpoint: Checkpoint, source: LabelledImages)
         BadInput: no ``report.json`` in the checkpoint's ``directory``, or these are not the images that it is about.
     """
     path = directory / "report.json"
+    if not path.exists():
+        raise BadInput(f"--checkpoint: {directory} has no report.json, wants a directory of `auxhead demo`")
+    own_file(directory, path.name)
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-        found, data, seed, images = report["format"], report["data"], int(report["seed"]), report["images"]
-        image_size = int(report["image_size"])
-    except FileNotFoundError:
-        raise BadInput(f"--checkpoint: {directory} has no report.json, wants a directory of `auxhead demo`") from None
+        report = read_json(path)
+        found, data, images = report["format"], report["data"], report["images"]
+        seed, image_size = report["seed"], report["image_size"]
     except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"--checkpoint: {path} is no report of `auxhead demo` ({error!r})") from None
+        raise BadInput(f"--checkpoint: {path} is no report of `auxhead demo` ({error!r:.100})") from None
     if found != REPORT_FORMAT:
-        raise BadInput(f"--checkpoint: {path} has format {found!r}, wants {REPORT_FORMAT!r}")
+        raise BadInput(f"--checkpoint: {path} has format {found!r:.60}, wants {REPORT_FORMAT!r}")
+    if not (type(seed) is int and 0 <= seed < 2**63):
+        raise BadInput(f"--checkpoint: {path} has seed {seed!r:.60}, wants a whole number as `auxhead demo` takes it")
+    if checkpoint.image_size is None or image_size != checkpoint.image_size:
+        raise BadInput(f"--checkpoint: {path} has image_size {image_size!r:.60}, the network {checkpoint.image_size}")
     if source.name != data or source.classes != checkpoint.classes:
-        raise BadInput(f"--checkpoint: {directory} was trained on {data}, got {source.name}; wants the same images")
-    readable = decode(source, image_size, skip_damaged=True)  # as the demo did, if it had to
+        raise BadInput(
+            f"--checkpoint: {directory} was trained on {data!s:.60}, got {source.name}; wants the same images"
+        )
+    readable = decode(source, checkpoint.image_size, skip_damaged=True)  # as the demo did, if it had to
     splits = make_splits(readable, split_indices(readable.source, seed))
     sizes = {name: len(split.labels) for name, split in zip(Splits._fields, splits, strict=True)}
     if sizes != images:
-        raise BadInput(f"--checkpoint: {directory} had images {images}, got {sizes}; wants the same images")
+        raise BadInput(f"--checkpoint: {directory} had images {images!s:.60}, got {sizes}; wants the same images")
     return splits

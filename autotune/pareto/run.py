@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...model.checkpoint import WEIGHTS, Checkpoint
+from ...model.checkpoint import Checkpoint
 from ...model.demo.saved import load_demo
 from ...model.demo.small_resnet import ARCHITECTURE
+from ...model.description import WEIGHTS
 from ...model.images import normalise
 from ...model.training.data_sets import Split, load_source
 from ...model.trunk.fused_convolution import fastest_convolutions

@@ -8,7 +8,7 @@ import typer
 
 from ...model.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
-from ...model.commands.options import check_output_directory
+from ...model.commands.options import RUNS_YOUR_CODE, check_output_directory
 from ..records.record import BadRecord
 
 
@@ -31,7 +31,10 @@ class Trunk(str, Enum):
 def profile(
     model: Annotated[
         str | None,
-        typer.Option(help="Your model: package.module:factory, a function that returns (EarlyExitNetwork, a batch)."),
+        typer.Option(
+            help="Your model: package.module:factory, a function that returns (EarlyExitNetwork, a batch). "
+            f"{RUNS_YOUR_CODE}"
+        ),
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Or a directory written by `auxhead demo`.")] = None,
     exits: Annotated[

@@ -12,6 +12,7 @@ from ...model import EarlyExitNetwork, make_runner, make_trunk
 from ...model.bad_input import BadInput
 from ...model.commands.user_model import UserModel
 from ...model.demo.saved import load_demo
+from ...model.description import own_file
 from ..measuring.correctness import Answer, Comparison, verdict
 from ..measuring.eager_truth import EagerTruth
 from ..measuring.peers import NaiveHead, merged_answer, with_item
@@ -103,7 +104,7 @@ def demo_model(checkpoint: Path, batch: int) -> tuple[UserModel, str]:
         size = loaded.image_size
         assert size is not None  # the demo saves it
         return UserModel(loaded.network, torch.randn(batch, 3, size, size)), "random numbers"
-    images = loaded.read_images(paths)
+    images = loaded.read_images([own_file(checkpoint, f"examples/{path.name}") for path in paths])
     return UserModel(loaded.network, repeated(images, batch)), f"pictures of {checkpoint / 'examples'}"
 
 

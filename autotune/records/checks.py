@@ -1,6 +1,5 @@
 """Checks of what JSON holds against a form, with messages that name the field, what it got and what it wants."""
 
-import math
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
@@ -140,7 +139,7 @@ def one_of(*names: str) -> Wanted:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and -_MOST < value < _MOST
 
 
 def _is_samples(value: Any) -> bool:
@@ -148,8 +147,11 @@ def _is_samples(value: Any) -> bool:
         return False
     times = [*chain.from_iterable(value)]
     # of a time that is no number, the sum is none either
-    return bool(times) and {*map(type, times)} <= {int, float} and 0 < min(times) and sum(times) < math.inf
+    return bool(times) and {*map(type, times)} <= {int, float} and 0 < min(times) and max(times) < _MOST > sum(times)
 
+
+#: What no number of a record is, 292 years in nanoseconds: larger ones overflow where they are multiplied.
+_MOST = 2**63
 
 OBJECT = Wanted("an object", lambda value: isinstance(value, dict))
 LIST = Wanted("a list", lambda value: isinstance(value, list))
@@ -157,7 +159,7 @@ TEXT = Wanted("text", lambda value: isinstance(value, str))
 TRUTH = Wanted("true or false", lambda value: isinstance(value, bool))
 NUMBER = Wanted("a number", _is_number)
 POSITIVE = Wanted("a positive number", lambda value: _is_number(value) and value > 0)
-COUNT = Wanted("a positive whole number", lambda value: type(value) is int and value > 0)
-WHOLE = Wanted("a whole number, 0 or more", lambda value: type(value) is int and value >= 0)
+COUNT = Wanted("a positive whole number", lambda value: type(value) is int and 0 < value < _MOST)
+WHOLE = Wanted("a whole number, 0 or more", lambda value: type(value) is int and 0 <= value < _MOST)
 #: Times, [captures][rounds], as many rounds of each.
 SAMPLES = Wanted("[captures][rounds] of positive numbers, two captures or more", _is_samples)

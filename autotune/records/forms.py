@@ -74,7 +74,15 @@ class _Kind(NamedTuple):
 _IN_NETWORK = checker({"cell": {"model": TEXT, "tap": TEXT}})
 
 
+def _check_one_pair(values: Mapping[str, Any], role: str) -> None:
+    """Check that records of which a pair is read as the only one hold no other."""
+    pairs = values.get("paired", [])
+    if len(pairs) > 1 or any(not isinstance(pair, dict) or pair.get("role") != role for pair in pairs):
+        raise ValueError(f"paired: got {pairs!r:.60}, wants a pair of role {role!r} alone")
+
+
 def _more_of_sweep(values: Mapping[str, Any], failed: bool) -> None:
+    _check_one_pair(values, "rule")
     if values["protocol"]["place"] == "network":
         check_by(_IN_NETWORK, values)
     if not failed:
@@ -85,6 +93,7 @@ def _more_of_sweep(values: Mapping[str, Any], failed: bool) -> None:
 
 
 def _more_of_heads(values: Mapping[str, Any], failed: bool) -> None:
+    _check_one_pair(values, "fused")
     if values["variant"] == "bytes" and not failed:
         check(values, {"protocol": {"bytes": COUNT, "bytes_per_second": POSITIVE}})
 

@@ -6,6 +6,7 @@ Nothing here imports torch, so that figures and tables are made from records any
 import dataclasses
 import datetime
 import gzip
+import io
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from typing import Any
 
 from .forms import check_record
 from .garbage import no_garbage_collection
+from .json_text import parse_json
 
 #: Format of every line; readers refuse others.
 SCHEMA = "auxhead record 1"
@@ -26,6 +28,9 @@ ENVIRONMENT_KEY = ("gpu", "driver", "torch", "triton", "cudnn", "cuda")
 
 #: First bytes of compressed files.
 _GZIP = b"\x1f\x8b"
+#: What a compressed file may hold: a small one may unpack to more than there is memory. All sweeps of an H200 have
+#: 0.14 GB.
+MOST_BYTES = 2 * 2**30
 
 
 class BadRecord(ValueError):
@@ -210,7 +215,8 @@ def read_records(path: Path) -> list[Record]:
     """Read all complete lines, compressed by gzip or not; an incomplete last one, of a killed process, is ignored.
 
     Raises:
-        BadRecord: no such file, or a complete line that is not a record of this schema.
+        BadRecord: no such file, one that unpacks to more than ``MOST_BYTES``, or a complete line that is not a record
+            of this schema.
     """
     lines = _content(path).split("\n")[:-1]
     records = []
@@ -234,9 +240,12 @@ def _content(path: Path) -> str:
         raise BadRecord(f"{path}: cannot be read ({error.strerror})") from None
     if content.startswith(_GZIP):
         try:
-            content = gzip.decompress(content)
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+                content = file.read(MOST_BYTES + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise BadRecord(f"{path}: is compressed and cannot be read ({error})") from None
+        if len(content) > MOST_BYTES:
+            raise BadRecord(f"{path}: holds more than {MOST_BYTES:,} bytes when it is no longer compressed")
     content = content[: content.rfind(b"\n") + 1]
     try:
         return content.decode("utf-8-sig")
@@ -247,8 +256,8 @@ def _content(path: Path) -> str:
 
 def _record_of(line: str, place: str) -> Record:
     try:
-        values = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        values = parse_json(line)
+    except ValueError as error:
         raise ValueError(f"is not JSON ({error})") from None
     schema = values.get("schema") if isinstance(values, dict) else None
     if schema != SCHEMA:

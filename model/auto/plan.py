@@ -17,6 +17,10 @@ class PassTimes(NamedTuple):
     """Among requests that follow back to back."""
 
 
+#: No request takes less or more microseconds: a nanosecond, a day.
+_US = (1e-3, 86_400e6)
+
+
 @dataclass(frozen=True)
 class Plan:
     """The way to run a network for one batch size, and why."""
@@ -92,6 +96,8 @@ class Plan:
             ValueError, TypeError, KeyError, AttributeError: content of any other form.
         """
         chosen = Candidate(**{**content["chosen"], "forks": tuple(content["chosen"]["forks"])})
+        if type(chosen.compact) is not bool or not all(isinstance(fork, str) for fork in chosen.forks):
+            raise ValueError(f"chosen: got {chosen!r:.100}")
         plan = cls(
             chosen,
             content["plain"],
@@ -100,17 +106,23 @@ class Plan:
                 for name, us in content["times"].items()
             },
             {str(name): str(why) for name, why in content["left_out"].items()},
-            tuple(float(share) for share in content["shares"]),
+            tuple(_number("shares", share, 0.0, 1.0) for share in content["shares"]),
             str(content["utc"]),
         )
         if chosen.exits not in ("overlapped", "polled", "gated"):
-            raise ValueError(f"chosen: got {chosen}")
+            raise ValueError(f"chosen: got {chosen!r:.100}")
         if chosen.name not in plan.times or plan.plain not in plan.times:
-            raise ValueError(f"times: {chosen.name} or {plan.plain} is not among them")
+            raise ValueError(f"times: {chosen.name:.60} or {plan.plain!s:.60} is not among them")
         return plan
 
 
 def _microseconds(values: Any) -> list[float]:
     if not values:
         raise ValueError("times: got none of a runner")
-    return [float(value) for value in values]
+    return [_number("times", value, *_US) for value in values]
+
+
+def _number(name: str, value: Any, least: float, most: float) -> float:
+    if type(value) not in (int, float) or not least <= value <= most:
+        raise ValueError(f"{name}: got {value!r:.60}, wants {least:g} to {most:g}")
+    return float(value)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..early_exit_network import EarlyExitNetwork
-from ..json_file import write_json
+from ..json_file import read_json, write_json
 from ..machine import driver_version, package_version, processor_name
 from .example_batches import shares_of
 from .plan import Plan
@@ -47,9 +47,9 @@ class PlanFile:
         A damaged file is named in a warning, and none of its plans is used.
         """
         try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
+            content = read_json(self.path)
             if content["format"] != FORMAT:
-                raise ValueError(f"format {content['format']!r}, wants {FORMAT}")
+                raise ValueError(f"format {content['format']!r:.60}, wants {FORMAT}")
             measured = content["conditions"]
             names = dict.fromkeys((*self._conditions, *measured))
             self.differing = [name for name in names if measured.get(name) != self._conditions.get(name)]
@@ -60,7 +60,8 @@ class PlanFile:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            warnings.warn(f"{self.path} holds no plan ({type(error).__name__}: {error}); measuring anew", stacklevel=2)
+            why = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+            warnings.warn(f"{self.path} holds no plan ({why}); measuring anew", stacklevel=2)
             return {}
         return {} if self.differing else plans
 

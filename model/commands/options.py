@@ -6,6 +6,11 @@ from pathlib import Path
 
 from ..bad_input import BadInput
 
+#: Said in the help of each option that names a function of the user's.
+RUNS_YOUR_CODE = (
+    "This runs your code: the module, of the current directory or installed, is imported and the function called."
+)
+
 
 class Device(str, Enum):
     """Devices to run on, by name."""

@@ -11,7 +11,7 @@ import typer
 
 from ..commands.console import plain_console
 from ..commands.errors import one_line_errors
-from ..commands.options import Device, check_output_directory, make_output_directory
+from ..commands.options import RUNS_YOUR_CODE, Device, check_output_directory, make_output_directory
 
 
 class BeyondModel(NamedTuple):
@@ -39,7 +39,11 @@ DatasetOption = Annotated[
     Dataset | None, typer.Option(help="A data set by name; the digits (shipped with scikit-learn) by default.")
 ]
 RootOption = Annotated[
-    Path | None, typer.Option(help="For --dataset cifar10: the directory that holds cifar-10-batches-py.")
+    Path | None,
+    typer.Option(
+        help="For --dataset cifar10: the directory that holds cifar-10-batches-py. These are pickles, opened only if "
+        "their checksums are those of CIFAR-10."
+    ),
 ]
 SkipDamagedOption = Annotated[
     bool, typer.Option("--skip-damaged", help="Leave out image files that cannot be read, and name the first few.")
@@ -133,7 +137,8 @@ def infer(
     backbone: Annotated[
         str | None,
         typer.Option(
-            help="Makes the backbone of a checkpoint of your own: package.module:function, called without arguments."
+            help="Makes the backbone of a checkpoint of your own: package.module:function, called without arguments. "
+            f"{RUNS_YOUR_CODE} What a checkpoint names is never called."
         ),
     ] = None,
     device: DeviceOption = Device.auto,

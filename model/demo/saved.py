@@ -5,7 +5,9 @@ from pathlib import Path
 import torch
 
 from ..bad_input import BadInput
-from ..checkpoint import Checkpoint, load_checkpoint, read_description, save_checkpoint
+from ..checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from ..description import one_line, read_description
+from ..replacing import replacing
 from .experiment import DemoRun
 from .small_resnet import resnet18_small
 
@@ -17,7 +19,7 @@ def load_demo(directory: Path) -> Checkpoint:
     """Load the network that :func:`save_demo` wrote; raises ``BadInput`` where :func:`load_checkpoint` does."""
     description = read_description(directory)
     if description["backbone"] != BACKBONE:
-        other = description["backbone"] or "package.module:function"
+        other = one_line(description["backbone"] or "package.module:function")
         raise BadInput(
             f"checkpoint: {directory} was not written by `auxhead demo`, wants one that was; `auxhead infer` takes "
             f"yours with --backbone {other}"
@@ -48,8 +50,12 @@ def save_demo(directory: Path, run: DemoRun) -> list[Path]:
         if source.paths is not None:
             examples.append(source.paths[of_class[0]])
             continue
-        path = directory / "examples" / f"{source.classes[label]}.png"
-        path.parent.mkdir(exist_ok=True)
-        source.open[of_class[0]]().save(path)
+        folder = directory / "examples"
+        if folder.is_symlink():  # a link is replaced, and not written through
+            folder.unlink()
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{source.classes[label]}.png"
+        with replacing(path) as unfinished:
+            source.open[of_class[0]]().save(unfinished)
         examples.append(path)
     return examples

@@ -145,6 +145,9 @@ def load_folder(directory: Path) -> LabelledImages:
 def load_cifar10(root: Path) -> LabelledImages:
     """Return CIFAR-10 from files that are already there, by torchvision's loader; its test split stays the test split.
 
+    The files are pickles. The loader opens none before all have the checksums of those that the data set's authors
+    published, so that no others are unpickled.
+
     Raises:
         BadInput: the files are missing or damaged.
     """

@@ -1,6 +1,5 @@
 """Figure "exits": how many images leave at each exit of the demo's network, and how many of them are right."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ...autotune.records.checks import NUMBER, TEXT, WHOLE, Maybe, Wanted, check
+from ...autotune.records.json_text import parse_json
 from ...autotune.records.record import BadRecord
 from ..records import Known, NoRecords
 from ..style import BLUE, GREY, ORANGE, frame, new_figure, note, tidy
@@ -40,7 +40,7 @@ def read_report(paths: Sequence[Path], kinds: Sequence[str], known: Known) -> di
         raise BadRecord(f"{', '.join(map(str, paths))}: got {len(paths)} reports, wants one")
     (path,) = paths
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise NoRecords(f"{path}: no such file, wants a report.json") from None
     except OSError as error:
@@ -51,7 +51,7 @@ def read_report(paths: Sequence[Path], kinds: Sequence[str], known: Known) -> di
         raise BadRecord(f"{path}: holds a JSON {type(content).__name__}, wants an object")
     if content.get("format") != REPORT_FORMAT:
         got = content.get("format")
-        raise BadRecord(f"{path}: format: got {got!r}, wants {REPORT_FORMAT!r}, as `auxhead demo` writes it")
+        raise BadRecord(f"{path}: format: got {got!r:.60}, wants {REPORT_FORMAT!r}, as `auxhead demo` writes it")
     try:
         check(content, _REPORT)
         check(content, {"exits": _SOME})

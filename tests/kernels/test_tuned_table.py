@@ -40,6 +40,8 @@ def changed_table(*keys, to=None, without=False):
     """A good table as JSON, with the value at ``keys`` changed or left out."""
     values = json.loads(table(entry(head_shape()), entry(head_shape(TAPS[1], pool="max"))).as_text())
     inner = values
+    if not keys:
+        return json.dumps(values)
     for key in keys[:-1]:
         inner = inner[key]
     if without:
@@ -64,6 +66,13 @@ BAD = {
     "a shape without layout": (changed_table("entries", 0, "shape", "layout", without=True), "entry 1: shape: missing"),
     "another dtype": (changed_table("entries", 0, "shape", "dtype", to="int8"), "entry 1: dtype: got 'int8', wants"),
     "no power of two": (changed_table(*CONFIG, "block_c", to=3), "entry 1: block_c: got 3, wants a power of two"),
+    "more than a block": (changed_table(*CONFIG, "block_c", to=2**21), "block_c: got 2097152, wants at most 1048576"),
+    "more registers than there are": (changed_table(*CONFIG, "max_registers", to=256), "got 256, wants 0 for no limit"),
+    "more programs than fit": (changed_table(*CONFIG, "max_programs", to=2**31), "max_programs: got 2147483648, wants"),
+    "a margin of nothing": (changed_table("entries", 0, "margin", to=float("nan")), "entry 1: margin: got nan, wants"),
+    "a huge margin": (changed_table("entries", 0, "margin", to=10**400), "entry 1: margin: got 1000"),
+    "a name twice": (changed_table().replace('"device"', '"schema": 1, "device"'), "has 'schema' twice in one object"),
+    "nested too deep": ("[" * 100_000, "is not JSON (nested too deep)"),
     "a float": (changed_table(*CONFIG, "block_c", to=4.0), "entry 1: block_c: got 4.0, wants a power of two"),
     "true": (changed_table(*CONFIG, "stages", to=True), "entry 1: stages: got True, wants a power of two"),
     "a cap below zero": (changed_table(*CONFIG, "max_programs", to=-1), "entry 1: max_programs: got -1, wants"),
@@ -112,6 +121,15 @@ def test_a_bad_file_is_named_with_its_entry(text, message, tables):
     with pytest.raises(BadTable, match=re.escape(message)) as caught:
         read_table(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("keys", [("schema",), ("entries", 0, "place"), (*CONFIG, "block_c"), (*CONFIG, "x" * 9999)])
+def test_a_message_does_not_repeat_all_of_a_long_value(keys, tables):
+    path = tables / "cpu.json"
+    path.write_text(changed_table(*keys, to="é" * 10_000))
+    with pytest.raises(BadTable) as caught:
+        read_table(path)
+    assert len(str(caught.value).replace(str(path), "")) < 400
 
 
 def test_a_file_that_is_not_there_or_that_of_another_device(tables):

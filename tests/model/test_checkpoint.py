@@ -225,6 +225,17 @@ def with_head(description: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {"heads": {tap: {**head, **changes} for tap, head in description["heads"].items()}}
 
 
+A_RULE = {"threshold": 0.5, "criterion": "max_prob", "temperature": 1.0, "enabled": True}
+
+
+def without(values: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != name}
+
+
+def other_classes(heads: dict[str, Any]) -> dict[str, Any]:
+    return {**heads, "block0": {**heads["block0"], "num_classes": 4}}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -237,11 +248,25 @@ def with_head(description: dict[str, Any], **changes: Any) -> dict[str, Any]:
         (lambda _: {"heads": {}}, "has heads: got {}, wants heads by tap"),
         (lambda old: with_head(old, pool="median"), "has a head 'block0' that cannot be made: pool: got 'median'"),
         (lambda old: with_head(old, surprise=1), "has a head 'block0' that cannot be made"),
-        (lambda old: with_head(old, rule={"threshold": 1.5}), "'block0' that cannot be made: threshold: got 1.5"),
+        (lambda old: with_head(old, rule={**A_RULE, "threshold": 1.5}), "cannot be made: threshold: got 1.5"),
+        (lambda old: with_head(old, rule={"threshold": 0.5}), "'block0' that cannot be made: no criterion, which"),
+        (lambda old: with_head(old, rule={**A_RULE, "enabled": "no"}), "cannot be made: enabled: got 'no', wants a"),
+        (lambda old: with_head(old, return_probs=1), "cannot be made: return_probs: got 1, wants a bool"),
+        (lambda old: with_head(old, in_features=None), "cannot be made: in_features: got None, wants a positive int"),
+        (lambda old: with_head(old, in_features=2**30), r"is \[5, 1073741824\], saved was \[5, 8\]"),
+        (lambda old: {"heads": {**old["heads"], "block0": without(old["heads"]["block0"], "pool")}}, "no pool, which"),
+        (lambda old: with_head(old, num_classes=4) | {"classes": []}, r"is \[4, 8\], saved was \[5, 8\]"),
+        (lambda old: {"heads": other_classes(old["heads"])}, "has heads of 4 and 5 classes, wants one"),
+        (lambda _: {"classes": ["a"]}, "has 1 names of classes, wants 5 or none"),
+        (lambda _: {"classes": ["a", "b", "c", "d", "\ud800"]}, "has classes: got .*, wants a list of names"),
+        (lambda _: {"image_size": 10_000}, "has image_size: got 10000, wants .* of 89,478,485 pixels at most"),
+        (lambda _: {"mean": [10**400, 0, 0]}, "has mean: got .*, wants three numbers"),
+        (lambda _: {"mean": [True, 0, 0]}, "has mean: got .*, wants three numbers"),
         (lambda old: with_head(old, rule=3), "has a head 'block0' that cannot be made"),
         (lambda old: with_head(old, in_features=9), r"'heads.0.linear.weight' is \[5, 9\], saved was \[5, 8\]"),
     ],
-    ids="format size std nan extra-key heads no-heads pool head-key threshold rule width".split(),
+    ids="format size std nan extra-key heads no-heads pool head-key threshold half-a-rule enabled probs lazy memory "
+    "no-pool all-classes classes names surrogate pixels large true rule width".split(),
 )
 def test_descriptions_that_do_not_fit(saved: Path, change: Callable[[Any], Any], message: str) -> None:
     path = saved / "model.json"

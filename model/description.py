@@ -1,0 +1,148 @@
+"""``model.json`` of a checkpoint: its fields, the form that each must have, and reading it."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..kernels.head_arguments import POOLS
+from .bad_input import BadInput
+from .images import MOST_PIXELS
+from .json_file import read_json
+
+WEIGHTS = "model.safetensors"
+DESCRIPTION = "model.json"
+FORMAT = 2
+
+#: Arguments of :class:`ExitRule` that a checkpoint keeps.
+RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
+
+#: The form of a field: in words, and as a test.
+_Forms = Mapping[str, tuple[str, Callable[[Any], bool]]]
+
+
+def own_file(directory: Path, name: str) -> Path:
+    """Return the path of a checkpoint's file.
+
+    Raises:
+        BadInput: it is not there, is no file, or is a link that leads out of the folder: whoever made a checkpoint must
+            not choose what else is read. The folder itself may be a link.
+    """
+    path = directory / name
+    if not path.is_file():
+        raise BadInput(f"checkpoint: {directory} has no {name}, wants a directory that save_checkpoint wrote")
+    if not path.resolve().is_relative_to(directory.resolve()):
+        raise BadInput(
+            f"checkpoint: {path} is a link that leads out of {directory}, wants the file itself; if you trust it, copy "
+            "the directory with `cp -rL`"
+        )
+    return path
+
+
+def read_description(directory: Path) -> dict[str, Any]:
+    """Read ``model.json`` of a checkpoint and check all of it; see :func:`load_checkpoint` for errors."""
+    path = own_file(directory, DESCRIPTION)
+    own_file(directory, WEIGHTS)
+    try:
+        content = read_json(path)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"checkpoint: {path} is not JSON ({one_line(error)})") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else type(content).__name__
+        raise BadInput(f"checkpoint: {path} has format {found!r:.60}, wants {FORMAT}; written by another version?")
+    wrong = wrong_field(content)
+    if wrong is not None:
+        raise BadInput(f"checkpoint: {path} has {wrong}")
+    for tap, head in content["heads"].items():
+        wrong = _first_wrong(head, _HEAD, "which a head has") or _first_wrong(head["rule"], _RULE, "which a rule has")
+        if wrong is not None:
+            raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {wrong}")
+    sizes = {head["num_classes"] for head in content["heads"].values()}
+    if len(sizes) > 1:
+        raise BadInput(f"checkpoint: {path} has heads of {' and '.join(map(str, sorted(sizes)))} classes, wants one")
+    if content["classes"] and len(content["classes"]) not in sizes:
+        count = len(content["classes"])
+        raise BadInput(f"checkpoint: {path} has {count} names of classes, wants {sizes.pop()} or none")
+    return content
+
+
+def wrong_field(description: Mapping[str, Any]) -> str | None:
+    """Return in words the first field of a description that is missing, unknown or of another form, heads aside."""
+    return _first_wrong(description, _DESCRIPTION, f"which format {FORMAT} has")
+
+
+def one_line(said: object) -> str:
+    """Return a message or a name without line breaks, shortened."""
+    return f"{' '.join(str(said).split()):.200}"
+
+
+def _first_wrong(values: Any, forms: _Forms, which_has: str) -> str | None:
+    if not isinstance(values, Mapping):
+        return f"{values!r:.60}, wants {', '.join(forms)}"
+    for name in sorted(forms.keys() ^ values.keys()):
+        return f"no {name}, {which_has}" if name in forms else f"{one_line(name):.60}, {which_has} not"
+    for name, (wanted, is_good) in forms.items():
+        if not is_good(values[name]):
+            return f"{name}: got {values[name]!r:.60}, wants {wanted}"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= 1e308
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(map(_is_number, value))
+
+
+def _is_text(value: Any) -> bool:
+    """Half of a surrogate pair is in a str, but cannot be printed."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _are_numbers_by_name(value: Any) -> bool:
+    return isinstance(value, Mapping) and _are_names(list(value)) and all(map(_is_number, value.values()))
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**31
+
+
+def _is_pool_size(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
+
+
+_BOOL = ("a bool", lambda value: isinstance(value, bool))
+_DESCRIPTION: _Forms = {
+    "format": (str(FORMAT), lambda value: value == FORMAT),
+    "backbone": ("a str or None", lambda value: value is None or _is_text(value)),
+    "with_backbone": _BOOL,
+    "classes": ("a list of names", _are_names),
+    "heads": ("heads by tap", lambda value: isinstance(value, dict) and len(value) > 0 and _are_names(list(value))),
+    "image_size": (
+        f"a positive int or None, of {MOST_PIXELS:,} pixels at most",
+        lambda value: value is None or (_is_count(value) and value**2 <= MOST_PIXELS),
+    ),
+    "mean": ("three numbers", _are_numbers),
+    "std": ("three numbers greater than 0", lambda value: _are_numbers(value) and min(value) > 0),
+    "accuracy": ("numbers by name", _are_numbers_by_name),
+}
+_HEAD: _Forms = {
+    "in_features": ("a positive int", _is_count),
+    "num_classes": ("a positive int", _is_count),
+    "pool": (f"one of {list(POOLS)}", lambda value: value in POOLS),
+    "pool_size": ("two positive ints", _is_pool_size),
+    "bias": _BOOL,
+    "dropout": ("a probability in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1),
+    "return_probs": _BOOL,
+    "rule": (", ".join(RULE_ARGUMENTS), lambda value: isinstance(value, dict)),
+}
+_RULE: _Forms = {
+    "threshold": ("a number", _is_number),
+    "criterion": ("a str", lambda value: isinstance(value, str)),
+    "temperature": ("a number", _is_number),
+    "enabled": _BOOL,
+}
