@@ -52,6 +52,22 @@ def test_a_gain_in_some_passes_is_noise_and_one_in_all_of_them_is_not() -> None:
     assert slower([100.0] * 8, [50.0] * 8)
 
 
+def test_as_few_wins_as_a_coin_seldom_has() -> None:
+    """Of 12 tosses 11 or 12 heads have a chance of 13 in 4,096 and 10 or more one of 79; 0.5 % is the limit."""
+    for losses, beyond in ((0, True), (1, True), (2, False)):
+        assert slower([100.0] * 12, [90.0] * (12 - losses) + [140.0] * losses) == beyond
+        assert slower([1.0] * 12, [0.9] * (12 - losses) + [1.4] * losses) == beyond, "whatever the unit"
+    for passes, enough in ((7, False), (8, True)):  # 1 in 128 and in 256
+        assert slower([100.0] * passes, [50.0] * passes) == enough
+    assert not slower([100.0] * 10, [90.0] * 8 + [100.0] * 2), "a draw is no win: 56 in 1,024"
+    assert slower([101.0] * 12, [100.0] * 12) and not slower([100.99] * 12, [100.0] * 12), "1 % is the least"
+
+
+def test_passes_are_compared_one_by_one() -> None:
+    with pytest.raises(ValueError):
+        slower([100.0] * 12, [90.0] * 11)
+
+
 def test_drift_that_touches_both_is_no_difference_and_hides_none() -> None:
     drift = [100.0 + 10 * index for index in range(12)]
     assert not slower(drift, drift)
