@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PACKAGES = auxhead.kernels auxhead.model auxhead.autotune auxhead.plots
 
-.PHONY: demo test check lint types install clean
+.PHONY: demo test check lint types mutants-logic install clean
 
 demo: install
 	.venv/bin/auxhead demo
@@ -21,6 +21,11 @@ types: install
 	rm -rf build  # setuptools would put modules that are no more into the package again
 	.venv/bin/python -m pip install --quiet --no-deps --upgrade --target build/types .
 	cd build/types && ../../.venv/bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache $(addprefix -p ,$(PACKAGES))
+
+# Single changes of modules that are cheap to test, each of which a test has to notice: half an hour or more
+mutants-logic: install
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[mutants]'
+	.venv/bin/python tests/mutants/logic.py
 
 install: .venv/installed
 

@@ -112,6 +112,8 @@ def test_less_than_half_a_per_cent_is_a_tie_however_sure(sign):
         own, other = [[100.0 * ratio] * 2] * 3, [[100.0] * 2] * 3
         assert tie(own, other) == (part < 0.005)
         assert runs_tie(Paired(own, other, "one"), Paired(other, other, "two")) == (part < 0.005)
+    faster, slower = ([[100.0 * 1.1**power] * 2] * 3 for power in (-sign, sign))
+    assert not runs_tie(Paired(slower, other, "one"), Paired(faster, other, "two")), "as far from 1 on either side"
     ends = sorted((math.exp(sign * 0.1), 1.0))
     assert Difference(math.exp(sign * 0.05), *ends).is_tie, "an interval that ends at 1"
 
@@ -123,6 +125,8 @@ def test_one_capture_tells_no_error():
     with pytest.raises(ValueError, match="wants two or more of each"):
         compare_runs(Paired(other * 2, own, "one"), Paired(other * 2, own, "two"))
     assert Paired(own, own, "run").over_baseline == 1.0
+    with pytest.raises(ValueError, match=r"timings: got timings of shape \(0,\), wants \[captures >= 1\]"):
+        assert Paired([], own, "run").over_baseline
 
 
 def test_a_real_difference_is_found():
@@ -226,6 +230,7 @@ def test_student_quantile(freedom, probability, quantile):
     [
         ([[1.0]], [[1.0]], r"a: got timings of shape \(1, 1\), wants \[captures >= 2\]"),
         ([[1.0, 2.0], [1.0]], [[1.0]] * 2, "a: got captures of different numbers of rounds"),
+        ([[], []], [[], []], r"a: got timings of shape \(2, 0\), wants \[captures >= 2\]\[rounds >= 1\]"),
         ([[1.0]] * 2, [[1.0, 1.0]] * 2, "b: got 2 rounds, wants 1"),
         ([[1.0]] * 2, [[0.0]] * 2, "b: got times that are not positive"),
         ([[math.nan]] * 2, [[1.0]] * 2, "a: got times that are not positive"),

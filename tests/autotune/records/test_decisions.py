@@ -134,9 +134,9 @@ def swept(variant="a", rule="rule", *, rounds=4, forks=None, kernel="k", place="
         {"role": "rule", "variant": rule, "samples": [[100.0] * rounds] * 2},
     ]
     return Record(
-        kind=changed.pop("kind", "sweep"), cell={**shape._asdict(), **around, **changed}, exits="never", variant=variant,
-        run="r", utc="", environment={}, protocol=protocol, device_us={"median": us, "samples": [[us] * rounds] * 2},
-        paired=pairs,
+        kind=changed.pop("kind", "sweep"), cell={**shape._asdict(), **around, **changed}, exits="never", run="r",
+        variant=variant, utc="", environment={}, protocol=protocol, paired=pairs,
+        device_us={"median": us, "samples": [[us] * rounds] * 2},
     )  # fmt: skip
 
 
