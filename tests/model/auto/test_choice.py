@@ -1,6 +1,8 @@
 """The choice among measured runners, and the candidates there are."""
 
 import random
+from functools import partial
+from typing import Any
 
 import pytest
 from auxhead.model.auto.candidates import Candidate, candidates
@@ -100,6 +102,28 @@ def test_candidates_from_the_simplest_on() -> None:
     assert found[4:] == [
         Candidate("polled"), Candidate("gated"), Candidate("polled", compact=True),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("candidate", "kind", "more"),
+    [
+        (Candidate("overlapped"), "OverlappedRunner", {"batch_sizes": (8,), "forks": ()}),
+        (Candidate("overlapped", ("a", "b")), "OverlappedRunner", {"batch_sizes": (8,), "forks": ("a", "b")}),
+        (Candidate("gated"), "GatedRunner", {"batch_sizes": (8,)}),
+        (Candidate("polled"), "PolledRunner", {"batch_sizes": (8,)}),
+        (Candidate("polled", compact=True), "CompactingRunner", {"batch_sizes": (1, 4, 8)}),
+    ],
+    ids=str,
+)
+def test_a_candidate_makes_its_runner(
+    candidate: Candidate, kind: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OverlappedRunner", "GatedRunner", "PolledRunner", "CompactingRunner"):
+        fake = partial(lambda name, *given, **options: (name, given, options), name)
+        monkeypatch.setattr(f"auxhead.model.auto.candidates.{name}", fake)
+    network, example = object(), object()
+    made: Any = candidate.make(network, example, 8, (1, 4), "the trunk")  # type: ignore[arg-type]
+    assert made == (kind, (network, example), {"trunk": "the trunk", **more})
 
 
 def test_candidates_where_nothing_can_be_hidden_or_gathered() -> None:

@@ -48,7 +48,7 @@ def test_the_drop_is_never_more_than_allowed_on_the_validation_split(split, drop
 
 
 #: Error rates in the order in which they are tried.
-RATES = (0, 0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.014, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32)
+RATES = (0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.014, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32)
 
 
 def threshold_by_loops(confidences, right, rate):
@@ -120,6 +120,18 @@ def test_samples_leave_as_a_plain_loop_says(samples, steps):
             leaves = exit_indices(confidence, torch.tensor(found.thresholds)).tolist()
             assert leaves == wanted, (seed, drop, found)
             assert found.shares == pytest.approx([wanted.count(k) / samples for k in range(4)])
+
+
+@pytest.mark.parametrize("drop", [0.0004, 0.0011, 0.003])
+def test_small_error_rates_are_told_apart_where_samples_are_many(drop):
+    """An error rate of 0.1 % takes a thousand samples to prove."""
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        confidence = torch.rand(2, 1600, generator=generator) ** torch.tensor([[0.2], [0.1]])
+        chance = torch.cat([1 - (1 - confidence) ** 1.2 * torch.tensor([[0.05], [0.03]]), torch.full((1, 1600), 0.999)])
+        correct = torch.rand(3, 1600, generator=generator) < chance
+        leaves = exit_indices(confidence, torch.tensor(calibrate(confidence, correct, drop).thresholds))
+        assert torch.equal(leaves, torch.tensor(calibrated_by_loops(confidence, correct, drop))), seed
 
 
 def test_a_handful_of_samples_proves_no_error_rate():

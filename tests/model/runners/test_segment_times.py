@@ -16,6 +16,10 @@ from torch import nn
         ([40.0, 13, 13, 13, 13], [0, 2]),
         ([40.0, 30, 10, 10], [0]),
         ([5.0, 5, 5], []),
+        ([40.0, 25, 25], [0, 1]),
+        ([40.0, 24.5], []),
+        ([40.0, 24.5, 25], [1]),
+        ([40.0, 24.75, 0.25, 25.5], [0, 2]),
     ],
 )
 def test_stops_are_as_many_as_leave_enough_of_the_trunk_after_each(segments: list[float], stops: list[int]) -> None:
