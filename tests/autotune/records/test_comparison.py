@@ -1,5 +1,6 @@
 """Comparing timings: differences are found and ties are ties, in simulations as noisy as measurements."""
 
+import dataclasses
 import math
 import random
 
@@ -116,6 +117,11 @@ def test_less_than_half_a_per_cent_is_a_tie_however_sure(sign):
     assert not runs_tie(Paired(slower, other, "one"), Paired(faster, other, "two")), "as far from 1 on either side"
     ends = sorted((math.exp(sign * 0.1), 1.0))
     assert Difference(math.exp(sign * 0.05), *ends).is_tie, "an interval that ends at 1"
+
+
+def test_times_are_not_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        constant(1.0).run = "another"
 
 
 def test_one_capture_tells_no_error():

@@ -149,8 +149,8 @@ def test_a_measurement_is_read_with_the_baseline_of_its_rule():
 
 
 def test_sweeps_of_the_last_kernel_count():
-    records = [swept("a", kernel="old"), swept("b", kernel="new"), swept("c", kernel="old"), swept("d", kernel="new")]
-    assert [one.variant for one in of_last_kernel([*records, swept("e", kind="bench")])] == ["b", "d"]
+    records = [swept(name, kernel=kernel) for name, kernel in zip("abcde", ("k1", "k2", "k3", "k2", "k3"), strict=True)]
+    assert [one.variant for one in of_last_kernel([*records, swept("f", kind="bench")])] == ["c", "e"]
     assert of_last_kernel([]) == [] and of_last_kernel([swept(kind="bench")]) == []
 
 
@@ -181,6 +181,8 @@ def test_measurements_that_decide():
     assert variants(swept("a"), swept("b")) == ["a", "b"]
     assert variants(swept("a", rounds=9), swept("b"), swept("c", rounds=9), swept("d", rounds=2)) == ["a", "c"]
     assert variants(swept("a", "old", rounds=9), swept("b"), swept("c", "old"), swept("d")) == ["b", "d"]
+    assert variants(swept("a", "old"), swept("b", "old"), swept("c"), swept("d")) == ["c", "d"]
+    assert variants(*(swept(name, forks=[tap]) for name, tap in zip("abcd", "xxyy", strict=True))) == ["c", "d"]
     forked = [swept(name, forks=[tap]) for name, tap in zip("abcd", ("x", "y", "x", "y"), strict=True)]
     assert variants(*forked) == ["b", "d"]
     assert variants(*forked, swept("e", rounds=1, forks=["x"])) == ["b", "d"]
