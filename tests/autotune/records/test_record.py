@@ -5,7 +5,9 @@ import dataclasses
 import gzip
 import json
 import math
+import os
 import re
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +91,22 @@ def test_a_torn_line_of_any_length_is_removed(tmp_path, torn):
     path.write_bytes(whole + b"x" * torn)
     append_record(path, record("b"))
     assert path.read_bytes().startswith(whole) and [one.variant for one in read_records(path)] == ["a", "b"]
+
+
+def test_a_torn_line_need_not_be_text(tmp_path):
+    path = tmp_path / "records.jsonl"
+    append_record(path, record("a"))
+    path.write_bytes(path.read_bytes() + "é".encode()[:1])
+    assert [one.variant for one in read_records(path)] == ["a"]
+
+
+def test_everybody_may_read_a_file_and_its_owner_write_it(tmp_path):
+    before = os.umask(0)
+    try:
+        append_record(tmp_path / "records.jsonl", record())
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "records.jsonl").stat().st_mode) == 0o644
 
 
 def test_a_line_that_is_no_text_is_named(tmp_path):
