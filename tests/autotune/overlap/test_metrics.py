@@ -139,6 +139,7 @@ def test_stretch_kernel_by_kernel():
     first, second = kernel_stretches(alone, beside)
     assert first == ("pool", 5.0, 5.0) and first.ratio == 1.0
     assert second == (CONV, 10.0, 12.0) and second.ratio == 1.2
+    assert kernel_stretches(alone[:1], beside[1:2]) == [("pool", 4.0, 5.0), (CONV, 10.0, 11.0)], "of one replay each"
     with pytest.raises(ValueError, match="other kernels without heads"):
         kernel_stretches(beside, alone)
     with pytest.raises(ValueError, match="bare: got 2 replays of different kernels"):
