@@ -61,6 +61,8 @@ def test_the_small_print_says_where_and_when():
     assert stamp([later, measured()], "first", "second") == (
         f"first\nsecond\n{ON} (012345678, fedcba987), 2026-11-21 to 2026-11-23"
     )
+    days = [at("a", f"2026-11-{day}T00:00:00+00:00") for day in (22, 24, 23)]
+    assert stamp(days).endswith(", 2026-11-22 to 2026-11-24")
     assert "(a, b, c), " in stamp([at(name) for name in "cabba"]) and "(?), " in stamp([at(None)])
     assert "(4 commits), " in stamp([at(name) for name in "abcd"])
 
