@@ -5,7 +5,7 @@ CONSTRAINTS ?= constraints.txt
 INSTALLED = .venv/installed-$(or $(CONSTRAINTS),newest)
 PACKAGES = auxhead.kernels auxhead.model auxhead.autotune auxhead.plots
 
-.PHONY: demo test check lint types install clean
+.PHONY: demo test check lint types mutants-logic install clean
 
 demo: install
 	.venv/bin/auxhead demo
@@ -24,6 +24,11 @@ types: install
 	rm -rf build  # setuptools would put modules that are no more into the package again
 	.venv/bin/python -m pip install --quiet --no-deps --upgrade --target build/types .
 	cd build/types && ../../.venv/bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache $(addprefix -p ,$(PACKAGES))
+
+# Single changes of modules that are cheap to test, each of which a test has to notice: half an hour or more
+mutants-logic: install
+	.venv/bin/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[mutants]'
+	.venv/bin/python tests/mutants/logic.py
 
 install: $(INSTALLED)
 

@@ -53,7 +53,8 @@ def fused_head(
         pool_size: windows of a map, p or (p_h, p_w).
         criterion: what the confidence is; "max_prob" is the largest probability.
         temperature: divides the logits before the softmax; a float, or a float32 tensor of one element on x's device,
-            which is read on the device alone, so that changing it needs no recapture of a graph.
+            which is read on the device alone, so that changing it needs no recapture of a graph. There nobody refuses
+            one that is not finite and greater than 0: probabilities and confidence are NaN, and no sample exits.
         threshold: a sample exits when its confidence is strictly greater; given like the temperature. The default 1.0
             never exits.
         return_probs: whether to write the probabilities.

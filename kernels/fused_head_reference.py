@@ -26,7 +26,10 @@ def probabilities(logits: Tensor, temperature: Tensor | float) -> Tensor:
     """Return softmax(logits / temperature) over the last dimension, in float32 or better.
 
     Divided is the distance from the largest logit, as in the kernel: a logit divided by the temperature may overflow.
+    A temperature on a device, which nobody has checked, gives NaN unless it is finite and greater than 0.
     """
+    if isinstance(temperature, Tensor):
+        temperature = temperature.where((temperature > 0) & (temperature < torch.inf), torch.nan)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     below = logits - logits.amax(dim=-1, keepdim=True).detach()
     return torch.softmax(below / temperature, dim=-1)

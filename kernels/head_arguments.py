@@ -74,7 +74,7 @@ def check_rule_tensors(
     """Check temperature and threshold given as tensors as ``check_head_arguments`` does, on the CPU their values, too.
 
     A value on an accelerator is not read, for that would make the host wait; the kernel lets no sample exit under a
-    temperature that is not greater than 0.
+    temperature that is not finite and greater than 0.
     """
     for name, tensor in (("temperature", temperature), ("threshold", threshold)):
         if tensor is None:

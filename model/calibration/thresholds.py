@@ -8,7 +8,7 @@ from torch import Tensor
 from ..arguments import kind_of
 
 #: Error rates that the search tries, each for all heads alike.
-_ERROR_RATES = (0, 0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.014, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32)
+_ERROR_RATES = (0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.014, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32)
 
 #: The choice is this many rates stricter than the best one.
 _STEPS_BACK = 2

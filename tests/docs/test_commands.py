@@ -87,9 +87,9 @@ def test_a_command_that_there_is_not_is_found(text):
 
 
 def test_make_has_the_targets_that_documents_name():
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     for document in documents():
-        for target in re.findall(r"^    make ([a-z]+)|`make ([a-z]+)", document.read_text(), flags=re.MULTILINE):
+        for target in re.findall(r"^    make ([a-z-]+)|`make ([a-z-]+)", document.read_text(), flags=re.MULTILINE):
             assert set(target) - {""} <= targets, f"{name_of(document)}: make {''.join(target)}"
 
 

@@ -208,7 +208,8 @@ def test_rule_tensors(name, device):
 
 
 def test_number_checks_by_themselves():
-    for value in (1, 0.5, 1e-6, 1e6):
+    float32 = torch.finfo(torch.float32)
+    for value in (1, 0.5, 1e-6, 1e6, float32.smallest_normal, float32.max):
         check_temperature(value)
     for value in (0, 0.0, 0.5, 1, 1.0):
         check_threshold("max_prob", value)

@@ -1,5 +1,6 @@
 """fused_head.py, label, confidence and exit: temperature, threshold, ties, extreme logits, NaN and infinities."""
 
+import importlib
 import math
 
 import pytest
@@ -140,6 +141,21 @@ def test_the_distance_from_the_largest_logit_is_divided_and_not_the_logits(row, 
     """In plain PyTorch, too: a quotient of logits may be infinite."""
     out = head_of_logits(torch.tensor([row]), temperature=temperature, threshold=0.9)
     assert out.probs.tolist() == [[1.0, 0.0, 0.0]] and out.exit.all()
+
+
+@pytest.mark.parametrize("samples", [3, 7])
+@pytest.mark.parametrize("temperature", [0.0, -0.0, -1.0, NAN, -INF, INF])
+def test_a_temperature_on_the_device_that_is_no_positive_number_gives_no_answer(temperature, samples, monkeypatch):
+    """The host does not read it, and so cannot refuse it; here it is made not to. The reference says the same."""
+    module = importlib.import_module("auxhead.kernels.fused_head")
+    monkeypatch.setattr(module, "check_rule_tensors", lambda *_: None)
+    head = make_head((samples, 40), 10)
+    for by_kernel in (True, False):
+        monkeypatch.setattr(module, "runs_triton", lambda _x, by_kernel=by_kernel: by_kernel)
+        out = fused_head(*head, temperature=torch.tensor(temperature), threshold=0.0)
+        assert_output_form(out, samples, 10, head[0].device)
+        assert out.probs.isnan().all() and out.confidence.isnan().all() and not out.exit.any()
+        assert torch.equal(out.label, fused_head(*head).label), "the label does not depend on the temperature"
 
 
 def test_logits_too_large_for_half_precision(device):

@@ -39,6 +39,45 @@ def test_layout_is_that_of_the_memory(shape, strides, pool, layout):
     assert HeadShape.of(view, 10, pool_max=False, dtype=torch.float32).layout == layout
 
 
+SEEN = {
+    "two channels side by side": ((2, 2, 3, 3), (18, 1, 6, 2), "channels_last"),
+    "rows of two": ((2, 3, 1, 2), (6, 2, 99, 1), "contiguous"),
+    "rows of two with gaps": ((2, 3, 1, 2), (12, 4, 1, 2), "strided"),
+    "a column": ((2, 3, 4, 1), (12, 4, 1, 99), "contiguous"),
+    "a column with gaps": ((2, 3, 4, 1), (24, 8, 2, 1), "strided"),
+    "two rows": ((2, 3, 2, 1), (6, 2, 1, 99), "contiguous"),
+}
+
+
+@pytest.mark.parametrize("shape, strides, layout", SEEN.values(), ids=SEEN)
+def test_strides_of_one_element_mean_nothing(shape, strides, layout):
+    assert HeadShape.of(HeadView(shape, strides, 1, 1), 10, pool_max=False, dtype=torch.float32).layout == layout
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 5, 7), (1, 4, 2, 3), (3, 2, 6, 2)], ids=readable)
+def test_strides_of_its_view_are_those_of_pytorch(sizes):
+    samples, channels, height, width = sizes
+    memory = {
+        "contiguous": torch.empty(sizes),
+        "channels_last": torch.empty(sizes).to(memory_format=torch.channels_last),
+        "strided": torch.empty(samples, channels, height, 2 * width)[..., ::2],
+    }
+    for layout, x in memory.items():
+        view = HeadShape(*sizes, 2, 3, layout, "avg", 10, "float16").view
+        assert view == HeadView(sizes, x.stride(), 2, 3)
+
+
+def test_a_shape_in_words():
+    words = {
+        (1, 1): "batch 8, 64x7x5, max, 10 classes, float16, strided",
+        (2, 1): "batch 8, 64x7x5 in 2x1 windows, max, 10 classes, float16, strided",
+        (1, 3): "batch 8, 64x7x5 in 1x3 windows, max, 10 classes, float16, strided",
+        (2, 2): "batch 8, 64x7x5 in 2x2 windows, max, 10 classes, float16, strided",
+    }
+    for grid, said in words.items():
+        assert str(HeadShape(8, 64, 7, 5, *grid, "strided", "max", 10, "float16")) == said
+
+
 @given(
     sizes=st.tuples(st.integers(1, 5), st.integers(1, 70), st.integers(1, 9), st.integers(1, 9)),
     grid=st.tuples(st.integers(1, 4), st.integers(1, 4)),

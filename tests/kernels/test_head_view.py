@@ -29,6 +29,7 @@ def features_of(view, x):
 def check_view(x, view, seen, pool, pool_size):
     assert len(view.shape) == len(view.strides) == 4 and view.shape[0] == x.shape[0]
     assert view.positions == view.grid_h * view.grid_w
+    assert seen.numel() == (x[:, 0] if pool == "first" and x.ndim == 3 else x).numel(), "each element is read once"
     windows = features_of(view, seen)
     assert view.window_h * view.window_w >= max(window.shape[2] for window in windows)
     means = torch.stack([window.double().mean(2) for window in windows], 2).flatten(1)
@@ -71,6 +72,11 @@ def test_what_can_be_merged_is_merged():
     assert viewed(x, "avg", (1, 1))[0].shape == (2, 3, 1, 3136)
     assert viewed(x.to(memory_format=torch.channels_last), "avg", (1, 1))[0].shape == (2, 3, 1, 3136)
     assert viewed(x, "none", (1, 1))[0].shape == (2, 3 * 3136, 1, 1)
+    for strides in ((12, 4, 1, 99), (12, 4, 1, 1), (12, 4, 1, 0)):  # of one element, and so without a meaning
+        assert head_view((2, 3, 4, 1), strides, "avg", (1, 1)) == ((2, 3, 1, 4), (12, 4, 0, 1), 1, 1)
+        assert head_view((2, 3, 4, 1), strides, "none", (1, 1)).shape == (2, 12, 1, 1)
+    assert head_view((2, 3, 1, 4), (12, 4, 99, 1), "avg", (1, 1)) == ((2, 3, 1, 4), (12, 4, 0, 1), 1, 1)
+    assert head_view((2, 3, 4, 2), (48, 16, 4, 1), "avg", (1, 1)).shape == (2, 3, 4, 2), "a gap behind each row"
 
 
 @settings(max_examples=200)

@@ -105,6 +105,8 @@ BAD = {
         "entry 2: window_parts: got 2, wants 1",
     ),
     "serves others only": (changed_table("entries", 0, "serves", to=[2, 4]), "entry 1: serves: got [2, 4], wants"),
+    "serves no sample": (changed_table("entries", 0, "serves", to=[0, 1]), "entry 1: serves: got [0, 1], wants"),
+    "blocks of none": (changed_table(*CONFIG, "block_c", to=0), "entry 1: block_c: got 0, wants a power of two"),
     "serves one end": (changed_table("entries", 0, "serves", to=[1]), "entry 1: serves: got [1], wants"),
     "no margin": (changed_table("entries", 0, "margin", to=None), "entry 1: margin: got None, wants a number"),
     "twice the same": (
@@ -130,6 +132,33 @@ def test_a_message_does_not_repeat_all_of_a_long_value(keys, tables):
     with pytest.raises(BadTable) as caught:
         read_table(path)
     assert len(str(caught.value).replace(str(path), "")) < 400
+
+
+SMALLEST_TILES = {
+    "block_n": 16, "block_f": 16, "block_k": 16, "num_warps": 32, "max_registers": 32, "max_programs": 1, "waits": False
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_registers": 32, "max_programs": 1, "num_warps": 32},
+        {"max_registers": 0, "max_programs": 0, "num_warps": 1, "waits": True},
+        SMALLEST_TILES,
+        {**SMALLEST_TILES, "weight_buffers": 2},
+        {**SMALLEST_TILES, "block_n": 1, "max_registers": 255},
+    ],
+    ids=str,
+)
+def test_the_least_and_most_that_a_field_may_be_is_read(changes, tables):
+    config = dataclasses.replace(config_by_rule(head_shape()), **changes)
+    path = write(tables, table(entry(head_shape(), config=config)))
+    assert read_table(path).entries[0].config == config
+
+
+def test_a_table_is_not_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        table().device = "another"
 
 
 def test_a_file_that_is_not_there_or_that_of_another_device(tables):
@@ -176,6 +205,16 @@ def test_batches_in_between_take_the_nearest_that_was_measured_to_serve_them(sam
     write(tables, table(*entries))
     found = lookup(DEVICE, shape._replace(samples=samples), "alone")
     assert found == (None if taken is None else configs[taken])
+
+
+def test_the_nearest_batch_is_that_of_the_smaller_ratio(tables):
+    shape = head_shape()
+    configs = {batch: other(shape, block_c=batch) for batch in (4, 32)}
+    write(tables, table(*(entry(shape._replace(samples=b), config=configs[b], serves=(1, 64)) for b in configs)))
+    nearest = {samples: lookup(DEVICE, shape._replace(samples=samples), "alone") for samples in (1, 11, 12, 16, 64)}
+    assert nearest == {
+        samples: configs[4 if samples < 12 else 32] for samples in nearest
+    }  # 11 / 4 and 32 / 12 are less
 
 
 def test_a_tie_of_distances_goes_to_the_smaller_batch(tables):

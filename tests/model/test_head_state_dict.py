@@ -2,6 +2,7 @@
 
 import copy
 import io
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,6 +86,27 @@ def test_a_head_made_directly_loads_a_sequential(in_features: int | None, root: 
     x = torch.randn(MAP)
     assert_as_exact(head(x).probs, softmax_of(source, x), softmax_of(in_double(source), x.double()))
     assert head.linear.in_features == 24
+
+
+@without_rules
+@pytest.mark.parametrize("strict", [True, False])
+def test_of_several_linear_layers_none_is_taken_for_its_own(strict: bool) -> None:
+    """Which of them would decide the answers nobody has said; the one that has the name it came with is its own."""
+    layers = {name: nn.Linear(6, 5) for name in ("first", "second")}
+    state = {f"{name}.{key}": value for name, one in layers.items() for key, value in one.state_dict().items()}
+    head = FusedAuxHead(6, 5, pool="none")
+    before = head.linear.weight.clone()
+    if strict:
+        with pytest.raises(RuntimeError, match=r'Missing key.*"linear\.weight"'):
+            head.load_state_dict(state)
+    else:
+        missing, unexpected = head.load_state_dict(state, strict=False)
+        assert {"linear.weight", "linear.bias"} <= {*missing} and {*unexpected} == {*state}
+    assert torch.equal(head.linear.weight, before)
+    if not strict:
+        named = FusedAuxHead.from_module(nn.Sequential(OrderedDict(second=nn.Linear(6, 5))))
+        assert {*named.load_state_dict(state, strict=False).unexpected_keys} == {"first.weight", "first.bias"}
+        assert torch.equal(named.linear.weight, layers["second"].weight)
 
 
 def test_the_state_of_a_parametrized_layer_loads_again() -> None:

@@ -91,6 +91,19 @@ def test_replays_are_told_apart_by_the_launch_of_their_graph():
     assert median_replay([first, second, third]) == 0
 
 
+def test_the_time_from_first_to_last_kernel_begins_with_the_first():
+    """A replay may be cut out of a longer one, whose time began before."""
+    (found,) = read_replays(trace_of(*replay(1, 100.0, (CONV, 0, 7, 10), (CONV, 12, 7, 8), (HEADS, 21, 7, 2))))
+    assert overlap_of(found[1:]).span_us == 11.0
+
+
+def test_the_median_replay_is_the_one_in_the_middle():
+    spans = [50, 10, 30, 40, 20]
+    trace = trace_of(*(one for k, us in enumerate(spans) for one in replay(k + 1, 100.0 * k + 1, (CONV, 0, 7, us))))
+    replays = read_replays(trace)
+    assert [median_replay(replays[:count]) for count in (1, 2, 3, 4, 5)] == [0, 0, 2, 3, 2], "or the next longer"
+
+
 @pytest.mark.parametrize(
     ("trace", "message"),
     [
@@ -126,6 +139,7 @@ def test_stretch_kernel_by_kernel():
     first, second = kernel_stretches(alone, beside)
     assert first == ("pool", 5.0, 5.0) and first.ratio == 1.0
     assert second == (CONV, 10.0, 12.0) and second.ratio == 1.2
+    assert kernel_stretches(alone[:1], beside[1:2]) == [("pool", 4.0, 5.0), (CONV, 10.0, 11.0)], "of one replay each"
     with pytest.raises(ValueError, match="other kernels without heads"):
         kernel_stretches(beside, alone)
     with pytest.raises(ValueError, match="bare: got 2 replays of different kernels"):

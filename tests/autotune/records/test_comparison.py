@@ -1,5 +1,6 @@
 """Comparing timings: differences are found and ties are ties, in simulations as noisy as measurements."""
 
+import dataclasses
 import math
 import random
 
@@ -42,6 +43,96 @@ def test_captures_of_an_h200_seldom_differ_from_others_of_the_same():
             found.append(compare(order[:6], order[6:]))
     assert len(found) >= 1000
     assert sum(not one.is_tie for one in found) <= 0.01 * len(found)
+
+
+EXACT = [([[110.0] * 3] * 2, 1.1), ([[100.0]] * 4, 1.0), ([[50.0, 50.0]] * 3, 0.5)]
+
+
+@pytest.mark.parametrize(("own", "ratio"), EXACT)
+def test_without_noise_the_ratio_is_exact(own, ratio):
+    other = [[100.0] * len(own[0])] * 2
+    found = compare(own, other)
+    assert tuple(found) == pytest.approx((ratio,) * 3, rel=1e-12)
+    assert tie(own, other) == found.is_tie == (ratio == 1.0)
+    assert Paired(own, other, "run").over_baseline == pytest.approx(ratio)
+
+
+def test_a_time_is_the_geometric_mean_of_the_medians_of_captures():
+    """Worked out by hand: medians 4 and 9, whose mean is 6; of two rounds the median is theirs, 2 of 1 and 4."""
+    assert typical([[4.0, 1.0, 700.0], [9.0, 9.0, 2.0]]) == pytest.approx(6.0)
+    assert typical([[1.0, 4.0]]) == pytest.approx(2.0) and typical([[1.0, 4.0, 16.0, 700.0]]) == pytest.approx(8.0)
+    # in every round the four times have one median in common, which is taken off and changes no ratio
+    own, other = [[40.0], [90.0]], [[10.0], [40.0]]
+    assert compare(own, other).median_ratio == pytest.approx(3.0)
+    # a round in which all took three times as long, and one in which one of them did
+    assert compare([[40.0, 120.0, 40.0], [90.0, 270.0, 999.0]], [[10.0, 30.0, 10.0], [40.0, 120.0, 40.0]])[
+        0
+    ] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(("captures", "others"), [(2, 2), (3, 8), (8, 3), (12, 12)])
+def test_the_error_is_that_of_normal_captures(captures, others):
+    """Of captures with a known scatter s, Student's interval has the half width t s sqrt(1/A + 1/B) in the mean."""
+    draw, squares = np.random.default_rng(0), []
+    quantile = student_quantile(captures + others - 2, 0.995)
+    for _ in range(400):
+        a, b = (np.exp(0.01 * draw.standard_normal((count, 1))).tolist() for count in (captures, others))
+        found = compare(a, b)
+        squares.append((math.log(found.high / found.median_ratio) / quantile) ** 2)
+        assert math.log(found.median_ratio / found.low) == pytest.approx(math.log(found.high / found.median_ratio))
+    # the correction is that of the variant with fewer captures, and so a little much for the other one
+    fewer, more = sorted((captures, others))
+    wanted = 1e-4 * (1 / fewer + (more - 1) / more**2 * fewer / (fewer - 1))
+    assert np.mean(squares) == pytest.approx(wanted, rel=0.12)
+
+
+def test_the_confidence_asked_for_is_the_interval_s():
+    generator = np.random.default_rng(4)
+    a, b = (noisy(generator, us)[0, 0].tolist() for us in (100.0, 101.0))
+    widths = [math.log(one.high / one.low) for one in (compare(a, b, confidence=part) for part in (0.9, 0.99, 0.995))]
+    quantiles = [1.8595, 3.3554, 3.8325]  # of Student's t with 8 degrees of freedom, of tables
+    assert [width / widths[0] for width in widths] == pytest.approx([one / quantiles[0] for one in quantiles], rel=2e-3)
+    assert compare(a, b) == compare(a, b, confidence=0.99), "where nothing is asked for"
+    own, other = Paired(a, b, "run"), Paired(b, a, "run")
+    assert compare_runs(own, other) == compare(a, b, confidence=0.995), "and where configurations are decided between"
+    elsewhere = Paired(b, a, "another")
+    by_default, asked = compare_runs(own, elsewhere), compare_runs(own, elsewhere, confidence=0.995)
+    assert by_default == asked != compare_runs(own, elsewhere, confidence=0.99)
+    freedom = 2 * (len(a) + len(b) - 2)
+    halves = [math.log(one.high / one.median_ratio) for one in (compare(a, b), compare(b, a))]
+    error = math.hypot(*halves) / student_quantile(len(a) + len(b) - 2, 0.995)
+    half = math.log(asked.high / asked.median_ratio)
+    assert half == pytest.approx(student_quantile(freedom, 0.9975) * error, rel=0.05)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_less_than_half_a_per_cent_is_a_tie_however_sure(sign):
+    sure = {part: math.exp(sign * part) for part in (0.0, 0.0049, 0.0051)}
+    assert [Difference(ratio, ratio, ratio).is_tie for ratio in sure.values()] == [True, True, False]
+    for part, ratio in sure.items():
+        own, other = [[100.0 * ratio] * 2] * 3, [[100.0] * 2] * 3
+        assert tie(own, other) == (part < 0.005)
+        assert runs_tie(Paired(own, other, "one"), Paired(other, other, "two")) == (part < 0.005)
+    faster, slower = ([[100.0 * 1.1**power] * 2] * 3 for power in (-sign, sign))
+    assert not runs_tie(Paired(slower, other, "one"), Paired(faster, other, "two")), "as far from 1 on either side"
+    ends = sorted((math.exp(sign * 0.1), 1.0))
+    assert Difference(math.exp(sign * 0.05), *ends).is_tie, "an interval that ends at 1"
+
+
+def test_times_are_not_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        constant(1.0).run = "another"
+
+
+def test_one_capture_tells_no_error():
+    own, other = [[1.0, 2.0]], [[1.0, 1.0]]
+    with pytest.raises(ValueError, match="timings: got 1 captures and 2 of the baseline, wants two or more of each"):
+        compare_runs(Paired(own, other * 2, "one"), Paired(other, own, "two"))
+    with pytest.raises(ValueError, match="wants two or more of each"):
+        compare_runs(Paired(other * 2, own, "one"), Paired(other * 2, own, "two"))
+    assert Paired(own, own, "run").over_baseline == 1.0
+    with pytest.raises(ValueError, match=r"timings: got timings of shape \(0,\), wants \[captures >= 1\]"):
+        assert Paired([], own, "run").over_baseline
 
 
 def test_a_real_difference_is_found():
@@ -145,6 +236,7 @@ def test_student_quantile(freedom, probability, quantile):
     [
         ([[1.0]], [[1.0]], r"a: got timings of shape \(1, 1\), wants \[captures >= 2\]"),
         ([[1.0, 2.0], [1.0]], [[1.0]] * 2, "a: got captures of different numbers of rounds"),
+        ([[], []], [[], []], r"a: got timings of shape \(2, 0\), wants \[captures >= 2\]\[rounds >= 1\]"),
         ([[1.0]] * 2, [[1.0, 1.0]] * 2, "b: got 2 rounds, wants 1"),
         ([[1.0]] * 2, [[0.0]] * 2, "b: got times that are not positive"),
         ([[math.nan]] * 2, [[1.0]] * 2, "a: got times that are not positive"),

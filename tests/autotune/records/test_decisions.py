@@ -5,7 +5,17 @@ import math
 import numpy as np
 import pytest
 from auxhead.autotune.records.comparison import Paired, compare
-from auxhead.autotune.records.decisions import Decision, simplicity, winner
+from auxhead.autotune.records.decisions import (
+    Decision,
+    by_setting,
+    deciding,
+    joint_confidence,
+    measurement,
+    of_last_kernel,
+    simplicity,
+    winner,
+)
+from auxhead.autotune.records.record import Record
 from auxhead.autotune.sweep.space import spread_out
 from auxhead.kernels.head_shape import HeadShape
 from support.noisy_timings import constant, noisy
@@ -101,3 +111,78 @@ def test_what_is_simpler():
     changes = {"max_registers": 64}, {"max_programs": 64}, {"window_parts": 2, "block_a": 32}, {"num_warps": 8}
     for changed in (*changes, {"stages": 2}, {"block_a": 32}):
         assert simplicity(large) < simplicity({**large, **changed})
+    for field in ("max_registers", "max_programs"):
+        assert simplicity({**SMALL, field: 1, "num_warps": 4}) > simplicity({**SMALL, "num_warps": 32}), "any cap"
+    assert simplicity({**SMALL, "block_f": 2}) > simplicity({**SMALL, "waits": True}), "tiled"
+
+
+@pytest.mark.parametrize(("count", "confidence"), [(1, 0.995), (2, 0.995), (3, 0.9975), (6, 0.999), (51, 0.9999)])
+def test_the_more_variants_the_surer_each_interval(count, confidence):
+    """Bonferroni's: the chances of error, 0.5 % of two, are shared among those that are compared with one."""
+    assert joint_confidence(count) == pytest.approx(confidence)
+
+
+def swept(variant="a", rule="rule", *, rounds=4, forks=None, kernel="k", place="network", us=90.0, **changed):
+    """A sweep's record of a configuration beside the rule's; ``changed`` are fields of its cell and its trunk."""
+    shape = HeadShape(8, 64, 1, 49, 1, 1, "channels_last", "avg", 10, "float16")
+    around = {"model": "resnet18", "tap": "layer1"} if place == "network" else {}
+    protocol = {"place": place, "kernel": kernel, "config": {"name": variant}, "trunk": changed.pop("trunk", None)}
+    if forks is not None:
+        protocol["forks"] = forks
+    pairs = [
+        {"role": "other", "variant": "x", "samples": [[1.0]]},
+        {"role": "rule", "variant": rule, "samples": [[100.0] * rounds] * 2},
+    ]
+    return Record(
+        kind=changed.pop("kind", "sweep"), cell={**shape._asdict(), **around, **changed}, exits="never", run="r",
+        variant=variant, utc="", environment={}, protocol=protocol, paired=pairs,
+        device_us={"median": us, "samples": [[us] * rounds] * 2},
+    )  # fmt: skip
+
+
+def test_a_measurement_is_read_with_the_baseline_of_its_rule():
+    found = measurement(swept("a", "default", rounds=3, forks=["layer1", "layer2"]))
+    assert (found.variant, found.rule, found.config) == ("a", "default", {"name": "a"})
+    assert found.paired == Paired([[90.0] * 3] * 2, [[100.0] * 3] * 2, "r")
+    assert found.forks == ("layer1", "layer2") and found.median_us == 90.0 and found.rounds == 6
+    assert measurement(swept()).forks is None
+
+
+def test_sweeps_of_the_last_kernel_count():
+    records = [swept(name, kernel=kernel) for name, kernel in zip("abcde", ("k1", "k2", "k3", "k2", "k3"), strict=True)]
+    assert [one.variant for one in of_last_kernel([*records, swept("f", kind="bench")])] == ["c", "e"]
+    assert of_last_kernel([]) == [] and of_last_kernel([swept(kind="bench")]) == []
+
+
+def test_settings_are_told_apart_by_shape_place_network_and_trunk():
+    turned = swept("turned")
+    turned = Record(**{**vars(turned), "cell": dict(reversed(turned.cell.items()))})
+    records = [
+        swept("first"), swept("alone", place="alone"), swept("batch", samples=16), swept("tap", tap="layer2"), turned,
+        swept("trunk", trunk="feed"), swept("model", model="resnet50"), swept("alone too", place="alone"),
+    ]  # fmt: skip
+    found = by_setting(records)
+    assert [[one.variant for one in its] for its in found.values()] == [
+        ["first", "turned"], ["alone", "alone too"], ["batch"], ["tap"], ["trunk"], ["model"],
+    ]  # fmt: skip
+    assert [setting.place for setting in found][:2] == ["network", "alone"]
+    assert len({setting.network for setting in found}) == 5, "of the first and of the batch it is one"
+    (setting,) = by_setting([swept(place="alone", model="resnet18")])
+    assert setting.network != next(iter(by_setting([swept(place="alone")]))).network
+
+
+def variants(*records):
+    return [one.variant for one in deciding(map(measurement, records))]
+
+
+def test_measurements_that_decide():
+    """Timed most often, beside the last one's rule, with the forks of the last of them."""
+    assert variants() == []
+    assert variants(swept("a"), swept("b")) == ["a", "b"]
+    assert variants(swept("a", rounds=9), swept("b"), swept("c", rounds=9), swept("d", rounds=2)) == ["a", "c"]
+    assert variants(swept("a", "old", rounds=9), swept("b"), swept("c", "old"), swept("d")) == ["b", "d"]
+    assert variants(swept("a", "old"), swept("b", "old"), swept("c"), swept("d")) == ["c", "d"]
+    assert variants(*(swept(name, forks=[tap]) for name, tap in zip("abcd", "xxyy", strict=True))) == ["c", "d"]
+    forked = [swept(name, forks=[tap]) for name, tap in zip("abcd", ("x", "y", "x", "y"), strict=True)]
+    assert variants(*forked) == ["b", "d"]
+    assert variants(*forked, swept("e", rounds=1, forks=["x"])) == ["b", "d"]

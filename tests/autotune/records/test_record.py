@@ -5,7 +5,9 @@ import dataclasses
 import gzip
 import json
 import math
+import os
 import re
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from auxhead.autotune.records.record import (
     BadRecord,
     Record,
     append_record,
+    bad_record,
     check_out,
     is_settled,
     latest,
@@ -77,6 +80,46 @@ def test_a_torn_line_longer_than_a_block_and_alone(tmp_path):
     assert read_records(path) == []
     append_record(path, record())
     assert read_records(path) == [record()]
+
+
+@pytest.mark.parametrize("torn", [1, 65_534, 65_535, 65_536, 65_537, 131_072, 131_073])
+def test_a_torn_line_of_any_length_is_removed(tmp_path, torn):
+    """The file is read from its end on in blocks of 65,536 bytes, at whose edges a newline may lie."""
+    path = tmp_path / "a" / "b" / "records.jsonl"
+    append_record(path, record("a"))
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"x" * torn)
+    append_record(path, record("b"))
+    assert path.read_bytes().startswith(whole) and [one.variant for one in read_records(path)] == ["a", "b"]
+
+
+def test_a_torn_line_need_not_be_text(tmp_path):
+    path = tmp_path / "records.jsonl"
+    append_record(path, record("a"))
+    path.write_bytes(path.read_bytes() + "é".encode()[:1])
+    assert [one.variant for one in read_records(path)] == ["a"]
+
+
+def test_everybody_may_read_a_file_and_its_owner_write_it(tmp_path):
+    before = os.umask(0)
+    try:
+        append_record(tmp_path / "records.jsonl", record())
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "records.jsonl").stat().st_mode) == 0o644
+
+
+def test_a_line_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "records.jsonl"
+    for number in (1, 3):
+        path.write_bytes(b"\n" * (number - 1) + b"\xff\n\n")
+        with pytest.raises(BadRecord, match=f"records.jsonl, line {number}: is not JSON"):
+            read_records(path)
+
+
+def test_a_bad_record_is_named_by_its_place_or_else_by_its_variant():
+    assert str(bad_record(record("a"), "no")) == "a: no"
+    assert str(bad_record(record("a", place="file, line 3"), "no")) == "file, line 3: no"
 
 
 def test_two_processes_append_to_one_file(tmp_path):

@@ -1,6 +1,8 @@
 """The choice among measured runners, and the candidates there are."""
 
 import random
+from functools import partial
+from typing import Any
 
 import pytest
 from auxhead.model.auto.candidates import Candidate, candidates
@@ -52,6 +54,22 @@ def test_a_gain_in_some_passes_is_noise_and_one_in_all_of_them_is_not() -> None:
     assert slower([100.0] * 8, [50.0] * 8)
 
 
+def test_as_few_wins_as_a_coin_seldom_has() -> None:
+    """Of 12 tosses 11 or 12 heads have a chance of 13 in 4,096 and 10 or more one of 79; 0.5 % is the limit."""
+    for losses, beyond in ((0, True), (1, True), (2, False)):
+        assert slower([100.0] * 12, [90.0] * (12 - losses) + [140.0] * losses) == beyond
+        assert slower([1.0] * 12, [0.9] * (12 - losses) + [1.4] * losses) == beyond, "whatever the unit"
+    for passes, enough in ((7, False), (8, True)):  # 1 in 128 and in 256
+        assert slower([100.0] * passes, [50.0] * passes) == enough
+    assert not slower([100.0] * 10, [90.0] * 8 + [100.0] * 2), "a draw is no win: 56 in 1,024"
+    assert slower([101.0] * 12, [100.0] * 12) and not slower([100.99] * 12, [100.0] * 12), "1 % is the least"
+
+
+def test_passes_are_compared_one_by_one() -> None:
+    with pytest.raises(ValueError):
+        slower([100.0] * 12, [90.0] * 11)
+
+
 def test_drift_that_touches_both_is_no_difference_and_hides_none() -> None:
     drift = [100.0 + 10 * index for index in range(12)]
     assert not slower(drift, drift)
@@ -84,6 +102,28 @@ def test_candidates_from_the_simplest_on() -> None:
     assert found[4:] == [
         Candidate("polled"), Candidate("gated"), Candidate("polled", compact=True),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("candidate", "kind", "more"),
+    [
+        (Candidate("overlapped"), "OverlappedRunner", {"batch_sizes": (8,), "forks": ()}),
+        (Candidate("overlapped", ("a", "b")), "OverlappedRunner", {"batch_sizes": (8,), "forks": ("a", "b")}),
+        (Candidate("gated"), "GatedRunner", {"batch_sizes": (8,)}),
+        (Candidate("polled"), "PolledRunner", {"batch_sizes": (8,)}),
+        (Candidate("polled", compact=True), "CompactingRunner", {"batch_sizes": (1, 4, 8)}),
+    ],
+    ids=str,
+)
+def test_a_candidate_makes_its_runner(
+    candidate: Candidate, kind: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OverlappedRunner", "GatedRunner", "PolledRunner", "CompactingRunner"):
+        fake = partial(lambda name, *given, **options: (name, given, options), name)
+        monkeypatch.setattr(f"auxhead.model.auto.candidates.{name}", fake)
+    network, example = object(), object()
+    made: Any = candidate.make(network, example, 8, (1, 4), "the trunk")  # type: ignore[arg-type]
+    assert made == (kind, (network, example), {"trunk": "the trunk", **more})
 
 
 def test_candidates_where_nothing_can_be_hidden_or_gathered() -> None:

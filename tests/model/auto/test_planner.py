@@ -1,11 +1,13 @@
-"""Times of the passes that a plan is chosen by, by a clock that moves only while a runner answers."""
+"""Measuring for a plan: times of the passes, by a clock that moves only while a runner answers; who answers alike."""
 
+from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 
 import pytest
 import torch
-from auxhead.model.auto.planner import measure
+from auxhead.model import ExitResult
+from auxhead.model.auto.planner import _alike, measure
 from torch import Tensor
 
 
@@ -58,3 +60,29 @@ def test_a_pass_takes_all_batches_and_its_time_is_their_mean(monkeypatch, batche
     turns = [(name, len(list(of_one))) for name, of_one in groupby(name for name, _ in calls)]
     one = 1 + 2 * batches
     assert turns[:3] == [("early", one), ("plain", 2 * one), ("early", 2 * one)], "who was last is first the next time"
+
+
+def differing(labels: int = 0, exits: int = 0) -> Callable[[Tensor], ExitResult]:
+    """Make a runner that answers otherwise for the samples 0, 1, ... by their label, and for the last by their exit."""
+
+    def answer(x: Tensor) -> ExitResult:
+        label, exit_index = torch.zeros_like(x), torch.zeros_like(x)
+        label[x < labels], exit_index[x >= 200 - exits] = 1, 1
+        return ExitResult(label, torch.zeros(len(x)), None, exit_index)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("samples", "labels", "exits", "alike"),
+    [
+        (200, 0, 0, True), (200, 2, 0, True), (200, 0, 2, True), (200, 1, 1, True),
+        (200, 3, 0, False), (200, 0, 3, False), (200, 2, 1, False),
+        (199, 1, 0, True), (199, 2, 0, False), (100, 1, 0, True), (99, 1, 0, False),
+        (10, 1, 0, False), (10, 0, 0, True),
+    ],
+)  # fmt: skip
+def test_one_answer_in_a_hundred_may_differ_by_rounding(samples: int, labels: int, exits: int, alike: bool) -> None:
+    batches = torch.arange(samples).split(50)
+    assert _alike(differing(labels, exits), differing(), batches) == alike
+    assert _alike(differing(), differing(labels, exits), batches) == alike

@@ -1,5 +1,8 @@
 """Thresholds from a validation split: accuracy kept, samples that leave, bad arguments."""
 
+import math
+from itertools import pairwise
+
 import pytest
 import torch
 from auxhead.model.calibration.thresholds import calibrate, exit_indices
@@ -43,6 +46,107 @@ def test_the_drop_is_never_more_than_allowed_on_the_validation_split(split, drop
     assert found.full_accuracy - found.accuracy <= drop + 1e-9
     assert all(0.0 <= threshold <= 1.0 for threshold in found.thresholds)
     assert sum(found.shares) == pytest.approx(1.0)
+
+
+#: Error rates in the order in which they are tried.
+RATES = (0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.014, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32)
+
+
+def threshold_by_loops(confidences, right, rate):
+    """The smallest threshold above which a head is right often enough; equals leave together, and 0 never does."""
+    ordered = sorted(zip(confidences, right, strict=True), reverse=True)
+    threshold, answered_right = 1.0, 0
+    for place, (lowest, is_right) in enumerate(ordered, start=1):
+        answered_right += is_right
+        below = ordered[place][0] if place < len(ordered) else None
+        if lowest not in (below, 0.0) and (answered_right + 1) / (place + 2) >= 1.0 - rate:
+            threshold = math.nextafter(lowest, 0.0) if below is None else (lowest + below) / 2
+    return threshold
+
+
+def calibrated_by_loops(confidence, correct, drop):
+    """The exit index of each sample under the thresholds that ``calibrate`` documents, in plain Python."""
+    heads, samples = confidence.shape
+    sure, right = confidence.tolist(), correct.tolist()
+
+    def rule(rate, known):
+        """One threshold a head, from the samples that are known."""
+        return [
+            threshold_by_loops([sure[k][m] for m in known], [right[k][m] for m in known], rate) for k in range(heads)
+        ]
+
+    def exit_of(sample, thresholds):
+        return next((k for k in range(heads) if sure[k][sample] > thresholds[k]), heads)
+
+    def exits_under(thresholds):
+        return [exit_of(m, thresholds) for m in range(samples)]
+
+    def lost_in_cross_validation(rate):
+        lost = 0
+        for fold in range(5):
+            thresholds = rule(rate, [m for m in range(samples) if m % 5 != fold])
+            for m in range(fold, samples, 5):
+                lost += right[-1][m] and not right[exit_of(m, thresholds)][m]
+        return lost
+
+    needed = sum(right[-1]) - drop * samples - 1e-6
+    best, earliest, held = [heads] * samples, heads * samples, []
+    for rate in RATES:
+        exits = exits_under(rule(rate, range(samples)))
+        if sum(right[k][m] for m, k in enumerate(exits)) < needed or exits == [heads] * samples:
+            continue
+        held.append(exits)
+        lost = lost_in_cross_validation(rate)
+        if sum(exits) < earliest and lost <= drop * samples + 1e-6:
+            earliest = sum(exits)
+            best = held[max(0, len(held) - 3)] if lost else exits  # two rates stricter
+    return best
+
+
+@pytest.mark.parametrize("samples", [4, 11, 45])
+@pytest.mark.parametrize("steps", [None, 4, 15], ids=["no-ties", "many-ties", "ties"])
+def test_samples_leave_as_a_plain_loop_says(samples, steps):
+    """Cross-validation, two steps back, the correction for few samples and ties change one answer or more each."""
+    for seed in range(6):
+        generator = torch.Generator().manual_seed(seed)
+        ability = torch.rand(3, 1, generator=generator) * 3 + 0.3
+        confidence = torch.rand(3, samples, generator=generator) ** (1 / ability)
+        if steps:
+            confidence = (confidence * steps).round() / steps
+        chance = torch.cat([confidence ** (0.6 * torch.rand(1, generator=generator)), torch.full((1, samples), 0.97)])
+        correct = torch.rand(4, samples, generator=generator) < chance
+        for drop in (0.02, 0.1):
+            found = calibrate(confidence, correct, drop)
+            wanted = calibrated_by_loops(confidence, correct, drop)
+            leaves = exit_indices(confidence, torch.tensor(found.thresholds)).tolist()
+            assert leaves == wanted, (seed, drop, found)
+            assert found.shares == pytest.approx([wanted.count(k) / samples for k in range(4)])
+
+
+@pytest.mark.parametrize("allowed", [2, 5, 8, 11, 14])
+def test_each_error_rate_is_tried_and_two_of_them_given_back(allowed):
+    """A head's sixteen confidences, of four hundred samples each, add up to an error rate between two that are tried.
+
+    The drop allows as many of them. Every fold of the cross-validation is the same, and so loses as many samples.
+    """
+    wrong = [round((low + high) / 2 * 400 * place) for place, (low, high) in enumerate(pairwise((0, *RATES)), start=1)]
+    right = torch.ones(len(RATES), 400, dtype=torch.bool)
+    for place, (before, up_to) in enumerate(pairwise((0, *wrong))):
+        right[place, : up_to - before] = False
+    confidence = torch.linspace(0.95, 0.2, len(RATES))[:, None].expand(-1, 400)
+    correct = torch.stack([right.flatten(), torch.ones(right.numel(), dtype=torch.bool)])
+    confidence, correct = (one.reshape(-1, right.numel()).repeat_interleave(5, dim=1) for one in (confidence, correct))
+    drop = (wrong[allowed] + wrong[allowed + 1]) / 2 / right.numel()
+    found = calibrate(confidence, correct, drop)
+    assert found.shares[0] == pytest.approx((allowed + 1 - 2) / len(RATES))
+
+
+def test_a_handful_of_samples_proves_no_error_rate():
+    """Of n samples that are all right an error rate of 1 / (n + 2) is believed, and none below."""
+    every = torch.ones(2, 1, dtype=torch.bool)
+    for samples, leave in ((1, False), (2, True)):  # the largest rate is 0.32: 2 / 3 is too little, 3 / 4 enough
+        found = calibrate(torch.full((1, samples), 0.9), every.expand(2, samples), 0.0)
+        assert (found.thresholds[0] < 0.9) == leave
 
 
 def confident(*rates, pictures=400):

@@ -5,6 +5,7 @@ import re
 import sys
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
@@ -68,3 +69,27 @@ def test_without_timm_its_example_says_so(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "timm", None)
     importlib.import_module("auxhead.model.examples.timm_backbone").main("cpu")
     assert capsys.readouterr().out == "This example wants timm, which is not installed: pip install timm\n"
+
+
+def test_times_of_the_graphs_are_microseconds(monkeypatch):
+    """An event's times are milliseconds; here a request takes a quarter of one, and every tenth takes three."""
+    clock = {"ms": 0.0, "requests": 0}
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.ms = clock["ms"]
+
+        def elapsed_time(self, end):
+            return end.ms - self.ms
+
+    def runner(_images):
+        clock["requests"] += 1
+        clock["ms"] += 3.0 if clock["requests"] % 10 == 0 else 0.25
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    example = importlib.import_module("auxhead.model.examples.run_from_graphs")
+    assert example.device_us(runner, torch.zeros(1)) == 250.0
