@@ -142,8 +142,11 @@ class GraphRunner(Runner):
         def forward(cut: Callable[[], None]) -> None:
             self._run_trunk(static.x, range(len(self.network.taps)), lambda _stop, _outputs: cut())
 
-        graphs, _ = self._capture_graphs(forward, static, self._captures.memory)
-        return measure_segments(graphs, static.refill, self._captures.streams.trunk)
+        graphs, _ = self._capture_graphs(forward, static, MemoryPool(self._device))
+        times = measure_segments(graphs, static.refill, self._captures.streams.trunk)
+        graphs.clear()
+        torch.cuda.empty_cache()  # of their pool: the runs before the next capture take memory, too
+        return times
 
     def _run_trunk(self, x: Tensor, stops: Sequence[int], at_stop: Callable[[int, list[Tensor]], None]) -> list[Tensor]:
         """Run the trunk once and return the outputs of all taps and, last, its own.

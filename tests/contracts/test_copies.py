@@ -49,13 +49,7 @@ def assert_agrees(rule: ExitRule, threshold: float, temperature: float, *, enabl
 
 @pytest.mark.parametrize(
     "way",
-    [
-        *COPIES.values(),
-        pytest.param(
-            copy.copy,
-            marks=pytest.mark.xfail(strict=True, reason="the copy writes what the original's kernel reads"),
-        ),
-    ],
+    [*COPIES.values(), copy.copy],
     ids=[*COPIES, "copy"],
 )
 def test_a_copied_rule_is_another_rule(way: Callable) -> None:

@@ -55,7 +55,6 @@ def test_a_spawned_process_answers_with_the_shared_weights(spawned: Spawned) -> 
         torch.testing.assert_close(one, other)  # threads of a process may sum in another order
 
 
-@pytest.mark.xfail(strict=True, reason="a spawned process shares the memory of the rules, too")
 def test_a_rule_changed_in_a_spawned_process_is_changed_there_alone(spawned: Spawned) -> None:
     assert rules_of(spawned.network) == spawned.rules
 
