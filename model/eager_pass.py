@@ -10,7 +10,7 @@ from ..kernels import HeadOutput, decide
 from ..kernels.cuda_runtime import beside_captures, is_capturing
 from .exit_result import ExitResult, first_sure
 from .fused_aux_head import FusedAuxHead
-from .streams import StreamPair, fork_captured, stream_pair
+from .streams import StreamPair, fork_captured, has_streams, stream_pair
 from .taps import ForwardLeft, listening
 
 
@@ -42,7 +42,7 @@ def run_eagerly(
             decision, which is what an ``if confidence > t`` costs.
     """
     with_probs = all(head.return_probs for head in heads)
-    if x.device.type != "cuda":
+    if not has_streams(x):
         return first_sure(_answers(backbone, taps, heads, x, classifier, None, in_line, stop), with_probs=with_probs)
     caller = torch.cuda.current_stream(x.device)
     if is_capturing(x.device):
@@ -51,19 +51,19 @@ def run_eagerly(
             with torch.cuda.stream(streams.trunk):
                 answers = _answers(backbone, taps, heads, x, classifier, streams, in_line, stop)
         finally:
-            streams.waited_for_by(caller)
+            caller.wait_stream(streams.trunk)
         return first_sure(answers, with_probs=with_probs)
     with beside_captures():  # the network's memory, or its host, may wait for the device
         streams = stream_pair(x.device)
-        streams.wait_for(caller)
+        streams.trunk.wait_stream(caller)  # and with it the side stream, at each tap
         try:
             with torch.cuda.stream(streams.trunk):
                 answers = _answers(backbone, taps, heads, x, classifier, streams, in_line, stop)
         finally:
-            streams.waited_for_by(caller)
+            caller.wait_stream(streams.trunk)  # which has waited for the side stream
         result = first_sure(answers, with_probs=with_probs)
         # The answers go back to the allocator now; another caller's run must not write over them before the merge.
-        streams.wait_for(caller)
+        streams.trunk.wait_stream(caller)
         return result
 
 

@@ -111,8 +111,8 @@ class FusedAuxHead(nn.Module):
         self._check_linear()
         weight: Tensor = linear.weight
         bias: Tensor | None = linear.bias
-        if not torch.compiler.is_compiling() and isinstance(x, Tensor) and x.is_cuda:
-            wait_for_write(self.rule, x.device)
+        if not torch.compiler.is_compiling() and isinstance(x, Tensor):
+            wait_for_write(self.rule, x)
         if _autocasts(x):  # as autocast does for the nn.Linear this replaces
             weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
         return fused_head(

@@ -5,10 +5,10 @@ from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..kernels.cuda_runtime import is_capturing
-from .streams import current_handle, stream_pair
+from .streams import current_handle, has_streams, stream_pair
 
 
 class _Write(NamedTuple):
@@ -51,12 +51,13 @@ def wait_for_writes(rules: Iterable[nn.Module], stream: torch.cuda.Stream) -> No
             stream.wait_event(write.done)
 
 
-def wait_for_write(rule: nn.Module, device: torch.device) -> None:
-    """Let the current stream of a CUDA device wait until a rule has its value, unless it has seen it before.
+def wait_for_write(rule: nn.Module, x: Tensor) -> None:
+    """Let the current stream of a tensor's device wait until a rule has its value, unless it has seen it before.
 
     Within a caller's capture it does nothing: its graph is ordered by whoever replays it.
     """
-    write = _writes.get(rule)
+    write = _writes.get(rule) if has_streams(x) else None
+    device = x.device
     if write is not None and (handle := current_handle(device)) not in write.seen and not is_capturing(device):
         stream = torch.cuda.current_stream(device)
         stream.wait_event(write.done)
@@ -71,10 +72,10 @@ class OrderedWrite:
     the caller's graph, and ordered by whoever replays it.
     """
 
-    def __init__(self, rule: nn.Module, device: torch.device) -> None:
-        """Order a write to a rule whose tensors lie on ``device``."""
+    def __init__(self, rule: nn.Module, tensor: Tensor) -> None:
+        """Order a write to a rule, one of whose tensors is given."""
         self._rule = rule
-        self._device = device if device.type == "cuda" and not is_capturing(device) else None
+        self._device = tensor.device if has_streams(tensor) and not is_capturing(tensor.device) else None
 
     def __enter__(self) -> None:
         if self._device is None:
@@ -83,7 +84,7 @@ class OrderedWrite:
         for reader in _readers.get(self._rule, ()):
             stream.wait_event(reader.last_read)
         wait_for_writes([self._rule], stream)
-        stream_pair(self._device).waited_for_by(stream)
+        stream.wait_stream(stream_pair(self._device).trunk)  # of eager passes, which ends after their heads
 
     def __exit__(self, *_: object) -> None:
         global _count

@@ -17,15 +17,10 @@ class StreamPair(NamedTuple):
     side: torch.cuda.Stream
     """Priority 0."""
 
-    def wait_for(self, stream: torch.cuda.Stream) -> None:
-        """Let both streams wait for another."""
-        self.trunk.wait_stream(stream)
-        self.side.wait_stream(stream)
 
-    def waited_for_by(self, stream: torch.cuda.Stream) -> None:
-        """Let another stream wait for both."""
-        stream.wait_stream(self.trunk)
-        stream.wait_stream(self.side)
+def has_streams(x: torch.Tensor) -> bool:
+    """Return whether work on a tensor goes to streams."""
+    return x.is_cuda
 
 
 @cache
@@ -54,7 +49,8 @@ def fork_captured(caller: torch.cuda.Stream) -> StreamPair:
             pair = pairs[captures.index(None)]
         else:
             pairs.append(pair := _new_pair(caller.device))
-        pair.wait_for(caller)
+        pair.trunk.wait_stream(caller)
+        pair.side.wait_stream(caller)
         return pair
 
 

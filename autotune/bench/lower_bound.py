@@ -31,7 +31,7 @@ class SegmentGraphs:
         self._answer: PeerAnswer
         stream, memory = stream_pair(example.device).trunk, MemoryPool(example.device)
         with torch.no_grad():
-            warm_up(self._forward, static.refill, stream, memory)
+            warm_up(self._forward, static.refill, stream)
             capture = Capture(example.device, memory)
             with capture.capturing(stream, trunk.module):
                 self._forward(capture)

@@ -15,7 +15,7 @@ from ...kernels.head_shape import HeadShape
 from ...kernels.launch_config import LaunchConfig
 from ...kernels.launch_rule import config_by_rule
 from ...model import ExitResult, Trunk, make_trunk
-from ...model.runners.captured_batch import CapturedBatch
+from ...model.runners.captured_batch import CapturedBatch, StaticInput
 from ...model.runners.overlapped import OverlappedRunner
 from ...model.taps import listening
 from ..measuring.cells import NEVER
@@ -142,9 +142,9 @@ class HeadsInSitu:
 class _ForksByRule(OverlappedRunner):
     """Chooses forks, and captures no more than that takes, so that no head is compiled for it."""
 
-    def _capture(self, x: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        self._choose_forks(x)
-        return CapturedBatch(x, buffers, (), (), "")
+    def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
+        self._choose_forks(example)
+        return CapturedBatch(StaticInput(example), buffers, (), (), "")
 
 
 class _SamePriority(OverlappedRunner):

@@ -14,7 +14,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,10 +30,9 @@ import toml
 import torch
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
+from repository_copy import ROOT, copy_of_repository
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-PACKAGES = ("kernels", "model", "autotune", "plots")
 LEAST_KILLED = 0.9
 #: Imported before the forks; what else tests import is imported by each of them.
 IMPORTED_ONCE = (
@@ -100,21 +98,6 @@ def changed_line(source: str, code: str) -> tuple[int, str, str]:
         if tag != "equal" and old != new:
             return i + 1, (old or [""])[0], (new or [""])[0]
     raise ValueError("nothing but white space differs")
-
-
-def copy_of_repository(to: Path) -> None:
-    """Copy tracked and new files, and lay a folder ``auxhead`` with the four packages beside them."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    for name in filter(None, listed.stdout.split("\0")):
-        if (ROOT / name).is_file():
-            (to / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, to / name)
-    (to / "build" / "auxhead").mkdir(parents=True)
-    for package in PACKAGES:
-        (to / "build" / "auxhead" / package).symlink_to(to / package)
 
 
 def passes(copy: Path, tests: list[str], limit_s: float) -> bool:

@@ -12,65 +12,34 @@ import pytest
 import torch
 from auxhead.autotune.bench import lower_bound as segments
 from auxhead.autotune.heads import alone as alone_head
-from auxhead.model import streams
+from auxhead.model import rule_order, streams
 from auxhead.model.runners import capture, captures, checks, graph_runner
 from auxhead.model.runners import compacting as compacting_runner
 from auxhead.model.runners import gated as gated_runner
 from auxhead.model.runners import polled as polled_runner
 from auxhead.model.streams import StreamPair
+from support import stream_order
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-_CAPTURING = (capture, captures, checks, compacting_runner, graph_runner, gated_runner, segments)
-
-
-class _Stream:
-    cuda_stream, stream_id, device = 1, 3, torch.device("cpu")
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def wait_stream(self, _stream: object) -> None:
-        pass
-
-    def wait_event(self, _event: object) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
+_CAPTURING = (capture, captures, checks, compacting_runner, graph_runner, gated_runner, polled_runner, segments)
 
 
 class _CaptureStreams:
     def __init__(self) -> None:
-        self.trunk, self.side = _Stream(), _Stream()
+        self.trunk, self.side = stream_order.Stream(), stream_order.Stream()
 
     def wait(self) -> None:
-        pass
+        self.trunk.synchronize()
+        self.side.synchronize()
 
     def give_back(self) -> None:
         pass
 
 
-class _Event:
-    def __init__(self, **_: Any) -> None:
-        pass
-
-    def record(self, _stream: object = None) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, _end: object) -> float:
-        return 1.0
-
-
 def simulated_events(patch: pytest.MonkeyPatch) -> None:
     """Let timers run on the CPU until the test of ``patch`` ends: each device time is a millisecond."""
-    patch.setattr(torch.cuda, "Event", _Event)
+    patch.setattr(torch.cuda, "Event", stream_order.Event)
     patch.setattr(torch.cuda, "synchronize", lambda _device=None: None)
 
 
@@ -80,8 +49,8 @@ class _Graph:
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
 
-    def launch(self, _stream: object) -> None:
-        with torch.no_grad():
+    def launch(self, stream: stream_order.Stream) -> None:
+        with torch.no_grad(), stream_order.current(stream):
             for call in self.calls:
                 call()
 
@@ -106,6 +75,40 @@ class _Recorder(TorchDispatchMode):
         return outputs
 
 
+_poll = polled_runner.PolledRunner._poll
+
+
+def _polled(runner: polled_runner.PolledRunner, captured: polled_runner.PolledBatch, stop: int) -> int:
+    """Poll; once no sample is open the host knows that the launches which have written the answer are over."""
+    still_open = _poll(runner, captured, stop)
+    if still_open == 0:
+        runner._stream.synchronize()
+    return still_open
+
+
+#: Arguments that kernels read; all other tensors they may write.
+_READ = {"x", "weight", "bias", "temperature", "threshold", "valid", "condition", "destinations", "origin"}
+_READ_BY = {"gather_kernel": {"features", "label", "exit_index", "confidence", "probs"}}
+_READ_BY["collect_kernel"] = _READ_BY["gather_kernel"]
+#: Places in a tuple of ``exit_kernel`` of the workspace, which is written.
+_WORKSPACE = (12, 13, 14)
+
+
+def _kernel_accesses(executor: Any, args: tuple[Any, ...]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the tensors that a kernel reads and those that it writes."""
+    reads, writes = [], []
+    for name, value in zip(executor.arg_names, args, strict=False):
+        if name == "heads":
+            for head in value:
+                for place, one in enumerate(head):
+                    (writes if place in _WORKSPACE else reads).append(one)
+        else:
+            is_read = name in _READ | _READ_BY.get(executor.fn.__name__, set())
+            (reads if is_read else writes).append(value)
+    tensors = [[one for one in some if isinstance(one, torch.Tensor)] for some in (reads, writes)]
+    return tensors[0], tensors[1]
+
+
 @contextmanager
 def simulated_cuda() -> Iterator[None]:
     """Let runners be made and called on CPU tensors."""
@@ -113,32 +116,40 @@ def simulated_cuda() -> Iterator[None]:
 
     recording: list[_Recorder] = []  # at most one
 
-    def warm_up(forward: Callable[[], None], refill: Callable[[], None], *_: object) -> None:
-        refill()
-        forward()
-        refill()
+    def warm_up(forward: Callable[[], None], refill: Callable[[], None], stream: stream_order.Stream) -> None:
+        stream.wait_stream(torch.cuda.current_stream())
+        with stream_order.current(stream):
+            refill()
+            forward()
+            refill()
+        stream.synchronize()
 
     interpret = GridExecutor.__call__
 
     def launch(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
-        with _disable_current_modes():
-            interpret(executor, *args, **kwargs)
+        def again() -> None:
+            with _disable_current_modes():
+                interpret(executor, *args, **kwargs)
+            stream_order.order.work(executor.fn.__name__, *_kernel_accesses(executor, args))
+
+        again()
         if recording:
-            recording[0].graph.calls.append(lambda: interpret(executor, *args, **kwargs))
+            recording[0].graph.calls.append(again)
 
     class Capture:
         def __init__(self, *_: Any) -> None:
             self.graphs: list[_Graph] = []
 
         @contextmanager
-        def capturing(self, *_: Any) -> Iterator[None]:
+        def capturing(self, stream: stream_order.Stream, *_: Any) -> Iterator[None]:
             recording.append(_Recorder(_Graph()))
             try:
-                with recording[0]:
+                with recording[0], stream_order.current(stream):  # a capture runs nothing, but is simulated by a run
                     yield
                 self.cut()
             finally:
                 recording.clear()
+                stream.synchronize()
 
         def cut(self) -> None:
             self.graphs.append(recording[0].graph)
@@ -166,16 +177,21 @@ def simulated_cuda() -> Iterator[None]:
                     patch.setattr(module, name, value)
         patch.setattr(GridExecutor, "__call__", launch)
         patch.setattr(checks, "_check_cuda", lambda _x: None)
-        patch.setattr(streams, "current_handle", lambda _device: _Stream.cuda_stream)
+        stream_order.patched(patch)
+        patch.setattr(streams, "current_handle", lambda _device: stream_order.order.current.cuda_stream)
+        patch.setattr(polled_runner.PolledRunner, "_poll", _polled)
+        pair = StreamPair(stream_order.Stream(), stream_order.Stream())
+        for name, value in (
+            ("has_streams", lambda _x: True),
+            ("is_capturing", lambda _device: False),
+            ("stream_pair", lambda _device: pair),
+            ("current_handle", lambda _device: stream_order.order.current.cuda_stream),
+        ):
+            patch.setattr(rule_order, name, value)
         for name, value in (
             ("device", lambda _device: nullcontext()),
-            ("stream", lambda _stream: nullcontext()),
-            ("set_stream", lambda _stream: None),
-            ("current_stream", lambda *_: _Stream()),
             ("current_device", lambda: None),
             ("is_current_stream_capturing", lambda: False),
-            ("Stream", _Stream),
-            ("Event", _Event),
             ("_sleep", lambda _cycles: None),
         ):
             patch.setattr(torch.cuda, name, value)
@@ -183,7 +199,8 @@ def simulated_cuda() -> Iterator[None]:
         patch.setattr(polled_runner, "_LEAST_SEGMENT_US", 0.0)
         patch.setattr(compacting_runner, "_LEAST_STOP_US", 0.0)
         patch.setattr(gated_runner, "_LEAST_GATED_US", 0.0)
-        yield
+        with stream_order.Watching():
+            yield
 
 
 class _ChainGraph:
@@ -202,9 +219,11 @@ def simulated_chains(patch: pytest.MonkeyPatch, length: int) -> Iterator[None]:
         yield
 
     with simulated_cuda():
-        patch.setattr(torch.cuda, "synchronize", lambda _device=None: None)
+        stream_order.order.checks = False
         patch.setattr(torch.cuda, "CUDAGraph", _ChainGraph)
         patch.setattr(torch.cuda, "graph", graph)
-        patch.setattr(alone_head, "stream_pair", lambda _device: StreamPair(_Stream(), _Stream()))
+        patch.setattr(
+            alone_head, "stream_pair", lambda _device: StreamPair(stream_order.Stream(), stream_order.Stream())
+        )
         patch.setattr(alone_head, "CHAIN", length)
         yield

@@ -16,8 +16,8 @@ from auxhead.kernels.choose_config import choose_config, overrides
 from auxhead.kernels.launch_config import LaunchConfig
 from auxhead.kernels.tuned_table import lookup
 from auxhead.model import FusedAuxHead
-from support.simulated_cuda import _Event
 from support.small_measurer import measurer
+from support.stream_order import Event
 
 alone_head = importlib.import_module("auxhead.autotune.heads.alone")
 copy_speed = importlib.import_module("auxhead.autotune.heads.copy_speed")
@@ -262,7 +262,7 @@ def test_a_launch_that_does_not_end_is_told_and_nothing_waits_for_it(timing, mon
 
 def test_every_capture_is_timed_in_every_round(simulated, monkeypatch):
     called = []
-    monkeypatch.setattr(_Event, "elapsed_time", lambda self, end: 0.25)
+    monkeypatch.setattr(Event, "elapsed_time", lambda self, end: 0.25)
     variants = {"a": [lambda: called.append("a0"), lambda: called.append("a1")], "b": [lambda: called.append("b0")]}
     found = time_rounds(variants, torch.device("cpu"), rounds=3, repeat=5)
     assert found == {"a": [[50.0] * 3] * 2, "b": [[50.0] * 3]}

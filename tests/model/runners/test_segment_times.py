@@ -1,12 +1,12 @@
 """Times of segments, by a clock that moves only while a graph runs; stops are chosen by them."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from auxhead.model.runners import segment_times
 from auxhead.model.runners.segment_times import choose_stops, measure_segments
-from torch import nn
 
 
 @pytest.mark.parametrize(
@@ -26,17 +26,18 @@ def test_stops_are_as_many_as_leave_enough_of_the_trunk_after_each(segments: lis
     assert choose_stops(segments, 25.0) == stops
 
 
-def test_the_time_of_a_segment_is_that_of_one_launch_in_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event's times are milliseconds; one round in five that took longer is no matter."""
-    clock = {"ms": 0.0, "launches": 0}
+def test_segments_run_in_their_order_and_their_times_are_in_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event's times are milliseconds; two rounds in six that took longer are no matter."""
+    clock = {"ms": 0.0, "rounds": 0}
+    launched: list[str] = []
 
     class Graph:
-        def __init__(self, us: float) -> None:
-            self.us = us
+        def __init__(self, name: str, us: float) -> None:
+            self.name, self.us = name, us
 
         def launch(self, _stream: object) -> None:
-            clock["launches"] += 1
-            clock["ms"] += self.us / 1000 * (50 if clock["launches"] <= 10 else 1)
+            launched.append(self.name)
+            clock["ms"] += self.us / 1000 * (50 if clock["rounds"] <= 2 else 1)
 
     class Event:
         def __init__(self, enable_timing: bool) -> None:
@@ -45,16 +46,17 @@ def test_the_time_of_a_segment_is_that_of_one_launch_in_microseconds(monkeypatch
         def record(self, _stream: object) -> None:
             self.ms = clock["ms"]
 
-        def synchronize(self) -> None:
-            pass
-
         def elapsed_time(self, end: "Event") -> float:
             return end.ms - self.ms
 
-    def capture_graphs(*_: Any) -> tuple[list[Graph], None]:
-        return [Graph(80.0), Graph(30.0)], None
+    def refill() -> None:
+        launched.append("refilled")
+        clock["rounds"] += 1
 
-    monkeypatch.setattr(segment_times, "capture_graphs", capture_graphs)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    arguments: Any = (nn.Identity(), [], torch.zeros(1), None, None)
-    assert measure_segments(*arguments) == pytest.approx([80.0, 30.0])
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda _cycles: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
+    graphs: Any = [Graph("first", 80.0), Graph("second", 30.0)]
+    stream: Any = SimpleNamespace(synchronize=lambda: None)
+    assert measure_segments(graphs, refill, stream) == pytest.approx([80.0, 30.0])
+    assert launched == ["refilled", "first", "second"] * 6

@@ -9,11 +9,10 @@ import torch
 import torch.nn.utils.parametrizations
 import torch.nn.utils.prune
 from auxhead.kernels import runs_triton
-from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, PolledRunner, make_runner, streams
+from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, PolledRunner, make_runner
 from auxhead.model.auto.plan import PassTimes
 from auxhead.model.auto.planner import measure_plan
 from support.example_models import SmallNet, plain_heads
-from support.simulated_cuda import _Stream as simulated_stream
 from support.simulated_cuda import simulated_cuda
 from torch import Tensor
 
@@ -275,15 +274,3 @@ def test_an_interrupt_leaves_a_runner_that_answers(network):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)  # after another error
         signal.signal(signal.SIGALRM, before)
-
-
-def test_a_request_on_another_stream_waits_for_the_one_before(network):
-    with simulated_cuda(), pytest.MonkeyPatch.context() as patch:  # undone before the simulation is
-        runner = make_runner(network, images(1))
-        waited = []
-        patch.setattr(simulated_stream, "wait_event", lambda _stream, event: waited.append(event))
-        runner(images(1))
-        assert not waited
-        patch.setattr(streams, "current_handle", lambda _device: 3)
-        runner(images(1))
-        assert waited == [runner._done]

@@ -1,0 +1,63 @@
+"""A runner's work in order, simulated on the CPU: captures, requests of several streams, refresh, close: no races.
+
+The waits that this needs are the mutants of ``tests/mutants/waits.toml``.
+"""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from auxhead.kernels import runs_triton
+from auxhead.model import EarlyExitNetwork, make_runner
+from support import stream_order
+from support.example_models import SmallNet, plain_heads
+from support.simulated_cuda import simulated_cuda
+from support.stream_order import Stream
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="simulates CUDA, which is here")
+
+WAYS = {
+    "overlapped": {},
+    "forks": {"forks": SmallNet.taps[:2]},
+    "polled": {"exits": "polled"},
+    "gated": {"exits": "gated"},
+    "compact": {"exits": "polled", "compact": True},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_the_interpreter() -> None:
+    if not runs_triton(torch.empty(1)):
+        pytest.skip("needs Triton's interpreter")
+
+
+@pytest.fixture
+def simulation() -> Iterator[None]:
+    with simulated_cuda():
+        yield
+
+
+@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
+@pytest.mark.parametrize("way", WAYS)
+def test_runners_have_no_races(way: str, trunk: str, simulation: None) -> None:
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), 0.5).eval()
+    runner = make_runner(network, torch.randn(4, 3, 8, 8), batch_sizes=(1, 4), trunk=trunk, **WAYS[way])
+    streams = [Stream(), Stream()]
+    thresholds = (0.0, 1.0)  # all leave at the first head, or none at any
+    for turn in range(6):
+        network.set_rules(thresholds[turn % 2])
+        with stream_order.current(streams[turn % 3 % 2]):
+            x = torch.randn(1 if turn == 4 else 4, 3, 8, 8)
+            answer = runner(x)
+            x += 1  # as soon as the answer is asked for
+            assert (answer.label + answer.confidence).shape == (len(x),)
+            if turn == 3:
+                runner.refresh()
+            del x, answer
+    with stream_order.current(streams[1]):
+        runner(torch.randn(4, 3, 8, 8))
+    runner.close()
+    gc.collect()
+    torch.ones(3) + 1  # may get memory that the runner had

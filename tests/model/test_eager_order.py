@@ -1,0 +1,129 @@
+"""Streams of an eager pass, simulated on the CPU: nothing uses the same memory at the same time.
+
+Each wait is taken away in turn, which has to be noticed.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from itertools import count
+
+import pytest
+import torch
+from auxhead.model import EarlyExitNetwork, eager_pass, rule_order
+from auxhead.model.streams import StreamPair
+from support import stream_order
+from support.example_models import SmallNet, plain_heads
+from support.stream_order import Race, Stream, Watching
+
+
+@pytest.fixture
+def network() -> EarlyExitNetwork:
+    torch.manual_seed(0)
+    return EarlyExitNetwork(SmallNet(), plain_heads(), 0.5, example_input=torch.randn(2, 3, 8, 8)).eval()
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamPair]:
+    """The streams of an eager pass, which takes the CPU for a GPU."""
+    stream_order.patched(monkeypatch)
+    pair = StreamPair(Stream(), Stream())
+    for module in (eager_pass, rule_order):
+        monkeypatch.setattr(module, "has_streams", lambda _x: True)
+        monkeypatch.setattr(module, "is_capturing", lambda _device: False)
+        monkeypatch.setattr(module, "stream_pair", lambda _device: pair)
+    monkeypatch.setattr(eager_pass, "beside_captures", nullcontext)
+    monkeypatch.setattr(rule_order, "current_handle", lambda _device: stream_order.order.current.cuda_stream)
+    yield pair
+
+
+def callers(network: EarlyExitNetwork) -> None:
+    """Requests of two streams that know nothing of each other, each of a batch that its stream has just written."""
+    streams = [Stream(), Stream()]
+    with torch.no_grad(), Watching():
+        for turn in range(6):
+            with stream_order.current(streams[turn % 2]):
+                x = torch.randn(2, 3, 8, 8)
+                answer = network(x)
+                assert (answer.confidence + answer.label).shape == (2,)
+                del x, answer
+
+
+def one_caller(network: EarlyExitNetwork) -> None:
+    with torch.no_grad(), Watching():
+        for _ in range(3):
+            x = torch.randn(2, 3, 8, 8)
+            answer = network(x)
+            x += 1  # it may be overwritten once the answer is asked for
+            answer.confidence.add(answer.label)
+            del answer
+
+
+@pytest.mark.parametrize("requests", [callers, one_caller])
+def test_an_eager_pass_has_no_races(
+    network: EarlyExitNetwork, pair: StreamPair, requests: Callable[[EarlyExitNetwork], None]
+) -> None:
+    requests(network)
+
+
+def test_rules_are_assigned_and_used_on_any_streams(network: EarlyExitNetwork, pair: StreamPair) -> None:
+    streams = [Stream(), Stream(), Stream()]
+    with torch.no_grad(), Watching():
+        for turn in range(6):
+            for stream in (streams[turn % 2], streams[2]):
+                with stream_order.current(stream):
+                    network.set_rules(0.1 * turn)
+            with stream_order.current(streams[(turn + 1) % 2]):
+                network(torch.randn(2, 3, 8, 8))
+                network.heads[0](torch.randn(2, 8, 4, 4))
+
+
+def without(monkeypatch: pytest.MonkeyPatch, waits: Callable[[Stream, Stream], bool]) -> list[object]:
+    """Leave out the waits of one stream for another that ``waits`` says; returns those left out so far."""
+    wait, left_out = Stream.wait_stream, []
+
+    def wait_stream(stream: Stream, other: Stream) -> None:
+        if waits(stream, other):
+            left_out.append((stream, other))
+        else:
+            wait(stream, other)
+
+    monkeypatch.setattr(Stream, "wait_stream", wait_stream)
+    return left_out
+
+
+def trunk_for_caller_at_first(pair: StreamPair) -> Callable[[Stream, Stream], bool]:
+    turns = count()
+    return lambda stream, other: stream is pair.trunk and other not in pair and next(turns) % 2 == 0
+
+
+def trunk_for_caller_at_last(pair: StreamPair) -> Callable[[Stream, Stream], bool]:
+    turns = count()
+    return lambda stream, other: stream is pair.trunk and other not in pair and next(turns) % 2 == 1
+
+
+def side_for_trunk(pair: StreamPair) -> Callable[[Stream, Stream], bool]:
+    return lambda stream, other: stream is pair.side and other is pair.trunk
+
+
+def trunk_for_side(pair: StreamPair) -> Callable[[Stream, Stream], bool]:
+    return lambda stream, other: stream is pair.trunk and other is pair.side
+
+
+def caller_for_trunk(pair: StreamPair) -> Callable[[Stream, Stream], bool]:
+    return lambda stream, other: stream not in pair and other is pair.trunk
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [trunk_for_caller_at_first, trunk_for_caller_at_last, side_for_trunk, trunk_for_side, caller_for_trunk],
+)
+def test_a_wait_that_is_missing_is_noticed(
+    network: EarlyExitNetwork,
+    pair: StreamPair,
+    waits: Callable[[StreamPair], Callable[[Stream, Stream], bool]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left_out = without(monkeypatch, waits(pair))
+    with pytest.raises(Race):
+        callers(network)
+    assert left_out

@@ -1,0 +1,99 @@
+"""Mutation run over what orders work and keeps memory: ``python tests/mutants/waits.py [PART OF A NAME ...]``.
+
+``waits.toml`` lists waits, records, joins, kept references, barriers and resets, each with the change that takes it
+away and the tests that have to notice. Mutants of the simulation run on the CPU, once: it finds every race by the order
+of the work. Mutants of the GPU run up to 20 times, with delays on the streams; without a GPU they are left out, and the
+run says so. What is listed as equivalent, with the reason, is not made. The run fails if a mutant survives, or if a
+change of the list fits the code no more.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from repository_copy import ROOT, copy_of_repository
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import toml as tomllib
+
+HERE = Path(__file__).resolve().parent
+RUNS = 20
+LIMIT_S = 600.0
+#: Processes at a time: kernels of several share a GPU, and delays stay as long as they are.
+JOBS = {"simulation": os.cpu_count() or 1, "gpu": 8}
+
+
+def mutated(mutant: dict[str, Any]) -> str:
+    """Return the source of a mutant's file with its change."""
+    source = (ROOT / mutant["file"]).read_text()
+    places = source.count(mutant["old"])
+    if places != mutant.get("places", 1):
+        raise SystemExit(f"{mutant['name']}: {mutant['file']} has its code {places} times; mend waits.toml")
+    return source.replace(mutant["old"], mutant.get("new", ""))
+
+
+def survives(mutant: dict[str, Any], original: Path) -> bool:
+    """Make a mutant in a copy of its own, and return whether its tests pass, as often as they are run."""
+    on_gpu = mutant["on"] == "gpu"
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        shutil.copytree(original, copy, ignore=lambda *_: ["build"])
+        (copy / "build" / "auxhead").mkdir(parents=True)
+        for package in ("kernels", "model", "autotune", "plots"):
+            (copy / "build" / "auxhead" / package).symlink_to(copy / package)
+        (copy / mutant["file"]).write_text(mutated(mutant))
+        simulated = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
+        environment = {**os.environ, **simulated, "PYTHONPATH": str(copy / "build")}
+        for _ in range(RUNS if on_gpu else 1):
+            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant["tests"]]
+            try:
+                done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=LIMIT_S)
+            except subprocess.TimeoutExpired:
+                return False
+            if done.returncode not in (0, 1):  # no test was found, say
+                raise SystemExit(f"{mutant['name']}: pytest says {done.returncode}:\n{done.stdout.decode()[-2000:]}")
+            if done.returncode == 1:
+                return False
+    return True
+
+
+def main() -> int:
+    """Make the mutants whose names contain an argument, or all."""
+    listed = tomllib.loads((HERE / "waits.toml").read_text())["mutant"]
+    chosen = [one for one in listed if not sys.argv[1:] or any(part in one["name"] for part in sys.argv[1:])]
+    for mutant in chosen:
+        mutated(mutant)
+    here = [one for one in chosen if "equivalent" not in one and (one["on"] != "gpu" or torch.cuda.is_available())]
+    left_out = sum("equivalent" not in one for one in chosen) - len(here)
+    survivors = []
+    with tempfile.TemporaryDirectory() as folder:
+        original = Path(folder) / "copy"
+        copy_of_repository(original)
+        for place, jobs in JOBS.items():
+            mutants = [one for one in here if one["on"] == place]
+            with ThreadPoolExecutor(jobs) as pool:
+                began = time.monotonic()
+                for mutant, alive in zip(mutants, pool.map(lambda one: survives(one, original), mutants), strict=True):
+                    after = time.monotonic() - began
+                    print(
+                        f"{'SURVIVED' if alive else 'caught':9} {mutant['name']} ({place}, {after:.0f} s)", flush=True
+                    )
+                    survivors += [mutant["name"]] * alive
+    equivalent = sum("equivalent" in one for one in chosen)
+    print(f"{len(here) - len(survivors)} of {len(here)} caught; {equivalent} listed as equivalent.")
+    if left_out:
+        print(f"{left_out} need a GPU, and were not made.")
+    return bool(survivors)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""Simulated streams that know what may run at the same time, and tell of memory that two of them use then.
+
+Work is done at once, on the CPU; what is simulated is its order. Each stream has a clock; a wait takes over another
+one's. An access that nothing orders after an earlier one of the same memory, one of the two a write, is a race, and so
+is memory that goes back to the allocator while another stream may still use it: the next tensor made on the stream that
+it comes from may get it.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Clock = dict["Stream", int]
+
+
+class Race(AssertionError):
+    """Two streams may use the same memory at the same time."""
+
+
+class Stream:
+    """A stream of CUDA, as far as its order goes."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.cuda_stream = id(self)
+        self.stream_id = 1
+        self.clock: Clock = {}
+
+    def wait_stream(self, other: "Stream") -> None:
+        _merge(self.clock, other.clock)
+
+    def wait_event(self, event: "Event") -> None:
+        _merge(self.clock, event.clock)
+
+    def record_event(self) -> "Event":
+        event = Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        _merge(order.host, self.clock)
+
+    def query(self) -> bool:
+        return True
+
+
+class Event:
+    """An event of CUDA."""
+
+    def __init__(self, **_: object) -> None:
+        self.clock: Clock = {}
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.clock = dict((stream or order.current).clock)
+
+    def synchronize(self) -> None:
+        _merge(order.host, self.clock)
+
+    def elapsed_time(self, _end: object) -> float:
+        return 1.0
+
+
+class _Memory:
+    """Accesses of one storage."""
+
+    def __init__(self, made_on: Stream | None) -> None:
+        self.made_on = made_on
+        self.written: tuple[Stream, int] | None = None
+        self.read: Clock = {}
+
+    def accesses(self) -> Clock:
+        found = dict(self.read)
+        if self.written is not None:
+            found[self.written[0]] = max(self.written[1], found.get(self.written[0], 0))
+        return found
+
+
+class Order:
+    """All streams of a simulation, and the memory that work on them uses."""
+
+    def __init__(self) -> None:
+        self.checks = True
+        """False where kernels are launched by themselves: on the CPU all streams share their counters."""
+        self.current = Stream()
+        self.host: Clock = {}
+        self.latest: Clock = {}
+        self._memory: dict[int, _Memory] = {}
+        self._given_back: dict[Stream, Clock] = {}
+
+    def work(
+        self, what: object, reads: Iterable[Tensor], writes: Iterable[Tensor], makes: Iterable[Tensor] = ()
+    ) -> None:
+        """Do one piece of work on the current stream; raises :class:`Race`."""
+        stream = self.current
+        _merge(stream.clock, self.host)
+        now = stream.clock[stream] = self.latest[stream] = stream.clock.get(stream, 0) + 1
+        makes = list(makes)
+        if makes and (pending := self._given_back.pop(stream, None)):
+            self._demand(stream, pending, f"{what} may get memory that is still in use")
+        for tensor in reads:
+            memory = self._of(tensor, None)
+            if memory.written is not None:
+                self._demand(stream, dict([memory.written]), f"{what} reads what is being written")
+            memory.read[stream] = now
+        for tensor in (*writes, *makes):
+            memory = self._of(tensor, stream)
+            self._demand(stream, memory.accesses(), f"{what} writes what is in use")
+            memory.written, memory.read = (stream, now), {}
+
+    def _of(self, tensor: Tensor, made_on: Stream | None) -> _Memory:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._memory:
+            self._memory[key] = _Memory(made_on)
+            weakref.finalize(storage, self._give_back, key).atexit = False
+        return self._memory[key]
+
+    def _give_back(self, key: int) -> None:
+        memory = self._memory.pop(key)
+        if memory.made_on is not None:
+            _merge(self._given_back.setdefault(memory.made_on, {}), memory.accesses())
+
+    def _demand(self, stream: Stream, accesses: Clock, otherwise: str) -> None:
+        if self.checks and any(stream.clock.get(other, 0) < time for other, time in accesses.items()):
+            raise Race(otherwise)
+
+
+def _merge(clock: Clock, other: Clock) -> None:
+    for stream, time in other.items():
+        clock[stream] = max(time, clock.get(stream, 0))
+
+
+#: That of the simulation under way.
+order = Order()
+
+
+@contextmanager
+def current(stream: Stream) -> Iterator[None]:
+    """Make a stream the current one."""
+    before, order.current = order.current, stream
+    try:
+        yield
+    finally:
+        order.current = before
+
+
+class Watching(TorchDispatchMode):
+    """Takes every operator for work on the current stream."""
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        outputs = func(*args, **kwargs)
+        reads, writes, makes = accesses_of(func, args, kwargs, outputs)
+        order.work(func, reads, writes, makes)
+        if isinstance(outputs, (bool, int, float)):  # the host has waited for it
+            order.current.synchronize()
+        return outputs
+
+
+def accesses_of(func: Any, args: Any, kwargs: Any, outputs: Any) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Return the tensors that an operator has read, written and made."""
+    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    written = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    writes = [value for name in written for value in _tensors(given.get(name))]
+    reads = [value for name, one in given.items() if name not in written for value in _tensors(one)]
+    known = {tensor.untyped_storage()._cdata for tensor in (*reads, *writes)}
+    makes = [tensor for tensor in _tensors(outputs) if tensor.untyped_storage()._cdata not in known]
+    if all(r.alias_info is not None for r in func._schema.returns) and func._schema.returns and not written:
+        return [], [], []  # a view touches no memory
+    if func._schema.name.endswith("_like") or "::new_" in func._schema.name:
+        reads = []  # but for sizes
+    return reads, writes, makes
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def patched(patch: Any) -> None:
+    """Let torch.cuda hand out simulated streams and events until the test of ``patch`` ends, in an order of its own."""
+    global order
+    order = Order()
+    for name, value in _TORCH_CUDA.items():
+        patch.setattr(torch.cuda, name, value)
+
+
+def _set_stream(stream: Stream) -> None:
+    order.current = stream
+
+
+_TORCH_CUDA: dict[str, Callable[..., Any]] = {
+    "Stream": Stream,
+    "Event": Event,
+    "stream": current,
+    "set_stream": _set_stream,
+    "current_stream": lambda *_: order.current,
+    "synchronize": lambda *_: _merge(order.host, order.latest),
+}
