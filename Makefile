@@ -5,7 +5,7 @@ CONSTRAINTS ?= constraints.txt
 INSTALLED = .venv/installed-$(or $(CONSTRAINTS),newest)
 PACKAGES = auxhead.kernels auxhead.model auxhead.autotune auxhead.plots
 
-.PHONY: demo test check lint types mutants-logic install clean
+.PHONY: demo test check lint types mutants mutants-logic install clean
 
 demo: install
 	.venv/bin/auxhead demo
@@ -24,6 +24,10 @@ types: install
 	rm -rf build  # setuptools would put modules that are no more into the package again
 	.venv/bin/python -m pip install --quiet --no-deps --upgrade --target build/types .
 	cd build/types && ../../.venv/bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache $(addprefix -p ,$(PACKAGES))
+
+# Each wait, kept reference, barrier and reset is taken away in turn, which a test has to notice: minutes, and a GPU for all
+mutants: install
+	.venv/bin/python tests/mutants/waits.py
 
 # Single changes of modules that are cheap to test, each of which a test has to notice: half an hour or more
 mutants-logic: install

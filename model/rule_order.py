@@ -7,16 +7,16 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
-from ..kernels.cuda_runtime import is_capturing
-from .streams import current_handle, has_streams, stream_pair
+from ..kernels.cuda_runtime import capture_id, is_capturing
+from .streams import current_handle, has_streams
 
 
 class _Write(NamedTuple):
     """The last write to a rule's tensors."""
 
     done: torch.cuda.Event
-    seen: set[int]
-    """Handles of PyTorch's streams whose later work comes after it."""
+    seen: dict[int, torch.cuda.Stream]
+    """PyTorch's streams, by handle, on which heads have read it; their later work comes after it."""
 
 
 _writes: WeakKeyDictionary[nn.Module, _Write] = WeakKeyDictionary()
@@ -62,14 +62,14 @@ def wait_for_write(rule: nn.Module, x: Tensor) -> None:
         stream = torch.cuda.current_stream(device)
         stream.wait_event(write.done)
         if stream.stream_id != handle:  # a stream that PyTorch has not made may give its handle to another one
-            write.seen.add(handle)
+            write.seen[handle] = stream
 
 
 class OrderedWrite:
     """Context of a write to the tensors of a rule: after all reads that were asked for before it, before all others.
 
-    Reads are those of runners and of eager networks. Within a caller's capture it does nothing: the write is part of
-    the caller's graph, and ordered by whoever replays it.
+    Reads are those of runners and of heads. Within a caller's capture it does nothing: the write is part of that graph,
+    and ordered by whoever replays it.
     """
 
     def __init__(self, rule: nn.Module, tensor: Tensor) -> None:
@@ -83,8 +83,11 @@ class OrderedWrite:
         stream = torch.cuda.current_stream(self._device)
         for reader in _readers.get(self._rule, ()):
             stream.wait_event(reader.last_read)
-        wait_for_writes([self._rule], stream)
-        stream.wait_stream(stream_pair(self._device).trunk)  # of eager passes, which ends after their heads
+        if (last := _writes.get(self._rule)) is not None:
+            stream.wait_event(last.done)
+            for handle, other in last.seen.items():
+                if capture_id(handle) is None:  # else this stream would become part of another thread's capture
+                    stream.wait_stream(other)
 
     def __exit__(self, *_: object) -> None:
         global _count
@@ -92,5 +95,5 @@ class OrderedWrite:
             stream = torch.cuda.current_stream(self._device)
             done = torch.cuda.Event()
             done.record(stream)
-            _writes[self._rule] = _Write(done, set())
+            _writes[self._rule] = _Write(done, {})
             _count += 1

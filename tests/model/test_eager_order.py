@@ -30,8 +30,9 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamPair]:
     for module in (eager_pass, rule_order):
         monkeypatch.setattr(module, "has_streams", lambda _x: True)
         monkeypatch.setattr(module, "is_capturing", lambda _device: False)
-        monkeypatch.setattr(module, "stream_pair", lambda _device: pair)
+    monkeypatch.setattr(eager_pass, "stream_pair", lambda _device: pair)
     monkeypatch.setattr(eager_pass, "beside_captures", nullcontext)
+    monkeypatch.setattr(rule_order, "capture_id", lambda _handle: None)
     monkeypatch.setattr(rule_order, "current_handle", lambda _device: stream_order.order.current.cuda_stream)
     yield pair
 
@@ -69,7 +70,7 @@ def test_rules_are_assigned_and_used_on_any_streams(network: EarlyExitNetwork, p
     streams = [Stream(), Stream(), Stream()]
     with torch.no_grad(), Watching():
         for turn in range(6):
-            for stream in (streams[turn % 2], streams[2]):
+            for stream in (streams[2], streams[turn % 2]):
                 with stream_order.current(stream):
                     network.set_rules(0.1 * turn)
             with stream_order.current(streams[(turn + 1) % 2]):

@@ -62,6 +62,8 @@ def survives(mutant: dict[str, Any], original: Path) -> bool:
             if done.returncode not in (0, 1):  # no test was found, say
                 raise SystemExit(f"{mutant['name']}: pytest says {done.returncode}:\n{done.stdout.decode()[-2000:]}")
             if done.returncode == 1:
+                if (says := mutant.get("says", "" if on_gpu else "Race")) not in done.stdout.decode():
+                    raise SystemExit(f"{mutant['name']}: wants {says!r}, got\n{done.stdout.decode()[-2000:]}")
                 return False
     return True
 

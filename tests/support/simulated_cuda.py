@@ -79,10 +79,9 @@ _poll = polled_runner.PolledRunner._poll
 
 
 def _polled(runner: polled_runner.PolledRunner, captured: polled_runner.PolledBatch, stop: int) -> int:
-    """Poll; once no sample is open the host knows that the launches which have written the answer are over."""
+    """Poll; then the host knows that the launch which has written the number is over, and nothing of what follows."""
     still_open = _poll(runner, captured, stop)
-    if still_open == 0:
-        runner._stream.synchronize()
+    stream_order.order.see()
     return still_open
 
 
@@ -94,17 +93,25 @@ _READ_BY["collect_kernel"] = _READ_BY["gather_kernel"]
 _WORKSPACE = (12, 13, 14)
 
 
-def _kernel_accesses(executor: Any, args: tuple[Any, ...]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the tensors that a kernel reads and those that it writes."""
+def _kernel_accesses(
+    executor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the tensors that a kernel will read and those that it will write."""
+    given = dict(zip(executor.arg_names, args, strict=False))
+    kernel = executor.fn.__name__
+    not_written: set[str] = _READ | _READ_BY.get(kernel, set())
+    if kernel == "gather_kernel" and not given["destinations"][int((given["exit_index"] < 0).sum())].any():
+        return [given["destinations"], given["exit_index"]], []  # nothing is moved
+    if kernel == "exit_kernel" and kwargs["PLACE"] > 0 and not (given["answer_exit"] < 0).any():
+        not_written |= {"answer_probs", "answer_label", "answer_confidence", "answer_exit"}  # all have left
     reads, writes = [], []
-    for name, value in zip(executor.arg_names, args, strict=False):
+    for name, value in given.items():
         if name == "heads":
             for head in value:
                 for place, one in enumerate(head):
                     (writes if place in _WORKSPACE else reads).append(one)
         else:
-            is_read = name in _READ | _READ_BY.get(executor.fn.__name__, set())
-            (reads if is_read else writes).append(value)
+            (reads if name in not_written else writes).append(value)
     tensors = [[one for one in some if isinstance(one, torch.Tensor)] for some in (reads, writes)]
     return tensors[0], tensors[1]
 
@@ -128,9 +135,12 @@ def simulated_cuda() -> Iterator[None]:
 
     def launch(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
         def again() -> None:
+            accesses = _kernel_accesses(executor, args, kwargs)
             with _disable_current_modes():
                 interpret(executor, *args, **kwargs)
-            stream_order.order.work(executor.fn.__name__, *_kernel_accesses(executor, args))
+            stream_order.order.work(executor.fn.__name__, *accesses)
+            if dict(zip(executor.arg_names, args, strict=False)).get("open_samples") is not None:
+                stream_order.order.publish()
 
         again()
         if recording:
@@ -180,11 +190,10 @@ def simulated_cuda() -> Iterator[None]:
         stream_order.patched(patch)
         patch.setattr(streams, "current_handle", lambda _device: stream_order.order.current.cuda_stream)
         patch.setattr(polled_runner.PolledRunner, "_poll", _polled)
-        pair = StreamPair(stream_order.Stream(), stream_order.Stream())
         for name, value in (
             ("has_streams", lambda _x: True),
             ("is_capturing", lambda _device: False),
-            ("stream_pair", lambda _device: pair),
+            ("capture_id", lambda _handle: None),
             ("current_handle", lambda _device: stream_order.order.current.cuda_stream),
         ):
             patch.setattr(rule_order, name, value)

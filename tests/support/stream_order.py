@@ -91,6 +91,7 @@ class Order:
         self.current = Stream()
         self.host: Clock = {}
         self.latest: Clock = {}
+        self.published: Clock = {}
         self._memory: dict[int, _Memory] = {}
         self._given_back: dict[Stream, Clock] = {}
 
@@ -113,6 +114,14 @@ class Order:
             memory = self._of(tensor, stream)
             self._demand(stream, memory.accesses(), f"{what} writes what is in use")
             memory.written, memory.read = (stream, now), {}
+
+    def publish(self) -> None:
+        """Let the host see later, without a call of CUDA, that the work on the current stream is done up to here."""
+        self.published = dict(self.current.clock)
+
+    def see(self) -> None:
+        """Let the host see what was published last."""
+        _merge(self.host, self.published)
 
     def _of(self, tensor: Tensor, made_on: Stream | None) -> _Memory:
         storage = tensor.untyped_storage()
