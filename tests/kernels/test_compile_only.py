@@ -17,9 +17,9 @@ WAITS = {
 }
 
 
-#: Kilobytes of shared memory that a program may have, by compute capability: of A100, RTX 3090, L4 and RTX 4090, B200,
-#: RTX 5090 (CUDA C++ Programming Guide, technical specifications per compute capability).
-SHARED_KB = {"80": 163, "86": 99, "89": 99, "100": 227, "120": 99}
+#: Kilobytes of shared memory that a program may have, by compute capability: of A100, L4 and RTX 4090 (as of RTX 3090),
+#: B200, RTX 5090 (CUDA C++ Programming Guide, technical specifications per compute capability).
+SHARED_KB = {"80": 163, "89": 99, "100": 227, "120": 99}
 
 
 @pytest.mark.parametrize("capability", SHARED_KB)
