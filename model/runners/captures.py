@@ -58,8 +58,12 @@ class Captures:
 
     def free_or_leave(self) -> None:
         """Free all now, or later if the current stream is being captured, which a wait would break."""
-        with suppress(Exception):  # the process ends
+        try:
             if is_capturing(self.device):
                 _left_behind.append(self)
             else:
                 self.free()
+        except BaseException as error:  # interrupted; or the process ends
+            _left_behind.append(self)
+            if not isinstance(error, Exception):
+                raise

@@ -54,7 +54,7 @@ def test_runners_have_no_races(way: str, simulation: None) -> None:
             assert (answer.label + answer.confidence).shape == (len(x),)
             del x, answer
         if turn == 3:
-            with stream_order.current(streams[1]):
+            with stream_order.current(Stream()):
                 runner.refresh()
     network.set_rules(0.0)
     with stream_order.current(streams[1]):
