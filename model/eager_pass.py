@@ -62,8 +62,10 @@ def run_eagerly(
         finally:
             caller.wait_stream(streams.trunk)  # which has waited for the side stream
         result = first_sure(answers, with_probs=with_probs)
-        # The answers go back to the allocator now; another caller's run must not write over them before the merge.
+        # The answers go back to the allocator now; another caller's run must not write over them before the merge, that
+        # of another thread neither, whose next head has waited for the trunk already.
         streams.trunk.wait_stream(caller)
+        streams.side.wait_stream(caller)
         return result
 
 

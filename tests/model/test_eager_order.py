@@ -3,6 +3,7 @@
 Each wait is taken away in turn, which has to be noticed.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import count
@@ -59,7 +60,24 @@ def one_caller(network: EarlyExitNetwork) -> None:
             del answer
 
 
-@pytest.mark.parametrize("requests", [callers, one_caller])
+def two_threads(network: EarlyExitNetwork) -> None:
+    """While the head of one request is about to run, another thread's request runs from beginning to end."""
+    between, other = [Stream(), Stream()], copy.deepcopy(network)
+
+    def other_thread(_head: object, _inputs: object) -> None:
+        if between:
+            with stream_order.current(between.pop()):
+                answer = other(torch.randn(2, 3, 8, 8))
+                assert (answer.confidence + answer.label).shape == (2,)
+
+    handle = network.heads[1].register_forward_pre_hook(other_thread)
+    try:
+        callers(network)
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("requests", [callers, one_caller, two_threads])
 def test_an_eager_pass_has_no_races(
     network: EarlyExitNetwork, pair: StreamPair, requests: Callable[[EarlyExitNetwork], None]
 ) -> None:
