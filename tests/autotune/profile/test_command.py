@@ -47,7 +47,7 @@ class FakeRunner(EagerRunner):
 
 
 @pytest.fixture
-def runners(monkeypatch):
+def fake_runners(monkeypatch):
     """Fakes in place of ``make_runner``; returns those made."""
 
     def make_runner(network, example_input, *, exits, batch_sizes, trunk):
@@ -55,8 +55,14 @@ def runners(monkeypatch):
 
     monkeypatch.setattr(FakeRunner, "made", [])
     monkeypatch.setattr(before_and_after, "make_runner", make_runner)
-    simulated_events(monkeypatch)
     return FakeRunner.made
+
+
+@pytest.fixture
+def runners(monkeypatch, fake_runners):
+    """Fakes in place of ``make_runner``, and of the GPU's timers."""
+    simulated_events(monkeypatch)
+    return fake_runners
 
 
 @pytest.fixture
@@ -270,7 +276,7 @@ def test_the_command_with_the_cpu_for_a_device(tmp_path, users_model, monkeypatc
 class TestOnAGpu:
     pytestmark = needs_gpu
 
-    def test_the_command(self, tmp_path, users_model, runners):
+    def test_the_command(self, tmp_path, users_model, fake_runners):
         result = tune("profile", "--model", users_model, "--batch", 3, "--requests", 4, "--out", "deep/er")
         assert result.exit_code == 0, result.output
         traces = sorted((tmp_path / "deep" / "er").iterdir())
