@@ -5,7 +5,7 @@ CONSTRAINTS ?= constraints.txt
 INSTALLED = .venv/installed-$(or $(CONSTRAINTS),newest)
 PACKAGES = auxhead.kernels auxhead.model auxhead.autotune auxhead.plots
 
-.PHONY: demo test check lint types mutants mutants-logic install clean
+.PHONY: demo test check lint types mutants mutants-logic sanitizers install clean
 
 demo: install
 	.venv/bin/auxhead demo
@@ -33,6 +33,10 @@ mutants: install
 mutants-logic: install
 	.venv/bin/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[mutants]'
 	.venv/bin/python tests/mutants/logic.py
+
+# Sanitizers over kernels and streams, each of which has to find a planted fault first: minutes, on a GPU with a CUDA toolkit
+sanitizers: install
+	.venv/bin/python tests/sanitizers/run.py
 
 install: $(INSTALLED)
 
