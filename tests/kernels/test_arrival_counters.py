@@ -1,5 +1,8 @@
 """arrival_counters.py: zeroed counters are shared on a stream and in a capture, and by nothing else."""
 
+from itertools import pairwise
+
+import pytest
 import torch
 from auxhead.kernels.arrival_counters import ArrivalCounters, arrival_counters
 
@@ -40,6 +43,34 @@ def test_counters_are_shared_on_a_stream_of_one_capture(device):
     large = counters._take_for_capture(200, stream=1, capture=2)
     assert counters._take_for_capture(100, stream=1, capture=2).data_ptr() == large.data_ptr()
     assert len({block.data_ptr() for block in (first, large, *others)}) == 5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_reserve_that_is_used_up_stays_with_the_graphs():
+    """Graphs hold addresses: no later reserve may have them."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    counters, taken = ArrivalCounters(device), []
+    for capture in range(6):
+        counters.take(1)  # makes a new reserve where half of one is gone
+        block = counters._take_for_capture(3 << 19, stream=1, capture=capture)
+        taken.append((block.data_ptr(), block.data_ptr() + block.nbytes))
+        del block
+    taken.sort()
+    assert all(end <= start for (_, end), (start, _) in pairwise(taken))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_reserve_is_zero_before_any_stream_can_read_it():
+    device = torch.device("cuda", torch.cuda.current_device())
+    counters, other = ArrivalCounters(device), torch.cuda.Stream()
+    counters._zeros(1 << 22).fill_(1)  # is freed: the reserve's memory
+    torch.cuda.synchronize()
+    torch.cuda._sleep(20_000_000)  # some 10 ms
+    counters.take(1)
+    with torch.cuda.stream(other):
+        assert not counters._take_for_capture(1 << 20, stream=1, capture=1).any()
 
 
 def test_two_devices_share_no_counters():

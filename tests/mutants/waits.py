@@ -2,12 +2,14 @@
 
 ``waits.toml`` lists waits, records, joins, kept references, barriers and resets, each with the change that takes it
 away and the tests that have to notice. Mutants of the simulation run on the CPU, once: it finds every race by the order
-of the work. Mutants of the GPU run up to 20 times, with delays on the streams; without a GPU they are left out, and the
-run says so. What is listed as equivalent, with the reason, is not made. The run fails if a mutant survives, or if a
-change of the list fits the code no more.
+of the work. Mutants of the GPU run up to 20 times, with the delays that their tests put on the streams; without a GPU
+they are left out, and the run says so. What is "late" in a kernel comes after ``late_warps``, in the mutant as in what
+it was, whose tests have to pass. What is listed as equivalent, with the reason, is not made. The run fails if a mutant
+survives, if delays alone make a test fail, or if a change of the list fits the code no more.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +29,8 @@ else:
 
 HERE = Path(__file__).resolve().parent
 RUNS = 20
-LIMIT_S = 600.0
+#: Seconds of one run; where a barrier is missing, programs may wait for good.
+LIMIT_S = {"simulation": 600.0, "gpu": 120.0}
 #: Processes at a time: kernels of several share a GPU, and delays stay as long as they are.
 JOBS = {"simulation": os.cpu_count() or 1, "gpu": 8}
 
@@ -41,31 +44,51 @@ def mutated(mutant: dict[str, Any]) -> str:
     return source.replace(mutant["old"], mutant.get("new", ""))
 
 
+def delay(copy: Path, mutant: dict[str, Any]) -> None:
+    """Let what is late in a mutant be late in a copy of the repository."""
+    for file, line in mutant.get("late", ()):
+        source = (copy / file).read_text()
+        found = re.findall(rf"^( *){re.escape(line)}", source, re.MULTILINE)
+        if len(found) != 1:
+            raise SystemExit(f"{mutant['name']}: {file} has {line!r} {len(found)} times; mend waits.toml")
+        source = source.replace(f"{found[0]}{line}", f"{found[0]}late_warps()\n{found[0]}{line}")
+        imports = "import triton.language as tl\n"
+        (copy / file).write_text(source.replace(imports, f"{imports}from .late_warps import late_warps\n", 1))
+        shutil.copy(HERE / "late_warps.py", (copy / file).parent)
+
+
+def passes(mutant: dict[str, Any], copy: Path) -> bool:
+    """Run a mutant's tests in a copy of the repository."""
+    simulated = {} if mutant["on"] == "gpu" else {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
+    environment = {**os.environ, **simulated, "PYTHONPATH": str(copy / "build")}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant["tests"]]
+    try:
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=LIMIT_S[mutant["on"]])
+    except subprocess.TimeoutExpired:
+        return False
+    said = done.stdout.decode()
+    if done.returncode not in (0, 1):  # no test was found, say
+        raise SystemExit(f"{mutant['name']}: pytest says {done.returncode}:\n{said[-2000:]}")
+    if done.returncode == 1 and (says := mutant.get("says", "Race" if simulated else "")) not in said:
+        raise SystemExit(f"{mutant['name']}: wants {says!r}, got\n{said[-2000:]}")
+    return done.returncode == 0
+
+
 def survives(mutant: dict[str, Any], original: Path) -> bool:
     """Make a mutant in a copy of its own, and return whether its tests pass, as often as they are run."""
-    on_gpu = mutant["on"] == "gpu"
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         shutil.copytree(original, copy, ignore=lambda *_: ["build"])
         (copy / "build" / "auxhead").mkdir(parents=True)
         for package in ("kernels", "model", "autotune", "plots"):
             (copy / "build" / "auxhead" / package).symlink_to(copy / package)
-        (copy / mutant["file"]).write_text(mutated(mutant))
-        simulated = {} if on_gpu else {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
-        environment = {**os.environ, **simulated, "PYTHONPATH": str(copy / "build")}
-        for _ in range(RUNS if on_gpu else 1):
-            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant["tests"]]
-            try:
-                done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=LIMIT_S)
-            except subprocess.TimeoutExpired:
-                return False
-            if done.returncode not in (0, 1):  # no test was found, say
-                raise SystemExit(f"{mutant['name']}: pytest says {done.returncode}:\n{done.stdout.decode()[-2000:]}")
-            if done.returncode == 1:
-                if (says := mutant.get("says", "" if on_gpu else "Race")) not in done.stdout.decode():
-                    raise SystemExit(f"{mutant['name']}: wants {says!r}, got\n{done.stdout.decode()[-2000:]}")
-                return False
-    return True
+        if "late" in mutant:
+            delay(copy, mutant)
+            if not passes(mutant, copy):
+                raise SystemExit(f"{mutant['name']}: its tests fail with the delays alone")
+        file = copy / mutant["file"]
+        file.write_text(file.read_text().replace(mutant["old"], mutant.get("new", "")))
+        return all(passes(mutant, copy) for _ in range(RUNS if mutant["on"] == "gpu" else 1))
 
 
 def main() -> int:

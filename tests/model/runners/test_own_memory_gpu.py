@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from auxhead.kernels.memory_pool import MemoryPool
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner
+from auxhead.model.runners.capture import Capture, warm_up
+from auxhead.model.runners.capture_streams import take_streams
 from support.example_models import SmallNet, needs_gpu
 from support.graph_runner_cases import assert_identical, assert_same, clear_batches, images, made, network
 from torch import Tensor, nn
@@ -151,6 +154,64 @@ def test_what_a_layer_keeps_and_replaces_lives_on_under_the_graphs(way: str, com
         blocks = [torch.full((8, 8, 32, 32), float("nan"), device="cuda", dtype=torch.float16) for _ in range(8)]
         assert_same(runner(x), wanted)
         del blocks
+
+
+def test_a_heads_weight_that_is_replaced_lives_on_under_the_graphs(way: str) -> None:
+    """Heads are read by kernels, of which PyTorch's dispatcher knows nothing."""
+    net = network()
+    x = clear_batches(net, [8])[0]
+    wanted = net(x)
+    runner = made(net, way, (8,))
+    for head in net.heads:
+        for parameter in head.parameters():
+            parameter.data = torch.full_like(parameter, float("nan"))
+    gc.collect()
+    blocks = [torch.full((size,), float("nan"), device="cuda") for size in (4, 10, 40, 128, 512) for _ in range(64)]
+    assert_same(runner(x), wanted)
+    del blocks
+
+
+class FromTheHost(SmallNet):
+    """Copies a table from the host at each call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = torch.linspace(0.5, 1.5, 8).pin_memory()
+        x = self.block0(x) * table.to(x.device, x.dtype, non_blocking=True)[:, None, None]
+        x = self.block2(self.block1(x))
+        return self.fc(x.mean((2, 3)))
+
+
+def test_what_is_copied_from_the_host_lives_on_under_the_graphs(way: str) -> None:
+    net = network(backbone=FromTheHost())
+    x = clear_batches(net, [8])[0]
+    runner = made(net, way, (8,))
+    gc.collect()
+    for _ in range(2):  # PyTorch hands pinned memory out again once what used it is over
+        torch.cuda.synchronize()
+        blocks = [torch.full((size,), float("nan")).pin_memory() for size in (8, 16, 32, 64, 128) for _ in range(16)]
+        assert_same(runner(x), net(x))
+        del blocks
+
+
+def test_graphs_keep_the_memory_that_they_were_captured_in() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    layer = nn.Sequential(nn.Linear(1 << 10, 1 << 12), nn.Tanh(), nn.Linear(1 << 12, 1 << 10)).to(device)
+    x, y = torch.randn(64, 1 << 10, device=device), torch.empty(64, 1 << 10, device=device)
+    streams = take_streams(device, 0)
+    with torch.no_grad():
+        warm_up(lambda: layer(x), lambda: None, streams.trunk)
+        capture = Capture(device, MemoryPool(device))
+        with capture.capturing(streams.trunk, layer):
+            y.copy_(layer(x))
+        graphs, wanted = capture.graphs, layer(x)
+    del capture
+    gc.collect()
+    torch.cuda.empty_cache()
+    with untouched([1 << 18, 1 << 20, 1 << 21, 1 << 24]):
+        graphs[0].launch(streams.trunk)
+    assert torch.allclose(y, wanted, atol=1e-5)
+    graphs.clear()
+    streams.give_back()
 
 
 def test_making_a_runner_takes_no_more_memory_than_a_plain_graph(way: str) -> None:
@@ -317,7 +378,10 @@ def test_indices_that_cross_a_tap_are_never_read_when_overwritten(way: str, kind
         pytest.skip("only 'polled' gathers")
     code = f"""
 import torch
+from auxhead.kernels.memory_pool import MemoryPool
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner
+from auxhead.model.runners.capture import Capture, warm_up
+from auxhead.model.runners.capture_streams import take_streams
 from auxhead.model.runners import compacting, gated, polled
 from support.index_networks import {kind}
 polled._LEAST_SEGMENT_US = gated._LEAST_GATED_US = compacting._LEAST_STOP_US = 0.0
