@@ -256,7 +256,7 @@ class CompactingRunner(PolledRunner):
             if launched == stop + 1:  # the host has waited for this number
                 small = batch.moves[stop][count]
                 if small is not None:
-                    small.next_request(stream)
+                    small.next_request()
                 (small or batch).graphs[launched].launch(stream)
                 launched += 1
                 if small is not None:

@@ -60,12 +60,12 @@ class PolledBatch(CapturedBatch):
         """Read from the device how many requests there were; its number of 64 bits is told to the host as 32 bits."""
         self.request = int(self.buffers.requests) & _MOST_REQUESTS
 
-    def next_request(self, stream: torch.cuda.Stream) -> None:
-        """Count a request that is about to be launched on ``stream``."""
+    def next_request(self) -> None:
+        """Count a request that is about to be launched."""
         self.request = (self.request + 1) & _MOST_REQUESTS
         if self.request & _MOST_REQUESTS >> 1 == 0:  # twice in a round of numbers
             # A stop that no request has reached since the last round would seem to have been reached by this round's.
-            stream.synchronize()
+            # What the last request may still write is told from those to come until the next time.
             self.open_samples[:] = 0 if self.request else -(1 << 63)  # a number half a round away
 
 
@@ -154,7 +154,7 @@ class PolledRunner(GraphRunner):
         self._event.record(caller)
         stream.wait_event(self._event)
         captured.fill(x, stream)
-        captured.next_request(stream)
+        captured.next_request()
         return stream
 
     def _answer_polling(self, captured: PolledBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:

@@ -240,19 +240,21 @@ def test_resnet18_as_people_run_it() -> None:
                 break
 
 
-def test_a_users_graph_replays_right() -> None:
+@pytest.mark.parametrize("heads_in_line", [False, True])
+def test_a_users_graph_replays_right(heads_in_line: bool) -> None:
     net, batches = network(), [images(8) for _ in range(4)]
+    ask = EagerRunner(net, in_line=heads_in_line)
     static = batches[0].clone()
     warm = torch.cuda.Stream()
     warm.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(warm):
         for _ in range(3):
-            net(static)
+            ask(static)
     torch.cuda.current_stream().wait_stream(warm)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = net(static)
+        captured = ask(static)
     for x in batches:
         for threshold in (0.0, net.heads[1].rule.threshold, 1.0):
             net.heads[1].rule.threshold = threshold  # no recapture

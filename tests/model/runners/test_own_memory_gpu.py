@@ -16,7 +16,7 @@ from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner
 from auxhead.model.runners.capture import Capture, warm_up
 from auxhead.model.runners.capture_streams import take_streams
 from support.example_models import SmallNet, needs_gpu
-from support.graph_runner_cases import assert_identical, assert_same, clear_batches, images, made, network
+from support.graph_runner_cases import assert_identical, assert_same, clear_batches, exits_at, images, made, network
 from torch import Tensor, nn
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_tap")]
@@ -423,3 +423,21 @@ def test_requests_are_counted_past_any_number(compact: bool, request_number: int
     for _ in range(12):
         assert_same(runner(x), wanted)
         assert_same(runner(x[:1]), net(x[:1]))
+
+
+def test_a_number_of_the_round_before_is_not_this_rounds() -> None:
+    """A request's number comes again after 2 ** 32 others, which need not have reached the stop."""
+    net = network()
+    (x,) = clear_batches(net, [8])
+    runner = made(net, "polled", (8,))
+    (batch,) = runner._captured.values()
+
+    def ask(number: int, leaves_at: int) -> None:
+        batch.buffers.requests.fill_(number - 1)
+        batch.count_requests()
+        with exits_at(net, leaves_at):
+            assert_same(runner(x), net(x))
+
+    ask(5, leaves_at=1)  # none is open at the second stop
+    ask(2**31, leaves_at=0)
+    ask(2**32 + 5, leaves_at=len(net.heads))

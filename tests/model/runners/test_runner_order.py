@@ -62,3 +62,35 @@ def test_runners_have_no_races(way: str, simulation: None) -> None:
     runner.close()
     gc.collect()
     torch.ones(3) + 1  # may get memory that the runner had
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_first_request_comes_on_another_stream_than_the_constructor(way: str, simulation: None) -> None:
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), 0.5).eval()
+    runner = make_runner(network, torch.randn(4, 3, 8, 8), batch_sizes=(4,), **WAYS[way])
+    with stream_order.current(Stream()):
+        runner(torch.randn(4, 3, 8, 8))
+    runner.close()
+
+
+@pytest.mark.parametrize("way", ["polled", "compact"])
+def test_a_request_that_is_interrupted_while_it_polls(
+    way: str, simulation: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
+    x = torch.randn(4, 3, 8, 8)
+    runner = make_runner(network, x, batch_sizes=(1, 4), **WAYS[way])
+    with stream_order.current(Stream()):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(type(runner), "_poll", interrupted)
+            runner(x)
+        wanted = network(x)
+        found = runner(x)
+        assert torch.equal(found.label, wanted.label) and torch.equal(found.exit_index, wanted.exit_index)
+    runner.close()
+
+
+def interrupted(*_: object) -> int:
+    raise KeyboardInterrupt
