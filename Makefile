@@ -5,7 +5,7 @@ CONSTRAINTS ?= constraints.txt
 INSTALLED = .venv/installed-$(or $(CONSTRAINTS),newest)
 PACKAGES = auxhead.kernels auxhead.model auxhead.autotune auxhead.plots
 
-.PHONY: demo test check lint types mutants mutants-logic install clean
+.PHONY: demo test check lint types mutants mutants-logic soak install clean
 
 demo: install
 	.venv/bin/auxhead demo
@@ -33,6 +33,11 @@ mutants: install
 mutants-logic: install
 	.venv/bin/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[mutants]'
 	.venv/bin/python tests/mutants/logic.py
+
+# A million requests beside others' work, and 100,000 under delays, all compared with eager mode: a GPU and some minutes
+soak: install
+	PYTHONPATH=tests .venv/bin/python tests/soak/soak.py
+	PYTHONPATH=tests .venv/bin/python tests/soak/soak.py --delays
 
 install: $(INSTALLED)
 
