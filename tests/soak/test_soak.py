@@ -22,6 +22,7 @@ CLASSES = 3
 @pytest.fixture(autouse=True)
 def streams_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     stream_order.patched(monkeypatch)
+    monkeypatch.setattr("support.soak_beside._MOST_ELEMENTS", 1000)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
 
