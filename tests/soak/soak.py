@@ -233,7 +233,7 @@ def run(replays: int, minutes: float, *, delays: bool, seed: int) -> int:
     if soak.alarms:
         return 1
     if not complete:
-        print("INCOMPLETE: ended before all replays were made, so that nothing is shown.")
+        print("INCOMPLETE: ended before all replays were made or memory could be judged, so that nothing is shown.")
         return 2
     return 0
 
@@ -246,8 +246,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="give up after so many minutes (default 60)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    if options.replays is not None and options.replays < _LEAST_ROUNDS:
-        parser.error(f"--replays: got {options.replays}, wants at least {_LEAST_ROUNDS}")
+    if options.replays is not None and options.replays < 1000:
+        parser.error(f"--replays: got {options.replays}, wants at least 1000")
     if not torch.cuda.is_available() or not runs_triton(torch.empty(1, device="cuda")):
         print("The soak run needs a CUDA device and Triton, and one of them is not there: NOTHING WAS CHECKED.")
         return 2

@@ -108,14 +108,16 @@ class Client:
         self._ids.fill_(NOTHING)
         self._numbers.fill_(NOTHING)
         torch.cuda.current_stream().synchronize()
-        inputs, rules, delays = self._inputs, self.table.rules, self._delays
+        delays = self._delays
         ways, each = list(runners), list(runners.values())
-        plan = self._plan(count, len(inputs), ways, len(rules), len(callers))
+        # Eager mode takes no batch that is on the host.
+        inputs = [self.table.inputs if way == "eager" else self._inputs for way in ways]
+        plan = self._plan(count, len(self._inputs), ways, len(self.table.rules), len(callers))
         kept = []
         with torch.cuda.stream(callers[0]):  # left as it was found
             current = callers[0]
             for slot, (case, which, rule, where, does_more, overwrites, keeps) in enumerate(zip(*plan, strict=True)):
-                caller, runner, x = callers[where], each[which], inputs[case]
+                caller, runner, x = callers[where], each[which], inputs[which][case]
                 if caller is not current:
                     torch.cuda.set_stream(caller)
                     current = caller
