@@ -5,7 +5,7 @@ CONSTRAINTS ?= constraints.txt
 INSTALLED = .venv/installed-$(or $(CONSTRAINTS),newest)
 PACKAGES = auxhead.kernels auxhead.model auxhead.autotune auxhead.plots
 
-.PHONY: demo test check lint types mutants mutants-logic sanitizers install clean
+.PHONY: demo test check lint types mutants mutants-logic sanitizers soak install clean
 
 demo: install
 	.venv/bin/auxhead demo
@@ -37,6 +37,11 @@ mutants-logic: install
 # Sanitizers over kernels and streams, each of which has to find a planted fault first: minutes, on a GPU with a CUDA toolkit
 sanitizers: install
 	.venv/bin/python tests/sanitizers/run.py
+
+# A million requests beside others' work, and 100,000 under delays, all compared with eager mode: a GPU and some minutes
+soak: install
+	PYTHONPATH=tests .venv/bin/python tests/soak/soak.py
+	PYTHONPATH=tests .venv/bin/python tests/soak/soak.py --delays
 
 install: $(INSTALLED)
 
