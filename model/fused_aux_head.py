@@ -146,7 +146,7 @@ class FusedAuxHead(nn.Module):
                 for parameter in self.linear.parameters():
                     if not isinstance(parameter, nn.UninitializedParameter):
                         parameter.data = parameter.data.new_empty(0)
-                        parameter.__class__ = nn.UninitializedParameter
+                        parameter.__class__ = nn.UninitializedParameter  # type: ignore[assignment]  # as PyTorch does
             raise
 
     def _check_linear(self) -> None:
