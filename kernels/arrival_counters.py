@@ -60,10 +60,11 @@ class ArrivalCounters:
                 self._wait_for_namesake(stream)
             counters = self._of_stream(handle, count)
             if self._reserve.numel() < _RESERVED // 2:
-                self._kept.append(self._reserve)
-                self._reserve = self._zeros(_RESERVED)
+                reserve = self._zeros(_RESERVED)
                 with beside_captures():  # a capture reads the reserve from whatever stream its graph is replayed on
                     stream.synchronize()
+                self._kept.append(self._reserve)
+                self._reserve = reserve
             return counters
 
     def launched(self) -> None:

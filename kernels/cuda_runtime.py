@@ -15,10 +15,15 @@ __all__ = ["beside_captures", "capture_id", "checked", "is_capturing", "runtime"
 
 
 def checked(returned: tuple[Any, ...]) -> Any:
-    """Return the value of a call, None if it has none; raises ``RuntimeError`` if CUDA returned an error."""
+    """Return the value of a call, None if it has none.
+
+    Raises:
+        RuntimeError: CUDA returned an error, ``torch.OutOfMemoryError`` where it was a lack of memory.
+    """
     status, *values = returned
     if status != runtime.cudaError_t.cudaSuccess:
-        raise RuntimeError(f"{runtime.cudaGetErrorString(status)[1].decode()} ({status.name})")
+        kind = torch.OutOfMemoryError if status == runtime.cudaError_t.cudaErrorMemoryAllocation else RuntimeError
+        raise kind(f"{runtime.cudaGetErrorString(status)[1].decode()} ({status.name})")
     return values[0] if values else None
 
 

@@ -1,7 +1,7 @@
 """MemoryPool: device memory that PyTorch's allocator keeps apart, for as long as graphs or counters use it."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -18,19 +18,24 @@ class MemoryPool:
     def __init__(self, device: torch.device) -> None:
         """Make a pool of ``device``, which must have an index; nothing is allocated yet."""
         self._device, self._id = device.index, torch.cuda.graph_pool_handle()
-        torch._C._cuda_beginAllocateCurrentThreadToPool(self._device, self._id)  # the pool begins to exist
-        torch._C._cuda_endAllocateToPool(self._device, self._id)
+        self._held = 0  # times, all released in the end
+        with self.allocating():  # the pool begins to exist
+            pass
 
     @contextmanager
     def allocating(self) -> Iterator[None]:
         """Take from this pool all that this thread allocates on the device, whatever other pool it allocates from."""
-        pool = self._device, self._id
-        with ExitStack() as stack:
-            torch._C._cuda_beginAllocateCurrentThreadToPool(*pool)
-            stack.callback(torch._C._cuda_releasePool, *pool)  # which beginning has taken
-            stack.callback(torch._C._cuda_endAllocateToPool, *pool)
+        try:
+            torch._C._cuda_beginAllocateCurrentThreadToPool(self._device, self._id)
+            self._held += 1
             yield
+            torch._C._cuda_endAllocateToPool(self._device, self._id)
+        except BaseException:
+            with suppress(RuntimeError):  # an interrupt came before the beginning, or after the end
+                torch._C._cuda_endAllocateToPool(self._device, self._id)
+            raise
 
     def __del__(self) -> None:
         with suppress(Exception):  # the device is lost, or the process ends
-            torch._C._cuda_releasePool(self._device, self._id)
+            for _ in range(self._held):
+                torch._C._cuda_releasePool(self._device, self._id)

@@ -143,7 +143,7 @@ class EarlyExitNetwork(nn.Module):
         for head, features in lazy:  # once none is refused
             head.to(features.device, None if autocasts else features.dtype)
             with torch.no_grad():
-                head.logits(features)
+                head.take_width_of(features)
         self._checked = True
 
     def forward(self, x: Tensor, *, stop: bool = False) -> ExitResult:

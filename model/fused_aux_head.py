@@ -107,7 +107,7 @@ class FusedAuxHead(nn.Module):
         """Answer for a batch in one launch; dropout does not act, in training mode either."""
         linear = self.linear
         if isinstance(x, Tensor) and isinstance(linear, nn.LazyLinear):
-            self._take_width_of(x)
+            self._take_width_in_forward(x)
         self._check_linear()
         weight: Tensor = linear.weight
         bias: Tensor | None = linear.bias
@@ -127,14 +127,27 @@ class FusedAuxHead(nn.Module):
             return_probs=self.return_probs,
         )
 
-    def _take_width_of(self, x: Tensor) -> None:
+    def _take_width_in_forward(self, x: Tensor) -> None:
         weight = self.linear.weight
         if not _autocasts(x) and (x.dtype, x.device) != (weight.dtype, weight.device):
             raise ValueError(
                 f"x: got {x.dtype} on {x.device}, wants {weight.dtype} on {weight.device}, as the head's parameters"
             )
         with torch.inference_mode(False), torch.no_grad():  # parameters made in inference mode could not train
-            self.logits(x.clone())
+            self.take_width_of(x.clone())
+
+    def take_width_of(self, x: Tensor) -> None:
+        """Give a head that was made without a width that of its first input; after an error it is without one again."""
+        try:
+            self.logits(x)
+        except BaseException:
+            if isinstance(self.linear, nn.LazyLinear):
+                # PyTorch makes one parameter after the other, and could not go on where there was memory for some.
+                for parameter in self.linear.parameters():
+                    if not isinstance(parameter, nn.UninitializedParameter):
+                        parameter.data = parameter.data.new_empty(0)
+                        parameter.__class__ = nn.UninitializedParameter  # type: ignore[assignment]  # as PyTorch does
+            raise
 
     def _check_linear(self) -> None:
         """Refuse a linear layer whose weight is computed by hooks, which a fused head never calls."""

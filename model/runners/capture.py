@@ -31,10 +31,10 @@ class Graph:
     """A captured graph, ready to be launched any number of times."""
 
     def __init__(self, graph: Any, *used: object) -> None:
-        """Instantiate a graph and, if that succeeds, own it; what it has ``used`` lives as long as it."""
-        self._executable = checked(runtime.cudaGraphInstantiate(graph, _USE_NODE_PRIORITY))
+        """Own a graph, whether or not it can be instantiated; what it has ``used`` lives as long as it."""
         self.template = graph
         self.used = used
+        self._executable = checked(runtime.cudaGraphInstantiate(graph, _USE_NODE_PRIORITY))
 
     def launch(self, stream: torch.cuda.Stream) -> None:
         """Launch on ``stream``; does not wait."""
@@ -45,6 +45,7 @@ class Graph:
     def __del__(self) -> None:
         if hasattr(self, "_executable"):
             runtime.cudaGraphExecDestroy(self._executable)
+        if hasattr(self, "template"):
             runtime.cudaGraphDestroy(self.template)
 
 
@@ -71,11 +72,10 @@ def nest_in_conditions(graphs: Sequence[Graph]) -> tuple[Graph, list[int]]:
             checked(runtime.cudaGraphAddNode(body, [segment], None, 1, condition))
             body = condition.conditional.phGraph_out[0]
         checked(runtime.cudaGraphAddChildGraphNode(body, None, 0, graphs[-1].template))
-        nested = Graph(root, *(used for graph in graphs for used in graph.used))
     except BaseException:
         runtime.cudaGraphDestroy(root)
         raise
-    return nested, [int(handle) for handle in handles]
+    return Graph(root, *(used for graph in graphs for used in graph.used)), [int(handle) for handle in handles]
 
 
 def copy_memory(into: int, source: int, size: int, stream: int) -> None:
@@ -130,22 +130,17 @@ class Capture:
     def _begin(self, stream: torch.cuda.Stream) -> None:
         torch.cuda.set_stream(stream)
         mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
+        self._stream = stream  # before it begins: an interrupt may come as soon as it has
         checked(runtime.cudaStreamBeginCapture(stream.cuda_stream, mode))
-        self._stream = stream
 
     def _end(self) -> None:
-        stream, self._stream = self._stream, None
-        assert stream is not None
-        template = checked(runtime.cudaStreamEndCapture(stream.cuda_stream))
-        try:
-            graph = Graph(template, self._memory, self._reads)
-        except BaseException:
-            runtime.cudaGraphDestroy(template)
-            raise
+        assert self._stream is not None
+        graph = Graph(checked(runtime.cudaStreamEndCapture(self._stream.cuda_stream)), self._memory, self._reads)
+        self._stream = None
         self.graphs.append(graph)
 
     def _abandon(self) -> None:
-        """End what is still being captured after an error."""
+        """End what may still be being captured after an error or an interrupt."""
         if self._stream is not None:
             status, graph = runtime.cudaStreamEndCapture(self._stream.cuda_stream)
             if not status:

@@ -52,7 +52,11 @@ def take_streams(device: torch.device, trunk_priority: int) -> CaptureStreams:
     """Take streams of ``device``, which is current, for one runner's captures as long as its graphs live."""
     free = _free.setdefault((device, trunk_priority), [])
     streams = free.pop(0) if free else CaptureStreams(device, trunk_priority)
-    streams.allocate_workspaces()
+    try:
+        streams.allocate_workspaces()
+    except BaseException:  # no memory for all of them; cuBLAS would keep those that it has, for nobody
+        streams.give_back()
+        raise
     return streams
 
 

@@ -22,7 +22,9 @@ class Captures:
     def __init__(self, device: torch.device, trunk_priority: int) -> None:
         """Take streams of ``device``, which is current, and memory."""
         while _left_behind:
-            _left_behind.pop().free()
+            left = _left_behind[-1]
+            left.free()
+            _left_behind.remove(left)
         self.device = device
         self.batches: dict[int, CapturedBatch] = {}
         self.done = torch.cuda.Event()

@@ -89,23 +89,25 @@ class GraphRunner(Runner):
             caller = torch.cuda.current_stream(self._device)
             self._caller = CallersStream(caller)
             self._captures = captures = Captures(self._device, self.trunk_priority)
-            weakref.finalize(self, captures.free_or_leave).atexit = False
-            self._captured, self._done = captures.batches, captures.done
-            note_reader(self._rules, self)
-            self._seen_writes = -1
-            self._trunk = (
-                trunk if isinstance(trunk, Trunk) else make_trunk(network.backbone, network.taps, example_input, trunk)
-            )
-            # Where the tensors of the network lie that the graphs read, or that the trunk's copies are made from.
-            self._memory = [
-                (name, tensor, tensor.detach())
-                for name, tensor in (*network.named_parameters(), *network.named_buffers())
-            ]
-            self._exits: list[ExitHead | None] = [
-                *self._heads,
-                None if self._trunk.classifier is None else self._trunk.classifier.as_exit_head(),
-            ]
             try:
+                weakref.finalize(self, captures.free_or_leave).atexit = False
+                self._captured, self._done = captures.batches, captures.done
+                note_reader(self._rules, self)
+                self._seen_writes = -1
+                self._trunk = (
+                    trunk
+                    if isinstance(trunk, Trunk)
+                    else make_trunk(network.backbone, network.taps, example_input, trunk)
+                )
+                # Where the tensors of the network lie that the graphs read, or that the trunk's copies are made from.
+                self._memory = [
+                    (name, tensor, tensor.detach())
+                    for name, tensor in (*network.named_parameters(), *network.named_buffers())
+                ]
+                self._exits: list[ExitHead | None] = [
+                    *self._heads,
+                    None if self._trunk.classifier is None else self._trunk.classifier.as_exit_head(),
+                ]
                 for size in reversed(self._sizes):
                     repeats = -(-size // len(example_input))
                     example = torch.cat([example_input[:size]] * repeats)[:size]

@@ -1,5 +1,7 @@
 """arrival_counters.py: zeroed counters are shared on a stream and in a capture, and by nothing else."""
 
+import sys
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
@@ -76,3 +78,25 @@ def test_a_reserve_is_zero_before_any_stream_can_read_it():
 def test_two_devices_share_no_counters():
     assert arrival_counters(torch.device("cpu")) is arrival_counters(torch.device("cpu"))
     assert arrival_counters(torch.device("cpu")) is not arrival_counters(torch.device("meta"))
+
+
+def test_a_reserve_whose_clearing_nobody_has_waited_for_is_not_handed_out(monkeypatch):
+    class Stream:
+        cuda_stream, stream_id = 0, 0
+        interrupts = [KeyboardInterrupt]
+
+        def synchronize(self):
+            if self.interrupts:
+                raise self.interrupts.pop()
+
+    module = sys.modules[ArrivalCounters.__module__]
+    monkeypatch.setattr(module, "is_capturing", lambda _device: False)
+    monkeypatch.setattr(module, "beside_captures", nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Stream())
+    counters = ArrivalCounters(torch.device("cuda", 0))
+    monkeypatch.setattr(counters, "_zeros", lambda count: torch.zeros(count, dtype=torch.int32))
+    with pytest.raises(KeyboardInterrupt):
+        counters.take(8)
+    assert counters._reserve.numel() == 0
+    counters.take(8)
+    assert counters._reserve.numel() > 0

@@ -6,6 +6,7 @@ import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitResult, ExitRule, FusedAuxHead, fuse_aux_heads
 from support.example_models import SmallNet, answer_slowly, plain_head, plain_heads
+from support.failing import allocations, out_of_memory_at
 from torch import Tensor, nn
 
 
@@ -133,6 +134,25 @@ def test_lazy_heads_take_their_width_from_the_dry_run() -> None:
     fresh.load_state_dict({name: value.float() for name, value in net.state_dict().items()})
     fresh.eval()(images(2))
     assert all(torch.equal(a.float(), b) for a, b in zip(net.parameters(), fresh.parameters(), strict=True))
+
+
+def test_lazy_heads_that_found_no_memory_are_as_lazy_as_before() -> None:
+    x = images(2)
+
+    def made() -> EarlyExitNetwork:
+        torch.manual_seed(0)
+        return EarlyExitNetwork(SmallNet(), {tap: FusedAuxHead(None, 5) for tap in SmallNet.taps}, 0.25).eval()
+
+    net = made()
+    count = allocations(lambda: net.check_taps(x))
+    wanted = {name: tensor.shape for name, tensor in net.named_parameters()}
+    for n in range(count):
+        net = made()
+        parameters = dict(net.named_parameters())
+        assert out_of_memory_at(n, lambda net=net: net.check_taps(x)), n
+        net.check_taps(x)
+        assert {name: tensor.shape for name, tensor in net.named_parameters()} == wanted
+        assert all(tensor is parameters[name] for name, tensor in net.named_parameters())
 
 
 def test_lazy_heads_first_run_under_inference_mode_can_be_trained_later() -> None:

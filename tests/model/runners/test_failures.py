@@ -1,0 +1,176 @@
+"""No memory for an allocation, an error at a hook or a launch, simulated on the CPU: then all works as before."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+from auxhead.kernels import ExitLaunch, runs_triton
+from auxhead.model import EarlyExitNetwork, ExitResult, Runner, eager_pass, make_runner
+from auxhead.model.runners import compacting, graph_runner
+from auxhead.model.runners.capture import CAPTURE_LOCK
+from auxhead.model.streams import StreamPair
+from support import simulated_cuda as simulation
+from support import stream_order
+from support.example_models import SmallNet, plain_head
+from support.failing import Call, Failure, Made, allocations, fails_at, out_of_memory_at, steps
+from support.simulated_cuda import idle_kernels, simulated_cuda
+from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="simulates CUDA, which is here")
+
+#: One place in so many fails, each in its turn: all take minutes.
+EVERY = 36
+
+WAYS: dict[str, dict[str, object]] = {
+    "overlapped": {"forks": ("block0",)},
+    "polled": {"exits": "polled"},
+    "gated": {"exits": "gated"},
+    "compact": {"exits": "polled", "compact": True},
+}
+LAUNCHERS = ((ExitLaunch, "__call__"), (simulation._Graph, "launch"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def simulated() -> Iterator[None]:
+    if not runs_triton(torch.empty(1)):
+        pytest.skip("needs Triton's interpreter")
+    pair = StreamPair(stream_order.Stream(), stream_order.Stream())
+    with simulated_cuda(), pytest.MonkeyPatch.context() as patch:
+        for name, value in (
+            ("has_streams", lambda _x: True),
+            ("is_capturing", lambda _device: False),
+            ("stream_pair", lambda _device: pair),
+            ("beside_captures", nullcontext),
+        ):
+            patch.setattr(eager_pass, name, value)
+        for name in ("_BUBBLE_US", "_MOVE_US"):  # every move pays
+            patch.setattr(compacting, name, -1e6)
+        yield
+
+
+@pytest.fixture(scope="module")
+def network() -> EarlyExitNetwork:
+    torch.manual_seed(0)
+    heads = {tap: plain_head(width) for tap, width in zip(SmallNet.taps[:2], SmallNet.widths, strict=False)}
+    return EarlyExitNetwork(SmallNet(), heads, 0.5).eval()
+
+
+@pytest.fixture(scope="module")
+def x(network: EarlyExitNetwork) -> Tensor:
+    """Three samples, the first of which leaves at the first tap, and the others later."""
+    torch.manual_seed(0)
+    x = torch.randn(16, 3, 3, 3)
+    early = network(x).exit_index == 0
+    return torch.cat([x[early][:1], x[~early][:2]])
+
+
+class Bystanders:
+    """A runner from before on the same backbone, and all that is global: as they were, whatever fails."""
+
+    def __init__(self, network: EarlyExitNetwork, x: Tensor) -> None:
+        self._network, self._x = network, x
+        beside = EarlyExitNetwork(network.backbone, {"block1": plain_head(SmallNet.widths[1])}, 0.5).eval()
+        self._runner = make_runner(beside, x)
+        self._answer = self._runner(x)
+        self._stream, self._modes = stream_order.order.current, len(_get_current_dispatch_mode_stack())
+        self._lent = simulation.CaptureStreams.lent
+
+    def check(self) -> None:
+        assert gc.isenabled() and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        assert len(_get_current_dispatch_mode_stack()) == self._modes
+        assert stream_order.order.current is self._stream
+        assert not CAPTURE_LOCK.is_taken()
+        assert simulation.CaptureStreams.lent == self._lent
+        parts = list(self._network.modules())
+        assert not any(part._forward_hooks or part._forward_pre_hooks or part.training for part in parts)
+        assert all(torch.equal(a, b) for a, b in zip(self._runner(self._x), self._answer, strict=True))
+
+
+Count, Fails = Callable[[EarlyExitNetwork, Call], int], Callable[[int, EarlyExitNetwork, Call], bool]
+FAILURES: tuple[tuple[Count, Fails], ...] = (
+    (lambda _network, call: allocations(call), lambda n, _network, call: out_of_memory_at(n, call)),
+    (lambda network, call: steps(network, call, LAUNCHERS), lambda n, *given: fails_at(n, *given, LAUNCHERS)),
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_in_a_constructor(network: EarlyExitNetwork, x: Tensor, way: str) -> None:
+    """Each attempt comes further than the one before, so that it is a retry of that, too."""
+    bystanders, wanted = Bystanders(network, x[:1]), network(x[:2])
+    sizes, every, kernels = (1,), EVERY, idle_kernels
+    if way == "compact":  # it tries moves out
+        sizes, every, kernels = (1, 2), 2 * EVERY, nullcontext
+
+    def make() -> Runner:
+        network._checked = False  # with a dry run
+        return make_runner(network, x[:2], batch_sizes=sizes, **WAYS[way])
+
+    made = Made()
+    for count, fails in FAILURES:
+        with kernels():
+            found = count(network, make)
+        for n in range(every * list(WAYS).index(way) // len(WAYS), found, every):
+            with made, kernels():
+                assert fails(n, network, make), n
+            bystanders.check()
+    assert_same(make()(x[:2]), wanted)
+    assert_same(network(x[:2]), wanted)
+    gc.collect()
+    assert not made.alive()
+
+
+def test_a_trunk_that_cannot_be_made(network: EarlyExitNetwork, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for the collector, which may find the frames of the error much later."""
+    bystanders = Bystanders(network, x[:1])
+
+    def fail(*_: object) -> None:
+        raise Failure
+
+    monkeypatch.setattr(graph_runner, "make_trunk", fail)
+    with pytest.raises(Failure) as error:
+        make_runner(network, x[:1])
+    bystanders.check()
+    assert error.tb is not None
+
+
+def assert_same(found: ExitResult, wanted: ExitResult) -> None:
+    assert torch.equal(found.label, wanted.label) and torch.equal(found.exit_index, wanted.exit_index)
+    assert (found.confidence - wanted.confidence).abs().max() < 1e-5
+
+
+REFUSED = {
+    "shape": torch.randn(1, 2, 3, 3),
+    "dtype": torch.randn(1, 3, 3, 3, dtype=torch.float64),
+    "no samples": torch.randn(0, 3, 3, 3),
+    "no tensor": None,
+}
+
+
+@pytest.mark.parametrize("way", ["eager", *WAYS])
+def test_in_a_request(network: EarlyExitNetwork, x: Tensor, way: str) -> None:
+    """The next one is of another size than that which failed."""
+    every, options = (EVERY // 3, {"exits": "eager"}) if way == "eager" else (1, WAYS[way])
+    runner = make_runner(network, x[:2], batch_sizes=(1, 2), **options)
+    wanted = {size: network(x[:size]) for size in (1, 2, 3)}
+    bystanders = Bystanders(network, x[:1])
+    for size, other in ((2, 1), (3, 2)):  # as captured, and split
+
+        def ask(size: int = size) -> None:
+            given = x[:size].clone()
+            try:
+                runner(given)
+            finally:
+                given.zero_()  # by the caller, who may write to it from here on
+
+        for count, fails in FAILURES:
+            for n in range(every - 1, count(network, ask), every):
+                assert fails(n, network, ask), n
+                assert_same(runner(x[:other]), wanted[other])
+    for refused in REFUSED.values():
+        with pytest.raises((TypeError, ValueError, RuntimeError)):
+            runner(refused)
+    assert_same(runner(x[:2]), wanted[2])
+    bystanders.check()

@@ -1,0 +1,131 @@
+"""A capture that ends at any line or call of CUDA's runtime leaves no stream capturing, and frees each graph once."""
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+from auxhead.kernels import cuda_runtime
+from auxhead.kernels.memory_pool import MemoryPool
+from auxhead.model.runners import capture, capture_streams, captures
+from auxhead.model.runners.capture import Capture, nest_in_conditions
+from auxhead.model.runners.captures import Captures
+from support import stream_order
+from support.fake_runtime import FakeAllocator, FakeRuntime
+from support.interrupts import interrupted_at, lines_of
+from torch import nn
+
+DEVICE = torch.device("cuda", 0)
+FILES = ("model/runners/capture.py", "kernels/memory_pool.py")
+
+
+@pytest.fixture(autouse=True)
+def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
+    allocator = FakeAllocator()
+    for name, value in (
+        ("_cuda_beginAllocateCurrentThreadToPool", allocator.begin),
+        ("_cuda_endAllocateToPool", allocator.end),
+        ("_cuda_releasePool", allocator.release),
+    ):
+        monkeypatch.setattr(torch._C, name, value, raising=False)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    stream_order.patched(monkeypatch)
+    return allocator
+
+
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRuntime]:
+    def faked(failing: int | None = None) -> FakeRuntime:
+        runtime = FakeRuntime(failing)
+        for module in (capture, cuda_runtime):
+            monkeypatch.setattr(module, "runtime", runtime)
+        return runtime
+
+    return faked
+
+
+def capture_some() -> None:
+    """Capture three graphs, and nest them."""
+    capture = Capture(DEVICE, MemoryPool(DEVICE))
+    with capture.capturing(stream_order.Stream(), nn.Identity()):
+        capture.cut()
+        capture.cut()
+    nest_in_conditions(capture.graphs)
+
+
+def test_all_is_freed(faked: Callable[..., FakeRuntime], allocator: FakeAllocator) -> None:
+    runtime = faked()
+    capture_some()
+    assert runtime.calls and not (runtime.capturing or runtime.graphs or runtime.executables)
+    assert allocator.held and not any(allocator.held.values())
+
+
+def test_a_call_of_the_runtime_that_fails(faked: Callable[..., FakeRuntime], allocator: FakeAllocator) -> None:
+    runtime, stream = faked(), stream_order.order.current
+    capture_some()
+    for failing in range(runtime.calls):
+        runtime = faked(failing)
+        with pytest.raises(torch.OutOfMemoryError, match="^out of memory"):
+            capture_some()
+        assert not (runtime.capturing or runtime.graphs or runtime.executables or runtime.destroyed_twice), failing
+        assert stream_order.order.current is stream
+        assert gc.isenabled()
+        assert not allocator.allocating
+        assert not any(allocator.held.values())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_at_each_line(faked: Callable[..., FakeRuntime], allocator: FakeAllocator) -> None:
+    faked()
+    stream = stream_order.order.current
+    for line in lines_of(capture_some, *FILES):
+        runtime = faked()
+        if not interrupted_at(line, capture_some, *FILES):
+            continue  # in a __del__, out of which nothing comes
+        if runtime.executables:  # in a cycle
+            gc.collect()
+        assert not (runtime.capturing or runtime.executables or runtime.destroyed_twice), line
+        assert not allocator.allocating, line
+        assert stream_order.order.current is stream
+        assert gc.isenabled()
+    runtime = faked()
+    capture_some()
+    assert not (runtime.capturing or runtime.graphs)
+
+
+def test_streams_whose_workspaces_find_no_memory_are_there_for_the_next_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_streams, "_free", {})
+    monkeypatch.setattr(capture_streams, "_new_stream", lambda _device, _priority: stream_order.Stream())
+    enough = [True, False, False, True]
+
+    def allocate(_streams: object) -> None:
+        if not enough.pop(0):
+            raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(capture_streams.CaptureStreams, "allocate_workspaces", allocate)
+    streams = capture_streams.take_streams(DEVICE, -1)
+    streams.give_back()
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            capture_streams.take_streams(DEVICE, -1)
+    assert capture_streams.take_streams(DEVICE, -1) is streams
+
+
+def test_what_an_interrupt_keeps_from_being_freed_is_freed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Left:
+        def __init__(self) -> None:
+            self.interrupts = [KeyboardInterrupt]
+
+        def free(self) -> None:
+            if self.interrupts:
+                raise self.interrupts.pop()
+
+    left = Left()
+    monkeypatch.setattr(captures, "_left_behind", [left])
+    monkeypatch.setattr(captures, "take_streams", lambda _device, _priority: None)
+    with pytest.raises(KeyboardInterrupt):
+        Captures(DEVICE, -1)
+    assert captures._left_behind == [left]
+    Captures(DEVICE, -1)
+    assert not captures._left_behind
