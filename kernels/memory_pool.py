@@ -39,3 +39,12 @@ class MemoryPool:
         with suppress(Exception):  # the device is lost, or the process ends
             for _ in range(self._held):
                 torch._C._cuda_releasePool(self._device, self._id)
+
+
+def empty_cache() -> None:
+    """Give the memory back to CUDA that PyTorch's allocator keeps and nobody uses, as far as it does so now.
+
+    While any thread captures a graph or allocates from a pool it refuses (an assertion of torch 2.11).
+    """
+    with suppress(RuntimeError):
+        torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ...kernels.cuda_runtime import checked, runtime
-from ...kernels.memory_pool import MemoryPool
+from ...kernels.memory_pool import MemoryPool, empty_cache
 from .captured_reads import CapturedReads
 from .naming_layers import naming_layers
 from .owned_lock import OwnedLock
@@ -161,4 +161,4 @@ def warm_up(forward: Callable[[], object], refill: Callable[[], object], stream:
             refill()
             forward()
     stream.synchronize()
-    torch.cuda.empty_cache()  # as torch.cuda.graph does: a capture cannot make the allocator give up what it keeps
+    empty_cache()  # as torch.cuda.graph does: a capture cannot make the allocator give up what it keeps

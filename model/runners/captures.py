@@ -4,12 +4,12 @@ from contextlib import suppress
 
 import torch
 
-from ...kernels.cuda_runtime import beside_captures, is_capturing
-from ...kernels.memory_pool import MemoryPool
+from ...kernels.cuda_runtime import beside_captures
+from ...kernels.memory_pool import MemoryPool, empty_cache
 from .capture_streams import CaptureStreams, take_streams
 from .captured_batch import CapturedBatch
 
-#: Of runners that went while the current stream was being captured: freed when the next runner is made.
+#: Of runners that went while an interrupt came: freed when the next runner is made.
 _left_behind: list["Captures"] = []
 
 
@@ -29,7 +29,7 @@ class Captures:
         self.batches: dict[int, CapturedBatch] = {}
         self.done = torch.cuda.Event()
         """Recorded behind each request."""
-        torch.cuda.empty_cache()  # while allocating from a pool the allocator does not do so itself
+        empty_cache()  # while allocating from a pool the allocator does not do so itself
         self._memory: MemoryPool | None = MemoryPool(device)
         self._streams: CaptureStreams | None = take_streams(device, trunk_priority)
 
@@ -59,12 +59,9 @@ class Captures:
             streams.give_back()
 
     def free_or_leave(self) -> None:
-        """Free all now, or later if the current stream is being captured, which a wait would break."""
+        """Free all, or what an interrupt has left when the next runner is made."""
         try:
-            if is_capturing(self.device):
-                _left_behind.append(self)
-            else:
-                self.free()
+            self.free()
         except BaseException as error:  # interrupted; or the process ends
             _left_behind.append(self)
             if not isinstance(error, Exception):

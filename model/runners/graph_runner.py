@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitHead
 from ...kernels.cuda_runtime import beside_captures
-from ...kernels.memory_pool import MemoryPool
+from ...kernels.memory_pool import MemoryPool, empty_cache
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult, joined
 from ..rule_order import count_writes, note_reader, wait_for_writes
@@ -147,7 +147,7 @@ class GraphRunner(Runner):
         graphs, _ = self._capture_graphs(forward, static, MemoryPool(self._device))
         times = measure_segments(graphs, static.refill, self._captures.streams.trunk)
         graphs.clear()
-        torch.cuda.empty_cache()  # of their pool: the runs before the next capture take memory, too
+        empty_cache()  # of their pool: the runs before the next capture take memory, too
         return times
 
     def _run_trunk(self, x: Tensor, stops: Sequence[int], at_stop: Callable[[int, list[Tensor]], None]) -> list[Tensor]:

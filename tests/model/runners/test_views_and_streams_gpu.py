@@ -185,7 +185,7 @@ def test_a_request_on_a_stream_made_anew_waits_for_the_last_one(way: str) -> Non
 
 
 def test_a_head_on_a_stream_made_anew_shares_no_counters_with_one_under_way() -> None:
-    """The first launch is held up by as many programs as the device has places for."""
+    """It waits for the launch on the stream that had the handle before."""
     x = torch.randn(64, 512, 7, 7, device="cuda", dtype=torch.half)
     weight = torch.randn(1000, 512, device="cuda", dtype=torch.half)
     wanted = fused_head(x, weight)
@@ -196,15 +196,15 @@ def test_a_head_on_a_stream_made_anew_shares_no_counters_with_one_under_way() ->
         with torch.cuda.stream(stream):
             hold_up(stream)
             found = [fused_head(x, weight)]
+            first = stream.record_event()
         again = namesake_of(stream)
         if again is None:
             continue
         tried += 1
         with torch.cuda.stream(again):
-            begun = torch.cuda.Event()
             found.append(fused_head(x, weight))
-            begun.record(again)
-        begun.synchronize()
+            again.record_event().synchronize()
+            assert first.query()
         torch.cuda.synchronize()
         for answer in found:
             assert torch.equal(answer.label, wanted.label) and torch.equal(answer.probs, wanted.probs)
