@@ -17,6 +17,7 @@ HEADS = {
     "alone": ((70, 60, 3, 3), 10),
 }
 every_way = pytest.mark.parametrize("shape, classes", HEADS.values(), ids=HEADS)
+one_or_more = pytest.mark.parametrize("count", [1, 3], ids=["one head", "three heads"])
 
 
 def spoken(head: ExitHead, x: Tensor) -> HeadOutput:
@@ -24,20 +25,20 @@ def spoken(head: ExitHead, x: Tensor) -> HeadOutput:
 
 
 class Case:
-    """Three heads of one launch, two sets of inputs in turn, and what the operator says of them."""
+    """Heads of one launch, two sets of inputs in turn, and what the operator says of them."""
 
-    def __init__(self, shape: tuple[int, ...], classes: int, **told: Tensor) -> None:
+    def __init__(self, shape: tuple[int, ...], classes: int, count: int, **told: Tensor) -> None:
         device = torch.device("cuda", torch.cuda.current_device())
-        parts = [make_head(shape, classes, dtype=torch.float16, device=device, seed=seed) for seed in range(6)]
-        self.inputs = [[x for x, _, _ in parts[:3]], [x for x, _, _ in parts[3:]]]
+        parts = [make_head(shape, classes, dtype=torch.float16, device=device, seed=seed) for seed in range(2 * count)]
+        self.inputs = [[x for x, _, _ in parts[:count]], [x for x, _, _ in parts[count:]]]
         one = torch.ones((), device=device)
-        self.heads = [ExitHead(weight, bias, one, one.clone(), "avg", (1, 1)) for _, weight, bias in parts[:3]]
+        self.heads = [ExitHead(weight, bias, one, one.clone(), "avg", (1, 1)) for _, weight, bias in parts[:count]]
         for head, x in zip(self.heads, self.inputs[0], strict=True):
             head.threshold.copy_(spoken(head, x).confidence.quantile(0.7))
         self.outputs = [[spoken(*each) for each in zip(self.heads, xs, strict=True)] for xs in self.inputs]
         self.exits = [torch.stack([output.exit for output in outputs]) for outputs in self.outputs]
         self.open = [int((~exits.any(0)).sum()) for exits in self.exits]
-        self.buffers = ExitBuffers.allocate(4, shape[0], classes, with_probs=True, device=device)
+        self.buffers = ExitBuffers.allocate(count + 1, shape[0], classes, with_probs=True, device=device)
         self.launch = ExitLaunch(self.buffers, 0, self.heads, **told)
         self.launch(self.inputs[0])  # compiles
         torch.cuda.synchronize()
@@ -63,10 +64,11 @@ class Case:
         return wrong
 
 
+@one_or_more
 @every_way
-def test_inputs_in_turn(shape: tuple[int, ...], classes: int) -> None:
+def test_inputs_in_turn(shape: tuple[int, ...], classes: int, count: int) -> None:
     """No launch takes a number of the one before, however late its warps are."""
-    case = Case(shape, classes)
+    case = Case(shape, classes, count)
     kept = []
     for request in range(40):
         case.poison()
@@ -77,11 +79,12 @@ def test_inputs_in_turn(shape: tuple[int, ...], classes: int) -> None:
     assert not wrong
 
 
+@one_or_more
 @every_way
-def test_the_answer_is_there_once_the_host_is_told(shape: tuple[int, ...], classes: int) -> None:
+def test_the_answer_is_there_once_the_host_is_told(shape: tuple[int, ...], classes: int, count: int) -> None:
     """Another stream, which has waited for nothing, finds the whole answer."""
     told = torch.zeros(1, dtype=torch.int64).pin_memory()
-    case = Case(shape, classes, open_samples=told)
+    case = Case(shape, classes, count, open_samples=told)
     launching, reading = torch.cuda.Stream(), torch.cuda.Stream()
     number = int(case.buffers.requests)
     wrong = {}

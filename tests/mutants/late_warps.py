@@ -6,19 +6,24 @@ import triton.language as tl
 
 @triton.jit
 def late_warps():
-    """Let all warps but the first sleep some 20 us, in half of the programs, which are others in each launch."""
+    """Let the first warp sleep some 20 us, or all others, or none; that is drawn in each program anew."""
     tl.inline_asm_elementwise(
         """{
-        .reg .pred late, odd;
-        .reg .b32 value, block;
-        mov.u32 value, %globaltimer_lo;
-        shr.b32 value, value, 10;
+        .reg .pred late, first, drawn;
+        .reg .b32 thread, draw, block;
+        mov.u32 draw, %globaltimer_lo;
+        shr.b32 draw, draw, 10;
         mov.u32 block, %ctaid.x;
-        add.u32 value, value, block;
-        and.b32 value, value, 1;
-        setp.eq.u32 odd, value, 1;
-        mov.u32 value, %tid.x;
-        setp.ge.and.u32 late, value, 32, odd;
+        add.u32 draw, draw, block;
+        and.b32 draw, draw, 3;
+        mov.u32 thread, %tid.x;
+        setp.lt.u32 first, thread, 32;
+        setp.eq.u32 drawn, draw, 1;
+        and.pred late, first, drawn;
+        setp.eq.u32 drawn, draw, 2;
+        not.pred first, first;
+        and.pred drawn, drawn, first;
+        or.pred late, late, drawn;
         @late nanosleep.u32 20000;
         mov.u32 $0, 0;
         }""",
