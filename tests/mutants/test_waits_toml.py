@@ -1,0 +1,24 @@
+"""waits.toml fits the code: a mutant whose place has changed would only be missed when mutants are made."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+tomllib = pytest.importorskip("tomllib", reason="Python has it since 3.11")
+ROOT = Path(__file__).resolve().parents[2]
+MUTANTS = tomllib.loads((Path(__file__).parent / "waits.toml").read_text())["mutant"]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant["name"] for mutant in MUTANTS])
+def test_a_mutant_can_be_made_and_has_tests(mutant):
+    source = (ROOT / mutant["file"]).read_text()
+    assert source.count(mutant["old"]) == mutant.get("places", 1)
+    assert mutant["on"] in ("simulation", "gpu")
+    for file, line in mutant.get("late", ()):
+        assert len(re.findall(rf"^ *{re.escape(line)}", (ROOT / file).read_text(), re.MULTILINE)) == 1
+    assert mutant.get("equivalent") or all((ROOT / test).exists() for test in mutant["tests"] if test.endswith(".py"))
+
+
+def test_names_are_different():
+    assert len({mutant["name"] for mutant in MUTANTS}) == len(MUTANTS)
