@@ -14,7 +14,7 @@ from .head_launches import HeadLaunches
 from .segment_times import choose_stops
 
 #: A gate skips at least this much of the trunk, in microseconds: each costs about 10 even if it stays open (H200).
-_LEAST_GATED_US = 20.0
+_LEAST_GATED_US = 21.0
 
 
 class GatedRunner(GraphRunner):

@@ -17,20 +17,37 @@ def measure_segments(graphs: Sequence[Graph], refill: Callable[[], object], stre
     """Measure in microseconds what each graph of a trunk, which ends at a tap, takes on ``stream``.
 
     They are launched in their order, and from the beginning each time: a segment may overwrite what it has been handed
-    by the one before, and would read indices there that are none. ``refill`` writes the input before each round.
+    by the one before, and would read indices there that are none. ``refill`` writes the input before each time. What
+    the events between graphs take themselves is measured by rounds without them, and taken off again.
     """
-    rounds = [[torch.cuda.Event(enable_timing=True) for _ in range(len(graphs) + 1)] for _ in range(_ROUNDS + 1)]
+    rounds = [(_marks(len(graphs) + 1), _marks(2)) for _ in range(_ROUNDS + 1)]
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(_CYCLES_A_LAUNCH * len(rounds) * len(graphs))
-        for events in rounds:
+        torch.cuda._sleep(_CYCLES_A_LAUNCH * 2 * len(rounds) * len(graphs))
+        for around_each, around_all in rounds:
             refill()
-            for graph, event in zip(graphs, events, strict=False):
+            for graph, event in zip(graphs, around_each, strict=False):
                 event.record(stream)
                 graph.launch(stream)
-            events[-1].record(stream)
+            around_each[-1].record(stream)
+            refill()
+            around_all[0].record(stream)
+            for graph in graphs:
+                graph.launch(stream)
+            around_all[1].record(stream)
     stream.synchronize()
-    times = [[start.elapsed_time(end) * 1e3 for start, end in pairwise(events)] for events in rounds[1:]]
-    return [statistics.median(of_graph) for of_graph in zip(*times, strict=True)]
+    of_rounds = [_between(around_each) for around_each, _ in rounds[1:]]
+    times = [statistics.median(of_graph) for of_graph in zip(*of_rounds, strict=True)]
+    whole = statistics.median(us for _, around_all in rounds[1:] for us in _between(around_all))
+    added = (sum(times) - whole) / len(times)
+    return [us - added for us in times]
+
+
+def _marks(count: int) -> list[torch.cuda.Event]:
+    return [torch.cuda.Event(enable_timing=True) for _ in range(count)]
+
+
+def _between(events: Sequence[torch.cuda.Event]) -> list[float]:
+    return [start.elapsed_time(end) * 1e3 for start, end in pairwise(events)]
 
 
 def choose_stops(segment_us: Sequence[float], least_us: float) -> list[int]:

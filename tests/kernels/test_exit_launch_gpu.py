@@ -8,16 +8,18 @@ from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-#: Shape of x and number of classes, for each way in which programs of a head find each other.
+#: Shape of x and number of classes, for each way in which programs of a head find each other; and without a barrier of
+#: Triton's own between deciding and merging.
 HEADS = {
     "the last one of a sample adds up": ((5, 300, 9, 9), 200),
     "one of a sample waits": ((5, 30, 9, 9), 10),
     "others multiply for a sample": ((2, 48, 5, 20), 300),
     "others multiply for groups": ((33, 40, 9, 9), 1500),
     "alone": ((70, 60, 3, 3), 10),
+    "four classes a thread": ((8, 512, 7, 7), 1000),
 }
 every_way = pytest.mark.parametrize("shape, classes", HEADS.values(), ids=HEADS)
-one_or_more = pytest.mark.parametrize("count", [1, 3], ids=["one head", "three heads"])
+one_or_more = pytest.mark.parametrize("count", [1, 3], ids=["one_head", "three_heads"])
 
 
 def spoken(head: ExitHead, x: Tensor) -> HeadOutput:

@@ -45,9 +45,9 @@ class Case:
         self.x, self.other = clear_batches(self.net, [8, 3])
         self.wanted, self.wanted_of_other = self.net(self.x), self.net(self.other)
         self._options = {"batch_sizes": (4, 8) if name == "compact" else (8,), **RUNNERS[name]}
-        self.make().close()  # kernels are compiled, and streams there for the next one
         bystander = network()
         self._bystander = make_runner(bystander, self.x, batch_sizes=(8,))
+        self.make().close()  # kernels are compiled, and streams there for the next one, with cuBLAS's workspaces
         self._identical = self._bystander(self.x)
         # What is launched is under way for long after the host has gone on.
         self.net.backbone.register_forward_pre_hook(sleep)

@@ -26,7 +26,7 @@ from support.graph_runner_cases import (
     made,
     network,
 )
-from support.scaling_kernel import scaled_in_place
+from support.scaling_kernel import scaled
 from torch import Tensor, nn
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_tap")]
@@ -174,8 +174,7 @@ class Scaling(SmallNet):
         self.scale = torch.full((1,), 0.5, device="cuda")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.block0(x)
-        scaled_in_place(x, self.scale)
+        x = scaled(self.block0(x), self.scale)
         x = self.block2(self.block1(x))
         return self.fc(x.mean((2, 3)))
 
@@ -335,7 +334,7 @@ def test_another_threads_capture_is_not_broken(way: str, mode: str, does: str) -
     found = None
     try:
         if does == "make":
-            found = made(net, way, (8,))(x)
+            found = made(net, way, (8,), example=x)(x)
         elif does == "close":
             runner[0].close()
         elif does == "drop":
