@@ -111,11 +111,12 @@ class FusedAuxHead(nn.Module):
         self._check_linear()
         weight: Tensor = linear.weight
         bias: Tensor | None = linear.bias
+        read: torch.cuda.Event | None = None
         if not torch.compiler.is_compiling() and isinstance(x, Tensor):
-            wait_for_write(self.rule, x)
+            read = wait_for_write(self.rule, x)
         if _autocasts(x):  # as autocast does for the nn.Linear this replaces
             weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-        return fused_head(
+        output = fused_head(
             x,
             weight,
             bias,
@@ -126,6 +127,9 @@ class FusedAuxHead(nn.Module):
             threshold=self.rule.threshold_tensor,
             return_probs=self.return_probs,
         )
+        if read is not None:
+            read.record(torch.cuda.current_stream(x.device))
+        return output
 
     def _take_width_in_forward(self, x: Tensor) -> None:
         weight = self.linear.weight
