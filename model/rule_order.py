@@ -18,7 +18,7 @@ class _Write(NamedTuple):
     seen: dict[int, torch.cuda.Stream]
     """PyTorch's streams, by handle, on which heads have read it; their later work comes after it."""
     read: dict[int, torch.cuda.Event]
-    """Events behind the reads on other streams, by handle, which may be destroyed, and their handles given to others."""
+    """Events behind the reads on others' streams, by handle; those may be destroyed, and their handles given away."""
 
 
 _writes: WeakKeyDictionary[nn.Module, _Write] = WeakKeyDictionary()
