@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..kernels import check_input
-from ..kernels.head_arguments import FLOAT_DTYPES
+from ..kernels.head_arguments import FLOAT_DTYPES, check_countable
 from .arguments import HEAD_DTYPES, close_names
 
 
@@ -161,6 +161,7 @@ def check_head_fits(tap: str, features: Tensor, in_features: int | None, pool: s
     """Raise ``ValueError`` unless a head with these sizes, of any width if None, can read the output of its tap."""
     try:
         found = check_input(features, pool, pool_size)
+        check_countable(features, pool, pool_size)
     except ValueError as error:
         raise ValueError(f"heads[{tap!r}]: {error}") from None
     if in_features is not None and found != in_features:
