@@ -1,0 +1,103 @@
+"""streams.py: what a caller's capture forks to is nobody else's."""
+
+from contextlib import nullcontext
+from itertools import count, cycle
+from types import SimpleNamespace
+
+import pytest
+import torch
+from auxhead.model import streams
+from auxhead.model.streams import fork_captured
+from support.graph_runner_cases import clear_batches, network
+from torch import nn
+
+#: Streams of a priority that PyTorch has; then it hands out the first again.
+POOL = 32
+
+
+class Stream:
+    """A stream of CUDA, that knows which capture it is in."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self, handle: int, *_: object) -> None:
+        self.cuda_stream = handle
+        self.capture: int | None = None
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.capture = other.capture
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, Stream]:
+    """All streams by handle, as PyTorch and CUDA make them."""
+    made: dict[int, Stream] = {}
+    pools = {priority: cycle(range(base, base + POOL)) for priority, base in ((0, 1000), (-1, 2000))}
+    new = count(5000)
+
+    def stream(handle: int, *_: object) -> Stream:
+        return made.setdefault(handle, Stream(handle))
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _device=None, priority=0: stream(next(pools[priority])))
+    monkeypatch.setattr(torch.cuda, "ExternalStream", stream)
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
+    runtime = SimpleNamespace(
+        cudaStreamNonBlocking=1, cudaStreamCreateWithPriority=lambda _flags, _priority: (0, next(new))
+    )
+    monkeypatch.setattr(streams, "runtime", runtime, raising=False)
+    monkeypatch.setattr(streams, "checked", lambda returned: returned[1], raising=False)
+    monkeypatch.setattr(streams, "beside_captures", nullcontext, raising=False)
+    monkeypatch.setattr(streams, "capture_id", lambda handle: made[handle].capture)
+    monkeypatch.setattr(streams, "_captured_pairs", {})
+    return made
+
+
+def test_a_capture_forks_to_no_stream_that_others_may_get(made: dict[int, Stream]) -> None:
+    captures = [torch.cuda.Stream(), torch.cuda.Stream(priority=-1)]
+    for number, caller in enumerate(captures, start=1):
+        caller.capture = number
+        pair = fork_captured(caller)
+        assert fork_captured(caller) == pair and pair.trunk.capture == pair.side.capture == number
+    others = [torch.cuda.Stream(priority=priority) for priority in (0, -1) for _ in range(POOL)]
+    assert {other.cuda_stream for other in others if other.capture} == {caller.cuda_stream for caller in captures}
+
+
+def test_streams_of_captures_that_are_over_serve_the_next(made: dict[int, Stream]) -> None:
+    caller = torch.cuda.Stream()
+    for number in range(1, 4):
+        caller.capture = number
+        pair = fork_captured(caller)
+        for stream in pair:
+            assert stream.capture == number
+            stream.capture = None
+    assert len(made) == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("priority", [0, -1])
+def test_all_streams_of_pytorch_can_be_used_beside_a_capture(priority: int) -> None:
+    """By other threads: what is launched on one that the capture has forked to would become part of it."""
+    net = network()
+    (x,) = clear_batches(net, [8])
+    wanted, caller = net(x), torch.cuda.Stream()
+    with torch.cuda.stream(caller):
+        net(x)
+    torch.cuda.synchronize()
+    graph, found = torch.cuda.CUDAGraph(), []
+
+    def look(_layer: nn.Module, _inputs: object, _output: object) -> None:
+        for _ in range(2 * POOL):
+            with torch.cuda.stream(torch.cuda.Stream(priority=priority)):
+                if torch.cuda.current_stream() != caller:
+                    found.append(torch.cuda.is_current_stream_capturing())
+
+    handle = net.backbone.fc.register_forward_hook(look)
+    try:
+        with torch.cuda.graph(graph, stream=caller):
+            answer = net(x)
+    finally:
+        handle.remove()
+    graph.replay()
+    assert found and not any(found)
+    assert torch.equal(answer.label, wanted.label) and torch.equal(answer.exit_index, wanted.exit_index)
