@@ -76,6 +76,8 @@ class _Watch(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _note_write(self, tensor: Tensor) -> None:
+        if not _is_plain(tensor):
+            return  # it has no storage to compare
         memory = tensor.untyped_storage()._cdata
         self.changed_in_place |= {
             layer for output, _, layer in self._alive if output.untyped_storage()._cdata == memory
@@ -171,9 +173,14 @@ def check_head_fits(tap: str, features: Tensor, in_features: int | None, pool: s
         )
 
 
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is a tensor with sizes, strides and memory: no sparse, opaque or nested one."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested
+
+
 def _is_readable(output: Any, batch: int) -> bool:
     return (
-        isinstance(output, Tensor)
+        _is_plain(output)
         and output.dtype in FLOAT_DTYPES
         and 2 <= output.ndim <= 4
         and output.shape[0] == batch
@@ -190,8 +197,10 @@ def _wanted(output: Any) -> str:
 
 
 def _described(output: Any) -> str:
-    if isinstance(output, Tensor):
+    if _is_plain(output):
         return f"a tensor {list(output.shape)} of {output.dtype}"
+    if isinstance(output, Tensor):
+        return f"a {'nested' if output.is_nested else output.layout} tensor"
     return f"a {type(output).__name__}"
 
 
