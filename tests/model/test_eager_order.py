@@ -84,6 +84,19 @@ def test_an_eager_pass_has_no_races(
     requests(network)
 
 
+def test_what_autocast_has_cast_in_a_pass_is_not_used_by_others(network: EarlyExitNetwork, pair: StreamPair) -> None:
+    """It keeps casts of parameters for all streams, and lets go of them when its block ends, whoever still reads."""
+    streams = [Stream(), Stream()]
+    with torch.no_grad(), Watching():
+        for turn in range(3):
+            with stream_order.current(streams[turn % 2]), torch.autocast("cpu", torch.bfloat16):
+                x = torch.randn(2, 3, 8, 8)
+                network(x)
+                assert torch.is_autocast_cache_enabled()
+                network.backbone(x)
+                del x
+
+
 def test_rules_are_assigned_and_used_on_any_streams(network: EarlyExitNetwork, pair: StreamPair) -> None:
     streams = [Stream(), Stream(), Stream()]
     with torch.no_grad(), Watching():
