@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .cuda_runtime import beside_captures, capture_id, is_capturing, stream_number
+from .cuda_runtime import beside_captures, capture_id, is_capturing, may_be_destroyed, stream_number
 from .memory_pool import MemoryPool
 
 #: int32 counters (256 KiB) of a stream: so many that hardly a batch asks for more, which takes a launch to clear.
@@ -59,8 +59,7 @@ class ArrivalCounters:
             handle = stream.cuda_stream
             if is_capturing(self._device):
                 return self._take_for_capture(count, handle, capture_id(handle))
-            # PyTorch's own streams have ids of another kind; even one of these may get the handle of one destroyed
-            if handle and (stream.stream_id == handle or handle in self._foreign):
+            if may_be_destroyed(stream) or handle in self._foreign:  # whose handle one of PyTorch's may have by now
                 self._wait_for_namesake(stream)
             counters = self._of_stream(handle, count)
             if self._reserve.numel() < _RESERVED // 2:

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ..kernels.cuda_runtime import capture_id, is_capturing
+from ..kernels.cuda_runtime import capture_id, is_capturing, may_be_destroyed
 from .streams import current_handle, has_streams
 
 
@@ -56,7 +56,7 @@ def wait_for_writes(rules: Iterable[nn.Module], stream: torch.cuda.Stream) -> No
 def wait_for_write(rule: nn.Module, x: Tensor) -> torch.cuda.Event | None:
     """Let the current stream of a tensor's device wait until a rule has its value, unless it has seen it before.
 
-    Returns an event for the caller to record behind its read, on a stream that PyTorch has not made. Within a caller's
+    Returns an event for the caller to record behind its read, on a stream that may be destroyed. Within a caller's
     capture nothing is done: its graph is ordered by whoever replays it.
     """
     write = _writes.get(rule) if has_streams(x) else None
@@ -65,7 +65,7 @@ def wait_for_write(rule: nn.Module, x: Tensor) -> torch.cuda.Event | None:
         return None
     stream = torch.cuda.current_stream(device)
     stream.wait_event(write.done)
-    if handle and stream.stream_id == handle:  # the default stream is PyTorch's, too
+    if may_be_destroyed(stream):
         read = write.read.setdefault(handle, torch.cuda.Event())
         stream.wait_event(read)  # of a destroyed stream of the same handle
         return read

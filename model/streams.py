@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..kernels.cuda_runtime import beside_captures, capture_id, checked, runtime, stream_number
+from ..kernels.cuda_runtime import capture_id, may_be_destroyed, new_stream, stream_number
 
 
 class StreamPair(NamedTuple):
@@ -25,8 +25,8 @@ def has_streams(x: torch.Tensor) -> bool:
 
 @cache
 def stream_pair(device: torch.device) -> StreamPair:
-    """Return the streams of a CUDA device, made once: torch hands out only 32 of a priority."""
-    return StreamPair(torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=0))
+    """Return the streams of a CUDA device, made once."""
+    return _new_pair(device)
 
 
 #: Pairs that callers' captures have forked to, by device, and its lock. A pair is the capture's until that ends.
@@ -37,8 +37,7 @@ _fork_lock = threading.Lock()
 def fork_captured(caller: torch.cuda.Stream) -> StreamPair:
     """Return streams that have joined the capture of ``caller``, and no other thread's work, which they would capture.
 
-    All forwards of a capture get the same ones. torch's own would not do: after 32 of a priority it hands them out
-    again, to whoever asks.
+    All forwards of a capture get the same ones.
     """
     with _fork_lock:
         mine = capture_id(caller.cuda_stream)
@@ -49,17 +48,14 @@ def fork_captured(caller: torch.cuda.Stream) -> StreamPair:
         elif None in captures:  # the capture that it was in has ended
             pair = pairs[captures.index(None)]
         else:
-            with beside_captures():
-                pairs.append(pair := StreamPair(_new_stream(caller.device, -1), _new_stream(caller.device, 0)))
+            pairs.append(pair := _new_pair(caller.device))
         pair.trunk.wait_stream(caller)
         pair.side.wait_stream(caller)
         return pair
 
 
-def _new_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
-    with torch.cuda.device(device):
-        stream = checked(runtime.cudaStreamCreateWithPriority(runtime.cudaStreamNonBlocking, priority))
-    return torch.cuda.ExternalStream(int(stream), device)
+def _new_pair(device: torch.device) -> StreamPair:
+    return StreamPair(new_stream(device, -1), new_stream(device, 0))
 
 
 def current_handle(device: torch.device) -> int:
@@ -78,9 +74,7 @@ class CallersStream:
         """Remember a stream."""
         self.stream = stream
         self._handle = stream.cuda_stream
-        # One that PyTorch has not made may be destroyed, and its handle given to another stream.
-        foreign = self._handle and stream.stream_id == self._handle
-        self._number = stream_number(self._handle) if foreign else None
+        self._number = stream_number(self._handle) if may_be_destroyed(stream) else None
 
     def is_current(self) -> bool:
         """Return whether it is the current stream of its device; asked at each request."""

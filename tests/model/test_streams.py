@@ -1,13 +1,16 @@
-"""streams.py: what a caller's capture forks to is nobody else's."""
+"""streams.py: the streams that a network runs on are nobody else's."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import count, cycle
 from types import SimpleNamespace
 
 import pytest
 import torch
+from auxhead.kernels import cuda_runtime
+from auxhead.kernels.cuda_runtime import may_be_destroyed
 from auxhead.model import streams
-from auxhead.model.streams import fork_captured
+from auxhead.model.streams import fork_captured, stream_pair
 from support.graph_runner_cases import clear_batches, network
 from torch import nn
 
@@ -21,7 +24,7 @@ class Stream:
     device = torch.device("cuda", 0)
 
     def __init__(self, handle: int, *_: object) -> None:
-        self.cuda_stream = handle
+        self.cuda_stream, self.stream_id = handle, 35
         self.capture: int | None = None
 
     def wait_stream(self, other: "Stream") -> None:
@@ -44,9 +47,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, Stream]:
     runtime = SimpleNamespace(
         cudaStreamNonBlocking=1, cudaStreamCreateWithPriority=lambda _flags, _priority: (0, next(new))
     )
-    monkeypatch.setattr(streams, "runtime", runtime, raising=False)
-    monkeypatch.setattr(streams, "checked", lambda returned: returned[1], raising=False)
-    monkeypatch.setattr(streams, "beside_captures", nullcontext, raising=False)
+    monkeypatch.setattr(cuda_runtime, "runtime", runtime)
+    monkeypatch.setattr(cuda_runtime, "checked", lambda returned: returned[1])
+    monkeypatch.setattr(cuda_runtime, "beside_captures", nullcontext)
+    monkeypatch.setattr(cuda_runtime, "_kept", set(), raising=False)
     monkeypatch.setattr(streams, "capture_id", lambda handle: made[handle].capture)
     monkeypatch.setattr(streams, "_captured_pairs", {})
     return made
@@ -60,6 +64,25 @@ def test_a_capture_forks_to_no_stream_that_others_may_get(made: dict[int, Stream
         assert fork_captured(caller) == pair and pair.trunk.capture == pair.side.capture == number
     others = [torch.cuda.Stream(priority=priority) for priority in (0, -1) for _ in range(POOL)]
     assert {other.cuda_stream for other in others if other.capture} == {caller.cuda_stream for caller in captures}
+
+
+def test_an_eager_pass_runs_on_no_stream_that_others_may_get(made: dict[int, Stream]) -> None:
+    """Of which they may capture a graph, while another thread answers."""
+    pair = stream_pair.__wrapped__(Stream.device)
+    others = [torch.cuda.Stream(priority=priority) for priority in (0, -1) for _ in range(POOL)]
+    assert len({stream.cuda_stream for stream in (*pair, *others)}) == 2 + 2 * POOL
+
+
+def test_a_stream_that_is_kept_is_told_from_one_that_may_be_destroyed(made: dict[int, Stream]) -> None:
+    theirs = Stream(4000)
+    theirs.stream_id = theirs.cuda_stream
+    default = Stream(0)
+    default.stream_id = 0
+    pair = stream_pair.__wrapped__(Stream.device)
+    for stream in pair:
+        stream.stream_id = stream.cuda_stream
+    kept = [*pair, default, torch.cuda.Stream()]
+    assert may_be_destroyed(theirs) and not any(map(may_be_destroyed, kept))
 
 
 def test_streams_of_captures_that_are_over_serve_the_next(made: dict[int, Stream]) -> None:
@@ -101,3 +124,24 @@ def test_all_streams_of_pytorch_can_be_used_beside_a_capture(priority: int) -> N
     graph.replay()
     assert found and not any(found)
     assert torch.equal(answer.label, wanted.label) and torch.equal(answer.exit_index, wanted.exit_index)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_an_eager_pass_goes_on_while_any_stream_of_pytorch_is_captured() -> None:
+    net = network()
+    (x,) = clear_batches(net, [8])
+    wanted, y = net(x), torch.ones(8, device="cuda")
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as other_thread:
+        other_thread.submit(net, x).result()  # libraries make handles for each thread
+        for priority in (0, -1):
+            for _ in range(POOL):
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=torch.cuda.Stream(priority=priority)):
+                    z = y + 1
+                    found = other_thread.submit(net, x).result()
+                graph.replay()
+                torch.cuda.synchronize()
+                assert z.eq(2).all() and torch.equal(found.label, wanted.label)
+                assert torch.equal(found.exit_index, wanted.exit_index)
