@@ -155,7 +155,8 @@ class FusedAuxHead(nn.Module):
 
     def _check_linear(self) -> None:
         """Refuse a linear layer whose weight is computed by hooks, which a fused head never calls."""
-        if "weight" in vars(self.linear) or "bias" in vars(self.linear):
+        own = vars(self.linear)
+        if ("weight" in own or "bias" in own) and "weight" not in own.get("_former_parameters", ()):  # of DataParallel
             raise ValueError(
                 "linear: carries hooks that make its weight (of torch.nn.utils.weight_norm or prune, say), which a "
                 "fused head never calls, so that it is an old one; wants none: remove them, or use parametrizations"
