@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..kernels import check_input
 from ..kernels.head_arguments import FLOAT_DTYPES, check_countable
-from .arguments import HEAD_DTYPES, close_names
+from .arguments import HEAD_DTYPES, close_names, is_plain, tensor_in_words
 
 
 class DryRun(NamedTuple):
@@ -76,7 +76,7 @@ class _Watch(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _note_write(self, tensor: Tensor) -> None:
-        if not _is_plain(tensor):
+        if not is_plain(tensor):
             return  # it has no storage to compare
         memory = tensor.untyped_storage()._cdata
         self.changed_in_place |= {
@@ -122,7 +122,7 @@ def dry_run(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> 
         watch.look_for_changes()
 
     _check_taps(taps, layers, watch)
-    if not (isinstance(logits, Tensor) and logits.ndim == 2 and logits.shape[0] == batch):
+    if not (is_plain(logits) and logits.ndim == 2 and logits.shape[0] == batch):
         raise ValueError(f"backbone: returned {_described(logits)}, wants logits [{batch}, num_classes]")
     return DryRun([watch.outputs[layers[tap]] for tap in taps], logits)
 
@@ -173,14 +173,9 @@ def check_head_fits(tap: str, features: Tensor, in_features: int | None, pool: s
         )
 
 
-def _is_plain(value: Any) -> bool:
-    """Return whether a value is a tensor with sizes, strides and memory: no sparse, opaque or nested one."""
-    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested
-
-
 def _is_readable(output: Any, batch: int) -> bool:
     return (
-        _is_plain(output)
+        is_plain(output)
         and output.dtype in FLOAT_DTYPES
         and 2 <= output.ndim <= 4
         and output.shape[0] == batch
@@ -197,11 +192,7 @@ def _wanted(output: Any) -> str:
 
 
 def _described(output: Any) -> str:
-    if _is_plain(output):
-        return f"a tensor {list(output.shape)} of {output.dtype}"
-    if isinstance(output, Tensor):
-        return f"a {'nested' if output.is_nested else output.layout} tensor"
-    return f"a {type(output).__name__}"
+    return tensor_in_words(output) if isinstance(output, Tensor) else f"a {type(output).__name__}"
 
 
 def _listing(names: Sequence[str], most: int = 40) -> str:

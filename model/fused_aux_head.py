@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kernels import ExitHead, HeadOutput, check_input, check_pool, fused_head, pooled_features
-from .arguments import check_module
+from .arguments import check_module, is_plain, tensor_in_words
 from .exit_rule import ExitRule, as_exit_rule
 from .head_pattern import match_head
 from .rule_order import wait_for_write
@@ -171,6 +171,10 @@ class FusedAuxHead(nn.Module):
     def as_exit_head(self) -> ExitHead:
         """Return the tensors and sizes that a launch for a whole network reads: the very ones, not copies."""
         self._check_linear()
+        for name, tensor in (("weight", self.linear.weight), ("bias", self.linear.bias)):
+            if tensor is not None and (not is_plain(tensor) or tensor.is_neg()):  # read as it lies in memory
+                got = "a lazily negated one" if is_plain(tensor) else tensor_in_words(tensor)
+                raise ValueError(f"linear.{name}: got {got}, wants a plain tensor")
         return ExitHead(
             self.linear.weight,
             self.linear.bias,
