@@ -51,7 +51,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, Stream]:
     monkeypatch.setattr(cuda_runtime, "checked", lambda returned: returned[1])
     monkeypatch.setattr(cuda_runtime, "beside_captures", nullcontext)
     monkeypatch.setattr(cuda_runtime, "_kept", set(), raising=False)
-    monkeypatch.setattr(streams, "capture_id", lambda handle: made[handle].capture)
     monkeypatch.setattr(streams, "_captured_pairs", {})
     return made
 
@@ -83,6 +82,18 @@ def test_a_stream_that_is_kept_is_told_from_one_that_may_be_destroyed(made: dict
         stream.stream_id = stream.cuda_stream
     kept = [*pair, default, torch.cuda.Stream()]
     assert may_be_destroyed(theirs) and not any(map(may_be_destroyed, kept))
+
+
+def test_captures_on_two_streams_fork_to_others_even_one_after_the_other(made: dict[int, Stream]) -> None:
+    """Their graphs may run at the same time, and cuBLAS has one workspace for each stream that it was captured on."""
+    forked = []
+    for number, caller in enumerate((torch.cuda.Stream(), torch.cuda.Stream()), start=1):
+        caller.capture = number
+        pair = fork_captured(caller)
+        forked += [stream.cuda_stream for stream in pair]
+        for stream in (caller, *pair):
+            stream.capture = None
+    assert len(set(forked)) == 4
 
 
 def test_streams_of_captures_that_are_over_serve_the_next(made: dict[int, Stream]) -> None:
