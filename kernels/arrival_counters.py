@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .cuda_runtime import beside_captures, capture_id, is_capturing, stream_number
+from .cuda_runtime import beside_captures, capture_id, is_capturing, may_be_destroyed, stream_number
 from .memory_pool import MemoryPool
 
 #: int32 counters (256 KiB) of a stream: so many that hardly a batch asks for more, which takes a launch to clear.
@@ -25,7 +25,10 @@ _RESERVED = 1 << 22
 
 
 class _ForeignStream(NamedTuple):
-    """A stream that PyTorch has not made; its owner may destroy it, and CUDA give its handle to another stream."""
+    """A stream that PyTorch has not made; its owner may destroy it, and CUDA give its handle to another stream.
+
+    That may be one of PyTorch's, which then goes for one of this kind.
+    """
 
     number: int
     """CUDA's, which no other stream of the process ever has."""
@@ -56,7 +59,7 @@ class ArrivalCounters:
             handle = stream.cuda_stream
             if is_capturing(self._device):
                 return self._take_for_capture(count, handle, capture_id(handle))
-            if handle and stream.stream_id == handle:  # PyTorch's own streams have ids of another kind
+            if may_be_destroyed(stream) or handle in self._foreign:  # whose handle one of PyTorch's may have by now
                 self._wait_for_namesake(stream)
             counters = self._of_stream(handle, count)
             if self._reserve.numel() < _RESERVED // 2:
@@ -103,9 +106,11 @@ class ArrivalCounters:
 
     def _zeros(self, count: int) -> Tensor:
         """Allocate counters in a pool of their own: that of whoever launches, a graph's say, may go before them."""
-        if self._device.type == "cuda" and self._memory is None and torch.cuda.get_allocator_backend() == "native":
+        if self._device.type != "cuda":
+            return torch.zeros(count, dtype=torch.int32, device=self._device)
+        if self._memory is None and torch.cuda.get_allocator_backend() == "native":
             self._memory = MemoryPool(self._device)
-        with nullcontext() if self._memory is None else self._memory.allocating():
+        with beside_captures(), nullcontext() if self._memory is None else self._memory.allocating():
             return torch.zeros(count, dtype=torch.int32, device=self._device)
 
 

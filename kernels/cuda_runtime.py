@@ -11,7 +11,19 @@ try:
 except ImportError:  # where torch has no CUDA
     runtime = None
 
-__all__ = ["beside_captures", "capture_id", "checked", "is_capturing", "runtime", "stream_number"]
+__all__ = [
+    "beside_captures",
+    "capture_id",
+    "checked",
+    "is_capturing",
+    "may_be_destroyed",
+    "new_stream",
+    "runtime",
+    "stream_number",
+]
+
+#: Handles of the streams that ``new_stream`` has made.
+_kept: set[int] = set()
 
 
 def checked(returned: tuple[Any, ...]) -> Any:
@@ -50,6 +62,23 @@ def capture_id(stream: int) -> int | None:
 def stream_number(stream: int) -> int:
     """Return CUDA's number of a stream, given as its ``cuda_stream``, which no other stream of the process ever has."""
     return int(checked(runtime.cudaStreamGetId(stream)))
+
+
+def new_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
+    """Make a stream of a CUDA device that is there as long as the process, and that nobody else has.
+
+    torch's own streams are others', too: after 32 of a priority it hands out the first again.
+    """
+    with torch.cuda.device(device), beside_captures():
+        handle = int(checked(runtime.cudaStreamCreateWithPriority(runtime.cudaStreamNonBlocking, priority)))
+    _kept.add(handle)
+    return torch.cuda.ExternalStream(handle, device)
+
+
+def may_be_destroyed(stream: torch.cuda.Stream) -> bool:
+    """Return whether a stream is neither PyTorch's nor ours; CUDA may then give its handle to another one."""
+    handle = stream.cuda_stream
+    return handle != 0 and stream.stream_id == handle and handle not in _kept  # PyTorch's have ids of another kind
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from .arrival_counters import arrival_counters
 from .choose_config import choose_config
 from .criteria import check_temperature, check_threshold
 from .fused_head_reference import fused_head_reference
-from .head_arguments import check_head_arguments, check_pool, check_rule_tensors
+from .head_arguments import check_countable, check_head_arguments, check_pool, check_rule_tensors
 from .head_output import HeadOutput
 from .head_view import head_view
 
@@ -79,9 +79,11 @@ def fused_head(
             raise ValueError(f"{name}: got device {value.device}, wants {x.device}, the device of x")
     temperature_tensor, temperature_value = _split_number("temperature", temperature)
     threshold_tensor, threshold_value = _split_number("threshold", threshold)
-    if _wants_plain_pytorch():
+    if wants_plain_pytorch():
         grid = check_pool(pool, pool_size)
         check_head_arguments(x, weight, bias, pool, grid, criterion)
+        check_temperature(temperature_value)  # values of tensors cannot be read here
+        check_threshold(criterion, threshold_value)
         output = fused_head_reference(
             x, weight, bias, pool=pool, pool_size=grid, temperature=temperature, threshold=threshold
         )
@@ -93,8 +95,8 @@ def fused_head(
     return HeadOutput(probs if return_probs else None, label, confidence, exits)
 
 
-def _wants_plain_pytorch() -> bool:
-    """Return whether somebody looks at the operations of a head, and not at its answer alone.
+def wants_plain_pytorch() -> bool:
+    """Return whether somebody looks at the operations of a kernel, and not at its answer alone.
 
     ONNX knows no kernel of ours. The transforms of ``torch.func`` and forward-mode derivatives go operation by
     operation; those of an operator with a backward pass alone would be refused, or silently 0.
@@ -150,6 +152,7 @@ def _fused_head(
     if not runs_triton(x):
         output = fused_head_reference(x, weight, bias, pool=pool, pool_size=grid, temperature=heat, threshold=limit)
     else:
+        check_countable(x, pool, grid)
         view = head_view(x.shape, x.stride(), pool, grid)
         config = choose_config(view, classes, pool_max=pool_max, dtype=x.dtype, device=x.device, place="alone")
         output = kernel.launch_fused_head(

@@ -12,6 +12,8 @@ FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: Pools by the rank of the input. A vector is already pooled: any pool leaves it as it is.
 POOLS_BY_RANK = {2: ("avg", "max", "first", "none"), 3: ("avg", "max", "first", "none"), 4: ("avg", "max", "none")}
 POOLS = POOLS_BY_RANK[2]
+#: They are counted in int32, in blocks of up to 2 ** 20.
+MOST_COUNTED = 2**31 - 2**20
 _LAYOUTS = "[N, C, H, W] (a map), [N, T, D] (tokens) or [N, D] (pooled vectors)"
 
 
@@ -42,6 +44,19 @@ def check_input(x: Tensor, pool: str, pool_size: tuple[int, int]) -> int:
     if pool == "none" or x.ndim == 2:
         return math.prod(x.shape[1:])
     return x.shape[1] * pool_size[0] * pool_size[1] if x.ndim == 4 else x.shape[2]
+
+
+def check_countable(x: Tensor, pool: str, pool_size: tuple[int, int]) -> None:
+    """Raise ``ValueError`` for more features of a sample, or elements of a channel, than the kernels can count.
+
+    Samples may be larger, and so may batches: offsets are int64.
+    """
+    features, positions = check_input(x, pool, pool_size), math.prod(x.shape[2:]) if x.ndim == 4 else 1
+    if max(features, positions) > MOST_COUNTED:
+        raise ValueError(
+            f"x: got shape {list(x.shape)}, of {features} features a sample and {positions} elements a channel, wants "
+            f"at most {MOST_COUNTED} of each"
+        )
 
 
 def check_head_arguments(

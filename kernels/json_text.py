@@ -1,6 +1,7 @@
 """``parse_json``: reads JSON text, and refuses what Python's parser stumbles over or takes the last of."""
 
 import json
+from collections import Counter
 from typing import Any
 
 
@@ -19,8 +20,8 @@ def parse_json(text: str) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"has {next(name for name in names if names.count(name) > 1)!r:.60} twice in one object")
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"has {twice!r:.60} twice in one object")
     return made
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .fused_head import runs_triton
+from .fused_head import runs_triton, wants_plain_pytorch
 from .head_arguments import FLOAT_DTYPES
 
 try:
@@ -28,7 +28,7 @@ def max_pool2d(
 
     The Triton kernel runs where :func:`runs_triton` says so, if x, [N, C, H, W], is a dense channels_last map of
     float32, float16 or bfloat16 and a window has at most 49 elements; the result is channels_last, too. All else goes
-    to PyTorch, as does an x whose gradient is wanted.
+    to PyTorch, as does an x whose gradient is wanted, and all within the transforms of ``torch.func``.
     """
     kernel_pair = _pair(kernel_size)
     stride_pair = kernel_pair if stride is None else _pair(stride)
@@ -47,6 +47,7 @@ def _takes(x: Tensor, kernel_size: tuple[int, ...], stride: tuple[int, ...], pad
     """Return whether the kernel can pool this; arguments that PyTorch refuses are left to PyTorch."""
     return (
         runs_triton(x)
+        and not wants_plain_pytorch()
         and x.ndim == 4
         and x.dtype in FLOAT_DTYPES
         and x.numel() > 0

@@ -174,7 +174,9 @@ def _entry(row: Any) -> Entry:
     place, serves, margin = row["place"], row["serves"], row["margin"]
     _check(place in PLACES, "place", place, f"one of {', '.join(PLACES)}")
     fits = isinstance(serves, list) and len(serves) == 2 and all(type(size) is int for size in serves)
-    _check(fits and 1 <= serves[0] <= shape.samples <= serves[1], "serves", serves, "[low, high] around samples")
+    _check(
+        fits and 1 <= serves[0] <= shape.samples <= serves[1] < 2**31, "serves", serves, "[low, high] around samples"
+    )
     _check(type(margin) in (int, float) and abs(margin) < 100, "margin", margin, "a number, 0.1 for 10 %")
     return Entry(shape, place, config, (serves[0], serves[1]), margin)
 
@@ -218,6 +220,15 @@ def config_from(values: Any, pool: str) -> LaunchConfig:
         ("waits", split or not config.waits, "false where other programs multiply: they all wait"),
     ):
         _check(fits, name, values[name], wanted)
+    pooled = config.block_c * config.block_p
+    for name, elements in (  # of the blocks that a program has
+        ("block_p", pooled),
+        ("block_a", pooled * config.block_a),
+        ("block_k", config.block_k * (pooled if split else max(block_f, block_n))),
+        ("block_f", block_n * block_f),
+        ("block_j", config.block_s * config.block_j),
+    ):
+        _check(elements <= MOST_ELEMENTS, name, values[name], f"at most {MOST_ELEMENTS} elements in a block with it")
     return config
 
 
@@ -230,7 +241,7 @@ def _check_names(what: str, values: Any, wanted: set[str]) -> None:
 
 
 def _check_count(name: str, value: Any) -> None:
-    _check(type(value) is int and value >= 1, name, value, "a whole number of at least 1")
+    _check(type(value) is int and 1 <= value < 2**31, name, value, "a whole number of at least 1, below 2 ** 31")
 
 
 def _check(fits: bool, name: str, value: Any, wanted: str) -> None:

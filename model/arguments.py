@@ -3,7 +3,9 @@
 import difflib
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..kernels.head_arguments import FLOAT_DTYPES
 
@@ -28,6 +30,28 @@ def check_batch(name: str, x: object, *, may_be_empty: bool = False) -> None:
         raise TypeError(f"{name}: got {kind_of(x)}, wants a torch.Tensor [N, ...]")
     if not x.ndim or not (may_be_empty or x.shape[0]):
         raise ValueError(f"{name}: got shape {list(x.shape)}, wants [N, ...] with at least one sample")
+
+
+def is_plain(value: object) -> bool:
+    """Return whether a value is a tensor whose memory kernels can read: none that is sparse, opaque, nested or wrapped.
+
+    Wrapped are the tensors of ``torch.distributed.tensor``, say: they have other tensors instead of memory.
+    """
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and not value.is_nested
+        and not is_traceable_wrapper_subclass(value)
+    )
+
+
+def tensor_in_words(tensor: Tensor) -> str:
+    """Describe a tensor for an error."""
+    if is_plain(tensor):
+        return f"a tensor {list(tensor.shape)} of {tensor.dtype}"
+    if is_traceable_wrapper_subclass(tensor):
+        return f"a {type(tensor).__name__}"
+    return f"a {'nested' if tensor.is_nested else tensor.layout} tensor"
 
 
 def check_heads(heads: object) -> None:

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..kernels import check_input
-from ..kernels.head_arguments import FLOAT_DTYPES
-from .arguments import HEAD_DTYPES, close_names
+from ..kernels.head_arguments import FLOAT_DTYPES, check_countable
+from .arguments import HEAD_DTYPES, close_names, is_plain, tensor_in_words
 
 
 class DryRun(NamedTuple):
@@ -76,6 +76,8 @@ class _Watch(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _note_write(self, tensor: Tensor) -> None:
+        if not is_plain(tensor):
+            return  # it has no storage to compare
         memory = tensor.untyped_storage()._cdata
         self.changed_in_place |= {
             layer for output, _, layer in self._alive if output.untyped_storage()._cdata == memory
@@ -120,7 +122,7 @@ def dry_run(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> 
         watch.look_for_changes()
 
     _check_taps(taps, layers, watch)
-    if not (isinstance(logits, Tensor) and logits.ndim == 2 and logits.shape[0] == batch):
+    if not (is_plain(logits) and logits.ndim == 2 and logits.shape[0] == batch):
         raise ValueError(f"backbone: returned {_described(logits)}, wants logits [{batch}, num_classes]")
     return DryRun([watch.outputs[layers[tap]] for tap in taps], logits)
 
@@ -161,6 +163,7 @@ def check_head_fits(tap: str, features: Tensor, in_features: int | None, pool: s
     """Raise ``ValueError`` unless a head with these sizes, of any width if None, can read the output of its tap."""
     try:
         found = check_input(features, pool, pool_size)
+        check_countable(features, pool, pool_size)
     except ValueError as error:
         raise ValueError(f"heads[{tap!r}]: {error}") from None
     if in_features is not None and found != in_features:
@@ -172,7 +175,7 @@ def check_head_fits(tap: str, features: Tensor, in_features: int | None, pool: s
 
 def _is_readable(output: Any, batch: int) -> bool:
     return (
-        isinstance(output, Tensor)
+        is_plain(output)
         and output.dtype in FLOAT_DTYPES
         and 2 <= output.ndim <= 4
         and output.shape[0] == batch
@@ -189,9 +192,7 @@ def _wanted(output: Any) -> str:
 
 
 def _described(output: Any) -> str:
-    if isinstance(output, Tensor):
-        return f"a tensor {list(output.shape)} of {output.dtype}"
-    return f"a {type(output).__name__}"
+    return tensor_in_words(output) if isinstance(output, Tensor) else f"a {type(output).__name__}"
 
 
 def _listing(names: Sequence[str], most: int = 40) -> str:

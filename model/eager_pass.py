@@ -48,7 +48,7 @@ def run_eagerly(
     if is_capturing(x.device):
         streams = fork_captured(caller)
         try:
-            with torch.cuda.stream(streams.trunk):
+            with torch.cuda.stream(streams.trunk), _own_casts(x):
                 answers = _answers(backbone, taps, heads, x, classifier, streams, in_line, stop)
         finally:
             caller.wait_stream(streams.trunk)
@@ -57,7 +57,7 @@ def run_eagerly(
         streams = stream_pair(x.device)
         streams.trunk.wait_stream(caller)  # and with it the side stream, at each tap
         try:
-            with torch.cuda.stream(streams.trunk):
+            with torch.cuda.stream(streams.trunk), _own_casts(x):
                 answers = _answers(backbone, taps, heads, x, classifier, streams, in_line, stop)
         finally:
             caller.wait_stream(streams.trunk)  # which has waited for the side stream
@@ -67,6 +67,17 @@ def run_eagerly(
         streams.trunk.wait_stream(caller)
         streams.side.wait_stream(caller)
         return result
+
+
+def _own_casts(x: Tensor) -> AbstractContextManager[object]:
+    """Keep autocast from giving others the casts that it makes on the trunk's stream.
+
+    It lets go of them when its block ends, and with them of the trunk's memory, whatever stream still reads them.
+    """
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, torch.get_autocast_dtype(kind), cache_enabled=False)
 
 
 def _answers(

@@ -156,7 +156,8 @@ class ExitRule(nn.Module):
         devices: dict[str, torch.device] = state["_buffers"]
         super().__setstate__({**state, "_buffers": {}})
         with torch.inference_mode(False):
-            self._buffers.update({name: torch.ones((), device=device) for name, device in devices.items()})
+            for name, device in devices.items():
+                self._buffers[name] = torch.ones((), dtype=torch.float32, device=device)
         self._write()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ExitRule":

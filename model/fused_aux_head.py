@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kernels import ExitHead, HeadOutput, check_input, check_pool, fused_head, pooled_features
-from .arguments import check_module
+from .arguments import check_module, is_plain, tensor_in_words
 from .exit_rule import ExitRule, as_exit_rule
 from .head_pattern import match_head
 from .rule_order import wait_for_write
@@ -111,11 +111,12 @@ class FusedAuxHead(nn.Module):
         self._check_linear()
         weight: Tensor = linear.weight
         bias: Tensor | None = linear.bias
+        read: torch.cuda.Event | None = None
         if not torch.compiler.is_compiling() and isinstance(x, Tensor):
-            wait_for_write(self.rule, x)
+            read = wait_for_write(self.rule, x)
         if _autocasts(x):  # as autocast does for the nn.Linear this replaces
             weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-        return fused_head(
+        output = fused_head(
             x,
             weight,
             bias,
@@ -126,6 +127,9 @@ class FusedAuxHead(nn.Module):
             threshold=self.rule.threshold_tensor,
             return_probs=self.return_probs,
         )
+        if read is not None:
+            read.record(torch.cuda.current_stream(x.device))
+        return output
 
     def _take_width_in_forward(self, x: Tensor) -> None:
         weight = self.linear.weight
@@ -151,7 +155,8 @@ class FusedAuxHead(nn.Module):
 
     def _check_linear(self) -> None:
         """Refuse a linear layer whose weight is computed by hooks, which a fused head never calls."""
-        if "weight" in vars(self.linear) or "bias" in vars(self.linear):
+        own = vars(self.linear)
+        if ("weight" in own or "bias" in own) and "weight" not in own.get("_former_parameters", ()):  # of DataParallel
             raise ValueError(
                 "linear: carries hooks that make its weight (of torch.nn.utils.weight_norm or prune, say), which a "
                 "fused head never calls, so that it is an old one; wants none: remove them, or use parametrizations"
@@ -166,6 +171,10 @@ class FusedAuxHead(nn.Module):
     def as_exit_head(self) -> ExitHead:
         """Return the tensors and sizes that a launch for a whole network reads: the very ones, not copies."""
         self._check_linear()
+        for name, tensor in (("weight", self.linear.weight), ("bias", self.linear.bias)):
+            if tensor is not None and (not is_plain(tensor) or tensor.is_neg()):  # read as it lies in memory
+                got = "a lazily negated one" if is_plain(tensor) else tensor_in_words(tensor)
+                raise ValueError(f"linear.{name}: got {got}, wants a plain tensor")
         return ExitHead(
             self.linear.weight,
             self.linear.bias,

@@ -56,6 +56,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """Return an image of any mode as RGB with 8 bits a channel."""
     if image.mode.startswith(("I", "F")):  # 16 or 32 bits: Pillow's own conversion would clip at 255
         values = np.asarray(image, dtype=np.float64)
+        if not np.isfinite(values).all():
+            raise ValueError("it has pixels that are no finite numbers")
         full_scale = 65535.0 if values.max(initial=0.0) > 255.0 else 255.0
         image = Image.fromarray((values / full_scale * 255.0).clip(0, 255).astype(np.uint8))
     if image.has_transparency_data:

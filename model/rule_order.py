@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from ..kernels.cuda_runtime import capture_id, is_capturing
+from ..kernels.cuda_runtime import capture_id, is_capturing, may_be_destroyed
 from .streams import current_handle, has_streams
 
 
@@ -17,11 +17,13 @@ class _Write(NamedTuple):
     done: torch.cuda.Event
     seen: dict[int, torch.cuda.Stream]
     """PyTorch's streams, by handle, on which heads have read it; their later work comes after it."""
+    read: dict[int, torch.cuda.Event]
+    """Events behind the reads on others' streams, by handle; those may be destroyed, and their handles given away."""
 
 
 _writes: WeakKeyDictionary[nn.Module, _Write] = WeakKeyDictionary()
-#: Runners that read a rule.
-_readers: WeakKeyDictionary[nn.Module, WeakSet["Reader"]] = WeakKeyDictionary()
+#: Runners that read a rule, as keys: of these, other than of a set, a list can be had while another thread adds one.
+_readers: WeakKeyDictionary[nn.Module, WeakKeyDictionary["Reader", None]] = WeakKeyDictionary()
 _count = 0
 
 
@@ -41,7 +43,7 @@ class Reader(Protocol):
 def note_reader(rules: Iterable[nn.Module], reader: Reader) -> None:
     """Let writes of some rules wait for what has read them, as long as that lives."""
     for rule in rules:
-        _readers.setdefault(rule, WeakSet()).add(reader)
+        _readers.setdefault(rule, WeakKeyDictionary())[reader] = None
 
 
 def wait_for_writes(rules: Iterable[nn.Module], stream: torch.cuda.Stream) -> None:
@@ -51,18 +53,24 @@ def wait_for_writes(rules: Iterable[nn.Module], stream: torch.cuda.Stream) -> No
             stream.wait_event(write.done)
 
 
-def wait_for_write(rule: nn.Module, x: Tensor) -> None:
+def wait_for_write(rule: nn.Module, x: Tensor) -> torch.cuda.Event | None:
     """Let the current stream of a tensor's device wait until a rule has its value, unless it has seen it before.
 
-    Within a caller's capture it does nothing: its graph is ordered by whoever replays it.
+    Returns an event for the caller to record behind its read, on a stream that may be destroyed. Within a caller's
+    capture nothing is done: its graph is ordered by whoever replays it.
     """
     write = _writes.get(rule) if has_streams(x) else None
     device = x.device
-    if write is not None and (handle := current_handle(device)) not in write.seen and not is_capturing(device):
-        stream = torch.cuda.current_stream(device)
-        stream.wait_event(write.done)
-        if stream.stream_id != handle:  # a stream that PyTorch has not made may give its handle to another one
-            write.seen[handle] = stream
+    if write is None or (handle := current_handle(device)) in write.seen or is_capturing(device):
+        return None
+    stream = torch.cuda.current_stream(device)
+    stream.wait_event(write.done)
+    if may_be_destroyed(stream):
+        read = write.read.setdefault(handle, torch.cuda.Event())
+        stream.wait_event(read)  # of a destroyed stream of the same handle
+        return read
+    write.seen[handle] = stream
+    return None
 
 
 class OrderedWrite:
@@ -81,11 +89,14 @@ class OrderedWrite:
         if self._device is None:
             return
         stream = torch.cuda.current_stream(self._device)
-        for reader in _readers.get(self._rule, ()):
-            stream.wait_event(reader.last_read)
+        for reference in _readers.get(self._rule, WeakKeyDictionary()).keyrefs():
+            if (reader := reference()) is not None:
+                stream.wait_event(reader.last_read)
         if (last := _writes.get(self._rule)) is not None:
             stream.wait_event(last.done)
-            for handle, other in last.seen.items():
+            for read in list(last.read.values()):  # of lists, since other threads may add to the dicts
+                stream.wait_event(read)
+            for handle, other in list(last.seen.items()):
                 if capture_id(handle) is None:  # else this stream would become part of another thread's capture
                     stream.wait_stream(other)
 
@@ -95,5 +106,5 @@ class OrderedWrite:
             stream = torch.cuda.current_stream(self._device)
             done = torch.cuda.Event()
             done.record(stream)
-            _writes[self._rule] = _Write(done, {})
+            _writes[self._rule] = _Write(done, {}, {})
             _count += 1

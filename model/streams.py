@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..kernels.cuda_runtime import capture_id, stream_number
+from ..kernels.cuda_runtime import may_be_destroyed, new_stream, stream_number
 
 
 class StreamPair(NamedTuple):
@@ -25,37 +25,31 @@ def has_streams(x: torch.Tensor) -> bool:
 
 @cache
 def stream_pair(device: torch.device) -> StreamPair:
-    """Return the streams of a CUDA device, made once: torch hands out only 32 of a priority."""
+    """Return the streams of a CUDA device, made once."""
     return _new_pair(device)
 
 
-#: Pairs that callers' captures have forked to, by device, and its lock. A pair is the capture's until that ends.
-_captured_pairs: dict[torch.device, list[StreamPair]] = {}
+#: Pairs that callers' captures fork to, by device and the handle of the caller's stream, and their lock.
+_captured_pairs: dict[tuple[torch.device, int], StreamPair] = {}
 _fork_lock = threading.Lock()
 
 
 def fork_captured(caller: torch.cuda.Stream) -> StreamPair:
     """Return streams that have joined the capture of ``caller``, and no other thread's work, which they would capture.
 
-    All forwards of a capture get the same ones.
+    They are those of its other captures, too. Graphs from several streams may run at the same time, and cuBLAS has a
+    workspace for each stream that it was captured on.
     """
     with _fork_lock:
-        mine = capture_id(caller.cuda_stream)
-        pairs = _captured_pairs.setdefault(caller.device, [])
-        captures = [capture_id(pair.trunk.cuda_stream) for pair in pairs]
-        if mine in captures:
-            pair = pairs[captures.index(mine)]
-        elif None in captures:  # the capture that it was in has ended
-            pair = pairs[captures.index(None)]
-        else:
-            pairs.append(pair := _new_pair(caller.device))
-        pair.trunk.wait_stream(caller)
-        pair.side.wait_stream(caller)
-        return pair
+        key = caller.device, caller.cuda_stream
+        pair = _captured_pairs.get(key) or _captured_pairs.setdefault(key, _new_pair(caller.device))
+    pair.trunk.wait_stream(caller)
+    pair.side.wait_stream(caller)
+    return pair
 
 
 def _new_pair(device: torch.device) -> StreamPair:
-    return StreamPair(torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=0))
+    return StreamPair(new_stream(device, -1), new_stream(device, 0))
 
 
 def current_handle(device: torch.device) -> int:
@@ -74,9 +68,7 @@ class CallersStream:
         """Remember a stream."""
         self.stream = stream
         self._handle = stream.cuda_stream
-        # One that PyTorch has not made may be destroyed, and its handle given to another stream.
-        foreign = self._handle and stream.stream_id == self._handle
-        self._number = stream_number(self._handle) if foreign else None
+        self._number = stream_number(self._handle) if may_be_destroyed(stream) else None
 
     def is_current(self) -> bool:
         """Return whether it is the current stream of its device; asked at each request."""

@@ -61,6 +61,18 @@ def test_a_copied_rule_is_another_rule(way: Callable) -> None:
     assert_agrees(rule, 0.7, 1.3, enabled=False)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_a_copied_rule_is_float32_whatever_the_default_dtype(dtype: torch.dtype, copied: Callable) -> None:
+    default, head, x = torch.get_default_dtype(), FusedAuxHead(6, 5, rule=0.7), torch.randn(3, 6)
+    torch.set_default_dtype(dtype)
+    try:
+        other = copied(head)
+    finally:
+        torch.set_default_dtype(default)
+    assert_agrees(other.rule, 0.7, 1.0)
+    assert all(torch.equal(one, two) for one, two in zip(other(x), head(x), strict=True))
+
+
 @pytest.mark.parametrize("in_features", [6, None], ids=["sized", "lazy"])
 def test_a_copied_head_is_another_head(in_features: int | None, copied: Callable) -> None:
     head = FusedAuxHead(in_features, 5, pool="max", pool_size=(1, 2), rule=ExitRule(0.25, temperature=1.5)).eval()

@@ -1,11 +1,13 @@
 """arrival_counters.py: zeroed counters are shared on a stream and in a capture, and by nothing else."""
 
 import sys
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 
 import pytest
 import torch
+from auxhead.kernels import fused_head
 from auxhead.kernels.arrival_counters import ArrivalCounters, arrival_counters
 
 
@@ -100,3 +102,107 @@ def test_a_reserve_whose_clearing_nobody_has_waited_for_is_not_handed_out(monkey
     assert counters._reserve.numel() == 0
     counters.take(8)
     assert counters._reserve.numel() > 0
+
+
+class Stream:
+    """A stream of PyTorch's, or one that somebody else has made."""
+
+    def __init__(self, handle: int, number: int, *, of_pytorch: bool) -> None:
+        self.cuda_stream, self.number = handle, number
+        self.stream_id = 35 if of_pytorch else handle
+        self.waits: list[object] = []
+
+    def wait_event(self, event: object) -> None:
+        self.waits.append(event)
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Event:
+    stream: Stream | None = None
+
+    def record(self, stream: Stream) -> None:
+        self.stream = stream
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Makes a stream the current one of a device that does not exist."""
+    module, streams = sys.modules[ArrivalCounters.__module__], []
+    monkeypatch.setattr(module, "is_capturing", lambda _device: False)
+    monkeypatch.setattr(module, "beside_captures", nullcontext)
+    monkeypatch.setattr(module, "stream_number", lambda _handle: streams[-1].number)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: streams[-1])
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(ArrivalCounters, "_zeros", lambda _self, count: torch.zeros(count, dtype=torch.int32))
+    return streams.append
+
+
+@pytest.mark.parametrize("of_pytorch", [False, True], ids=["others'", "PyTorch's"])
+def test_a_stream_waits_for_a_destroyed_one_that_had_its_handle(on, of_pytorch):
+    """PyTorch makes its streams when somebody asks for the first one, and may get such a handle, too."""
+    counters, first = ArrivalCounters(torch.device("cuda", 0)), Stream(0x1000, 1, of_pytorch=False)
+    second, third = (Stream(0x1000, number, of_pytorch=of_pytorch) for number in (2, 2))
+    for stream in (first, first, second, third):
+        on(stream)
+        taken = counters.take(8).data_ptr()
+        counters.launched()
+    assert counters.take(8).data_ptr() == taken
+    (event,) = second.waits
+    assert event.stream is first and not first.waits and not third.waits
+
+
+def test_streams_of_pytorch_wait_for_nothing(on):
+    counters = ArrivalCounters(torch.device("cuda", 0))
+    for handle, identity in ((0, 0), (0x1000, 35)):
+        on(stream := Stream(handle, 1, of_pytorch=True))
+        stream.stream_id = identity
+        counters.take(8)
+        counters.launched()
+        assert not stream.waits and not counters._foreign
+
+
+def test_counters_are_allocated_beside_captures_of_other_threads(monkeypatch):
+    """Else CUDA refuses that, and breaks their captures."""
+    module, beside, made = sys.modules[ArrivalCounters.__module__], [], []
+
+    @contextmanager
+    def relaxed():
+        beside.append(None)
+        yield
+        beside.pop()
+
+    def zeros(count, **_):
+        made.append(len(beside))
+        return torch.ones(count, dtype=torch.int32) * 0
+
+    monkeypatch.setattr(module, "is_capturing", lambda _device: False)
+    monkeypatch.setattr(module, "beside_captures", relaxed)
+    monkeypatch.setattr(torch, "zeros", zeros)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Stream(0, 1, of_pytorch=True))
+    ArrivalCounters(torch.device("cuda", 0)).take(8)
+    assert made == [1, 1], "the stream's, and a reserve"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_first_head_on_a_stream_leaves_another_threads_capture_alone():
+    x, weight = torch.randn(8, 64, 7, 7, device="cuda"), torch.randn(10, 64, device="cuda")
+    wanted, stream = fused_head(x, weight), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        kept = torch.empty(1, device="cuda")  # PyTorch then has memory for the answer
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as pool, torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+        captured = fused_head(x, weight)
+
+        def in_another_thread():
+            torch.cuda.set_device(x.device)
+            with torch.cuda.stream(stream):
+                return fused_head(x, weight)
+
+        found = pool.submit(in_another_thread).result()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert kept.numel() and torch.equal(captured.probs, wanted.probs) and torch.equal(found.probs, wanted.probs)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from auxhead.kernels import check_input, check_pool, check_temperature, check_threshold, fused_head
+from auxhead.kernels import check_input, check_pool, check_temperature, check_threshold, fused_head, runs_triton
 
 NAN, INF = float("nan"), float("inf")
 
@@ -78,6 +78,30 @@ def test_shapes(case, device):
     shapes, name, *facts = case
     changes = {key: torch.zeros(shape, device=device) for key, shape in shapes.items()}
     refused(lambda: fused_head(**arguments(device, **changes)), ValueError, name, *facts)
+
+
+@pytest.mark.parametrize("options, classes", [({"pool": "none"}, 1), ({}, 5)], ids=["features", "elements"])
+def test_more_than_int32_counts(options, classes, device):
+    """Too many for a kernel to count, and no memory behind them: rows with gaps, which it cannot take for one."""
+    x = torch.zeros(2**16, 1, device=device).expand(2**16, 2**15)[None, None]
+    if not runs_triton(x):
+        pytest.skip("the reference counts in int64")
+    features = 2**31 if options else 1
+    weight = torch.zeros(1, 1, device=device).expand(classes, features)
+    refused(lambda: fused_head(x, weight, **options), ValueError, "x", "[1, 1, 65536, 32768]", 2**31)
+
+
+@pytest.mark.parametrize("name, value", [("temperature", -1.0), ("temperature", NAN), ("threshold", 1.5)])
+@pytest.mark.parametrize("around", [torch.vmap, torch.func.jacrev], ids=["vmap", "jacrev"])
+def test_numbers_within_transforms(around, name, value, device):
+    weight = torch.zeros(5, 4, device=device)
+    call = around(lambda x: fused_head(x[None], weight, **{name: value}).probs)
+    refused(
+        lambda: call(torch.zeros(2, 4, 3, 3, device=device)[0 if around is torch.func.jacrev else slice(None)]),
+        ValueError,
+        name,
+        value,
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """json_text.py, that of kernels and that of records: values as Python reads them, and what is refused."""
 
 import json
+import time
 
 import pytest
 from auxhead.autotune.records import json_text as of_records
@@ -33,3 +34,12 @@ def test_what_is_refused(text, message, parse_json):
     with pytest.raises(ValueError, match=message) as caught:
         parse_json(text)
     assert len(str(caught.value)) < 200
+
+
+@both
+def test_a_name_that_comes_again_after_many_is_found_soon(parse_json):
+    text = "{" + ", ".join(f'"{number}": 0' for number in (*range(100_000), 99_999)) + "}"
+    start = time.process_time()
+    with pytest.raises(ValueError, match="has '99999' twice"):
+        parse_json(text)
+    assert time.process_time() - start < 10.0, "seconds, where each name was looked for among all others"

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from auxhead.kernels import max_pool2d
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
+from torch.func import jvp, vmap
 
 LAST = torch.channels_last
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -102,6 +104,19 @@ def test_gradients_are_pytorch_s(device, launches) -> None:
     mine, x.grad = x.grad, None
     F.max_pool2d(x, 3, 2, 1).square().sum().backward()
     assert torch.equal(mine, x.grad) and not launches
+
+
+def test_derivatives_of_other_kinds_are_pytorch_s(device, launches) -> None:
+    """A kernel would drop a tangent without a word."""
+    x, direction = (torch.randn(2, 8, 6, 6, device=device).contiguous(memory_format=LAST) for _ in range(2))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, direction)
+        found, wanted = (forward_ad.unpack_dual(pool(dual, 2)) for pool in (max_pool2d, F.max_pool2d))
+    assert torch.equal(found.tangent, wanted.tangent)
+    for transformed in (lambda pool: jvp(pool, (x,), (direction,))[1], lambda pool: vmap(pool)(x[None])):
+        found, wanted = (transformed(lambda t, pool=pool: pool(t, 2)) for pool in (max_pool2d, F.max_pool2d))
+        assert torch.equal(found, wanted)
+    assert not launches
 
 
 @pytest.mark.parametrize("arguments", [(2, 1, 2), (0, 1, 0), (2, 0, 0), (9, 1, 0), (2, 1, -1), ((2, 2, 2), 1, 0)])

@@ -69,6 +69,11 @@ BAD = {
     "more than a block": (changed_table(*CONFIG, "block_c", to=2**21), "block_c: got 2097152, wants at most 1048576"),
     "more registers than there are": (changed_table(*CONFIG, "max_registers", to=256), "got 256, wants 0 for no limit"),
     "more programs than fit": (changed_table(*CONFIG, "max_programs", to=2**31), "max_programs: got 2147483648, wants"),
+    "more samples than are counted": (
+        changed_table("entries", 0, "shape", "samples", to=2**31),
+        "entry 1: samples: got 2147483648, wants",
+    ),
+    "serves any number": (changed_table("entries", 0, "serves", to=[1, 10**400]), "entry 1: serves: got [1, 1000"),
     "a margin of nothing": (changed_table("entries", 0, "margin", to=float("nan")), "entry 1: margin: got nan, wants"),
     "a huge margin": (changed_table("entries", 0, "margin", to=10**400), "entry 1: margin: got 1000"),
     "a name twice": (changed_table().replace('"device"', '"schema": 1, "device"'), "has 'schema' twice in one object"),
@@ -98,6 +103,28 @@ BAD = {
         for name, changes in {
             "block_n": {"block_n": 8, "block_f": 64},
             "block_k": {"block_f": 64, "block_k": 8},
+        }.items()
+    },
+    **{
+        f"too many elements in {name}": (
+            changed_table(*CONFIG, to=dataclasses.asdict(dataclasses.replace(config_by_rule(head_shape()), **changes))),
+            f"entry 1: {name}: got {2**16}, wants at most",
+        )
+        for name, changes in {
+            "block_p": {"block_c": 32, "block_p": 2**16, "block_a": 1},
+            "block_a": {"block_c": 16, "block_p": 2, "block_a": 2**16},
+            "block_k": {"block_c": 16, "block_p": 2, "block_k": 2**16},
+            "block_j": {"block_s": 32, "block_j": 2**16},
+        }.items()
+    },
+    **{
+        f"too many elements in {name} of tiles": (
+            changed_table(*CONFIG, to=dataclasses.asdict(dataclasses.replace(config_by_rule(head_shape()), **changes))),
+            f"entry 1: {name}: got {2**16}, wants at most",
+        )
+        for name, changes in {
+            "block_f": {"waits": False, "block_n": 32, "block_f": 2**16, "block_k": 16},
+            "block_k": {"waits": False, "block_n": 1, "block_f": 32, "block_k": 2**16},
         }.items()
     },
     "parts of a maximum": (

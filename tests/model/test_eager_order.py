@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, eager_pass, rule_order
+from auxhead.model import EarlyExitNetwork, ExitRule, eager_pass, rule_order
 from auxhead.model.streams import StreamPair
 from support import stream_order
 from support.example_models import SmallNet, plain_heads
@@ -84,6 +84,19 @@ def test_an_eager_pass_has_no_races(
     requests(network)
 
 
+def test_what_autocast_has_cast_in_a_pass_is_not_used_by_others(network: EarlyExitNetwork, pair: StreamPair) -> None:
+    """It keeps casts of parameters for all streams, and lets go of them when its block ends, whoever still reads."""
+    streams = [Stream(), Stream()]
+    with torch.no_grad(), Watching():
+        for turn in range(3):
+            with stream_order.current(streams[turn % 2]), torch.autocast("cpu", torch.bfloat16):
+                x = torch.randn(2, 3, 8, 8)
+                network(x)
+                assert torch.is_autocast_cache_enabled()
+                network.backbone(x)
+                del x
+
+
 def test_rules_are_assigned_and_used_on_any_streams(network: EarlyExitNetwork, pair: StreamPair) -> None:
     streams = [Stream(), Stream(), Stream()]
     with torch.no_grad(), Watching():
@@ -94,6 +107,98 @@ def test_rules_are_assigned_and_used_on_any_streams(network: EarlyExitNetwork, p
             with stream_order.current(streams[(turn + 1) % 2]):
                 network(torch.randn(2, 3, 8, 8))
                 network.heads[0](torch.randn(2, 8, 4, 4))
+
+
+class OfPyTorch(Stream):
+    """A stream that PyTorch has made, and keeps."""
+
+    gone = False
+
+    @classmethod
+    def some(cls) -> list["OfPyTorch"]:
+        return [cls(), cls()]
+
+
+class OfOthers(OfPyTorch):
+    """A stream that PyTorch has not made, of a handle that each gets from the one before, which is destroyed then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cuda_stream = self.stream_id = 1 << 12
+
+    @property
+    def clock(self) -> dict[Stream, int]:
+        assert not self.gone, "a destroyed stream is used"
+        return self._clock
+
+    @clock.setter
+    def clock(self, clock: dict[Stream, int]) -> None:
+        self._clock = clock
+
+
+class Default(OfPyTorch):
+    """The default stream of the device, the one of PyTorch's whose id is its handle."""
+
+    cuda_stream = stream_id = 0
+
+    def __init__(self) -> None:
+        self.clock = {}
+
+    @classmethod
+    def some(cls) -> list[OfPyTorch]:
+        return [cls()] * 2
+
+
+@pytest.mark.parametrize("kind", [OfPyTorch, Default, OfOthers])
+def test_a_rule_is_assigned_after_heads_on_any_stream_have_read_it(
+    network: EarlyExitNetwork, pair: StreamPair, kind: type[OfPyTorch]
+) -> None:
+    head, x, other = network.heads[0], torch.randn(2, 8, 4, 4), Stream()
+    with torch.no_grad(), Watching():
+        for turn in range(3):
+            with stream_order.current(other):
+                head.rule.assign(ExitRule(0.2 * turn, temperature=1.0 + turn))
+            for stream in kind.some():
+                with stream_order.current(stream):
+                    head(x)
+                    head(x)
+                stream.gone = True
+
+
+class Reader:
+    def __init__(self) -> None:
+        self.last_read = stream_order.Event()
+
+
+def test_a_rule_is_assigned_while_other_threads_use_it_for_the_first_time(
+    network: EarlyExitNetwork, pair: StreamPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, x = network.heads[0], torch.randn(2, 8, 4, 4)
+    wait_stream, wait_event, others = Stream.wait_stream, Stream.wait_event, []
+
+    def in_another_thread() -> None:
+        others.append(Reader())
+        rule_order.note_reader([head.rule], others[-1])
+        with stream_order.current(Stream()):
+            head(x)
+
+    def meanwhile(wait: Callable[..., None]) -> Callable[..., None]:
+        def waits(stream: Stream, other: object) -> None:
+            wait(stream, other)
+            if assigning and len(others) < 4:
+                in_another_thread()
+
+        return waits
+
+    assigning = False
+    monkeypatch.setattr(Stream, "wait_stream", meanwhile(wait_stream))
+    monkeypatch.setattr(Stream, "wait_event", meanwhile(wait_event))
+    with torch.no_grad():
+        head.rule.threshold = 0.3
+        in_another_thread()
+        assigning = True
+        head.rule.threshold = 0.4
+    assert len(others) == 4 and head.rule.threshold_tensor.item() == pytest.approx(0.4)
 
 
 def without(monkeypatch: pytest.MonkeyPatch, waits: Callable[[Stream, Stream], bool]) -> list[object]:

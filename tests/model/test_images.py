@@ -8,6 +8,7 @@ import threading
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from auxhead.model import load_checkpoint, save_checkpoint
 from auxhead.model.bad_input import BadInput
@@ -104,6 +105,15 @@ def test_one_picture_is_read_in_every_format(tmp_path: Path, ending: str) -> Non
     Image.new("RGB", (6, 4), "red").save(tmp_path / f"x.{ending}")
     image = open_image(tmp_path / f"x.{ending}")
     assert image.size == (6, 4) and image.getpixel((3, 2))[0] > 240
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_pixels_that_are_no_numbers(tmp_path: Path, number: str) -> None:
+    values = np.full((4, 4), 7.0, np.float32)
+    values[1, 2] = float(number)
+    Image.fromarray(values).save(tmp_path / "float.tiff")
+    with pytest.raises(BadInput, match=r"float\.tiff: cannot be read as an image \(it has pixels that are no finite"):
+        open_image(tmp_path / "float.tiff")
 
 
 def test_a_photo_with_a_preview(tmp_path: Path) -> None:
