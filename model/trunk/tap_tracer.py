@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch
 from torch import Tensor, fx, nn
 
 from ..head_pattern import has_hooks
@@ -121,7 +122,7 @@ def runs_on_one_tensor(backbone: nn.Module, x: Tensor) -> set[nn.Module]:
     modules = [module for module in backbone.modules() if not isinstance(module, torch.jit.ScriptModule)]
     hooks = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in modules]
     try:
-        backbone(x)
+        backbone(x.clone(memory_format=torch.preserve_format))  # which it may change in place
     finally:
         for handle in hooks:
             handle.remove()

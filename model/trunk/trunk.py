@@ -147,7 +147,7 @@ def _choose(module: nn.Module, x: Tensor) -> list[str]:
     convolutions = [each for each in module.modules() if isinstance(each, FusedConvolution)]
     hooks = [conv.register_forward_pre_hook(choose) for conv in convolutions]
     try:
-        module(x)
+        module(x.clone(memory_format=torch.preserve_format))  # which it may change in place
     finally:
         for hook in hooks:
             hook.remove()
