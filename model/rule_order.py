@@ -1,8 +1,8 @@
-"""Order of writes and reads of exit rules, which may come on different streams of a device."""
+"""Order of writes and reads of exit rules and folded weights, which may come on different streams of a device."""
 
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,8 @@ class _Write(NamedTuple):
 
 
 _writes: WeakKeyDictionary[nn.Module, _Write] = WeakKeyDictionary()
-#: Runners that read a rule.
-_readers: WeakKeyDictionary[nn.Module, WeakSet["Reader"]] = WeakKeyDictionary()
+#: Runners that read a rule, in tuples: other threads add some while one looks over them.
+_readers: WeakKeyDictionary[nn.Module, tuple[ref["Reader"], ...]] = WeakKeyDictionary()
 _count = 0
 
 
@@ -39,9 +39,9 @@ class Reader(Protocol):
 
 
 def note_reader(rules: Iterable[nn.Module], reader: Reader) -> None:
-    """Let writes of some rules wait for what has read them, as long as that lives."""
+    """Let writes of some rules wait for what has read them, as long as that lives; by one thread at a time."""
     for rule in rules:
-        _readers.setdefault(rule, WeakSet()).add(reader)
+        _readers[rule] = (*(known for known in _readers.get(rule, ()) if known() is not None), ref(reader))
 
 
 def wait_for_writes(rules: Iterable[nn.Module], stream: torch.cuda.Stream) -> None:
@@ -81,11 +81,12 @@ class OrderedWrite:
         if self._device is None:
             return
         stream = torch.cuda.current_stream(self._device)
-        for reader in _readers.get(self._rule, ()):
-            stream.wait_event(reader.last_read)
+        for known in _readers.get(self._rule, ()):
+            if (reader := known()) is not None:
+                stream.wait_event(reader.last_read)
         if (last := _writes.get(self._rule)) is not None:
             stream.wait_event(last.done)
-            for handle, other in last.seen.items():
+            for handle, other in tuple(last.seen.items()):
                 if capture_id(handle) is None:  # else this stream would become part of another thread's capture
                     stream.wait_stream(other)
 

@@ -78,7 +78,6 @@ class GraphRunner(Runner):
         self._classes = network.fused_heads[0].num_classes
         with_probs = all(head.return_probs for head in network.fused_heads)
         self._captured_heads = CapturedHeads(network, self._heads)
-        self._rules = [head.rule for head in network.fused_heads]
         with (
             CAPTURE_LOCK,
             beside_captures(),
@@ -92,13 +91,14 @@ class GraphRunner(Runner):
             try:
                 weakref.finalize(self, captures.free_or_leave).atexit = False
                 self._captured, self._done = captures.batches, captures.done
-                note_reader(self._rules, self)
                 self._seen_writes = -1
                 self._trunk = (
                     trunk
                     if isinstance(trunk, Trunk)
                     else make_trunk(network.backbone, network.taps, example_input, trunk)
                 )
+                self._written = [*(head.rule for head in network.fused_heads), self._trunk.module]
+                note_reader(self._written, self)
                 # Where the tensors of the network lie that the graphs read, or that the trunk's copies are made from.
                 self._memory = [
                     (name, tensor, tensor.detach())
@@ -125,6 +125,7 @@ class GraphRunner(Runner):
     @property
     def last_read(self) -> torch.cuda.Event:
         """The event behind the last request's reads of rules."""
+        self._captures.catch_up()
         return self._done
 
     @property
@@ -213,23 +214,25 @@ class GraphRunner(Runner):
         check_no_outer_capture()
         caller = self._callers_stream()
         if self._seen_writes != (writes := count_writes()):
-            wait_for_writes(self._rules, caller)
+            wait_for_writes(self._written, caller)
             self._seen_writes = writes
         if x.requires_grad:
             x = x.detach()
         largest = self._sizes[-1]
         try:
+            self._captures.asking = caller
             if samples <= largest:
                 return self._answer(self._captured_for(samples), x, caller)
             parts = x.split(largest)
             return joined([self._answer(self._captured_for(len(part)), part, caller) for part in parts])
         finally:  # after an error, too: what has been launched uses the buffers
-            self._done.record(caller)
+            self._captures.record(caller)
 
     def _callers_stream(self) -> torch.cuda.Stream:
         """Return the current stream, which then comes after the last request: that may still use the buffers."""
         if not self._caller.is_current():
             caller = torch.cuda.current_stream(self._device)
+            self._captures.catch_up()
             caller.wait_event(self._done)
             self._caller = CallersStream(caller)
         return self._caller.stream
@@ -287,9 +290,10 @@ class GraphRunner(Runner):
             check_no_outer_capture()
             caller = self._callers_stream()
             try:
+                self._captures.asking = caller
                 self._trunk.refresh()
             finally:
-                self._done.record(caller)
+                self._captures.record(caller)
 
     def close(self) -> None:
         """Wait for what is under way and free graphs and memory; a later call raises. Closing twice is fine.
@@ -298,16 +302,26 @@ class GraphRunner(Runner):
             RuntimeError: called by a handler of signals within a call of this runner, which it would wait for; or the
                 current stream is being captured.
         """
-        if self._busy.is_mine():
-            raise RuntimeError("this runner is in a call of this thread, which close() would wait for")
+        self.check_closable()
         with self._busy:  # once other threads' calls are over
             if self._captured:
-                with torch.cuda.device(self._device):
-                    check_no_outer_capture()
                 self._captures.free()
                 self._memory.clear()
                 self._exits.clear()
+                self._written.clear()
                 del self._trunk
+
+    def check_closable(self) -> None:
+        """Raise what :meth:`close` would raise now."""
+        if self._busy.is_mine():
+            raise RuntimeError("this runner is in a call of this thread, which close() would wait for")
+        if self._captured:
+            with torch.cuda.device(self._device):
+                check_no_outer_capture()
+
+    def wait_until_idle(self) -> None:
+        """Let the host wait for all that was launched, the part of a network too that an answer did not need."""
+        self._captures.wait()
 
     def __copy__(self: _RunnerT) -> _RunnerT:
         """Return the runner itself: its graphs are there once."""

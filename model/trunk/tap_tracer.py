@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-import torch
 from torch import Tensor, fx, nn
 
 from ..head_pattern import has_hooks

@@ -297,19 +297,22 @@ def test_a_runner_is_made_where_others_have_left_little_in_the_cache(way: str) -
 
 
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
-@pytest.mark.parametrize("does", ["make", "close", "drop", "request", "eager", "assign"])
+@pytest.mark.parametrize("does", ["make", "close", "drop", "request", "eager", "check", "refresh", "assign"])
 def test_another_threads_capture_is_not_broken(way: str, mode: str, does: str) -> None:
     """By what a thread does with a runner or a network meanwhile; the process lives on, too."""
     net = network()
     (x,) = clear_batches(net, [8])
-    runner = [made(net, way, (8,))]
+    runner = [made(net, way, (8,), trunk="cudnn" if does == "refresh" else "as_is")]
     wanted = runner[0](x)
     net(x)
+    unchecked = EarlyExitNetwork(net.backbone, dict(zip(net.taps, net.heads, strict=True))).eval()
     net.heads[0].rule.threshold = net.heads[0].rule.threshold
     other = network()
     for _ in range(3):
         other(x)
     torch.cuda.synchronize()
+    if does in ("check", "refresh"):
+        torch.cuda.empty_cache()  # so that memory has to be taken from the device
     begun, ended, errors = threading.Event(), threading.Event(), []
     graph, answers = torch.cuda.CUDAGraph(), []
 
@@ -343,6 +346,10 @@ def test_another_threads_capture_is_not_broken(way: str, mode: str, does: str) -
             found = runner[0](x)
         elif does == "eager":
             found = net(x)
+        elif does == "check":
+            found = unchecked(x)
+        elif does == "refresh":
+            runner[0].refresh()
         else:
             net.heads[0].rule.threshold = 0.5
     finally:
