@@ -21,6 +21,7 @@ from ..trunk.trunk import Trunk, check_kind, make_trunk
 from .capture import CAPTURE_LOCK, Capture, Graph, warm_up
 from .captured_batch import CapturedBatch, StaticInput
 from .captured_heads import CapturedHeads
+from .captured_reads import Addresses, check_unmoved
 from .captures import Captures
 from .checks import check_capturable, check_no_outer_capture, check_request, check_sizes
 from .owned_lock import OwnedLock
@@ -78,6 +79,7 @@ class GraphRunner(Runner):
         self._classes = network.fused_heads[0].num_classes
         with_probs = all(head.return_probs for head in network.fused_heads)
         self._captured_heads = CapturedHeads(network, self._heads)
+        self._resizable: Addresses = {}
         with (
             CAPTURE_LOCK,
             beside_captures(),
@@ -101,7 +103,7 @@ class GraphRunner(Runner):
                 note_reader(self._written, self)
                 # Where the tensors of the network lie that the graphs read, or that the trunk's copies are made from.
                 self._memory = [
-                    (name, tensor, tensor.detach())
+                    (name, tensor, tensor.detach(), tensor.data_ptr())
                     for name, tensor in (*network.named_parameters(), *network.named_buffers())
                 ]
                 self._exits: list[ExitHead | None] = [
@@ -180,6 +182,8 @@ class GraphRunner(Runner):
         capture = Capture(self._device, memory)
         with capture.capturing(stream, self._trunk.module, self.network):
             result = forward(capture.cut)
+        if capture.reads is not None:
+            self._resizable |= capture.reads.resizable(static.x)
         return capture.graphs, result
 
     def __call__(self, x: Tensor) -> ExitResult:
@@ -192,7 +196,7 @@ class GraphRunner(Runner):
             ValueError, TypeError: a shape, device or dtype other than that of the example input; nothing is launched.
             RuntimeError: the runner is closed, or in another thread's call; or the current stream is being captured;
                 nothing is launched. Or a head's tensors are no longer those that were captured; what was launched has
-                read the captured ones, and its answer is thrown away.
+                read the captured ones, and its answer is thrown away. Or a layer has resized what it keeps.
         """
         self._refuse_while_busy()
         with self._busy:
@@ -212,6 +216,8 @@ class GraphRunner(Runner):
 
     def _run(self, x: Tensor, samples: int) -> ExitResult:
         check_no_outer_capture()
+        if self._resizable:
+            check_unmoved(self._resizable)
         caller = self._callers_stream()
         if self._seen_writes != (writes := count_writes()):
             wait_for_writes(self._written, caller)
@@ -281,8 +287,8 @@ class GraphRunner(Runner):
 
     def _refresh(self) -> None:
         now = dict((*self.network.named_parameters(), *self.network.named_buffers()))
-        for name, tensor, captured in self._memory:
-            if now.get(name) is not tensor or tensor.data_ptr() != captured.data_ptr():
+        for name, tensor, _kept, address in self._memory:
+            if now.get(name) is not tensor or tensor.data_ptr() != address:
                 raise RuntimeError(
                     f"network: {name} was given other memory since the capture; copy into it, or make a new runner"
                 )
@@ -309,6 +315,7 @@ class GraphRunner(Runner):
                 self._memory.clear()
                 self._exits.clear()
                 self._written.clear()
+                self._resizable.clear()
                 del self._trunk
 
     def check_closable(self) -> None:

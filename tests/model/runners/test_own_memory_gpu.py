@@ -166,6 +166,34 @@ def test_what_a_layer_keeps_and_replaces_lives_on_under_the_graphs(way: str, com
         del blocks
 
 
+class Resizing(SmallNet):
+    """Keeps a mask that it resizes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = torch.empty(0, device="cuda", dtype=torch.float16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = (len(x), 8, *x.shape[2:])
+        if self.mask.shape != size:
+            torch.full(size, 0.5, out=self.mask.resize_(0))
+        x = self.block0(x) * self.mask
+        x = self.block2(self.block1(x))
+        return self.fc(x.mean((2, 3)))
+
+
+def test_memory_that_a_layer_gives_back_is_not_read(way: str) -> None:
+    net = network(backbone=Resizing())
+    x = clear_batches(net, [8])[0]
+    runner = made(net, way, (8,))
+    wanted = net(x)
+    assert_same(runner(x), wanted)
+    net(torch.cat([x] * 64))
+    with pytest.raises(RuntimeError, match="resized in place since the capture"):
+        runner(x)
+    runner.close()
+
+
 class Scaling(SmallNet):
     """Scales by a tensor that it keeps, in a kernel of its own, of which PyTorch's dispatcher knows nothing."""
 
