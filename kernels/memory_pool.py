@@ -26,8 +26,8 @@ class MemoryPool:
     def allocating(self) -> Iterator[None]:
         """Take from this pool all that this thread allocates on the device, whatever other pool it allocates from."""
         try:
+            self._held += 1  # before: an interrupt may come as soon as it is held; one release too many is refused
             torch._C._cuda_beginAllocateCurrentThreadToPool(self._device, self._id)
-            self._held += 1
             yield
             torch._C._cuda_endAllocateToPool(self._device, self._id)
         except BaseException:

@@ -2,16 +2,19 @@
 
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
+from ..kernels.cuda_runtime import beside_captures
 from .arguments import check_batch, check_heads, check_module, kind_of
 from .dry_run import check_head_fits, dry_run
 from .eager_pass import run_eagerly
 from .exit_result import ExitResult
 from .exit_rule import ExitRule, as_exit_rule
 from .fused_aux_head import FusedAuxHead
+from .streams import has_streams
 from .taps import listening
 
 #: A dry run hooks every layer and switches modes, so that two at a time would see each other.
@@ -109,7 +112,8 @@ class EarlyExitNetwork(nn.Module):
     @torch.compiler.disable(reason="check_taps, or an example_input, has to come before torch.compile(fullgraph=True)")
     def _check_taps_once(self, example_input: Tensor) -> None:
         check_batch("example_input", example_input)
-        with _DRY_RUNS, torch.inference_mode(False):  # lazy parameters made in inference mode could not be trained
+        beside = beside_captures() if has_streams(example_input) else nullcontext()
+        with _DRY_RUNS, beside, torch.inference_mode(False):  # lazy parameters made in it could not be trained
             if not self._checked:
                 self._check_taps(example_input)
 

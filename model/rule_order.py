@@ -1,4 +1,4 @@
-"""Order of writes and reads of exit rules, which may come on different streams of a device."""
+"""Order of writes and reads of exit rules and folded weights, which may come on different streams of a device."""
 
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol

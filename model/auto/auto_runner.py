@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
+from ...kernels.cuda_runtime import beside_captures
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult, joined
 from ..runners.checks import check_capturable, check_sizes
@@ -57,27 +58,34 @@ class AutoRunner(Runner):
         self.network = network
         self._runners: dict[int, Runner] = {}
         self._plans: dict[int, Plan] = {}
+        try:
+            with beside_captures():
+                self._make(example_input, sizes, trunk, plan)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(
+        self, example_input: Tensor, sizes: Sequence[int], trunk: str, plan: str | os.PathLike[str] | None
+    ) -> None:
+        network = self.network
         batches = {size: batches_of(example_input, size) for size in sizes}
         exits = {size: exits_of(network, of_size) for size, of_size in batches.items()}
         self._file = None if plan is None else PlanFile(plan, conditions_of(network, example_input, trunk, exits))
         stored = {} if self._file is None else self._file.read()
-        try:
-            for index, size in enumerate(sizes):
-                smaller = sizes[:index]
-                if size in stored:
-                    with suppress(RuntimeError, ValueError):  # there may be less memory than then
-                        self._runners[size] = stored[size].chosen.make(network, example_input, size, smaller, trunk)
-                        self._plans[size] = stored[size]
-                        continue
-                shares = shares_of(exits[size], len(network.taps))
-                self._plans[size], self._runners[size] = measure_plan(
-                    network, example_input, batches[size], smaller, trunk, shares
-                )
-            if self._file is not None and not all(made.from_file for made in self._plans.values()):
-                self._file.write(self._plans)
-        except BaseException:
-            self.close()
-            raise
+        for index, size in enumerate(sizes):
+            smaller = sizes[:index]
+            if size in stored:
+                with suppress(RuntimeError, ValueError):  # there may be less memory than then
+                    self._runners[size] = stored[size].chosen.make(network, example_input, size, smaller, trunk)
+                    self._plans[size] = stored[size]
+                    continue
+            shares = shares_of(exits[size], len(network.taps))
+            self._plans[size], self._runners[size] = measure_plan(
+                network, example_input, batches[size], smaller, trunk, shares
+            )
+        if self._file is not None and not all(made.from_file for made in self._plans.values()):
+            self._file.write(self._plans)
 
     @property
     def plans(self) -> Mapping[int, Plan]:
@@ -86,12 +94,16 @@ class AutoRunner(Runner):
 
     def __call__(self, x: Tensor) -> ExitResult:
         """Answer for a batch; see :meth:`GraphRunner.__call__`."""
-        if not self._runners:
-            raise RuntimeError("this runner is closed")
+        self._refuse_closed()
         largest = max(self._runners)
         parts = x.split(largest) if isinstance(x, Tensor) and x.ndim and len(x) > largest else (x,)
-        results = [self._runner_for(part)(part) for part in parts]
+        runners = [self._runner_for(part) for part in parts]  # a handler of signals may close this one meanwhile
+        results = [runner(part) for runner, part in zip(runners, parts, strict=True)]
         return results[0] if len(results) == 1 else joined(results)
+
+    def _refuse_closed(self) -> None:
+        if not self._runners:
+            raise RuntimeError("this runner is closed")
 
     def _runner_for(self, x: Tensor) -> Runner:
         samples = len(x) if isinstance(x, Tensor) and x.ndim else 0
@@ -99,6 +111,7 @@ class AutoRunner(Runner):
 
     def describe(self) -> str:
         """Say for each batch size what was chosen and why, and what it captured; last, what became of the plan file."""
+        self._refuse_closed()
         lines = [
             f"Batch {size}: {self._plans[size].describe()}\n{indent(runner.describe(), '  ')}"
             for size, runner in self._runners.items()
@@ -119,10 +132,15 @@ class AutoRunner(Runner):
 
     def refresh(self) -> None:
         """Take over parameters that were changed in place; see :meth:`GraphRunner.refresh`."""
+        self._refuse_closed()
         for runner in self._runners.values():
             runner.refresh()
 
     def close(self) -> None:
-        """Close the runners; see :meth:`GraphRunner.close`."""
-        while self._runners:
-            self._runners.popitem()[1].close()
+        """Close the runners, or none of them; see :meth:`GraphRunner.close`."""
+        runners = [*self._runners.values()]
+        for runner in runners:
+            runner.check_closable()
+        self._runners.clear()
+        for runner in runners:
+            runner.close()

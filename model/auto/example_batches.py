@@ -23,7 +23,8 @@ def exits_of(network: EarlyExitNetwork, batches: Sequence[Tensor]) -> Tensor:
     """Return [B, N] int64: the exit of each sample of each batch, by the eager runner."""
     eager = EagerRunner(network)
     with torch.inference_mode(False):
-        return torch.stack([eager(x).exit_index for x in batches]).cpu()
+        # of copies: a backbone may change its input in place, and the batches are views of the user's example
+        return torch.stack([eager(x.clone()).exit_index for x in batches]).cpu()
 
 
 def shares_of(exits: Tensor, taps: int) -> tuple[float, ...]:

@@ -94,7 +94,8 @@ class Capture:
         """Graphs captured so far, in the order of the cuts."""
         self._device = device
         self._memory = memory
-        self._reads: CapturedReads | None = None
+        self.reads: CapturedReads | None = None
+        """Memory that the graphs read."""
         self._stream: torch.cuda.Stream | None = None  # that is capturing
 
     @contextmanager
@@ -111,11 +112,11 @@ class Capture:
             if gc.isenabled():
                 stack.callback(gc.enable)
                 gc.disable()  # what it finds may wait for the device, or free memory, which would break the capture
-            self._reads = CapturedReads([backbone, *others])
+            self.reads = CapturedReads([backbone, *others])
             stack.enter_context(self._memory.allocating())
             stack.enter_context(naming_layers(backbone))
             stack.callback(self._abandon)
-            stack.enter_context(self._reads)
+            stack.enter_context(self.reads)
             self._begin(stream)
             yield
             self._end()
@@ -135,7 +136,7 @@ class Capture:
 
     def _end(self) -> None:
         assert self._stream is not None
-        graph = Graph(checked(runtime.cudaStreamEndCapture(self._stream.cuda_stream)), self._memory, self._reads)
+        graph = Graph(checked(runtime.cudaStreamEndCapture(self._stream.cuda_stream)), self._memory, self.reads)
         self._stream = None
         self.graphs.append(graph)
 

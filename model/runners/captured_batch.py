@@ -17,16 +17,21 @@ class StaticInput:
         """Copy the example, which must not change."""
         self.example = example
         self.x = example.clone(memory_format=torch.preserve_format)
+        self._version = self.x._version
         self.changes = False
         """True if the backbone changes it in place."""
 
     def refill(self) -> None:
         """Copy the example again: a backbone may change its input in place."""
         self.x.copy_(self.example)
+        self._version = self.x._version
 
     def look_for_changes(self) -> None:
-        """Compare with the example, after a run."""
-        self.changes |= not torch.equal(self.x, self.example)
+        """Look after a run for writes, of the values that there were too, and compare with the example.
+
+        Other batches may be changed where the example is not; and what kernels of the user's write counts no version.
+        """
+        self.changes |= self.x._version != self._version or not torch.equal(self.x, self.example)
 
 
 class CapturedBatch:

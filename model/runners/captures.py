@@ -29,6 +29,8 @@ class Captures:
         self.batches: dict[int, CapturedBatch] = {}
         self.done = torch.cuda.Event()
         """Recorded behind each request."""
+        self.asking: torch.cuda.Stream | None = None
+        """The stream of a request behind which that event is not recorded yet: under way, or interrupted."""
         empty_cache()  # while allocating from a pool the allocator does not do so itself
         self._memory: MemoryPool | None = MemoryPool(device)
         self._streams: CaptureStreams | None = take_streams(device, trunk_priority)
@@ -45,14 +47,29 @@ class Captures:
         assert self._streams is not None
         return self._streams
 
+    def record(self, stream: torch.cuda.Stream) -> None:
+        """Record the end of a request, or what else may use the memory, on its stream."""
+        self.done.record(stream)
+        self.asking = None
+
+    def catch_up(self) -> None:
+        """Record what an interrupt has kept from being recorded."""
+        if self.asking is not None:
+            self.record(self.asking)
+
+    def wait(self) -> None:
+        """Let the host wait for all that is under way, and for nothing else."""
+        self.catch_up()
+        self.done.synchronize()
+        self.streams.wait()
+
     def free(self) -> None:
         """Wait for what is under way, and for nothing else, and let all go; an interrupted wait frees nothing."""
         if self._streams is None:
             return
         with torch.cuda.device(self.device), beside_captures():
             with suppress(RuntimeError):  # where the device is lost nothing is under way any more
-                self.done.synchronize()
-                self._streams.wait()
+                self.wait()
             self.batches.clear()
             self._memory = None
             streams, self._streams = self._streams, None

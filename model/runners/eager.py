@@ -6,6 +6,7 @@ from ..arguments import check_batch
 from ..eager_pass import run_eagerly
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult
+from ..rule_order import wait_for_write
 from ..trunk.trunk import Trunk
 from .runner import Runner
 
@@ -27,6 +28,7 @@ class EagerRunner(Runner):
         backbone, classifier = network.backbone, None
         if trunk is not None:
             backbone, classifier = trunk.module, trunk.classifier
+            wait_for_write(backbone, x)
             x = x.contiguous(memory_format=trunk.memory_format)
         return run_eagerly(
             backbone, network.taps, network.fused_heads, x, classifier=classifier, in_line=self.in_line, stop=stop

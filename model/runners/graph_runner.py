@@ -21,6 +21,7 @@ from ..trunk.trunk import Trunk, check_kind, make_trunk
 from .capture import CAPTURE_LOCK, Capture, Graph, warm_up
 from .captured_batch import CapturedBatch, StaticInput
 from .captured_heads import CapturedHeads
+from .captured_reads import Addresses, check_unmoved
 from .captures import Captures
 from .checks import check_capturable, check_no_outer_capture, check_request, check_sizes
 from .owned_lock import OwnedLock
@@ -78,7 +79,7 @@ class GraphRunner(Runner):
         self._classes = network.fused_heads[0].num_classes
         with_probs = all(head.return_probs for head in network.fused_heads)
         self._captured_heads = CapturedHeads(network, self._heads)
-        self._rules = [head.rule for head in network.fused_heads]
+        self._resizable: Addresses = {}
         with (
             CAPTURE_LOCK,
             beside_captures(),
@@ -92,16 +93,17 @@ class GraphRunner(Runner):
             try:
                 weakref.finalize(self, captures.free_or_leave).atexit = False
                 self._captured, self._done = captures.batches, captures.done
-                note_reader(self._rules, self)
                 self._seen_writes = -1
                 self._trunk = (
                     trunk
                     if isinstance(trunk, Trunk)
                     else make_trunk(network.backbone, network.taps, example_input, trunk)
                 )
+                self._written = [*(head.rule for head in network.fused_heads), self._trunk.module]
+                note_reader(self._written, self)
                 # Where the tensors of the network lie that the graphs read, or that the trunk's copies are made from.
                 self._memory = [
-                    (name, tensor, tensor.detach())
+                    (name, tensor, tensor.detach(), tensor.data_ptr())
                     for name, tensor in (*network.named_parameters(), *network.named_buffers())
                 ]
                 self._exits: list[ExitHead | None] = [
@@ -125,6 +127,7 @@ class GraphRunner(Runner):
     @property
     def last_read(self) -> torch.cuda.Event:
         """The event behind the last request's reads of rules."""
+        self._captures.catch_up()
         return self._done
 
     @property
@@ -179,6 +182,8 @@ class GraphRunner(Runner):
         capture = Capture(self._device, memory)
         with capture.capturing(stream, self._trunk.module, self.network):
             result = forward(capture.cut)
+        if capture.reads is not None:
+            self._resizable |= capture.reads.resizable(static.x)
         return capture.graphs, result
 
     def __call__(self, x: Tensor) -> ExitResult:
@@ -191,7 +196,7 @@ class GraphRunner(Runner):
             ValueError, TypeError: a shape, device or dtype other than that of the example input; nothing is launched.
             RuntimeError: the runner is closed, or in another thread's call; or the current stream is being captured;
                 nothing is launched. Or a head's tensors are no longer those that were captured; what was launched has
-                read the captured ones, and its answer is thrown away.
+                read the captured ones, and its answer is thrown away. Or a layer has resized what it keeps.
         """
         self._refuse_while_busy()
         with self._busy:
@@ -211,25 +216,29 @@ class GraphRunner(Runner):
 
     def _run(self, x: Tensor, samples: int) -> ExitResult:
         check_no_outer_capture()
+        if self._resizable:
+            check_unmoved(self._resizable)
         caller = self._callers_stream()
         if self._seen_writes != (writes := count_writes()):
-            wait_for_writes(self._rules, caller)
+            wait_for_writes(self._written, caller)
             self._seen_writes = writes
         if x.requires_grad:
             x = x.detach()
         largest = self._sizes[-1]
         try:
+            self._captures.asking = caller
             if samples <= largest:
                 return self._answer(self._captured_for(samples), x, caller)
             parts = x.split(largest)
             return joined([self._answer(self._captured_for(len(part)), part, caller) for part in parts])
         finally:  # after an error, too: what has been launched uses the buffers
-            self._done.record(caller)
+            self._captures.record(caller)
 
     def _callers_stream(self) -> torch.cuda.Stream:
         """Return the current stream, which then comes after the last request: that may still use the buffers."""
         if not self._caller.is_current():
             caller = torch.cuda.current_stream(self._device)
+            self._captures.catch_up()
             caller.wait_event(self._done)
             self._caller = CallersStream(caller)
         return self._caller.stream
@@ -278,8 +287,8 @@ class GraphRunner(Runner):
 
     def _refresh(self) -> None:
         now = dict((*self.network.named_parameters(), *self.network.named_buffers()))
-        for name, tensor, captured in self._memory:
-            if now.get(name) is not tensor or tensor.data_ptr() != captured.data_ptr():
+        for name, tensor, _kept, address in self._memory:
+            if now.get(name) is not tensor or tensor.data_ptr() != address:
                 raise RuntimeError(
                     f"network: {name} was given other memory since the capture; copy into it, or make a new runner"
                 )
@@ -287,9 +296,10 @@ class GraphRunner(Runner):
             check_no_outer_capture()
             caller = self._callers_stream()
             try:
+                self._captures.asking = caller
                 self._trunk.refresh()
             finally:
-                self._done.record(caller)
+                self._captures.record(caller)
 
     def close(self) -> None:
         """Wait for what is under way and free graphs and memory; a later call raises. Closing twice is fine.
@@ -298,16 +308,27 @@ class GraphRunner(Runner):
             RuntimeError: called by a handler of signals within a call of this runner, which it would wait for; or the
                 current stream is being captured.
         """
-        if self._busy.is_mine():
-            raise RuntimeError("this runner is in a call of this thread, which close() would wait for")
+        self.check_closable()
         with self._busy:  # once other threads' calls are over
             if self._captured:
-                with torch.cuda.device(self._device):
-                    check_no_outer_capture()
                 self._captures.free()
                 self._memory.clear()
                 self._exits.clear()
+                self._written.clear()
+                self._resizable.clear()
                 del self._trunk
+
+    def check_closable(self) -> None:
+        """Raise what :meth:`close` would raise now."""
+        if self._busy.is_mine():
+            raise RuntimeError("this runner is in a call of this thread, which close() would wait for")
+        if self._captured:
+            with torch.cuda.device(self._device):
+                check_no_outer_capture()
+
+    def wait_until_idle(self) -> None:
+        """Let the host wait for all that was launched, the part of a network too that an answer did not need."""
+        self._captures.wait()
 
     def __copy__(self: _RunnerT) -> _RunnerT:
         """Return the runner itself: its graphs are there once."""

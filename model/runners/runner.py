@@ -29,6 +29,14 @@ class Runner(ABC):
     def close(self) -> None:
         """Free what is held; closing twice is fine."""
 
+    def check_closable(self) -> None:
+        """Raise what :meth:`close` would raise now."""
+        return
+
+    def wait_until_idle(self) -> None:
+        """Let the host wait for what was launched on streams that no caller can wait for."""
+        return
+
     def __enter__(self: _RunnerT) -> _RunnerT:
         return self
 

@@ -25,6 +25,8 @@ def take_off_classifier(layers: LayerGraph) -> FusedAuxHead | str:
     linear = layers.layer(linear_node)
     if not isinstance(linear_node, Node) or type(linear) is not nn.Linear or only_user(linear_node) is None:
         return "the output is not that of a Linear"
+    if any(parameter.is_neg() for parameter in linear.parameters()):
+        return "its parameters are lazily negated, which a fused head in a graph would not see"
     tail = [linear_node]
     parts: list[nn.Module] = [linear]
     value: Any = _as_flatten(layers, linear_node.args[0])

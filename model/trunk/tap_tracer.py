@@ -121,7 +121,7 @@ def runs_on_one_tensor(backbone: nn.Module, x: Tensor) -> set[nn.Module]:
     modules = [module for module in backbone.modules() if not isinstance(module, torch.jit.ScriptModule)]
     hooks = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in modules]
     try:
-        backbone(x)
+        backbone(x.clone(memory_format=torch.preserve_format))  # which it may change in place
     finally:
         for handle in hooks:
             handle.remove()

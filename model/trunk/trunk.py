@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ...kernels.cuda_runtime import beside_captures
 from ..arguments import check_batch, check_module, close_names, kind_of
 from ..fused_aux_head import FusedAuxHead
+from ..rule_order import OrderedWrite
 from ..taps import listening
 from .backbone_rewriter import BackboneRewriter
 from .fused_convolution import FusedConvolution, fastest_convolutions
@@ -52,11 +54,15 @@ class Trunk:
         """Fold the backbone's weights again, in place, so that captured graphs see what they are now.
 
         Needed after a change of a weight or running statistic that a batch norm was folded into; all other parameters
-        are the backbone's own.
+        are the backbone's own. It comes after all uses by runners that were asked for before it, and before all others,
+        on whatever streams they are.
         """
-        for module in self.module.modules():
-            if isinstance(module, FusedConvolution):
-                module.refresh()
+        fused = [module for module in self.module.modules() if isinstance(module, FusedConvolution)]
+        if fused:
+            weight = fused[0].weight
+            with beside_captures() if weight.is_cuda else nullcontext(), OrderedWrite(self.module, weight):
+                for module in fused:
+                    module.refresh()
 
 
 def make_trunk(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, kind: str = "as_is") -> Trunk:
@@ -131,6 +137,8 @@ def _cudnn(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> T
     module, classifier, notes = rewriter.fused()
     memory_format = torch.channels_last if example_input.ndim == 4 else _format_of(example_input)
     notes += _choose(module, example_input.contiguous(memory_format=memory_format))
+    with OrderedWrite(module, example_input):  # of the weights that were folded
+        pass
     return Trunk(module, classifier, memory_format, tuple(notes))
 
 
@@ -147,7 +155,7 @@ def _choose(module: nn.Module, x: Tensor) -> list[str]:
     convolutions = [each for each in module.modules() if isinstance(each, FusedConvolution)]
     hooks = [conv.register_forward_pre_hook(choose) for conv in convolutions]
     try:
-        module(x)
+        module(x.clone(memory_format=torch.preserve_format))  # which it may change in place
     finally:
         for hook in hooks:
             hook.remove()

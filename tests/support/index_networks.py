@@ -62,6 +62,6 @@ class Shifting(nn.Module):
         self.fc = nn.Linear(width, classes)
 
     def forward(self, ids: Tensor) -> Tensor:
-        ids += 8
+        ids.add_(8)  # which tracing does not make an operator of its own of, as it does of +=
         x = self.block1(self.block0(self.embedding(ids)))
         return self.fc(x.mean(1))

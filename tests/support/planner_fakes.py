@@ -1,8 +1,10 @@
 """Fakes for the planner: eager runners under other names, and times that a test chooses."""
 
+from contextlib import nullcontext
+
 import torch
 from auxhead.model import EagerRunner, EarlyExitNetwork
-from auxhead.model.auto import planner
+from auxhead.model.auto import auto_runner, planner
 from auxhead.model.auto.candidates import Candidate
 from auxhead.model.auto.plan import PassTimes
 from auxhead.model.runners import checks
@@ -90,4 +92,5 @@ class FakeGpu:
         monkeypatch.setattr(planner, "OverlappedRunner", plain)
         monkeypatch.setattr(planner, "measure", measure)
         monkeypatch.setattr(checks, "_check_cuda", lambda _x: None)
+        monkeypatch.setattr(auto_runner, "beside_captures", nullcontext)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

@@ -168,6 +168,8 @@ def simulated_cuda() -> Iterator[None]:
             recording[0].graph.calls.append(again)
 
     class Capture:
+        reads = None
+
         def __init__(self, *_: Any) -> None:
             self.graphs: list[_Graph] = []
 

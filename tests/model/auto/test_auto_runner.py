@@ -238,3 +238,44 @@ def test_what_no_file_can_be_is_refused_before_anything_is_measured(gpu: FakeGpu
 def test_only_auto_has_a_plan(exits: str) -> None:
     with pytest.raises(ValueError, match=f"plan: got 'plan.json' with exits='{exits}', wants None"):
         make_runner(small_network(), images(2), exits=exits, plan="plan.json")
+
+
+def test_a_close_that_one_runner_refuses_closes_none(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_runner: object) -> None:
+        raise RuntimeError("the current stream is being captured")
+
+    network, x = small_network(), images(5)
+    runner = auto(network=network, batch_sizes=(1, 2, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(runner._runners[1]), "check_closable", refuse, raising=False)
+        with pytest.raises(RuntimeError, match="being captured"):
+            runner.close()
+    assert gpu.open == 3
+    assert torch.equal(runner(x).exit_index, network(x).exit_index)
+    runner.close()
+    assert gpu.open == 0
+
+
+def test_closed_by_a_handler_of_signals_between_two_parts_of_a_batch(gpu: FakeGpu, monkeypatch) -> None:
+    runner = auto(batch_sizes=(1, 2))
+    (kind,) = {type(each) for each in runner._runners.values()}
+    answer = kind.__call__
+
+    def closing(self: object, x: torch.Tensor) -> object:
+        if self.closed:
+            raise RuntimeError("this runner is closed")
+        result = answer(self, x)
+        runner.close()
+        return result
+
+    monkeypatch.setattr(kind, "__call__", closing)
+    with pytest.raises(RuntimeError, match="closed"):
+        runner(images(3))
+
+
+@pytest.mark.parametrize("call", [AutoRunner.describe, AutoRunner.refresh])
+def test_a_closed_runner_says_so(gpu: FakeGpu, call) -> None:
+    runner = auto()
+    runner.close()
+    with pytest.raises(RuntimeError, match="this runner is closed"):
+        call(runner)

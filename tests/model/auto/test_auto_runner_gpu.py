@@ -1,8 +1,10 @@
 """``exits="auto"`` on a GPU: every candidate is made, checked and measured, one answers, and a file keeps the plan."""
 
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 from auxhead.model import EagerRunner, make_runner, make_trunk
 from support.command_line import tune
 from support.example_models import SmallNet, needs_gpu
@@ -32,6 +34,40 @@ def test_a_plan_is_measured_and_kept(trunk: str, tmp_path: Path) -> None:
     assert "polled (compact)" in first[8].times and "polled (compact)" not in first[2].times
     assert [plan.chosen for plan in first.values()] == [plan.chosen for plan in second.values()]
     assert all(0 < us < 1e5 for times in first[8].times.values() for us in (*times.host, *times.device))
+
+
+def test_a_plan_is_measured_while_another_thread_captures() -> None:
+    """And its capture is not broken, though it forbids all threads to wait for the device."""
+    net, example = network(), images(8)
+    make_runner(net, example, exits="auto").close()  # all kernels are loaded
+    graph, y = torch.cuda.CUDAGraph(), torch.zeros(8, device="cuda")
+    torch.cuda.synchronize()
+    begun, ended, errors = threading.Event(), threading.Event(), []
+
+    def capture() -> None:
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="global"):
+                y.add_(1)
+                begun.set()
+                ended.wait(60)
+                y.add_(1)
+        except Exception as error:
+            errors.append(error)
+            begun.set()
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    begun.wait(20)
+    try:
+        with make_runner(net, example, exits="auto") as runner:
+            assert not runner.plans[1].left_out
+    finally:
+        ended.set()
+        thread.join()
+    assert not errors, errors
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (y == 2).all()
 
 
 def test_other_rules_are_measured_anew(tmp_path: Path) -> None:

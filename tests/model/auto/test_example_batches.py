@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from auxhead.model import EarlyExitNetwork, FusedAuxHead
 from auxhead.model.auto.example_batches import batches_of, exits_of, shares_of
+from support.index_networks import Shifting
 from support.planner_fakes import images, small_network
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -14,6 +16,14 @@ def test_an_example_is_cut_into_batches_and_a_short_one_is_filled() -> None:
     (filled,) = batches_of(x[:2], 5)
     assert torch.equal(filled, torch.cat([x[:2], x[:2], x[:1]]))
     assert len(batches_of(x[:1].expand(100, -1, -1, -1), 2)) == 16
+
+
+def test_a_backbone_that_changes_its_input_leaves_the_example_as_it_is() -> None:
+    x = torch.randint(0, 8, (8, 12))
+    before = x.clone()
+    heads = {tap: FusedAuxHead(None, 5) for tap in Shifting.taps}
+    exits_of(EarlyExitNetwork(Shifting(), heads, example_input=x).eval(), batches_of(x, 4))
+    assert torch.equal(x, before)
 
 
 def test_where_samples_leave() -> None:

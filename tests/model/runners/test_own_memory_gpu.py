@@ -166,6 +166,34 @@ def test_what_a_layer_keeps_and_replaces_lives_on_under_the_graphs(way: str, com
         del blocks
 
 
+class Resizing(SmallNet):
+    """Keeps a mask that it resizes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = torch.empty(0, device="cuda", dtype=torch.float16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = (len(x), 8, *x.shape[2:])
+        if self.mask.shape != size:
+            torch.full(size, 0.5, out=self.mask.resize_(0))
+        x = self.block0(x) * self.mask
+        x = self.block2(self.block1(x))
+        return self.fc(x.mean((2, 3)))
+
+
+def test_memory_that_a_layer_gives_back_is_not_read(way: str) -> None:
+    net = network(backbone=Resizing())
+    x = clear_batches(net, [8])[0]
+    runner = made(net, way, (8,))
+    wanted = net(x)
+    assert_same(runner(x), wanted)
+    net(torch.cat([x] * 64))
+    with pytest.raises(RuntimeError, match="resized in place since the capture"):
+        runner(x)
+    runner.close()
+
+
 class Scaling(SmallNet):
     """Scales by a tensor that it keeps, in a kernel of its own, of which PyTorch's dispatcher knows nothing."""
 
@@ -297,19 +325,22 @@ def test_a_runner_is_made_where_others_have_left_little_in_the_cache(way: str) -
 
 
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
-@pytest.mark.parametrize("does", ["make", "close", "drop", "request", "eager", "assign"])
+@pytest.mark.parametrize("does", ["make", "close", "drop", "request", "eager", "check", "refresh", "assign"])
 def test_another_threads_capture_is_not_broken(way: str, mode: str, does: str) -> None:
     """By what a thread does with a runner or a network meanwhile; the process lives on, too."""
     net = network()
     (x,) = clear_batches(net, [8])
-    runner = [made(net, way, (8,))]
+    runner = [made(net, way, (8,), trunk="cudnn" if does == "refresh" else "as_is")]
     wanted = runner[0](x)
     net(x)
+    unchecked = EarlyExitNetwork(net.backbone, dict(zip(net.taps, net.heads, strict=True))).eval()
     net.heads[0].rule.threshold = net.heads[0].rule.threshold
     other = network()
     for _ in range(3):
         other(x)
     torch.cuda.synchronize()
+    if does in ("check", "refresh"):
+        torch.cuda.empty_cache()  # so that memory has to be taken from the device
     begun, ended, errors = threading.Event(), threading.Event(), []
     graph, answers = torch.cuda.CUDAGraph(), []
 
@@ -343,6 +374,10 @@ def test_another_threads_capture_is_not_broken(way: str, mode: str, does: str) -
             found = runner[0](x)
         elif does == "eager":
             found = net(x)
+        elif does == "check":
+            found = unchecked(x)
+        elif does == "refresh":
+            runner[0].refresh()
         else:
             net.heads[0].rule.threshold = 0.5
     finally:

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from auxhead.kernels import runs_triton
-from auxhead.model import EarlyExitNetwork, make_runner
+from auxhead.model import EarlyExitNetwork, make_runner, rule_order
+from auxhead.model.runners.overlapped import OverlappedRunner
+from auxhead.model.runners.polled import PolledRunner
 from support import stream_order
 from support.example_models import SmallNet, plain_heads
 from support.simulated_cuda import simulated_cuda
@@ -94,3 +96,99 @@ def test_a_request_that_is_interrupted_while_it_polls(
 
 def interrupted(*_: object) -> int:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("way", ["overlapped", "polled"])
+@pytest.mark.parametrize("then", ["close", "ask", "assign"])
+def test_a_request_that_is_interrupted_as_its_end_is_recorded(way: str, then: str, simulation: None) -> None:
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
+    x = torch.randn(2, 3, 4, 4)
+    runner = make_runner(network, x, batch_sizes=(2,), **WAYS[way])
+    with stream_order.current(Stream()), pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(runner._done, "record", interrupted)
+        runner(x)
+    if then == "ask":
+        runner(x)
+    elif then == "assign":
+        network.set_rules(0.5)
+    runner.close()
+    del runner
+    gc.collect()
+    torch.ones(3) + 1  # may get memory that the runner had
+
+
+def test_an_eager_runners_trunk_is_refreshed_on_another_stream(simulation: None) -> None:
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
+    x = torch.randn(2, 3, 4, 4)
+    runner = make_runner(network, x, exits="eager", trunk="cudnn")
+    for _ in range(2):
+        runner(x)
+        with stream_order.current(Stream()):
+            runner.refresh()
+    with stream_order.current(Stream()):
+        runner(x)
+
+
+def test_runners_that_share_a_trunk_are_refreshed_by_each_other(simulation: None) -> None:
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
+    x = torch.randn(2, 3, 4, 4)
+    runner = make_runner(network, x, batch_sizes=(2,), trunk="cudnn")
+    assert isinstance(runner, OverlappedRunner)
+    other = PolledRunner(network, x, batch_sizes=(2,), trunk=runner.trunk)
+    for one, two in ((runner, other), (other, runner)):
+        one(x)
+        with stream_order.current(Stream()):
+            two.refresh()
+        one(x)
+
+
+def test_a_refresh_that_writes_nothing_comes_after_the_last_request_too(simulation: None) -> None:
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
+    x = torch.randn(2, 3, 4, 4)
+    runner = make_runner(network, x, batch_sizes=(2,))
+    for call in (lambda: runner(x), runner.refresh, lambda: runner(x)):
+        with stream_order.current(Stream()):
+            call()
+
+
+def test_a_runner_closed_after_a_refresh(simulation: None) -> None:
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
+    runner = make_runner(network, torch.randn(2, 3, 4, 4), batch_sizes=(2,), trunk="cudnn")
+    with stream_order.current(Stream()):
+        runner.refresh()
+    runner.close()
+    del runner
+    gc.collect()
+    torch.ones(3) + 1  # may get memory of the trunk
+
+
+def test_a_rule_is_assigned_while_another_thread_reads_it_for_the_first_time(
+    simulation: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
+    x = torch.randn(2, 3, 4, 4)
+    runner, rule = make_runner(network, x, batch_sizes=(2,)), network.fused_heads[0].rule
+    rule.threshold = 0.5
+
+    def read() -> None:
+        with stream_order.current(Stream()):
+            rule_order.wait_for_write(rule, x)
+
+    read()
+    readers = [make_runner(network, x, batch_sizes=(2,)) for _ in range(2)]
+
+    def beside(*_: object) -> None:
+        read()
+        if readers:
+            rule_order.note_reader([rule], readers.pop())
+
+    monkeypatch.setattr(rule_order, "capture_id", beside)
+    monkeypatch.setattr(OverlappedRunner, "last_read", property(lambda self: beside() or self._done))
+    rule.threshold = 0.25
+    runner.close()

@@ -274,3 +274,23 @@ def test_an_interrupt_leaves_a_runner_that_answers(network):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)  # after another error
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_head_whose_parameters_are_lazily_negated_is_refused(network, name):
+    """A kernel in a graph reads the memory as it is."""
+    linear = network.heads[1].linear
+    setattr(linear, name, torch.nn.Parameter(torch._neg_view(-getattr(linear, name).detach())))
+    with simulated_cuda(), pytest.raises(ValueError, match=rf"heads\['block1'\]: its {name} is lazily negated"):
+        make_runner(network, images(2))
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_classifier_whose_parameters_are_lazily_negated_stays_in_the_trunk(network, name):
+    linear = network.backbone.fc
+    setattr(linear, name, torch.nn.Parameter(torch._neg_view(-getattr(linear, name).detach())))
+    network.set_rules(1.0)
+    x = images(2)
+    with simulated_cuda():
+        found = make_runner(network, x, batch_sizes=(2,), trunk="cudnn")(x)
+    assert_same(found, network(x))

@@ -8,6 +8,7 @@ from auxhead.model.taps import ForwardLeft, listening
 from auxhead.model.trunk.fused_convolution import FusedConvolution
 from auxhead.model.trunk.trunk import TRUNKS, make_trunk
 from support.example_models import SmallNet
+from support.index_networks import Shifting
 from support.trunk_cases import (
     LAST,
     MODELS,
@@ -25,7 +26,7 @@ from support.trunk_cases import (
     torchvision_model,
     with_odd_norms,
 )
-from torch import nn
+from torch import Tensor, nn
 
 
 @pytest.mark.parametrize("case", MODELS)
@@ -44,6 +45,21 @@ def test_torchvision_models(device, case) -> None:
         assert_same(trunk, backbone, taps, other)
     assert trunk.memory_format is LAST
     assert convolutions(trunk) and all(conv.weight.is_contiguous(memory_format=LAST) for conv in convolutions(trunk))
+
+
+class _Untraceable(Shifting):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) if ids.sum() else self.fc(ids)
+
+
+@pytest.mark.parametrize("kind", [Shifting, _Untraceable])
+def test_a_backbone_that_changes_its_input_in_place_sees_the_example_each_time(kind: type[Shifting]) -> None:
+    """Indices are out of range the second time, which on a GPU would end its context."""
+    x = torch.randint(0, 8, (8, 12))
+    before = x.clone()
+    trunk = make_trunk(kind().eval(), kind.taps, x, "cudnn")
+    assert not any(note.startswith("Not cudnn") for note in trunk.notes), trunk.notes
+    assert torch.equal(x, before)
 
 
 def test_all_that_a_resnet_s_graph_still_calls() -> None:
