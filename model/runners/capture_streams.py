@@ -2,7 +2,7 @@
 
 import torch
 
-from ...kernels.cuda_runtime import checked, runtime
+from ...kernels.cuda_runtime import new_stream
 from ...kernels.memory_pool import MemoryPool
 
 #: Pairs that no runner has now, by device and the trunk's priority, and their workspaces. They are kept: cuBLAS keeps
@@ -14,15 +14,14 @@ class CaptureStreams:
     """Streams of one runner's captures.
 
     A graph keeps the address of the workspace that cuBLAS has for the stream of the capture, so that two graphs which
-    may run at the same time must come from different streams. torch's own streams would not do: after 32 of a priority
-    it hands out the first again. A kernel keeps the priority of the stream that it was captured on; the side stream's
-    is 0.
+    may run at the same time must come from different streams. A kernel keeps the priority of the stream that it was
+    captured on; the side stream's is 0.
     """
 
     def __init__(self, device: torch.device, trunk_priority: int) -> None:
         """Make streams of ``device``, which is current."""
-        self.trunk = _new_stream(device, trunk_priority)
-        self.side = _new_stream(device, 0)
+        self.trunk = new_stream(device, trunk_priority)
+        self.side = new_stream(device, 0)
         self._kind = device, trunk_priority
         self._workspaces = MemoryPool(device)
 
@@ -58,8 +57,3 @@ def take_streams(device: torch.device, trunk_priority: int) -> CaptureStreams:
         streams.give_back()
         raise
     return streams
-
-
-def _new_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
-    stream = checked(runtime.cudaStreamCreateWithPriority(runtime.cudaStreamNonBlocking, priority))
-    return torch.cuda.ExternalStream(int(stream), device)

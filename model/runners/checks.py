@@ -30,12 +30,10 @@ def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
     network.check_taps(example_input)
     _check_device(network, example_input.device)
     for tap, head in zip(network.taps, network.fused_heads, strict=True):  # which have their sizes now
-        for name, parameter in head.linear.named_parameters():
-            if parameter.is_neg():
-                raise ValueError(
-                    f"heads[{tap!r}]: its {name} is lazily negated, and a graph would read its memory as it is; wants "
-                    "resolve_neg(), or use 'eager'"
-                )
+        try:
+            head.as_exit_head()
+        except ValueError as error:
+            raise ValueError(f"heads[{tap!r}]: {error}") from None
 
 
 def check_mode(network: nn.Module) -> None:

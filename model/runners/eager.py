@@ -1,5 +1,6 @@
 """``EagerRunner``: no graph, any device and batch size; the truth that the other runners are tested against."""
 
+import torch
 from torch import Tensor
 
 from ..arguments import check_batch
@@ -25,14 +26,17 @@ class EagerRunner(Runner):
         network, trunk = self.network, self._trunk
         check_batch("x", x)
         network.check_taps(x)
-        backbone, classifier = network.backbone, None
+        backbone, classifier, read = network.backbone, None, None
         if trunk is not None:
             backbone, classifier = trunk.module, trunk.classifier
-            wait_for_write(backbone, x)
+            read = wait_for_write(backbone, x)
             x = x.contiguous(memory_format=trunk.memory_format)
-        return run_eagerly(
+        answer = run_eagerly(
             backbone, network.taps, network.fused_heads, x, classifier=classifier, in_line=self.in_line, stop=stop
         )
+        if read is not None:
+            read.record(torch.cuda.current_stream(x.device))
+        return answer
 
     def describe(self) -> str:
         """Say what was made of the trunk, a line each."""

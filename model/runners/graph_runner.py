@@ -227,10 +227,11 @@ class GraphRunner(Runner):
         largest = self._sizes[-1]
         try:
             self._captures.asking = caller
-            if samples <= largest:
-                return self._answer(self._captured_for(samples), x, caller)
-            parts = x.split(largest)
-            return joined([self._answer(self._captured_for(len(part)), part, caller) for part in parts])
+            with beside_captures():  # PyTorch's allocator may have to ask the device for the answer's memory
+                if samples <= largest:
+                    return self._answer(self._captured_for(samples), x, caller)
+                parts = x.split(largest)
+                return joined([self._answer(self._captured_for(len(part)), part, caller) for part in parts])
         finally:  # after an error, too: what has been launched uses the buffers
             self._captures.record(caller)
 

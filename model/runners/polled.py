@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitLaunch
-from ...kernels.cuda_runtime import beside_captures
 from ...kernels.memory_pool import MemoryPool
 from ..exit_result import ExitResult
 from ..taps import list_taps
@@ -141,7 +140,7 @@ class PolledRunner(GraphRunner):
         try:
             return self._answer_polling(captured, x, caller)
         except BaseException:  # an interrupt, say, before or after the request was counted on the device
-            with suppress(RuntimeError), beside_captures():  # an error would hide what has gone wrong
+            with suppress(RuntimeError):  # an error would hide what has gone wrong
                 self._stream.synchronize()
                 for batch in self._captured.values():
                     assert isinstance(batch, PolledBatch)
@@ -181,10 +180,6 @@ class PolledRunner(GraphRunner):
         while (number := int(numbers[stop])) >> 32 & _MOST_REQUESTS != request:
             polls += 1
             # a failed launch would be waited for in vain; the query raises what has gone wrong
-            if polls % 10_000 == 0 and self._is_idle() and int(numbers[stop]) >> 32 & _MOST_REQUESTS != request:
+            if polls % 10_000 == 0 and self._stream.query() and int(numbers[stop]) >> 32 & _MOST_REQUESTS != request:
                 raise RuntimeError(f"the heads of stop {stop} have finished without saying how many samples stay open")
         return number & 0xFFFFFFFF
-
-    def _is_idle(self) -> bool:
-        with beside_captures():
-            return self._stream.query()

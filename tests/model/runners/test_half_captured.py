@@ -96,7 +96,7 @@ def test_an_interrupt_at_each_line(faked: Callable[..., FakeRuntime], allocator:
 
 def test_streams_whose_workspaces_find_no_memory_are_there_for_the_next_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_streams, "_free", {})
-    monkeypatch.setattr(capture_streams, "_new_stream", lambda _device, _priority: stream_order.Stream())
+    monkeypatch.setattr(capture_streams, "new_stream", lambda _device, _priority: stream_order.Stream())
     enough = [True, False, False, True]
 
     def allocate(_streams: object) -> None:

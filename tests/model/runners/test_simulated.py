@@ -281,7 +281,7 @@ def test_a_head_whose_parameters_are_lazily_negated_is_refused(network, name):
     """A kernel in a graph reads the memory as it is."""
     linear = network.heads[1].linear
     setattr(linear, name, torch.nn.Parameter(torch._neg_view(-getattr(linear, name).detach())))
-    with simulated_cuda(), pytest.raises(ValueError, match=rf"heads\['block1'\]: its {name} is lazily negated"):
+    with simulated_cuda(), pytest.raises(ValueError, match=rf"heads\['block1'\]: linear.{name}: got a lazily negated"):
         make_runner(network, images(2))
 
 
