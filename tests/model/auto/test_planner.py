@@ -1,4 +1,4 @@
-"""Measuring for a plan: times of the passes, by a clock that moves only while a runner answers; who answers alike."""
+"""Measuring for a plan: times of the passes, by a clock that moves only while a device works; who answers alike."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,28 +12,33 @@ from torch import Tensor
 
 
 class Clock:
-    """Time that passes only while a runner answers."""
+    """Time of a host that passes only while it waits for the device, and the work that the device still has."""
 
-    us = 0.0
+    us = done_us = 0.0
 
     def perf_counter(self) -> float:
         return self.us / 1e6
 
-    def synchronize(self) -> None:
-        pass
+    def launch(self, us: float) -> None:
+        self.done_us = max(self.us, self.done_us) + us
+
+    def synchronize(self, _device: object = None) -> None:
+        self.us = max(self.us, self.done_us)
 
 
 class Event:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
+        self.us = 0.0
 
     def record(self) -> None:
-        self.us = self.clock.us
+        self.us = max(self.clock.us, self.clock.done_us)
 
     def synchronize(self) -> None:
-        pass
+        self.clock.us = max(self.clock.us, self.us)
 
     def elapsed_time(self, end: "Event") -> float:
+        assert end.us <= self.clock.us, "CUDA refuses an event that nobody has waited for"
         return (end.us - self.us) / 1e3
 
 
@@ -43,14 +48,14 @@ def test_a_pass_takes_all_batches_and_its_time_is_their_mean(monkeypatch, batche
     clock = Clock()
     monkeypatch.setattr("auxhead.model.auto.planner.time", clock)
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(clock))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", clock.synchronize)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: clock)
     us = {"early": [10.0 if index else 110.0 for index in range(batches)], "plain": [50.0] * batches}
     calls: list[tuple[str, int]] = []
 
     def answer(name: str, x: Tensor) -> None:
         calls.append((name, int(x)))
-        clock.us += us[name][int(x)]
+        clock.launch(us[name][int(x)])
 
     times = measure({name: partial(answer, name) for name in us}, [torch.tensor(index) for index in range(batches)])
     for name in us:
