@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, eager_pass, rule_order
+from auxhead.model import EagerRunner, EarlyExitNetwork, eager_pass, rule_order
 from auxhead.model.streams import StreamPair
 from support import stream_order
 from support.example_models import SmallNet, plain_heads
@@ -94,6 +94,14 @@ def test_rules_are_assigned_and_used_on_any_streams(network: EarlyExitNetwork, p
             with stream_order.current(streams[(turn + 1) % 2]):
                 network(torch.randn(2, 3, 8, 8))
                 network.heads[0](torch.randn(2, 8, 4, 4))
+
+
+def test_heads_in_line_leave_the_side_stream_alone(network: EarlyExitNetwork, pair: StreamPair) -> None:
+    with torch.no_grad(), Watching():
+        for in_line in (False, True):
+            before = pair.side.clock.get(pair.side, 0)
+            EagerRunner(network, in_line=in_line)(torch.randn(2, 3, 8, 8))
+            assert (pair.side.clock.get(pair.side, 0) == before) == in_line
 
 
 def without(monkeypatch: pytest.MonkeyPatch, waits: Callable[[Stream, Stream], bool]) -> list[object]:

@@ -8,48 +8,14 @@ import pytest
 import torch
 from auxhead.model import ExitResult
 from auxhead.model.auto.planner import _alike, measure
+from support.device_clock import pretended_device
 from torch import Tensor
-
-
-class Clock:
-    """Time of a host that passes only while it waits for the device, and the work that the device still has."""
-
-    us = done_us = 0.0
-
-    def perf_counter(self) -> float:
-        return self.us / 1e6
-
-    def launch(self, us: float) -> None:
-        self.done_us = max(self.us, self.done_us) + us
-
-    def synchronize(self, _device: object = None) -> None:
-        self.us = max(self.us, self.done_us)
-
-
-class Event:
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self.us = 0.0
-
-    def record(self) -> None:
-        self.us = max(self.clock.us, self.clock.done_us)
-
-    def synchronize(self) -> None:
-        self.clock.us = max(self.clock.us, self.us)
-
-    def elapsed_time(self, end: "Event") -> float:
-        assert end.us <= self.clock.us, "CUDA refuses an event that nobody has waited for"
-        return (end.us - self.us) / 1e3
 
 
 @pytest.mark.parametrize(("batches", "passes"), [(16, 8), (3, 14), (1, 40)])
 def test_a_pass_takes_all_batches_and_its_time_is_their_mean(monkeypatch, batches: int, passes: int) -> None:
     """The median of a runner that answers most batches early would tell nothing of the others."""
-    clock = Clock()
-    monkeypatch.setattr("auxhead.model.auto.planner.time", clock)
-    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(clock))
-    monkeypatch.setattr(torch.cuda, "synchronize", clock.synchronize)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: clock)
+    clock = pretended_device(monkeypatch, "auxhead.model.auto.planner")
     us = {"early": [10.0 if index else 110.0 for index in range(batches)], "plain": [50.0] * batches}
     calls: list[tuple[str, int]] = []
 
