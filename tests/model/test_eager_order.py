@@ -96,6 +96,37 @@ def test_rules_are_assigned_and_used_on_any_streams(network: EarlyExitNetwork, p
                 network.heads[0](torch.randn(2, 8, 4, 4))
 
 
+def test_a_stream_that_others_made_waits_for_a_rule_each_time(network: EarlyExitNetwork, pair: StreamPair) -> None:
+    """It may have been destroyed, and its handle given to another one."""
+    streams, writer = [Stream(), Stream()], Stream()
+    for stream in streams:
+        stream.cuda_stream = stream.stream_id = streams[0].cuda_stream
+    with torch.no_grad(), Watching():
+        with stream_order.current(writer):
+            network.set_rules(0.25)
+        for stream in streams:
+            with stream_order.current(stream):
+                network.heads[0](torch.randn(2, 8, 4, 4))
+
+
+def test_rules_within_a_callers_capture_are_ordered_by_who_replays_it(
+    network: EarlyExitNetwork, pair: StreamPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait for what is not captured would break the capture, and nobody could wait for what is."""
+    stream = Stream()
+    with torch.no_grad():
+        network.set_rules(0.25)
+        with stream_order.current(stream), monkeypatch.context() as patch:
+            patch.setattr(rule_order, "is_capturing", lambda _device: True)
+            patch.setattr(Stream, "wait_event", None)
+            patch.setattr(Stream, "wait_stream", None)
+            patch.setattr(torch.cuda, "Event", None)
+            before = rule_order.count_writes()
+            network.heads[0].rule.threshold = 0.75
+            network.heads[0](torch.randn(2, 8, 4, 4))
+            assert rule_order.count_writes() == before
+
+
 def test_heads_in_line_leave_the_side_stream_alone(network: EarlyExitNetwork, pair: StreamPair) -> None:
     with torch.no_grad(), Watching():
         for in_line in (False, True):
