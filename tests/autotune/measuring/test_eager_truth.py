@@ -25,7 +25,7 @@ def test_truth_says_what_lies_within_rounding():
 
 
 def truth_by_loops(logits, rules, rounding):
-    """What the truth documents, sample by sample in plain Python: two right answers differ by four roundings at most."""
+    """What the truth documents, sample by sample: two right answers differ by four roundings at most."""
     found = []
     for sample in range(len(logits[0])):
         near = False

@@ -185,6 +185,23 @@ def test_taps_and_logits_that_are_lazily_negated() -> None:
         torch.testing.assert_close(found.probs, network(x).probs)
 
 
+def test_heads_have_grids_pools_and_temperatures_of_their_own() -> None:
+    backbone = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(16, 5))
+    heads = {
+        "0": FusedAuxHead(8, 5, pool="max", pool_size=(2, 1), rule=ExitRule(0.0, temperature=2.0)),
+        "1": FusedAuxHead(8, 5, pool="avg", pool_size=(1, 2), bias=False, rule=ExitRule(0.0, temperature=0.5)),
+    }
+    x = torch.randn(1, 3, 2, 2)
+    network = EarlyExitNetwork(backbone, heads, example_input=x).eval()
+    with simulated_cuda():
+        runner = make_runner(network, x)
+        for disabled in (False, True):
+            network.fused_heads[0].rule.enabled = not disabled
+            found, wanted = runner(x), network(x)
+            assert torch.equal(found.exit_index, wanted.exit_index) and set(found.exit_index.tolist()) == {disabled}
+            torch.testing.assert_close(found.probs, wanted.probs)
+
+
 def test_probabilities_are_there_if_all_heads_have_them(simulation: None) -> None:
     heads = {"0": FusedAuxHead(8, 5), "1": FusedAuxHead(8, 5, return_probs=False)}
     network = EarlyExitNetwork(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5)), heads, 0.5).eval()
