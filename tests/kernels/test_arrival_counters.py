@@ -4,7 +4,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from itertools import count, pairwise
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -110,7 +110,7 @@ def test_captures_of_two_threads_share_no_counters(monkeypatch):
     monkeypatch.setattr(module, "is_capturing", lambda _device: True)
     stream = SimpleNamespace(cuda_stream=7, stream_id=0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: stream)
-    counters, ids = ArrivalCounters(torch.device("cuda", 0)), count()
+    counters, ids = ArrivalCounters(torch.device("cuda", 0)), iter(range(100))
     monkeypatch.setattr(module, "capture_id", lambda _handle: next(ids))
     counters._reserve = Reserve(range(256))
     with ThreadPoolExecutor(4) as pool:
