@@ -41,7 +41,6 @@ def own_file(directory: Path, name: str) -> Path:
 def read_description(directory: Path) -> dict[str, Any]:
     """Read ``model.json`` of a checkpoint and check all of it; see :func:`load_checkpoint` for errors."""
     path = own_file(directory, DESCRIPTION)
-    own_file(directory, WEIGHTS)
     try:
         content = read_json(path)
     except (OSError, ValueError) as error:

@@ -107,6 +107,7 @@ def _measure(runners: Mapping[str, Runner], batches: Sequence[Tensor]) -> dict[s
             runner(batches[-1])  # so that the L2 cache is as this runner leaves it
             waited = 0.0
             for x in batches:
+                torch.cuda.current_stream(device).synchronize()
                 for each in runners.values():  # and not for the device: another thread may be capturing
                     each.wait_until_idle()
                 began = time.perf_counter()

@@ -101,6 +101,7 @@ class GraphRunner(Runner):
                 )
                 self._written = [*(head.rule for head in network.fused_heads), self._trunk.module]
                 note_reader(self._written, self)
+                wait_for_writes(self._written, caller)
                 # Where the tensors of the network lie that the graphs read, or that the trunk's copies are made from.
                 self._memory = [
                     (name, tensor, tensor.detach(), tensor.data_ptr())

@@ -1,9 +1,11 @@
 """arrival_counters.py: zeroed counters are shared on a stream and in a capture, and by nothing else."""
 
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,6 +82,58 @@ def test_a_reserve_is_zero_before_any_stream_can_read_it():
 def test_two_devices_share_no_counters():
     assert arrival_counters(torch.device("cpu")) is arrival_counters(torch.device("cpu"))
     assert arrival_counters(torch.device("cpu")) is not arrival_counters(torch.device("meta"))
+
+
+def test_a_capture_that_asks_for_more_than_the_reserve_gets_zeros_of_its_own(device):
+    counters = ArrivalCounters(device)
+    counters._reserve = torch.zeros(64, dtype=torch.int32, device=device)
+    large = counters._take_for_capture(100, stream=1, capture=1)
+    small = counters._take_for_capture(64, stream=1, capture=1)
+    assert large.shape == (100,) and not large.any() and small.shape == (64,)
+
+
+class Reserve:
+    """Places of counters, which take a while to be handed out."""
+
+    def __init__(self, places):
+        self.places = places
+
+    def numel(self):
+        return len(self.places)
+
+    def __getitem__(self, part):
+        time.sleep(0.01)
+        return Reserve(self.places[part])
+
+
+def test_captures_of_two_threads_share_no_counters(monkeypatch):
+    module = sys.modules[ArrivalCounters.__module__]
+    monkeypatch.setattr(module, "is_capturing", lambda _device: True)
+    stream = SimpleNamespace(cuda_stream=7, stream_id=0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: stream)
+    counters, ids = ArrivalCounters(torch.device("cuda", 0)), iter(range(100))
+    monkeypatch.setattr(module, "capture_id", lambda _handle: next(ids))
+    counters._reserve = Reserve(range(256))
+    with ThreadPoolExecutor(4) as pool:
+        taken = [one.places for one in pool.map(lambda _: counters.take(8), range(4))]
+    assert len({place for places in taken for place in places}) == 4 * 8
+
+
+def test_streams_share_no_counters(monkeypatch):
+    module = sys.modules[ArrivalCounters.__module__]
+    monkeypatch.setattr(module, "is_capturing", lambda _device: False)
+    counters = ArrivalCounters(torch.device("cuda", 0))
+    monkeypatch.setattr(counters, "_zeros", lambda count: torch.zeros(count, dtype=torch.int32))
+    counters._reserve = torch.zeros(module._RESERVED, dtype=torch.int32)
+
+    def take(handle, number):
+        stream = SimpleNamespace(cuda_stream=handle, stream_id=-1)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: stream)
+        return counters.take(number).data_ptr()
+
+    first, second, default = take(11, 3), take(22, 3), take(0, 3)
+    assert len({first, second, default}) == 3
+    assert (take(11, 5), take(22, 1), take(0, 3)) == (first, second, default)
 
 
 def test_a_reserve_whose_clearing_nobody_has_waited_for_is_not_handed_out(monkeypatch):

@@ -81,6 +81,27 @@ def test_choice_by_rule(samples, channels, positions, window_h, window_w, classe
     assert programs.partial_sums >= (1 if config.tiled else splits) * samples * classes
 
 
+def test_where_the_ways_to_launch_begin():
+    """By measurement; a table, not a rule, is for what is faster on a device."""
+
+    def config(samples, classes, positions=4):
+        view = HeadView((samples, 512, 7 * positions, 7), (0, 0, 0, 0), positions, 1)
+        return config_by_rule(HeadShape.of(view, classes, pool_max=False, dtype=HALF))
+
+    tiled = {(samples, classes) for samples in (31, 32) for classes in (127, 128) if config(samples, classes).tiled}
+    assert tiled == {(32, 128)}
+    waits = {(samples, classes) for samples in (63, 64) for classes in (100, 127) if config(samples, classes).waits}
+    assert waits == {(63, 100), (63, 127)}
+    view = {samples: HeadView((samples, 512, 1, 49), (0, 0, 0, 0), 1, 1) for samples in (3, 4)}
+    spread = {
+        (samples, classes)
+        for samples in view
+        for classes in (128, 129)
+        if config_by_rule(HeadShape.of(view[samples], classes, pool_max=False, dtype=HALF)).tiled
+    }
+    assert spread == {(3, 129)}
+
+
 @pytest.mark.parametrize("classes", [10, 1000])
 @pytest.mark.parametrize("samples", [1, 15, 16, 32, 128])
 @pytest.mark.parametrize("features", [25_088, 200_704])

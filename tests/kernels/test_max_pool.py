@@ -119,6 +119,27 @@ def test_derivatives_of_other_kinds_are_pytorch_s(device, launches) -> None:
     assert not launches
 
 
+def test_where_no_gradient_is_wanted_the_kernel_runs(device, launches) -> None:
+    x = torch.randn(2, 8, 6, 6, device=device).contiguous(memory_format=LAST).requires_grad_()
+    with torch.no_grad():
+        assert torch.equal(max_pool2d(x, 3, 2, 1), F.max_pool2d(x, 3, 2, 1))
+    assert len(launches) == (1 if runs_here(device) else 0)
+
+
+def test_a_map_that_is_lazily_negated(device) -> None:
+    x = torch._neg_view(torch.randn(2, 8, 6, 6, device=device).contiguous(memory_format=LAST))
+    assert x.is_neg() and torch.equal(max_pool2d(x, 3, 2, 1), F.max_pool2d(x, 3, 2, 1))
+
+
+def test_more_positions_than_an_int32_counts_go_to_pytorch(device, launches, monkeypatch) -> None:
+    x = torch.randn(2, 8, 6, 6, device=device).contiguous(memory_format=LAST)
+    for most, runs in ((2 * 6 * 6, True), (2 * 6 * 6 - 1, False)):
+        monkeypatch.setattr(importlib.import_module("auxhead.kernels.max_pool"), "MOST_POSITIONS", most)
+        launches.clear()
+        assert torch.equal(max_pool2d(x, 3, 2, 1), F.max_pool2d(x, 3, 2, 1))
+        assert len(launches) == (runs and runs_here(device))
+
+
 @pytest.mark.parametrize("arguments", [(2, 1, 2), (0, 1, 0), (2, 0, 0), (9, 1, 0), (2, 1, -1), ((2, 2, 2), 1, 0)])
 def test_what_pytorch_refuses_is_refused(device, arguments) -> None:
     x = torch.randn(1, 4, 6, 6, device=device).contiguous(memory_format=LAST)

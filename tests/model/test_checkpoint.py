@@ -11,13 +11,18 @@ import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, load_checkpoint, save_checkpoint
 from auxhead.model.bad_input import BadInput
+from auxhead.model.images import normalise, open_image, to_pixels
 from support.example_models import SmallNet, plain_heads
 from support.pictures import write_image_folder
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
-ABOUT = {"backbone": "my.nets:small", "classes": list("abcdç"), "image_size": 8, "accuracy": {"test": 0.5}}
+MEAN, STD = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+ABOUT = {
+    "backbone": "my.nets:small", "classes": list("abcdç"), "image_size": 8, "mean": MEAN, "std": STD,
+    "accuracy": {"test": 0.5},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -54,7 +59,7 @@ def assert_same_answers(mine: EarlyExitNetwork, theirs: EarlyExitNetwork) -> Non
 def test_the_same_answers_come_back(saved: Path, network: EarlyExitNetwork) -> None:
     loaded = load_checkpoint(str(saved), SmallNet())
     assert loaded.classes == tuple("abcdç") and loaded.image_size == 8
-    assert loaded.mean == loaded.std == (0.5, 0.5, 0.5) and loaded.accuracy == {"test": 0.5}
+    assert (loaded.mean, loaded.std) == (MEAN, STD) and loaded.accuracy == {"test": 0.5}
     assert not any(module.training for module in loaded.network.modules())
     assert all(parameter.requires_grad for parameter in loaded.network.parameters())
     assert_same_answers(loaded.network, network)
@@ -103,8 +108,44 @@ def test_pictures_become_input(saved: Path, tmp_path: Path) -> None:
     paths = sorted(write_image_folder(tmp_path / "pictures", per_class=2).glob("*/*.png"))[:3]
     loaded = load_checkpoint(saved, SmallNet())
     x = loaded.read_images(paths)
-    assert x.shape == (3, 3, 8, 8) and x.dtype == torch.float32 and -1 <= x.min() <= x.max() <= 1
+    pixels = torch.stack([to_pixels(open_image(path), 8) for path in paths])
+    assert x.dtype == torch.float32 and torch.equal(x, normalise(pixels, MEAN, STD))
     assert loaded.network(x).label.shape == (3,)
+    loaded.network.half()
+    assert torch.equal(loaded.read_images(paths), x.half())
+
+
+@pytest.mark.parametrize("with_probs", [True, False])
+def test_heads_that_leave_out_probabilities_still_do(tmp_path: Path, with_probs: bool) -> None:
+    head = FusedAuxHead(8, 5, return_probs=with_probs)
+    save_checkpoint(tmp_path, EarlyExitNetwork(SmallNet(), {"block0": head}))
+    assert load_checkpoint(tmp_path, SmallNet()).network.fused_heads[0].return_probs == with_probs
+
+
+class WithRule(SmallNet):
+    """A layer of its own has the name that rules have in heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Module()
+        self.head.rule = nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head.rule(super().forward(x))
+
+
+class Lazy(SmallNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.LazyLinear(5)
+
+
+@pytest.mark.parametrize(("kind", "other"), [(WithRule, WithRule), (SmallNet, Lazy)])
+def test_all_parameters_of_a_backbone_come_back(tmp_path: Path, kind: type[nn.Module], other: type[nn.Module]) -> None:
+    network = EarlyExitNetwork(kind(), plain_heads(), 0.5).eval()
+    save_checkpoint(tmp_path, network)
+    loaded, x = load_checkpoint(tmp_path, other()).network, images()
+    assert all(torch.equal(a, b) for a, b in zip(loaded(x), network(x), strict=True))
 
 
 def test_without_a_size_no_pictures_are_read(tmp_path: Path, network: EarlyExitNetwork) -> None:
@@ -128,6 +169,18 @@ def test_an_interrupted_save_leaves_no_description_of_other_parameters(
         save_checkpoint(saved, network)
     with pytest.raises(BadInput, match=r"has no model\.json"):
         load_checkpoint(saved, SmallNet())
+
+
+def test_parameters_that_cannot_be_written_leave_the_older_checkpoint(
+    saved: Path, network: EarlyExitNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("auxhead.model.checkpoint.save_file", fails)
+    with pytest.raises(OSError, match="no space"):
+        save_checkpoint(saved, EarlyExitNetwork(SmallNet(), plain_heads()))
+    assert_same_answers(load_checkpoint(saved, SmallNet()).network, network)
 
 
 class HeadOfAnotherKind(FusedAuxHead):
@@ -157,6 +210,7 @@ class WithNotes(SmallNet):
         (lambda: EarlyExitNetwork(SmallNet(), {"block0": parametrized()}), {}, "'block0'.*parametrizations"),
         (lambda: EarlyExitNetwork(WithNotes(), plain_heads()), {}, "'backbone._extra_state' is a dict"),
         (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"classes": ["a"]}, "^classes: got 1 names, wants 5"),
+        (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"classes": ["a"] * 6}, "^classes: got 6 names, wants 5"),
         (
             lambda: EarlyExitNetwork(SmallNet(), plain_heads()),
             {"classes": "abcde"},
@@ -166,7 +220,7 @@ class WithNotes(SmallNet):
         (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"mean": 0.5}, "^mean: got 0.5, wants three numbers"),
         (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"accuracy": {"test": "good"}}, "^accuracy: .*numbers"),
     ],
-    ids="no-network head lazy parametrized state classes classes-text backbone mean accuracy".split(),
+    ids="no-network head lazy parametrized state classes more-classes classes-text backbone mean accuracy".split(),
 )
 def test_what_could_not_be_loaded_is_not_saved(
     tmp_path: Path, made: Callable[[], EarlyExitNetwork], arguments: dict[str, Any], message: str
@@ -188,6 +242,18 @@ class Deeper(SmallNet):
         self.more = nn.Linear(2, 2)
 
 
+class WithoutBias(SmallNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc.bias = None
+
+
+class InEightBits(SmallNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc.weight.data = self.fc.weight.data.to(torch.float8_e4m3fn)
+
+
 class Shallower(SmallNet):
     def __init__(self) -> None:
         super().__init__()
@@ -199,10 +265,12 @@ class Shallower(SmallNet):
     [
         (lambda: SmallNet(classes=7), r"'backbone.fc.*' is \[7.*saved was \[5.*made by my.nets:small"),
         (Deeper, "its 'backbone.more.bias' was not saved"),
+        (WithoutBias, "it has no 'backbone.fc.bias', which was saved"),
+        (InEightBits, "its 'backbone.fc.weight' is torch.float8_e4m3fn, saved was torch.float32"),
         (Shallower, "Shallower has no layer 'block2'.*made by my.nets:small"),
         (lambda: "resnet18", "^backbone: got str, wants an nn.Module; it was made by my.nets:small"),
     ],
-    ids=["classes", "more", "tap", "no-module"],
+    ids=["classes", "more", "fewer", "eight-bits", "tap", "no-module"],
 )
 def test_a_backbone_that_does_not_fit_is_left_as_it_was(saved: Path, backbone: Callable[[], Any], message: str) -> None:
     mine = backbone()
@@ -210,7 +278,8 @@ def test_a_backbone_that_does_not_fit_is_left_as_it_was(saved: Path, backbone: C
     with pytest.raises(BadInput, match=message):
         load_checkpoint(saved, mine)
     if isinstance(mine, nn.Module):
-        assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), before.parameters(), strict=True))
+        parameters = zip(mine.parameters(), before.parameters(), strict=True)
+        assert all(a.dtype == b.dtype and torch.equal(a.float(), b.float()) for a, b in parameters)
         assert mine.training
 
 

@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, ExitRule, eager_pass, rule_order
+from auxhead.model import EagerRunner, EarlyExitNetwork, ExitRule, eager_pass, rule_order
 from auxhead.model.streams import StreamPair
 from support import stream_order
 from support.example_models import SmallNet, plain_heads
@@ -199,6 +199,32 @@ def test_a_rule_is_assigned_while_other_threads_use_it_for_the_first_time(
         assigning = True
         head.rule.threshold = 0.4
     assert len(others) == 4 and head.rule.threshold_tensor.item() == pytest.approx(0.4)
+
+
+def test_rules_within_a_callers_capture_are_ordered_by_who_replays_it(
+    network: EarlyExitNetwork, pair: StreamPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait for what is not captured would break the capture, and nobody could wait for what is."""
+    stream = Stream()
+    with torch.no_grad():
+        network.set_rules(0.25)
+        with stream_order.current(stream), monkeypatch.context() as patch:
+            patch.setattr(rule_order, "is_capturing", lambda _device: True)
+            patch.setattr(Stream, "wait_event", None)
+            patch.setattr(Stream, "wait_stream", None)
+            patch.setattr(torch.cuda, "Event", None)
+            before = rule_order.count_writes()
+            network.heads[0].rule.threshold = 0.75
+            network.heads[0](torch.randn(2, 8, 4, 4))
+            assert rule_order.count_writes() == before
+
+
+def test_heads_in_line_leave_the_side_stream_alone(network: EarlyExitNetwork, pair: StreamPair) -> None:
+    with torch.no_grad(), Watching():
+        for in_line in (False, True):
+            before = pair.side.clock.get(pair.side, 0)
+            EagerRunner(network, in_line=in_line)(torch.randn(2, 3, 8, 8))
+            assert (pair.side.clock.get(pair.side, 0) == before) == in_line
 
 
 def without(monkeypatch: pytest.MonkeyPatch, waits: Callable[[Stream, Stream], bool]) -> list[object]:

@@ -94,6 +94,17 @@ def test_stop_leaves_the_forward(index: int) -> None:
     assert stopped.exit_index.eq(index).all()
 
 
+def test_stop_counts_what_was_sure_before() -> None:
+    """A sample that was sure at one head has its answer, whatever the next one says."""
+    net, runs = network(0.6, example_input=images(1)), []
+    x = images(200)
+    first, second = (torch.softmax(logits, 1).amax(1) > 0.6 for logits in net.logits(x)[:2])
+    mixed = torch.cat([x[first & ~second][:1], x[~first & second][:1]])
+    assert len(mixed) == 2
+    net.backbone.block2.register_forward_hook(lambda *_: runs.append(1))
+    assert net(mixed, stop=True).exit_index.tolist() == [0, 1] and not runs
+
+
 def test_stop_goes_on_while_one_sample_is_unsure() -> None:
     net, x = network(0.6, example_input=images(1)), images(5)
     for threshold in (0.3, 0.7, 0.99):

@@ -57,6 +57,21 @@ def test_values_can_be_changed_in_any_mode(mode: type) -> None:
     assert rule.threshold_tensor.item() == 0.125
 
 
+def test_a_rule_made_in_inference_mode_can_be_changed_outside_of_it() -> None:
+    with torch.inference_mode():
+        rule = ExitRule(0.5)
+    rule.threshold = 0.125
+    assert rule.threshold_tensor.item() == 0.125
+
+
+def test_a_state_dict_has_values_whatever_the_default_device() -> None:
+    with torch.device("meta"):
+        state = ExitRule(0.25, temperature=2.0).state_dict()
+    rule = ExitRule(0.5)
+    rule.load_state_dict(state)
+    assert (rule.threshold, rule.temperature) == (0.25, 2.0)
+
+
 def test_threshold_zero_lets_every_sample_go_and_disabled_none() -> None:
     head = FusedAuxHead(4, 300, rule=0.0)
     x = torch.randn(5, 4)

@@ -282,6 +282,40 @@ def test_a_layer_whose_hooks_make_its_weight_is_refused() -> None:
     assert head(torch.randn(2, 8)).probs.shape == (2, 5)
 
 
+def test_a_bias_that_hooks_make_is_refused() -> None:
+    head = FusedAuxHead(8, 5).eval()
+    prune.l1_unstructured(head.linear, "bias", 3)
+    with pytest.raises(ValueError, match="^linear: carries hooks"):
+        head(torch.randn(2, 8))
+
+
+def test_heads_made_with_one_rule_have_copies_of_it() -> None:
+    rule = ExitRule(0.5, temperature=2.0)
+    heads = [FusedAuxHead(8, 5, rule=rule), FusedAuxHead(8, 5, rule=rule)]
+    heads.append(FusedAuxHead.from_module(nn.Sequential(nn.Linear(8, 5)), rule=rule))
+    heads[0].rule.threshold = rule.threshold = 0.25
+    assert [head.rule.threshold for head in heads] == [0.25, 0.5, 0.5]
+    assert [head.rule.threshold_tensor.item() for head in heads] == [0.25, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_head_that_failed_to_take_its_width_takes_it_later(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, x = FusedAuxHead(None, 5), torch.randn(2, 7)
+    materialize, left = nn.UninitializedParameter.materialize, [0, error]
+
+    def failing(parameter: nn.UninitializedParameter, *shape: object, **options: object) -> None:
+        if left and left.pop(0):  # the bias, after the weight
+            raise error
+        materialize(parameter, *shape, **options)
+
+    monkeypatch.setattr(nn.UninitializedParameter, "materialize", failing)
+    with pytest.raises(error):
+        head(x)
+    assert head(torch.randn(2, 9)).label.shape == (2,) and head.linear.weight.shape == (5, 9)
+
+
 def test_hooks_that_only_look_are_none_of_its_business() -> None:
     """As captures and dry runs put on every layer."""
     head = FusedAuxHead(8, 5).eval()

@@ -9,6 +9,7 @@ from auxhead.autotune.measuring.failures import Failure
 from auxhead.autotune.measuring.peers import HeadAnswer, NaiveHead
 from auxhead.autotune.records.comparison import Paired
 from auxhead.kernels import HeadOutput
+from auxhead.model import ExitRule, FusedAuxHead
 
 alone_head = importlib.import_module("auxhead.autotune.heads.alone")
 copy_speed = importlib.import_module("auxhead.autotune.heads.copy_speed")
@@ -41,6 +42,22 @@ def test_a_head_is_measured_against_its_peers(timing, monkeypatch):
     assert head.chosen == target.rule
     # [1, 12, 4, 4], 5 classes: the map, the weight and the bias in float32; probabilities, label, confidence and exit
     assert head.bytes_moved == 4 * (12 * 16 + 5 * 12 + 5) + 4 * 5 + 8 + 4 + 1
+
+
+def test_a_head_of_several_samples_moves_an_answer_for_each():
+    head = alone_head.AloneHead(FusedAuxHead(12, 5, bias=False, return_probs=False), torch.randn(3, 12, 4, 4))
+    assert head.bytes_moved == 4 * (3 * 12 * 16 + 5 * 12) + 3 * (8 + 4 + 1)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 3.0])
+def test_a_right_answer_is_one_at_the_heads_temperature(temperature, without_interpreter):
+    head = FusedAuxHead(12, 5, rule=ExitRule(0.5, temperature=temperature)).eval()
+    x = torch.randn(3, 12, 4, 4)
+    alone = alone_head.AloneHead(head, x)
+    with torch.no_grad():
+        assert alone.wrong_answer(head(x)) is None
+        head.rule.temperature = 1.0
+        assert "probabilities are off" in alone.wrong_answer(head(x))
 
 
 def timed_by_name(variants, device, *, rounds, repeat):

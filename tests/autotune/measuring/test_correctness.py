@@ -20,6 +20,8 @@ def test_comparison():
     fine = counts(label=torch.tensor([1, 0, 3, 0]), exit_index=torch.tensor([0, 0, 0, 1]))
     assert fine == {"samples": 8, "differing": 2, "differing_near": 2, "near": 4, "confidence_off": 0}
     assert verdict(fine) is None
+    elsewhere = counts(exit_index=torch.tensor([0, 0, 0, 1]), confidence=torch.tensor([0.5, 0.5, 0.9, 0.5]).double())
+    assert elsewhere["confidence_off"] == 0, "of another exit, whose confidence is another"
     assert verdict(counts(label=torch.tensor([0, 2, 3, 0]))).startswith("answers differ")
     assert "1 of 8" in verdict(counts(label=torch.tensor([1, 3, 3, 0])))
     assert "1 of 8" in verdict(counts(label=torch.tensor([1, 2, 3, 4])))

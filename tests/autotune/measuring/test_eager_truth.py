@@ -1,9 +1,13 @@
 """The eager truth: answers within rounding of another, and truths under changing rules."""
 
+import copy
+import math
+
+import pytest
 import torch
 from auxhead.autotune.measuring.correctness import Answer, Comparison, verdict
-from auxhead.autotune.measuring.eager_truth import EagerTruth, Rounding, truth_of_logits
-from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_trunk
+from auxhead.autotune.measuring.eager_truth import EagerTruth, Rounding, measure_rounding, truth_of_logits
+from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, make_trunk
 from support.example_models import SmallNet, plain_heads
 
 
@@ -18,6 +22,60 @@ def test_truth_says_what_lies_within_rounding():
     never = FusedAuxHead(4, 2, rule=1.0)  # a confidence close to 1.0 is not near a threshold that nothing exceeds
     sure = torch.tensor([[50.0, 0.0]])
     assert not truth_of_logits([sure, sure], [never], Rounding([1e-3] * 2, [1e-3] * 2)).near.any()
+
+
+def truth_by_loops(logits, rules, rounding):
+    """What the truth documents, sample by sample: two right answers differ by four roundings at most."""
+    found = []
+    for sample in range(len(logits[0])):
+        near = False
+        for index, at_exit in enumerate(logits):
+            own = at_exit[sample].tolist()
+            temperature, threshold = rules[index] if index < len(rules) else (1.0, -1.0)
+            exps = [math.exp((one - max(own)) / temperature) for one in own]
+            sure = max(exps) / sum(exps)
+            if 0.0 < threshold < 1.0 and abs(sure - threshold) <= 4 * rounding.confidence[index]:
+                near = True
+            if sure > threshold:
+                break
+        possible = [max(own) - one <= 4 * rounding.logit[index] for one in own]
+        found.append((own.index(max(own)), sure, index, near, possible, 4 * rounding.confidence[index]))
+    return found
+
+
+def test_truths_are_those_of_a_plain_loop():
+    generator = torch.Generator().manual_seed(0)
+    logits = [torch.randn(200, 3, generator=generator) for _ in range(3)]
+    rules = [(0.5, torch.tensor(0.8).item()), (2.0, torch.tensor(0.5).item())]
+    heads = [FusedAuxHead(4, 3, rule=ExitRule(threshold, temperature=heat)) for heat, threshold in rules]
+    rounding = Rounding([0.01, 0.02, 0.04], [0.003, 0.006, 0.012])
+    truth, wanted = truth_of_logits(logits, heads, rounding), truth_by_loops(logits, rules, rounding)
+    label, confidence, exit_index, near, possible, slack = zip(*wanted, strict=True)
+    assert truth.answer.label.tolist() == list(label) and truth.answer.exit_index.tolist() == list(exit_index)
+    assert truth.answer.confidence.tolist() == pytest.approx(confidence, rel=1e-12)
+    assert truth.near_threshold.tolist() == list(near) and truth.possible.tolist() == list(possible)
+    assert truth.slack.tolist() == pytest.approx(slack)
+    assert 0 < sum(near) < 50 and len(set(exit_index)) == 3
+
+
+def test_rounding_is_the_largest_error_of_an_exit_over_the_inputs(without_interpreter):
+    torch.manual_seed(0)
+    inputs = [scale * torch.randn(4, 3, 8, 8) for scale in (1.0, 30.0, 0.1)]
+    rule = ExitRule(0.5, temperature=5.0)
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), rule, example_input=inputs[0]).eval()
+    exact, eps = copy.deepcopy(network).double(), 2.0 * torch.finfo(torch.float32).eps
+    wanted = [[0.0] * 4, [0.0] * 4]
+    with torch.no_grad():
+        for x in inputs:
+            pairs = zip(network.logits(x), exact.logits(x.double()), strict=True)
+            for index, (own, right) in enumerate(pairs):
+                off = (own.double() - right).abs().max() + eps * right.abs().max()
+                wanted[0][index] = max(wanted[0][index], float(off))
+                heat = 5.0 if index < 3 else 1.0
+                own, right = (torch.softmax(one.double() / heat, 1).amax(1) for one in (own, right))
+                wanted[1][index] = max(wanted[1][index], float((own - right).abs().max()) + eps)
+    found = measure_rounding(network, inputs)
+    assert found.logit == pytest.approx(wanted[0], rel=1e-6) and found.confidence == pytest.approx(wanted[1], rel=1e-6)
 
 
 def test_truths_follow_the_rules_and_every_wrong_answer_is_counted(without_interpreter):
@@ -38,3 +96,6 @@ def test_truths_follow_the_rules_and_every_wrong_answer_is_counted(without_inter
     assert truth.truths() is not known and truth.samples_by_exit()["classifier"] == 12
     network.fused_heads[1].rule.enabled = True
     assert truth.truths() is known
+    network.fused_heads[1].rule.temperature = 3.0
+    colder = torch.cat([one.answer.confidence for one in known])
+    assert (torch.cat([one.answer.confidence for one in truth.truths()]) < colder).all()

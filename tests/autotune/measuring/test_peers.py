@@ -11,7 +11,7 @@ from auxhead.autotune.measuring.peers import (
     merged_answer,
     with_item,
 )
-from auxhead.model import make_trunk
+from auxhead.model import ExitRule, FusedAuxHead, make_trunk
 from support.bench_fakes import (
     small_subject,
 )
@@ -61,6 +61,17 @@ def test_what_people_write_leaves_once_every_sample_was_sure_at_some_head():
     x = torch.randn(2, 3, 16, 16)
     said = with_item(make_trunk(backbone, SmallNet.taps, x), SmallNet.taps, heads, x)
     assert said.last_exit == 1 and merged_answer(said).exit_index.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("pool", ["avg", "max"])
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_heads_as_people_write_them_answer_as_fused_ones(pool, temperature, without_interpreter):
+    torch.manual_seed(0)
+    head = FusedAuxHead(12, 5, pool=pool, pool_size=(2, 1), rule=ExitRule(0.3, temperature=temperature)).eval()
+    x = torch.randn(40, 6, 4, 3)
+    found, wanted = NaiveHead(head)(x), head(x)
+    assert torch.equal(found.label, wanted.label) and torch.equal(found.exit, wanted.exit)
+    torch.testing.assert_close(found.confidence, wanted.confidence)
 
 
 def test_merging_takes_the_first_sure_head():

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from auxhead.autotune.measuring import profiled_requests
 from auxhead.autotune.measuring.profiled_requests import (
     ALLOCATIONS,
     ANNOTATION,
@@ -86,6 +87,12 @@ def test_a_request_without_launches():
 def test_a_trace_without_requests_is_refused():
     with pytest.raises(ValueError, match=f"got no event '{ANNOTATION}', wants one for each request"):
         read_trace({"traceEvents": [kernel(0.0, 1.0)]})
+
+
+def test_a_trace_that_lost_requests_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(profiled_requests, "record_trace", lambda *_: trace_of(request(0.0, 10.0)))
+    with pytest.raises(RuntimeError, match="holds 1 of 2 requests; the profiler lost the rest"):
+        profile_requests(lambda x: x, torch.ones(1), 2, tmp_path / "trace.json")
 
 
 def test_requests_are_found_in_a_real_trace(tmp_path):

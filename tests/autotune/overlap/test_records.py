@@ -100,6 +100,28 @@ def test_tables_of_what_went_wrong_or_did_not_overlap():
     assert "add +0.50 us to the trunk, which captures differ by as well" in table.remarks[1]
 
 
+@pytest.mark.parametrize(("low", "high", "doubt"), [(0.9, 1.1, True), (1.01, 1.1, False), (0.9, 0.99, False)])
+def test_captures_differ_as_well_where_the_interval_holds_no_difference(low, high, doubt):
+    summary, timeline = records()
+    for pair in summary.paired:
+        if pair["role"] == "trunk":
+            pair.update(low=low, high=high)
+    (table,) = overlap_tables([summary, timeline])
+    assert ("which captures differ by as well" in table.remarks[1]) == doubt
+
+
+def test_kernels_that_heads_cost_most_are_named_first():
+    summary, timeline = records(slower=1.0)
+    times = ((100.0, 101.0), (10.0, 13.0), (50.0, 52.0), (200.0, 200.0))
+    summary.measured["kernels"] = [{"name": CONV, "bare_us": bare, "both_us": both} for bare, both in times]
+    (table,) = overlap_tables([summary, timeline])
+    assert [line.split(" under")[0] for line in table.remarks[2:]] == [
+        "Stretched by heads: +3.00 us (1.30 times)",
+        "Stretched by heads: +2.00 us (1.04 times)",
+        "Stretched by heads: +1.00 us (1.01 times)",
+    ]
+
+
 @pytest.fixture
 def pretended(pretended_gpu, monkeypatch):
     def measure_overlap(cell, begins):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 from auxhead.autotune.records.record import BadRecord, Record
@@ -211,6 +212,18 @@ def test_serves_batches_where_it_was_measured_to_lose_at_most_1_percent(promoted
     assert found[256].serves == (256, 256), "beyond 128, where it was not measured, nothing is served"
 
 
+@pytest.mark.parametrize(("more", "serves"), [(1.008, (8, 32)), (1.012, (8, 8))])
+def test_a_batch_is_served_up_to_1_percent(promoted, more, serves):
+    protocol = {**swept().protocol, "config": dataclasses.asdict(configs()["narrow"])}
+    records = [swept(), swept("narrow", 8.0)]
+    large = head_shape(samples=32)
+    for name, us in (("rule", 10.0), ("parted", 5.0)):
+        same = {**swept().protocol, "config": dataclasses.asdict(configs()[name])}
+        records.append(swept(name, us, large, protocol=same))
+    records.append(swept("narrow", 5.0 * more, large, protocol=protocol))
+    assert promoted(*records)[SHAPE, "alone"].serves == serves
+
+
 def test_who_serves_is_told_by_the_winner_and_not_by_a_faster_one_that_is_tied_with_it(promoted):
     """At 32 captures are 1 % apart, so that "parted", 1.5 % faster, is tied with the rule's, which is simpler."""
     small, large = SHAPE, head_shape(samples=32)
@@ -326,11 +339,30 @@ def test_refuses(records, message, tmp_path, tables):
 def test_refuses_the_table_of_another_device(tmp_path, tables):
     records = written(tmp_path / "records.jsonl", swept(), swept("narrow", 8.0))
     out = tmp_path / "out.json"
-    for content, message in ((table(device="ACME Y").as_text(), "got a table of ACME Y"), ("{", "is not JSON")):
+    for content, message in (
+        (table(device="ACME Y").as_text(), "got a table of ACME Y"),
+        (table(sm_count=99).as_text(), r"got a table of .* \(99 SMs\)"),
+        ("{", "is not JSON"),
+    ):
         out.write_text(content)
         with pytest.raises(BadTable, match=message):
             promote([records], out)
         assert out.read_text() == content
+
+
+def test_a_table_that_cannot_be_written_leaves_the_older_one(tmp_path, tables, monkeypatch):
+    records = written(tmp_path / "records.jsonl", swept(), swept("narrow", 8.0))
+    older, write_text = promote([records]).path, Path.write_text
+    before = older.read_bytes()
+
+    def fails(path, content, **options):
+        write_text(path, content[:100], **options)
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "write_text", fails)
+    with pytest.raises(OSError, match="no space left"):
+        promote([records])
+    assert older.read_bytes() == before
 
 
 def test_the_command(tmp_path, tables):

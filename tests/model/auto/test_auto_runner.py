@@ -1,12 +1,16 @@
 """``exits="auto"`` without a GPU: what it measures, chooses, keeps in a file and says; see test_auto_runner_gpu.py."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
 from auxhead.model import AutoRunner, make_runner
-from support.planner_fakes import NAMES, PLAIN, FakeGpu, images, small_network
+from auxhead.model.auto import planner
+from auxhead.model.auto.candidates import Candidate
+from auxhead.model.auto.plan import PassTimes
+from support.planner_fakes import NAMES, PLAIN, FakeGpu, Runner, images, small_network
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
@@ -101,14 +105,31 @@ def test_without_the_plain_graph_there_is_none(gpu: FakeGpu) -> None:
     assert gpu.open == 0 and gpu.measured == 0
 
 
-def test_an_interrupt_closes_all(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    def interrupted(_runners: object, _batches: object) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_interrupt_closes_all(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, path: Path, size: int) -> None:
+    measure = planner.measure
 
-    monkeypatch.setattr("auxhead.model.auto.planner.measure", interrupted)
+    def interrupted(runners: dict[str, Runner], batches: list[torch.Tensor]) -> object:
+        if len(batches[0]) == size:
+            raise KeyboardInterrupt
+        return measure(runners, batches)
+
+    monkeypatch.setattr(planner, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        auto(plan=path)
+        auto(plan=path, batch_sizes=(1, 2))
     assert gpu.open == 0 and not list(path.parent.iterdir())
+
+
+def test_what_counts_is_the_time_to_the_answer(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = planner.measure
+
+    def other_way_round_on_the_device(runners: dict[str, Runner], batches: list[torch.Tensor]) -> dict[str, PassTimes]:
+        times = measure(runners, batches)
+        return {name: PassTimes(one.host, [100.0 - us for us in one.host]) for name, one in times.items()}
+
+    monkeypatch.setattr(planner, "measure", other_way_round_on_the_device)
+    gpu.us |= {"polled": 60.0, "gated": 90.0}
+    assert auto().plans[2].chosen.name == "polled"
 
 
 def test_without_a_file_everything_is_measured_and_nothing_kept(gpu: FakeGpu, path: Path, monkeypatch) -> None:
@@ -140,6 +161,24 @@ def test_one_file_holds_the_plans_of_all_batch_sizes(gpu: FakeGpu, path: Path) -
     assert gpu.measured == 2 and list(again.plans) == [1, 4] and all(plan.from_file for plan in again.plans.values())
 
 
+def test_a_plan_whose_forks_there_are_not_is_measured_anew(gpu: FakeGpu, path: Path, monkeypatch) -> None:
+    """Somebody has edited the file."""
+    auto(plan=path)
+    content = json.loads(path.read_text())
+    content["plans"]["2"]["chosen"]["forks"] = ["block9"]
+    path.write_text(json.dumps(content))
+    make = Candidate.make
+
+    def refusing(candidate: Candidate, *others: object) -> object:
+        if "block9" in candidate.forks:
+            raise ValueError("forks: got 'block9', wants taps of the network")
+        return make(candidate, *others)
+
+    monkeypatch.setattr(Candidate, "make", refusing)
+    runner = auto(plan=path)
+    assert gpu.measured == 2 and runner.plans[2].chosen.forks == ("block1",)
+
+
 def test_a_runner_that_cannot_be_made_any_more_is_measured_anew(gpu: FakeGpu, path: Path) -> None:
     gpu.us["polled"] = 10.0
     auto(plan=path).close()
@@ -148,6 +187,14 @@ def test_a_runner_that_cannot_be_made_any_more_is_measured_anew(gpu: FakeGpu, pa
     assert gpu.measured == 2 and runner.plans[2].chosen.name == PLAIN and not runner.plans[2].from_file
     assert "polled left out: no memory." in runner.describe()
     assert auto(plan=path).plans[2].chosen.name == PLAIN and gpu.measured == 2, "and that is kept"
+
+
+def test_parameters_are_taken_over_for_all_batch_sizes(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    refreshed: list[object] = []
+    monkeypatch.setattr(Runner, "refresh", lambda runner: refreshed.append(runner))
+    runner = auto(batch_sizes=(1, 2))
+    runner.refresh()
+    assert refreshed == list(runner._runners.values()) and len(refreshed) == 2
 
 
 def test_a_damaged_file_is_measured_anew_and_replaced(gpu: FakeGpu, path: Path) -> None:
@@ -166,6 +213,13 @@ def test_where_no_plan_can_be_kept_the_runner_answers_all_the_same(gpu: FakeGpu,
     with pytest.warns(UserWarning, match=f"{path.name}: the plan is not kept .Permission denied"):
         runner = auto(plan=path)
     assert runner(images(2)).label.shape == (2,)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_plan_that_is_used_is_not_written_again(gpu: FakeGpu, path: Path, monkeypatch) -> None:
+    auto(plan=path)
+    monkeypatch.setattr("auxhead.model.auto.plan_file.write_json", None)
+    assert auto(plan=path).plans[2].from_file
 
 
 @pytest.mark.parametrize(

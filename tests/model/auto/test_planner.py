@@ -1,4 +1,4 @@
-"""Measuring for a plan: times of the passes, by a clock that moves only while a runner answers; who answers alike."""
+"""Measuring for a plan: times of the passes, by a clock that moves only while a device works; who answers alike."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,48 +8,20 @@ import pytest
 import torch
 from auxhead.model import ExitResult
 from auxhead.model.auto.planner import _alike, measure
+from support.device_clock import pretended_device
 from torch import Tensor
-
-
-class Clock:
-    """Time that passes only while a runner answers."""
-
-    us = 0.0
-
-    def perf_counter(self) -> float:
-        return self.us / 1e6
-
-    def synchronize(self) -> None:
-        pass
-
-
-class Event:
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-
-    def record(self) -> None:
-        self.us = self.clock.us
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, end: "Event") -> float:
-        return (end.us - self.us) / 1e3
 
 
 @pytest.mark.parametrize(("batches", "passes"), [(16, 8), (3, 14), (1, 40)])
 def test_a_pass_takes_all_batches_and_its_time_is_their_mean(monkeypatch, batches: int, passes: int) -> None:
     """The median of a runner that answers most batches early would tell nothing of the others."""
-    clock = Clock()
-    monkeypatch.setattr("auxhead.model.auto.planner.time", clock)
-    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(clock))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: clock)
+    clock = pretended_device(monkeypatch, "auxhead.model.auto.planner")
     us = {"early": [10.0 if index else 110.0 for index in range(batches)], "plain": [50.0] * batches}
     calls: list[tuple[str, int]] = []
 
     def answer(name: str, x: Tensor) -> None:
         calls.append((name, int(x)))
-        clock.us += us[name][int(x)]
+        clock.launch(us[name][int(x)])
 
     class Answering(partial):
         def wait_until_idle(self) -> None:

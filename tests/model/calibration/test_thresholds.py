@@ -284,3 +284,19 @@ def test_logits_of_a_network_will_do_as_they_come(device):
     correct = torch.tensor([[True, True, False, False], [True] * 4, [True] * 4], device=device)
     found = calibrate(confidence * 1.0, correct, 0.5)
     assert found == calibrate(confidence.detach().cpu(), correct.cpu(), 0.5) and min(found.thresholds) < 1.0
+
+
+def test_a_confidence_that_was_rounded_above_1_exits_at_no_threshold_of_1():
+    correct = torch.tensor([[False], [True]]).expand(2, 50)
+    found = calibrate(torch.full((1, 50), 1.004), correct, 0.0)
+    assert found.thresholds == (1.0,) and found.shares == (0.0, 1.0) and found.accuracy == 1.0
+
+
+def test_confidences_count_as_the_float32_that_heads_return():
+    """What differs in float64 alone leaves together."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = (torch.rand(2, 60, generator=generator) * 8).round() / 8
+    fine = coarse.double() + 1e-12 * torch.rand(2, 60, generator=generator).double()
+    correct = torch.rand(3, 60, generator=generator) < torch.cat([coarse, torch.full((1, 60), 0.9)])
+    for drop in (0.0, 0.05, 0.2):
+        assert calibrate(fine.clamp(max=1.0), correct, drop) == calibrate(fine.clamp(max=1.0).float(), correct, drop)

@@ -41,7 +41,7 @@ def test_no_layer_is_blamed_for_a_lack_of_memory() -> None:
 
 def test_runners_that_live_at_once_capture_on_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_streams, "_free", {})
-    monkeypatch.setattr(capture_streams, "_new_stream", lambda device, priority: object())
+    monkeypatch.setattr(capture_streams, "new_stream", lambda device, priority: object())
     monkeypatch.setattr(capture_streams, "MemoryPool", lambda device: object())
     monkeypatch.setattr(capture_streams.CaptureStreams, "allocate_workspaces", lambda self: None)
     device = torch.device("cuda", 0)

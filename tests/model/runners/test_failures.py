@@ -122,15 +122,18 @@ def test_in_a_constructor(network: EarlyExitNetwork, x: Tensor, way: str) -> Non
     assert not made.alive()
 
 
-def test_a_trunk_that_cannot_be_made(network: EarlyExitNetwork, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [Failure, KeyboardInterrupt])
+def test_a_trunk_that_cannot_be_made(
+    network: EarlyExitNetwork, x: Tensor, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing waits for the collector, which may find the frames of the error much later."""
     bystanders = Bystanders(network, x[:1])
 
     def fail(*_: object) -> None:
-        raise Failure
+        raise kind
 
     monkeypatch.setattr(graph_runner, "make_trunk", fail)
-    with pytest.raises(Failure) as error:
+    with pytest.raises(kind) as error:
         make_runner(network, x[:1])
     bystanders.check()
     assert error.tb is not None

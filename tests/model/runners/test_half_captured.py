@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -110,6 +111,94 @@ def test_streams_whose_workspaces_find_no_memory_are_there_for_the_next_runner(m
         with pytest.raises(torch.OutOfMemoryError):
             capture_streams.take_streams(DEVICE, -1)
     assert capture_streams.take_streams(DEVICE, -1) is streams
+
+
+class Streams:
+    """Streams of a runner, which say what was done with them."""
+
+    def __init__(self, done: list[str]) -> None:
+        self.done = done
+
+    def wait(self) -> None:
+        self.done.append("wait for streams")
+
+    def give_back(self) -> None:
+        self.done.append("give back")
+
+
+@pytest.fixture
+def captured(faked: Callable[..., FakeRuntime], monkeypatch: pytest.MonkeyPatch) -> tuple[Captures, list[str]]:
+    """What a runner has, and a list of what is done as it is freed."""
+    done: list[str] = []
+    monkeypatch.setattr(captures, "take_streams", lambda _device, _priority: Streams(done))
+    monkeypatch.setattr(captures, "beside_captures", nullcontext)
+    monkeypatch.setattr(captures, "_left_behind", [])
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
+    mine = Captures(DEVICE, -1)
+    mine.batches[1] = object()  # type: ignore[assignment]
+    monkeypatch.setattr(mine.done, "synchronize", lambda: done.append("wait for requests"))
+    return mine, done
+
+
+def test_nothing_is_freed_that_is_under_way(captured: tuple[Captures, list[str]], allocator: FakeAllocator) -> None:
+    mine, done = captured
+    before = mine.memory
+    mine.free()
+    assert sorted(done[:2]) == ["wait for requests", "wait for streams"] and done[2:] == ["give back"]
+    assert not mine.batches
+    del before
+    assert not any(allocator.held.values())
+    mine.free()
+    assert done.count("give back") == 1, "two runners would have the streams"
+
+
+@pytest.mark.parametrize("at", ["requests", "streams"])
+def test_an_interrupted_wait_frees_nothing(
+    captured: tuple[Captures, list[str]], at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, done = captured
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    memory = mine.memory
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(*(mine.done, "synchronize") if at == "requests" else (mine.streams, "wait"), interrupted)
+        mine.free_or_leave()
+    assert mine.batches and mine.memory is memory and "give back" not in done
+    assert captures._left_behind == [mine]
+    Captures(DEVICE, -1)
+    assert not mine.batches and "give back" in done and not captures._left_behind
+
+
+def test_on_a_lost_device_nothing_is_under_way(
+    captured: tuple[Captures, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, done = captured
+
+    def lost() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(mine.done, "synchronize", lost)
+    mine.free()
+    assert not mine.batches and done == ["give back"]
+
+
+def test_an_error_in_a_finalizer_is_nobodys(
+    captured: tuple[Captures, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would come out of whatever runs as a runner goes; what could not be freed is tried again."""
+    mine, done = captured
+
+    def fails() -> None:
+        raise ValueError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mine.done, "synchronize", fails)
+        mine.free_or_leave()
+    assert captures._left_behind == [mine]
+    Captures(DEVICE, -1)
+    assert done[-1] == "give back"
 
 
 def test_what_an_interrupt_keeps_from_being_freed_is_freed_later(monkeypatch: pytest.MonkeyPatch) -> None:

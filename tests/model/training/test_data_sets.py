@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from auxhead.model.bad_input import BadInput
 from auxhead.model.images import normalise, open_image, random_shift, to_pixels, to_rgb
 from auxhead.model.training.data_sets import (
@@ -247,6 +248,15 @@ def test_normalise_is_torchvisions():
     pixels = torch.randint(0, 256, (3, 3, 5, 7), dtype=torch.uint8)
     mean, std = (0.1, 0.5, 0.9), (0.2, 0.3, 0.4)
     torch.testing.assert_close(normalise(pixels, mean, std), T.normalize(pixels / 255.0, mean, std))
+
+
+def test_pictures_are_resized_bilinearly():
+    """Each of four pixels of one becomes the mean of its neighbours, weighted by how near they are."""
+    values = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
+    picture = Image.fromarray(values.permute(1, 2, 0).numpy())
+    for size in (4, 16):
+        wanted = F.interpolate(values[None].float(), (size, size), mode="bilinear", antialias=True)[0]
+        assert (to_pixels(picture, size).float() - wanted).abs().max() <= 1.0
 
 
 def test_random_shift_crops_each_picture_from_a_black_border():

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from auxhead.kernels import max_pool2d
 from auxhead.model.taps import ForwardLeft, listening
 from auxhead.model.trunk.fused_convolution import FusedConvolution
-from auxhead.model.trunk.trunk import TRUNKS, make_trunk
+from auxhead.model.trunk.trunk import TRUNKS, _too_far_off, make_trunk
 from support.example_models import SmallNet
 from support.index_networks import Shifting
 from support.trunk_cases import (
@@ -276,13 +276,51 @@ def test_a_layer_that_is_not_in_the_tree_leaves_the_backbone_as_it_is() -> None:
     assert trunk.module is backbone and trunk.classifier is None and "did not run" in trunk.notes[0]
 
 
-def test_a_trunk_that_is_off_is_refused(monkeypatch) -> None:
+@pytest.mark.parametrize("where", ["everywhere", "in one channel"])
+def test_a_trunk_that_is_off_is_refused(monkeypatch, where) -> None:
     exact_bias = FusedConvolution._exact_bias
-    monkeypatch.setattr(FusedConvolution, "_exact_bias", lambda self: exact_bias(self) + 1e-4)
+
+    def off(conv):
+        bias = exact_bias(conv)
+        return bias + 1e-4 * (torch.ones_like(bias) if where == "everywhere" else torch.eye(len(bias))[0])
+
+    monkeypatch.setattr(FusedConvolution, "_exact_bias", off)
     backbone = with_odd_norms(SmallNet())
     trunk = make_trunk(backbone, SmallNet.taps, torch.randn(2, 3, 12, 12), "cudnn")
     assert trunk.module is backbone and trunk.classifier is None and trunk.notes[0].startswith("Not cudnn: on the")
     trunk.refresh()
+
+
+class InFloat32Alone(nn.Linear):
+    def forward(self, x):
+        assert x.dtype == torch.float32
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, InFloat32Alone])
+def test_an_error_of_three_times_the_backbones_own_is_allowed_in_one_number(kind) -> None:
+    """And of 16 roundings; a backbone that computes in float32 alone is its own truth, within three times these."""
+    backbone, x = nn.Sequential(kind(4, 6)), torch.randn(5, 4)
+    weight, bias = (value.detach().double() for value in backbone.parameters())
+    exact, eps = x.double() @ weight.T + bias, torch.finfo(torch.float32).eps
+
+    def found(share: float) -> torch.Tensor:
+        """Return right outputs, but for one of them, which is off by a share of the largest one."""
+        y = exact.clone()
+        y[3, 2] += share * exact.abs().max()
+        return y.float()
+
+    own, allowed = (1e-3, 3 * 1e-3 + 16 * eps) if kind is nn.Linear else (0.0, 3 * 16 * eps)
+
+    def judge(outputs: torch.Tensor) -> str | None:
+        with torch.no_grad():
+            return _too_far_off(backbone, [], x, [found(own)], [outputs])
+
+    assert judge(found(0.95 * allowed)) is None
+    assert "it is off by" in judge(found(1.05 * allowed) if kind is nn.Linear else found(1.2 * allowed))
+    assert "it is off by" in judge(found(torch.nan))
+    assert "is [5, 6] of torch.float64, not [5, 6] of torch.float32" in judge(found(0.0).double())
+    assert "is [5, 5]" in judge(found(0.0)[:, :5])
 
 
 def test_a_backbone_in_training_mode_stays_as_it_is() -> None:

@@ -54,7 +54,7 @@ def test_what_is_drawn():
 def test_programs_are_drawn_where_they_were_recorded():
     figure, drawn = timeline.draw(with_programs())
     above, below = figure.axes
-    assert drawn["programs"] == PROGRAMS and drawn["sm_count"] == 132
+    assert drawn["programs"] == PROGRAMS and drawn["sm_count"] == 132 and below.get_ylim() == (-0.5, 131.5)
     boxes = [path.get_extents().extents.tolist() for path in below.collections[0].get_paths()]
     assert boxes == [[begin, sm - 0.5, end, sm + 0.5] for _, sm, begin, end in PROGRAMS]
     colours = [tuple(colour[:3]) for colour in below.collections[0].get_facecolors()]

@@ -1,0 +1,277 @@
+"""Requests in any mode, from any thread and after any change, simulated on the CPU; see test_requests_gpu.py."""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from threading import Event
+
+import pytest
+import torch
+from auxhead.kernels import runs_triton
+from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, OverlappedRunner, make_runner, make_trunk
+from auxhead.model.runners import compacting
+from auxhead.model.runners.captures import Captures
+from support.simulated_cuda import idle_kernels, simulated_cuda
+from torch import Tensor, nn
+from torch.nn import functional
+
+pytestmark = pytest.mark.skipif(not runs_triton(torch.empty(0)), reason="kernels are not interpreted here")
+
+
+@pytest.fixture
+def simulation() -> Iterator[None]:
+    """What kernels write is of no matter here."""
+    with simulated_cuda(), idle_kernels():
+        yield
+
+
+@pytest.fixture
+def network() -> EarlyExitNetwork:
+    backbone = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 5))
+    return EarlyExitNetwork(backbone, {"1": FusedAuxHead(8, 5)}, 0.5, example_input=X).eval()
+
+
+X = torch.randn(1, 4)
+
+
+@pytest.mark.parametrize("mode", [nullcontext, torch.enable_grad, torch.inference_mode])
+def test_no_gradient_is_recorded_whatever_the_mode(
+    network: EarlyExitNetwork, simulation: None, mode: Callable[[], object]
+) -> None:
+    """It would keep all activations; and what is made in inference mode cannot be written outside of it."""
+    modes: set[tuple[bool, bool]] = set()
+
+    def note(_layer: nn.Module, _inputs: object, _output: object) -> None:
+        modes.add((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+
+    network.backbone[0].register_forward_hook(note)
+    with mode():
+        runner = make_runner(network, X)
+    assert modes == {(False, False)}
+    x = X.clone().requires_grad_()
+    answer, batch = runner(x), weakref.ref(x)
+    assert not answer.confidence.requires_grad and not answer.probs.requires_grad
+    del x
+    assert batch() is None, "nothing of a batch is kept for a gradient"
+    runner(X)
+
+
+def test_nothing_is_done_within_a_capture_of_the_caller(
+    network: EarlyExitNetwork, simulation: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_runner(network, X)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        for call in (lambda: runner(X), runner.refresh, runner.close, lambda: make_runner(network, X)):
+            with pytest.raises(RuntimeError, match="^the current stream is being captured"):
+                call()
+    runner(X)
+
+
+def elsewhere(tensor: Tensor) -> None:
+    tensor.data = tensor.data.clone()
+
+
+def another(layer: nn.Module, name: str) -> None:
+    setattr(layer, name, nn.Parameter(getattr(layer, name).detach().clone()))
+
+
+CHANGES: dict[str, tuple[Callable[[nn.Sequential], None], str]] = {
+    "moved weight": (lambda net: elsewhere(net[2].weight), "2.weight"),
+    "other weight": (lambda net: another(net[2], "weight"), "2.weight"),
+    "moved buffer": (lambda net: elsewhere(net[1].running_var), "1.running_var"),
+    "other buffer": (lambda net: net[1].register_buffer("running_mean", torch.ones(8)), "1.running_mean"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_refresh_refuses_parameters_that_lie_elsewhere(
+    network: EarlyExitNetwork, simulation: None, change: str
+) -> None:
+    runner = make_runner(network, X)
+    runner.refresh()
+    makes, name = CHANGES[change]
+    makes(network.backbone)
+    with pytest.raises(RuntimeError, match=f"^network: backbone.{name} was given other memory since the capture"):
+        runner.refresh()
+
+
+def test_a_closed_runner_keeps_no_memory_of_a_network_that_is_cast(network: EarlyExitNetwork, simulation: None) -> None:
+    runner = make_runner(network, X, trunk="cudnn")
+    trunk = weakref.ref(runner.trunk.module)
+    runner.close()
+    before = [weakref.ref(tensor.untyped_storage()) for tensor in network.backbone.state_dict().values()]
+    network.to(torch.float64)
+    gc.collect()
+    assert trunk() is None
+    assert [one() is None for one in before].count(False) == 1, "the count of batches alone is not cast"
+
+
+def of_head(change: Callable[[FusedAuxHead], None]) -> Callable[[EarlyExitNetwork], None]:
+    return lambda network: change(network.fused_heads[0])
+
+
+HEAD_CHANGES: dict[str, tuple[Callable[[EarlyExitNetwork], None], str]] = {
+    "rule": (of_head(lambda head: setattr(head, "rule", ExitRule(0.5))), "its rule was replaced"),
+    "threshold": (
+        of_head(lambda head: setattr(head.rule, "threshold_tensor", torch.ones(()))),
+        "its threshold_tensor was replaced",
+    ),
+    "linear": (of_head(lambda head: setattr(head, "linear", nn.Linear(8, 5))), "its linear was replaced"),
+    "weight": (of_head(lambda head: another(head.linear, "weight")), "its weight was replaced"),
+    "bias": (of_head(lambda head: another(head.linear, "bias")), "its bias was replaced"),
+    "no bias": (of_head(lambda head: setattr(head.linear, "bias", None)), "its bias was replaced"),
+    "moved weight": (of_head(lambda head: elsewhere(head.linear.weight)), "its weight was given other memory"),
+    "moved bias": (of_head(lambda head: elsewhere(head.linear.bias)), "its bias was given other memory"),
+}
+
+
+@pytest.mark.parametrize("change", HEAD_CHANGES)
+def test_what_a_graph_no_longer_reads_of_a_head_is_named(
+    network: EarlyExitNetwork, simulation: None, change: str
+) -> None:
+    runner = make_runner(network, X)
+    makes, says = HEAD_CHANGES[change]
+    makes(network)
+    with pytest.raises(RuntimeError, match=rf"^heads\['1'\]: {says}"):
+        runner(X)
+
+
+class Shifting(nn.Module):
+    """Counts its input, indices, up in place: done twice to the same, they are out of range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(2, 8)
+        self.last = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x += 1
+        return self.last(self.embedding(x))
+
+
+@pytest.mark.parametrize("options", [{}, {"exits": "polled", "compact": True}])
+def test_the_padding_of_a_batch_that_the_backbone_changes_is_filled_anew(
+    options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_BUBBLE_US", "_MOVE_US"):  # every move pays
+        monkeypatch.setattr(compacting, name, -1e6)
+    x = torch.zeros(4, dtype=torch.int64)
+    network = EarlyExitNetwork(Shifting(), {"embedding": FusedAuxHead(8, 5)}, 1.0, example_input=x).eval()
+    with simulated_cuda():
+        runner = make_runner(network, x, batch_sizes=(2, 4), **options)
+        for samples in (1, 3, 1):
+            assert len(runner(x[:samples]).label) == samples
+    assert not x.any()
+
+
+class Negating(nn.Module):
+    """What it returns is negated by whoever reads it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch._neg_view(x)
+
+
+def test_taps_and_logits_that_are_lazily_negated() -> None:
+    backbone = nn.Sequential(nn.Linear(4, 8), Negating(), nn.Linear(8, 5), Negating())
+    network = EarlyExitNetwork(backbone, {"1": FusedAuxHead(8, 5)}, 0.0).eval()
+    x = torch.randn(2, 4)
+    for threshold in (0.0, 1.0):
+        network.set_rules(threshold)
+        with simulated_cuda():
+            found = make_runner(network, x, batch_sizes=(2,))(x)
+        torch.testing.assert_close(found.probs, network(x).probs)
+
+
+def test_heads_have_grids_pools_and_temperatures_of_their_own() -> None:
+    backbone = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(16, 5))
+    heads = {
+        "0": FusedAuxHead(8, 5, pool="max", pool_size=(2, 1), rule=ExitRule(0.0, temperature=2.0)),
+        "1": FusedAuxHead(8, 5, pool="avg", pool_size=(1, 2), bias=False, rule=ExitRule(0.0, temperature=0.5)),
+    }
+    x = torch.randn(1, 3, 2, 2)
+    network = EarlyExitNetwork(backbone, heads, example_input=x).eval()
+    with simulated_cuda():
+        runner = make_runner(network, x)
+        for disabled in (False, True):
+            network.fused_heads[0].rule.enabled = not disabled
+            found, wanted = runner(x), network(x)
+            assert torch.equal(found.exit_index, wanted.exit_index) and set(found.exit_index.tolist()) == {disabled}
+            torch.testing.assert_close(found.probs, wanted.probs)
+
+
+def test_probabilities_are_there_if_all_heads_have_them(simulation: None) -> None:
+    heads = {"0": FusedAuxHead(8, 5), "1": FusedAuxHead(8, 5, return_probs=False)}
+    network = EarlyExitNetwork(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5)), heads, 0.5).eval()
+    assert make_runner(network, X)(X).probs is None is network(X).probs
+
+
+def test_algorithms_are_chosen_as_the_first_batch_of_a_size_runs(
+    simulation: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(2, 5))
+    example = torch.randn(1, 1, 1, 1)
+    network = EarlyExitNetwork(backbone, {"1": FusedAuxHead(2, 5)}, 0.5, example_input=example).eval()
+    timed, convolve = set(), functional.conv2d
+
+    def noting(x: Tensor, *others: object) -> Tensor:
+        timed.add((len(x), torch.backends.cudnn.benchmark))
+        return convolve(x, *others)
+
+    trunk = make_trunk(backbone, network.taps, example, "cudnn")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(functional, "conv2d", noting)
+    OverlappedRunner(network, example, batch_sizes=(1, 16), trunk=trunk)
+    assert timed == {(1, False), (16, True)}
+
+
+def test_a_request_that_comes_while_another_thread_closes_finds_it_closed(
+    network: EarlyExitNetwork, simulation: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing is no request of another thread: the caller's mistake is to ask a closed runner."""
+    runner, closing, asked = make_runner(network, X), Event(), Event()
+    free = Captures.free
+
+    def freeing(captures: Captures) -> None:
+        closing.set()
+        asked.wait(0.1)
+        free(captures)
+
+    monkeypatch.setattr(Captures, "free", freeing)
+    with ThreadPoolExecutor(1) as pool:
+        closed = pool.submit(runner.close)
+        closing.wait()
+        with pytest.raises(RuntimeError, match="^this runner is closed$"):
+            runner(X)
+        asked.set()
+        closed.result()
+
+
+def test_close_waits_for_a_request_of_another_thread(network: EarlyExitNetwork, simulation: None) -> None:
+    runner, under_way, go_on = make_runner(network, X), Event(), Event()
+    ((_, captured),) = runner._captured.items()
+    launch = captured.graphs[0].launch
+
+    def slow(stream: object) -> None:
+        under_way.set()
+        go_on.wait()
+        launch(stream)
+
+    captured.graphs[0].launch = slow
+    with ThreadPoolExecutor(2) as pool:
+        asked = pool.submit(runner, X)
+        under_way.wait()
+        closed = pool.submit(runner.close)
+        with pytest.raises(TimeoutError):
+            closed.result(0.05)
+        go_on.set()
+        assert asked.result().label.shape == (1,)
+        closed.result()
+
+
+def test_a_flag_that_an_interrupt_has_left_refuses_nobody(network: EarlyExitNetwork, simulation: None) -> None:
+    runner = make_runner(network, X)
+    runner._under_way = True
+    runner(X)
