@@ -1,13 +1,11 @@
 """The polled runner launches no more graphs than a request needs, and one."""
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from auxhead.model import PolledRunner
-from auxhead.model.runners import polled
 from auxhead.model.runners.polled import PolledBatch
 
 MASK = 2**64 - 1
@@ -42,11 +40,10 @@ class FakeBatch(PolledBatch):
 
 
 @pytest.fixture
-def runner(monkeypatch: pytest.MonkeyPatch) -> PolledRunner:
+def runner() -> PolledRunner:
     runner = PolledRunner.__new__(PolledRunner)
     runner._stream = SimpleNamespace(wait_event=lambda event: None, query=lambda: True)  # type: ignore[assignment]
     runner._event = SimpleNamespace(record=lambda stream: None)  # type: ignore[assignment]
-    monkeypatch.setattr(polled, "beside_captures", nullcontext)
     return runner
 
 

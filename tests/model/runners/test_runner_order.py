@@ -4,7 +4,7 @@ The waits that this needs are the mutants of ``tests/mutants/waits.toml``.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -120,17 +120,34 @@ def test_a_request_that_is_interrupted_as_its_end_is_recorded(way: str, then: st
     torch.ones(3) + 1  # may get memory that the runner had
 
 
-def test_an_eager_runners_trunk_is_refreshed_on_another_stream(simulation: None) -> None:
+def of_others() -> Stream:
+    stream = Stream()
+    stream.stream_id = stream.cuda_stream = 1 << 12  # of the one before, which is destroyed
+    return stream
+
+
+@pytest.mark.parametrize("other", [Stream, of_others], ids=["of PyTorch", "of others"])
+def test_an_eager_runners_trunk_is_refreshed_on_another_stream(other: Callable[[], Stream], simulation: None) -> None:
     torch.manual_seed(0)
     network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
     x = torch.randn(2, 3, 4, 4)
     runner = make_runner(network, x, exits="eager", trunk="cudnn")
     for _ in range(2):
-        runner(x)
+        with stream_order.current(other()):
+            runner(x)
         with stream_order.current(Stream()):
             runner.refresh()
     with stream_order.current(Stream()):
         runner(x)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_runner_is_made_just_after_its_rules_were_assigned(way: str, simulation: None) -> None:
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
+    with stream_order.current(Stream()):
+        network.set_rules(0.5)
+    make_runner(network, torch.randn(2, 3, 4, 4), batch_sizes=(2,), **WAYS[way]).close()
 
 
 def test_runners_that_share_a_trunk_are_refreshed_by_each_other(simulation: None) -> None:
