@@ -1,5 +1,6 @@
 """Fixtures of all tests: devices, fixed seeds, empty tuned tables, memory that shows when nothing wrote it."""
 
+import gc
 import importlib
 import importlib.util
 import os
@@ -41,6 +42,10 @@ def pytest_configure(config):
     config.addinivalue_line(
         "filterwarnings", r"ignore:.* encountered in .*:RuntimeWarning:triton\.runtime\.interpreter"
     )
+
+
+def pytest_collection_finish():
+    gc.freeze()  # thousands of tests, and PyTorch, are there to stay: looking them over at each collection takes seconds
 
 
 def pytest_runtest_setup(item):

@@ -79,7 +79,7 @@ def test_a_call_of_the_runtime_that_fails(faked: Callable[..., FakeRuntime], all
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_at_each_line(faked: Callable[..., FakeRuntime], allocator: FakeAllocator) -> None:
     faked()
-    gc.freeze()  # what is there already need not be looked at for each line
+    gc.freeze()  # what other tests have left need not be looked over for each line
     stream = stream_order.order.current
     for line in lines_of(capture_some, *FILES):
         runtime = faked()
@@ -91,7 +91,6 @@ def test_an_interrupt_at_each_line(faked: Callable[..., FakeRuntime], allocator:
         assert not allocator.allocating, line
         assert stream_order.order.current is stream
         assert gc.isenabled()
-    gc.unfreeze()
     runtime = faked()
     capture_some()
     assert not (runtime.capturing or runtime.graphs)
