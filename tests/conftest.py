@@ -45,7 +45,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    gc.freeze()  # thousands of tests, and PyTorch, are there to stay: looking them over at each collection takes seconds
+    gc.freeze()  # thousands of tests, and PyTorch, stay: to look them over at each collection takes seconds
 
 
 def pytest_runtest_setup(item):

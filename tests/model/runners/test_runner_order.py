@@ -107,9 +107,13 @@ def test_a_request_that_is_interrupted_as_its_end_is_recorded(way: str, then: st
     network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
     x = torch.randn(2, 3, 4, 4)
     runner = make_runner(network, x, batch_sizes=(2,), **WAYS[way])
-    with stream_order.current(Stream()), pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    was_interrupted = False
+    with stream_order.current(Stream()), pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner._done, "record", interrupted)
-        runner(x)
+        try:
+            runner(x)
+        except KeyboardInterrupt:
+            was_interrupted = True
     if then == "ask":
         runner(x)
     elif then == "assign":
@@ -118,6 +122,7 @@ def test_a_request_that_is_interrupted_as_its_end_is_recorded(way: str, then: st
     del runner
     gc.collect()
     torch.ones(3) + 1  # may get memory that the runner had
+    assert was_interrupted
 
 
 def of_others() -> Stream:
