@@ -14,7 +14,7 @@ from auxhead.model import EagerRunner, EarlyExitNetwork, ExitRule, eager_pass, r
 from auxhead.model.streams import StreamPair
 from support import stream_order
 from support.example_models import SmallNet, plain_heads
-from support.stream_order import Race, Stream, Watching
+from support.stream_order import OfOthers, OfPyTorch, Race, Stream, Watching
 
 
 @pytest.fixture
@@ -107,33 +107,6 @@ def test_rules_are_assigned_and_used_on_any_streams(network: EarlyExitNetwork, p
             with stream_order.current(streams[(turn + 1) % 2]):
                 network(torch.randn(2, 3, 8, 8))
                 network.heads[0](torch.randn(2, 8, 4, 4))
-
-
-class OfPyTorch(Stream):
-    """A stream that PyTorch has made, and keeps."""
-
-    gone = False
-
-    @classmethod
-    def some(cls) -> list["OfPyTorch"]:
-        return [cls(), cls()]
-
-
-class OfOthers(OfPyTorch):
-    """A stream that PyTorch has not made, of a handle that each gets from the one before, which is destroyed then."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cuda_stream = self.stream_id = 1 << 12
-
-    @property
-    def clock(self) -> dict[Stream, int]:
-        assert not self.gone, "a destroyed stream is used"
-        return self._clock
-
-    @clock.setter
-    def clock(self, clock: dict[Stream, int]) -> None:
-        self._clock = clock
 
 
 class Default(OfPyTorch):

@@ -218,6 +218,7 @@ def simulated_cuda() -> Iterator[None]:
         patch.setattr(checks, "_check_cuda", lambda _x: None)
         stream_order.patched(patch)
         patch.setattr(streams, "new_stream", lambda _device, _priority: stream_order.Stream())
+        patch.setattr(streams, "stream_number", lambda _handle: id(stream_order.order.current))
         patch.setattr(streams, "current_handle", lambda _device: stream_order.order.current.cuda_stream)
         patch.setattr(captured_batch.StaticInput, "look_for_changes", look_for_changes)
         patch.setattr(polled_runner.PolledRunner, "_poll", _polled)

@@ -51,6 +51,33 @@ class Stream:
         return True
 
 
+class OfPyTorch(Stream):
+    """A stream that PyTorch has made, and keeps."""
+
+    gone = False
+
+    @classmethod
+    def some(cls) -> list["OfPyTorch"]:
+        return [cls(), cls()]
+
+
+class OfOthers(OfPyTorch):
+    """A stream that PyTorch has not made, of a handle that each gets from the one before, which is destroyed then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cuda_stream = self.stream_id = 1 << 12
+
+    @property
+    def clock(self) -> dict[Stream, int]:
+        assert not self.gone, "a destroyed stream is used"
+        return self._clock
+
+    @clock.setter
+    def clock(self, clock: dict[Stream, int]) -> None:
+        self._clock = clock
+
+
 class Event:
     """An event of CUDA."""
 

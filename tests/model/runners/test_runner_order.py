@@ -15,7 +15,7 @@ from auxhead.model.runners.polled import PolledRunner
 from support import stream_order
 from support.example_models import SmallNet, plain_heads
 from support.simulated_cuda import simulated_cuda
-from support.stream_order import Stream
+from support.stream_order import OfOthers, Stream
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="simulates CUDA, which is here")
 
@@ -125,13 +125,21 @@ def test_a_request_that_is_interrupted_as_its_end_is_recorded(way: str, then: st
     assert was_interrupted
 
 
-def of_others() -> Stream:
-    stream = Stream()
-    stream.stream_id = stream.cuda_stream = 1 << 12  # of the one before, which is destroyed
-    return stream
+def test_a_stream_is_destroyed_once_it_has_asked(simulation: None) -> None:
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
+    x = torch.randn(2, 3, 4, 4)
+    runner = make_runner(network, x, batch_sizes=(2,))
+    for _ in range(2):
+        stream = OfOthers()
+        with stream_order.current(stream):
+            runner(x)
+        stream.gone = True
+    network.set_rules(0.5)
+    runner.close()
 
 
-@pytest.mark.parametrize("other", [Stream, of_others], ids=["of PyTorch", "of others"])
+@pytest.mark.parametrize("other", [Stream, OfOthers], ids=["of PyTorch", "of others"])
 def test_an_eager_runners_trunk_is_refreshed_on_another_stream(other: Callable[[], Stream], simulation: None) -> None:
     torch.manual_seed(0)
     network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
