@@ -152,7 +152,7 @@ def _fused_head(
     if not runs_triton(x):
         output = fused_head_reference(x, weight, bias, pool=pool, pool_size=grid, temperature=heat, threshold=limit)
     else:
-        check_countable(x, pool, grid)
+        check_countable(x, weight.shape[1])
         view = head_view(x.shape, x.stride(), pool, grid)
         config = choose_config(view, classes, pool_max=pool_max, dtype=x.dtype, device=x.device, place="alone")
         output = kernel.launch_fused_head(

@@ -46,12 +46,12 @@ def check_input(x: Tensor, pool: str, pool_size: tuple[int, int]) -> int:
     return x.shape[1] * pool_size[0] * pool_size[1] if x.ndim == 4 else x.shape[2]
 
 
-def check_countable(x: Tensor, pool: str, pool_size: tuple[int, int]) -> None:
+def check_countable(x: Tensor, features: int) -> None:
     """Raise ``ValueError`` for more features of a sample, or elements of a channel, than the kernels can count.
 
     Samples may be larger, and so may batches: offsets are int64.
     """
-    features, positions = check_input(x, pool, pool_size), math.prod(x.shape[2:]) if x.ndim == 4 else 1
+    positions = math.prod(x.shape[2:]) if x.ndim == 4 else 1
     if max(features, positions) > MOST_COUNTED:
         raise ValueError(
             f"x: got shape {list(x.shape)}, of {features} features a sample and {positions} elements a channel, wants "

@@ -163,7 +163,7 @@ def check_head_fits(tap: str, features: Tensor, in_features: int | None, pool: s
     """Raise ``ValueError`` unless a head with these sizes, of any width if None, can read the output of its tap."""
     try:
         found = check_input(features, pool, pool_size)
-        check_countable(features, pool, pool_size)
+        check_countable(features, found)
     except ValueError as error:
         raise ValueError(f"heads[{tap!r}]: {error}") from None
     if in_features is not None and found != in_features:

@@ -158,13 +158,14 @@ def test_nothing_unfinished_is_left(saved: Path) -> None:
     assert sorted(path.name for path in saved.iterdir()) == ["model.json", "model.safetensors"]
 
 
+def no_space(*_: Any) -> None:
+    raise OSError("no space left")
+
+
 def test_an_interrupted_save_leaves_no_description_of_other_parameters(
     saved: Path, network: EarlyExitNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: Any) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr("auxhead.model.checkpoint.write_json", fails)
+    monkeypatch.setattr("auxhead.model.checkpoint.write_json", no_space)
     with pytest.raises(OSError, match="no space"):
         save_checkpoint(saved, network)
     with pytest.raises(BadInput, match=r"has no model\.json"):
@@ -174,10 +175,7 @@ def test_an_interrupted_save_leaves_no_description_of_other_parameters(
 def test_parameters_that_cannot_be_written_leave_the_older_checkpoint(
     saved: Path, network: EarlyExitNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: Any) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr("auxhead.model.checkpoint.save_file", fails)
+    monkeypatch.setattr("auxhead.model.checkpoint.save_file", no_space)
     with pytest.raises(OSError, match="no space"):
         save_checkpoint(saved, EarlyExitNetwork(SmallNet(), plain_heads()))
     assert_same_answers(load_checkpoint(saved, SmallNet()).network, network)

@@ -45,6 +45,20 @@ class Skipping(SmallNet):
         return self.fc(x.mean((2, 3)) + 0.5 * torch.cat([beside, beside], 1))
 
 
+class Wide(nn.Module):
+    """Its activations are large, so that little of what it needs is in the cache of PyTorch's allocator."""
+
+    taps = ("a", "b")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(64, 64, 1) for _ in range(3))
+        self.fc = nn.Linear(64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.c(self.b(self.a(x))).mean((2, 3)))
+
+
 def plain_head(channels: int, classes: int = 5, scale: float = 20.0) -> nn.Sequential:
     """An ordinary classifier whose weights are large enough to be sure now and then."""
     linear = nn.Linear(channels, classes)

@@ -15,7 +15,7 @@ from auxhead.model import EarlyExitNetwork, FusedAuxHead, Runner, make_runner
 from auxhead.model.runners import capture_streams
 from auxhead.model.runners.capture import CAPTURE_LOCK, Graph
 from support.every_runner import EVERY as RUNNERS
-from support.example_models import needs_gpu
+from support.example_models import Wide, needs_gpu
 from support.failing import Call, allocations, fails_at, out_of_memory_at, steps
 from support.graph_runner_cases import assert_identical, assert_same, clear_batches, images, network
 from support.interrupts import interrupted_at, lines_of
@@ -176,20 +176,6 @@ def test_in_a_request(name: str) -> None:
 
 
 # What only a GPU has
-
-
-class Wide(nn.Module):
-    """Its activations are large, so that little of what it needs is in the cache of PyTorch's allocator."""
-
-    taps = ("a", "b")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = (nn.Conv2d(64, 64, 1) for _ in range(3))
-        self.fc = nn.Linear(64, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.c(self.b(self.a(x))).mean((2, 3)))
 
 
 @pytest.mark.parametrize("name", GRAPHS)

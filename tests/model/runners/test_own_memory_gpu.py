@@ -3,8 +3,6 @@
 import gc
 import subprocess
 import sys
-import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +13,12 @@ from auxhead.kernels.memory_pool import MemoryPool
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner
 from auxhead.model.runners.capture import Capture, warm_up
 from auxhead.model.runners.capture_streams import take_streams
-from support.example_models import SmallNet, needs_gpu
+from support.example_models import SmallNet, Wide, needs_gpu
 from support.graph_runner_cases import (
     assert_identical,
     assert_same,
     clear_batches,
     exits_at,
-    hold_up,
     images,
     made,
     network,
@@ -263,17 +260,6 @@ def test_graphs_keep_the_memory_that_they_were_captured_in() -> None:
 
 
 def test_making_a_runner_takes_no_more_memory_than_a_plain_graph(way: str) -> None:
-    class Wide(nn.Module):
-        taps = ("a", "b")
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.c = (nn.Conv2d(64, 64, 1) for _ in range(3))
-            self.fc = nn.Linear(64, 5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.fc(self.c(self.b(self.a(x))).mean((2, 3)))
-
     net = EarlyExitNetwork(Wide(), {tap: FusedAuxHead(64, 5) for tap in Wide.taps}, 1.0).cuda().half().eval()
     x = torch.randn(16, 64, 256, 256, device="cuda", dtype=torch.half)
     make_runner(net, x[:1], exits=way).close()
@@ -319,150 +305,6 @@ def test_a_runner_is_made_where_others_have_left_little_in_the_cache(way: str) -
         torch.cuda.set_per_process_memory_fraction(1.0)
     x = clear_batches(net, [8])[0]
     assert_same(runner(x), net(x))
-
-
-# Other threads that capture
-
-
-@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
-@pytest.mark.parametrize("does", ["make", "close", "drop", "request", "eager", "check", "refresh", "assign"])
-def test_another_threads_capture_is_not_broken(way: str, mode: str, does: str) -> None:
-    """By what a thread does with a runner or a network meanwhile; the process lives on, too."""
-    net = network()
-    (x,) = clear_batches(net, [8])
-    runner = [made(net, way, (8,), trunk="cudnn" if does == "refresh" else "as_is")]
-    wanted = runner[0](x)
-    net(x)
-    unchecked = EarlyExitNetwork(net.backbone, dict(zip(net.taps, net.heads, strict=True))).eval()
-    net.heads[0].rule.threshold = net.heads[0].rule.threshold
-    other = network()
-    for _ in range(3):
-        other(x)
-    torch.cuda.synchronize()
-    if does in ("check", "refresh"):
-        torch.cuda.empty_cache()  # so that memory has to be taken from the device
-    begun, ended, errors = threading.Event(), threading.Event(), []
-    graph, answers = torch.cuda.CUDAGraph(), []
-
-    def capture() -> None:
-        try:
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                other(x)  # libraries make handles for each thread
-            stream.synchronize()
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
-                other(x)
-                begun.set()
-                ended.wait(20)
-                answers.append(other(x))
-        except Exception:
-            errors.append(traceback.format_exc())
-            begun.set()
-
-    thread = threading.Thread(target=capture)
-    thread.start()
-    begun.wait(20)
-    found = None
-    try:
-        if does == "make":
-            found = made(net, way, (8,), example=x)(x)
-        elif does == "close":
-            runner[0].close()
-        elif does == "drop":
-            runner.clear()
-        elif does == "request":
-            found = runner[0](x)
-        elif does == "eager":
-            found = net(x)
-        elif does == "check":
-            found = unchecked(x)
-        elif does == "refresh":
-            runner[0].refresh()
-        else:
-            net.heads[0].rule.threshold = 0.5
-    finally:
-        ended.set()
-        thread.join()
-    assert not errors, errors
-    graph.replay()
-    assert_same(answers[0], other(x))
-    if found is not None:
-        assert_same(found, wanted)
-
-
-def test_refresh_and_close_within_a_capture_are_refused_and_leave_it_alone(way: str) -> None:
-    net = network()
-    runner, x = made(net, way, (8,), trunk="cudnn"), images(8)
-    wanted = runner(x)
-    graph, y = torch.cuda.CUDAGraph(), torch.ones(8, device="cuda")
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        y += 1
-        for call in (runner.refresh, runner.close, lambda: runner(x)):
-            with pytest.raises(RuntimeError, match="being captured"):
-                call()
-        y += 1
-    graph.replay()
-    torch.cuda.synchronize()
-    assert (y == 3).all()
-    assert_identical(runner(x), wanted)
-
-
-def test_a_runner_that_goes_within_a_capture_does_not_break_it(way: str) -> None:
-    net = network()
-    (x,) = clear_batches(net, [8])
-    runners, wanted, asking = [made(net, way, (8,))], net(x), torch.cuda.Stream()
-    graph, y = torch.cuda.CUDAGraph(), torch.ones(8, device="cuda")
-    torch.cuda.synchronize()
-    if way != "polled":  # whose call would wait for the answer
-        hold_up(asking)
-    with torch.cuda.stream(asking):
-        found = runners[0](x)
-    with torch.cuda.graph(graph):
-        y += 1
-        runners.clear()  # while its request is under way
-        gc.collect()
-    graph.replay()
-    assert (y == 2).all()
-    torch.cuda.synchronize()
-    assert_same(found, wanted)
-    assert_same(made(net, way, (8,))(x), wanted)
-
-
-def test_a_rule_that_was_read_on_a_stream_that_is_captured_since() -> None:
-    """A write to it waits for the stream's work, and not for what is being captured."""
-    head = network().heads[0]
-    features, stream = torch.randn(8, 8, 32, 32, device="cuda", dtype=torch.half), torch.cuda.Stream()
-    head.rule.threshold = 0.5
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        head(features)
-    graph, y = torch.cuda.CUDAGraph(), torch.zeros(8, device="cuda")
-    torch.cuda.synchronize()
-    begun, ended, errors = threading.Event(), threading.Event(), []
-
-    def capture() -> None:
-        try:
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                y.add_(1)
-                begun.set()
-                ended.wait(20)
-                y.add_(1)
-        except Exception:
-            errors.append(traceback.format_exc())
-            begun.set()
-
-    thread = threading.Thread(target=capture)
-    thread.start()
-    begun.wait(20)
-    try:
-        head.rule.threshold = 0.25
-    finally:
-        ended.set()
-        thread.join()
-    assert not errors, errors
-    graph.replay()
-    assert (y == 2).all() and head.rule.threshold == 0.25
 
 
 # Indices
