@@ -315,6 +315,7 @@ class GraphRunner(Runner):
             if self._captured:
                 self._captures.free()
                 self._memory.clear()
+                self._exits.clear()
                 self._written.clear()
                 self._resizable.clear()
                 del self._trunk

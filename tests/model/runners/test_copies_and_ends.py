@@ -51,3 +51,22 @@ def test_a_closed_runner_says_so(network: EarlyExitNetwork, options: dict[str, s
         for ask in (runner.describe, runner.refresh, lambda: runner.trunk, lambda: runner(x)):
             with pytest.raises(RuntimeError, match="^this runner is closed$"):
                 ask()
+
+
+@pytest.mark.parametrize("options", [{}, {"exits": "polled"}, {"exits": "polled", "compact": True}, {"exits": "gated"}])
+def test_a_closed_runner_holds_no_memory(network: EarlyExitNetwork, options: dict[str, object]) -> None:
+    x = torch.randn(2, 3, 4, 4)
+    with simulated_cuda():
+        make_runner(network, x, batch_sizes=(1, 2), trunk="cudnn", **options).close()
+        before = storages()
+        runner = make_runner(network, x, batch_sizes=(1, 2), trunk="cudnn", **options)
+        runner(x)
+        assert storages() > before
+        runner.close()
+        assert storages() == before
+
+
+def storages() -> set[int]:
+    """What tensors there are lie in, but for what was there before the tests."""
+    gc.collect()
+    return {one.untyped_storage()._cdata for one in gc.get_objects() if isinstance(one, torch.Tensor)}
