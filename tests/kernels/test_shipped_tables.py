@@ -5,7 +5,6 @@ import statistics
 
 import pytest
 from auxhead.autotune.records.comparison import Difference
-from auxhead.autotune.records.record import read_records
 from auxhead.autotune.sweep.exclusion import excluded
 from auxhead.autotune.tuned.promote import promote
 from auxhead.kernels.kernel_hash import kernel_hash
@@ -13,6 +12,7 @@ from auxhead.kernels.launch_rule import config_by_rule
 from auxhead.kernels.tuned_table import lookup, read_table, table_path
 from auxhead.plots.records import COMMITTED
 from support.command_line import tune
+from support.committed_records import records
 from support.documents import Document
 
 PAGE = Document("autotune/README.md")
@@ -85,7 +85,7 @@ def test_the_winners_are_published():
 def test_how_far_tunings_agree_is_that_of_the_record():
     counted = {"alone": [0, 0, 0], "network": [0, 0, 0]}
     others = []
-    for record in read_records(COMMITTED / "h200/retune.jsonl"):
+    for record in records("h200/retune.jsonl"):
         tied = [pair["tunings"] for pair in record.paired[1:] if _tied(pair)]
         if record.protocol["place"] == "alone":
             others += [pair["median_ratio"] for pair in record.paired[1:] if not _tied(pair)]

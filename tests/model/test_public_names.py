@@ -66,7 +66,7 @@ def test_a_module_named_like_its_function_does_not_take_its_place() -> None:
     named_alike = [name for name in _MODULES if _MODULES[name] == f".{name}"]
     assert len(named_alike) > 1
     run(f"""
-import os, torch
+import os, torch, torch._dynamo
 for name in {named_alike}:
     of_module = f"auxhead.model.{{name}}"
     for first in (f"import {{of_module}}", f"from {{of_module}} import {{name}}", "import auxhead.model"):

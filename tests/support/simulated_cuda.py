@@ -162,7 +162,7 @@ def simulated_cuda() -> Iterator[None]:
     def launch(executor: GridExecutor, *args: Any, **kwargs: Any) -> None:
         def again() -> None:
             accesses = _kernel_accesses(executor, args, kwargs)
-            if not _idle:
+            if not _idle and not recording:  # what is captured is not run
                 with _disable_current_modes():
                     interpret(executor, *args, **kwargs)
             stream_order.order.work(executor.fn.__name__, *accesses)

@@ -16,10 +16,9 @@ from auxhead.autotune.records.comparison import (
     tie,
     typical,
 )  # fmt: skip
-from auxhead.autotune.records.record import read_records
-from auxhead.plots.records import COMMITTED
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.committed_records import records
 from support.noisy_timings import ROUNDS, constant, noisy
 
 
@@ -36,7 +35,7 @@ def test_identical_variants_seldom_win():
 def test_captures_of_an_h200_seldom_differ_from_others_of_the_same():
     """A/A with real times: the twelve captures of each configuration that was decided by, drawn into two halves."""
     draw, found = random.Random(0), []
-    for one in read_records(COMMITTED / "h200/sweep.jsonl.gz"):
+    for one in records("h200/sweep.jsonl.gz"):
         if one.error is None and one.protocol["captures"] == 12:
             captures = one.device_us["samples"]
             order = draw.sample(captures, 12)

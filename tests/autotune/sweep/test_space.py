@@ -224,8 +224,7 @@ def test_candidates_are_spread_out():
 
 
 @pytest.mark.parametrize(
-    ("samples", "channels", "columns"),
-    [(1, 64, 3136), (1, 512, 49), (2, 256, 196), (8, 128, 784), (16, 512, 49), (32, 64, 3136), (128, 256, 196)],
+    ("samples", "channels", "columns"), [(1, 64, 3136), (2, 256, 196), (16, 512, 49), (128, 256, 196)]
 )
 def test_candidates_begin_with_what_is_usual_of_the_other_ways(samples, channels, columns):
     """However few there are: nothing else leads from one way to multiply to another."""

@@ -7,16 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from auxhead.autotune.records.record import read_records
 from auxhead.plots.figures import latency
 from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.records import COMMITTED
 from support.command_line import plot
+from support.committed_records import records
 
 GALLERY = Path(__file__).parents[3] / "plots" / "gallery"
 TRACE = GALLERY / "timeline.trace.json.gz"
-BENCH = [one for one in read_records(COMMITTED / "h200/bench.jsonl") if one.kind == "bench"]
-SWEEP = [one for one in read_records(COMMITTED / "h200/sweep.jsonl.gz") if (one.kind, one.error) == ("sweep", None)]
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +23,14 @@ def rendered(tmp_path_factory):
     result = plot("all", "--out", out)
     assert result.exit_code == 0, result.output
     return out
+
+
+def bench():
+    return [one for one in records("h200/bench.jsonl") if one.kind == "bench"]
+
+
+def sweep():
+    return [one for one in records("h200/sweep.jsonl.gz") if (one.kind, one.error) == ("sweep", None)]
 
 
 def drawn(name):
@@ -66,7 +72,7 @@ def test_the_gallery_lists_every_figure_there_is():
 
 
 def benched(variant, batch, exits="never"):
-    return [one for one in BENCH if (one.variant, one.cell["batch"], one.exits) == (variant, batch, exits)]
+    return [one for one in bench() if (one.variant, one.cell["batch"], one.exits) == (variant, batch, exits)]
 
 
 def test_latencies_are_those_of_records():
@@ -94,7 +100,7 @@ def test_latencies_are_those_of_records():
 
 def test_bands_of_latency_end_at_the_99th_percentile():
     with_tails = [
-        replace(one, host_us={**one.host_us, "p99": 3 * one.host_us["median"]}) for one in BENCH if one.error is None
+        replace(one, host_us={**one.host_us, "p99": 3 * one.host_us["median"]}) for one in bench() if one.error is None
     ]
     figure, shown = latency.draw(with_tails)
     assert "from the median to the 99th percentile of requests; what is added" in shown["stamp"]
@@ -124,7 +130,7 @@ def test_times_to_the_answer_are_those_of_records():
 
 @pytest.mark.parametrize("name", ["ranks", "landscape"])
 def test_times_of_configurations_are_those_of_records(name):
-    medians = {(one.variant, one.protocol["place"], one.device_us["median"]) for one in SWEEP}
+    medians = {(one.variant, one.protocol["place"], one.device_us["median"]) for one in sweep()}
     heads = drawn(name)["heads"]
     for one in (one for head in heads for one in head["configs"]):
         assert (one["config"], "alone", one["alone_us"]) in medians
@@ -133,7 +139,7 @@ def test_times_of_configurations_are_those_of_records(name):
     if name == "landscape":
         assert len(heads) == 8, "of two batch sizes of a network with four heads"
     else:
-        in_network = [one.cell for one in SWEEP if one.protocol["place"] == "network"]
+        in_network = [one.cell for one in sweep() if one.protocol["place"] == "network"]
         assert len(heads) == len({tuple(map(str, cell.values())) for cell in in_network})
 
 
@@ -141,7 +147,7 @@ def test_ranks_are_those_of_the_ratios_that_records_have():
     fields = ("model", "dtype", "tap", "classes")
     ratios = {  # of those that were measured again, the last
         (one.variant, one.cell["samples"], *(one.cell[name] for name in fields)): one.paired[0]["device_ratio"]
-        for one in SWEEP
+        for one in sweep()
         if one.protocol["place"] == "network"
     }
     for head in drawn("ranks")["heads"]:
