@@ -17,8 +17,8 @@ WAITS = {
 }
 
 
-#: Kilobytes of shared memory that a program may have, by compute capability: of A100, B200, RTX 5090 (as of RTX 3090, L4
-#: and RTX 4090; CUDA C++ Programming Guide, technical specifications per compute capability).
+#: Kilobytes of shared memory that a program may have, by compute capability: of A100, B200, RTX 5090 (as of L4 and RTX
+#: 4090; CUDA C++ Programming Guide, technical specifications per compute capability).
 SHARED_KB = {"80": 163, "100": 227, "120": 99}
 
 
