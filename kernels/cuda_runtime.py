@@ -1,7 +1,5 @@
 """CUDA's runtime, called directly for what PyTorch does not pass on: streams' numbers, captures, graphs."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -81,15 +79,18 @@ def may_be_destroyed(stream: torch.cuda.Stream) -> bool:
     return handle != 0 and stream.stream_id == handle and handle not in _kept  # PyTorch's have ids of another kind
 
 
-@contextmanager
-def beside_captures() -> Iterator[None]:
+# A class, since at each request a generator's context would take the host four times as long.
+class beside_captures:
     """Let this thread wait and allocate while others capture graphs; else that fails, and breaks their captures.
 
     By default CUDA takes every such call of any thread for part of what is captured (cudaStreamCaptureModeGlobal).
     """
-    relaxed = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
-    before = checked(runtime.cudaThreadExchangeStreamCaptureMode(relaxed))
-    try:
-        yield
-    finally:
-        runtime.cudaThreadExchangeStreamCaptureMode(before)
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        relaxed = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
+        self._before = checked(runtime.cudaThreadExchangeStreamCaptureMode(relaxed))
+
+    def __exit__(self, *_: object) -> None:
+        runtime.cudaThreadExchangeStreamCaptureMode(self._before)

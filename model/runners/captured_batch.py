@@ -66,7 +66,7 @@ class CapturedBatch:
                 self.buffers.valid.fill_(n)
             self._valid = n
         into = self._into
-        if x.is_cuda and x.stride() == into.stride() and not x.is_neg() and not x.is_conj():
+        if type(x) is Tensor and x.is_cuda and x.stride() == into.stride() and not x.is_neg() and not x.is_conj():
             # What copy_ does in the end, at half of its time for the host, for which the device is waiting.
             copy_memory(into.data_ptr(), x.data_ptr(), into.nbytes, stream.cuda_stream)
         else:

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..arguments import check_batch
+from ..arguments import check_batch, tensor_in_words
 from ..early_exit_network import EarlyExitNetwork
 
 
 def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
     """Check network, example and taps; raises as :class:`GraphRunner` does for what cannot be captured."""
+    _check_dense("example_input", example_input)
     check_batch("example_input", example_input)
     _check_cuda(example_input)
     _check_allocator()
@@ -55,6 +56,7 @@ def check_sizes(batch_sizes: Sequence[int]) -> list[int]:
 
 def check_request(x: Tensor, sample_shape: torch.Size, dtype: torch.dtype, device: torch.device) -> int:
     """Return the number of samples of a request, or raise; asked at each, so that the cheapest test comes first."""
+    _check_dense("x", x)
     if not isinstance(x, Tensor):
         raise TypeError(f"x: got {type(x).__name__}, wants a torch.Tensor")
     shape = x.shape
@@ -74,6 +76,11 @@ def check_no_outer_capture() -> None:
             "the current stream is being captured, and a runner replays graphs of its own: call it outside of the "
             "capture, or capture a call of the network"
         )
+
+
+def _check_dense(name: str, x: object) -> None:
+    if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+        raise TypeError(f"{name}: got {tensor_in_words(x)}, wants a dense one")
 
 
 def _check_cuda(example_input: Tensor) -> None:

@@ -1,6 +1,7 @@
 """``make_runner`` without a GPU: the eager runner on every trunk, and what the others say; see test_runners_gpu.py."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from auxhead.model import (
     make_runner,
 )
 from auxhead.model.make_runner import EXITS
+from auxhead.model.runners.checks import check_request
 from auxhead.model.runners.graph_runner import GraphRunner
 from support.example_models import SmallNet, plain_heads
 from torch import Tensor
@@ -85,6 +87,26 @@ def test_graphs_need_a_gpu(exits: str) -> None:
     for make in (lambda *a, **o: make_runner(*a, exits=exits, **o), RUNNERS[exits]):
         with pytest.raises(ValueError, match="example_input: on cpu, wants a CUDA device; exits='eager' runs on any"):
             make(network(1.0), images(1))
+
+
+SPARSE = (torch.Tensor.to_sparse, torch.Tensor.to_mkldnn, lambda x: torch.nested.nested_tensor([*x]))
+
+
+@pytest.mark.parametrize("exits", RUNNERS)
+@pytest.mark.parametrize("to_sparse", SPARSE)
+def test_graphs_need_dense_examples(exits: str, to_sparse: Callable[[Tensor], Tensor]) -> None:
+    x = to_sparse(images(2))
+    with pytest.raises(TypeError, match=r"^example_input: got a (torch._mkldnn|torch.sparse_coo|nested) tensor, wants"):
+        make_runner(network(1.0), x, exits=exits)
+
+
+@pytest.mark.parametrize("to_sparse", SPARSE)
+def test_requests_are_dense(to_sparse: Callable[[Tensor], Tensor]) -> None:
+    x = to_sparse(images(2))
+    with pytest.raises(
+        TypeError, match=r"^x: got a (torch._mkldnn|torch.sparse_coo|nested) tensor, wants a dense one$"
+    ):
+        check_request(x, torch.Size((3, 8, 8)), torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("exits", EXITS)

@@ -1,4 +1,4 @@
-"""Right answers for lazily negated and conjugated tensors, rules assigned on other streams, streams made anew."""
+"""Right answers for negated, conjugated and wrapped tensors, rules assigned on other streams, streams made anew."""
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from cuda.bindings import runtime
 from support.example_models import SmallNet, needs_gpu
 from support.graph_runner_cases import assert_same, clear_batches, exits_at, hold_up, images, made, network
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_tap")]
 
@@ -63,6 +64,13 @@ def test_batches_that_are_lazily_negated(way: str, first: bool) -> None:
     runner = make_runner(net, negated(x) if first else x, exits=way, batch_sizes=(8,))
     assert_same(runner(negated(x)), net(x), 2e-3)
     assert_same(runner(negated(x)[:5]), net(x[:5]), 2e-3)
+
+
+def test_batches_that_are_wrapped(way: str) -> None:
+    """They have other tensors instead of memory."""
+    net, x = network(torch.float32), images(8, torch.float32)
+    runner = made(net, way, (8,))
+    assert_same(runner(TwoTensor(x, x.clone())), net(x), 2e-3)
 
 
 def test_batches_that_are_lazily_conjugated(way: str) -> None:
