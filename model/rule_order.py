@@ -1,6 +1,6 @@
 """Order of writes and reads of exit rules and folded weights, which may come on different streams of a device."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.cuda_runtime import capture_id, is_capturing, may_be_destroyed
-from .streams import current_handle, has_streams
+from .streams import current_handle, has_streams, stream_pair
 
 
 class _Write(NamedTuple):
@@ -76,14 +76,17 @@ def wait_for_write(rule: nn.Module, x: Tensor) -> torch.cuda.Event | None:
 class OrderedWrite:
     """Context of a write to the tensors of a rule: after all reads that were asked for before it, before all others.
 
-    Reads are those of runners and of heads. Within a caller's capture it does nothing: the write is part of that graph,
-    and ordered by whoever replays it.
+    Reads are those of runners and of heads. If the tensors go, their memory comes to others only after the write, and
+    after the eager passes that were asked for before. Within a caller's capture nothing is done: the write is part of
+    that graph, and ordered by whoever replays it.
     """
 
-    def __init__(self, rule: nn.Module, tensor: Tensor) -> None:
-        """Order a write to a rule, one of whose tensors is given."""
+    def __init__(self, rule: nn.Module, tensors: Sequence[Tensor]) -> None:
+        """Order a write to the tensors of a rule, which are on one device."""
         self._rule = rule
-        self._device = tensor.device if has_streams(tensor) and not is_capturing(tensor.device) else None
+        self._tensors = tensors
+        device = tensors[0].device
+        self._device = device if has_streams(tensors[0]) and not is_capturing(device) else None
 
     def __enter__(self) -> None:
         if self._device is None:
@@ -108,3 +111,7 @@ class OrderedWrite:
             done.record(stream)
             _writes[self._rule] = _Write(done, {}, {})
             _count += 1
+            trunk = stream_pair(self._device).trunk
+            trunk.wait_event(done)
+            for tensor in self._tensors:
+                tensor.record_stream(trunk)

@@ -296,12 +296,7 @@ class GraphRunner(Runner):
                 )
         with torch.cuda.device(self._device):
             check_no_outer_capture()
-            caller = self._callers_stream()
-            try:
-                self._captures.asking = caller
-                self._trunk.refresh()
-            finally:
-                self._captures.record(caller)
+            self._trunk.refresh()
 
     def close(self) -> None:
         """Wait for what is under way and free graphs and memory; a later call raises. Closing twice is fine.

@@ -86,6 +86,15 @@ class PolledRunner(GraphRunner):
     def _event(self) -> torch.cuda.Event:
         return torch.cuda.Event()
 
+    @property
+    def last_read(self) -> torch.cuda.Event:
+        """The event behind the last request's reads, by the graph that it did not need, too."""
+        done = super().last_read
+        if not self._captured:  # closed, which has waited for all
+            return done
+        self._stream.wait_event(done)
+        return self._stream.record_event()
+
     def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         stops = choose_stops(self._segment_times(example), _LEAST_SEGMENT_US)
         static = StaticInput(example)

@@ -57,12 +57,12 @@ class Trunk:
         are the backbone's own. It comes after all uses by runners that were asked for before it, and before all others,
         on whatever streams they are.
         """
-        fused = [module for module in self.module.modules() if isinstance(module, FusedConvolution)]
-        if fused:
-            weight = fused[0].weight
-            with beside_captures() if weight.is_cuda else nullcontext(), OrderedWrite(self.module, weight):
-                for module in fused:
-                    module.refresh()
+        copies = _copies(self.module)
+        if copies:
+            with beside_captures() if copies[0].is_cuda else nullcontext(), OrderedWrite(self.module, copies):
+                for module in self.module.modules():
+                    if isinstance(module, FusedConvolution):
+                        module.refresh()
 
 
 def make_trunk(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, kind: str = "as_is") -> Trunk:
@@ -137,9 +137,16 @@ def _cudnn(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> T
     module, classifier, notes = rewriter.fused()
     memory_format = torch.channels_last if example_input.ndim == 4 else _format_of(example_input)
     notes += _choose(module, example_input.contiguous(memory_format=memory_format))
-    with OrderedWrite(module, example_input):  # of the weights that were folded
-        pass
+    if copies := _copies(module):
+        with OrderedWrite(module, copies):  # which is done
+            pass
     return Trunk(module, classifier, memory_format, tuple(notes))
+
+
+def _copies(module: nn.Module) -> list[Tensor]:
+    """Return the tensors that a trunk has of its own."""
+    fused = [each for each in module.modules() if isinstance(each, FusedConvolution)]
+    return [copy for each in fused for copy in each.buffers()]
 
 
 def _choose(module: nn.Module, x: Tensor) -> list[str]:

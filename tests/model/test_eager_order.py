@@ -31,7 +31,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamPair]:
     for module in (eager_pass, rule_order):
         monkeypatch.setattr(module, "has_streams", lambda _x: True)
         monkeypatch.setattr(module, "is_capturing", lambda _device: False)
-    monkeypatch.setattr(eager_pass, "stream_pair", lambda _device: pair)
+        monkeypatch.setattr(module, "stream_pair", lambda _device: pair)
     monkeypatch.setattr(eager_pass, "beside_captures", nullcontext)
     monkeypatch.setattr(rule_order, "capture_id", lambda _handle: None)
     monkeypatch.setattr(rule_order, "current_handle", lambda _device: stream_order.order.current.cuda_stream)

@@ -12,7 +12,8 @@ import pytest
 import torch
 from auxhead.autotune.bench import lower_bound as segments
 from auxhead.autotune.heads import alone as alone_head
-from auxhead.model import rule_order, streams
+from auxhead.kernels.arrival_counters import ArrivalCounters
+from auxhead.model import eager_pass, rule_order, streams
 from auxhead.model.runners import capture, captured_batch, captures, checks, graph_runner
 from auxhead.model.runners import compacting as compacting_runner
 from auxhead.model.runners import gated as gated_runner
@@ -136,6 +137,17 @@ def _kernel_accesses(
     return tensors[0], tensors[1]
 
 
+def _counters_of_streams() -> Callable[[ArrivalCounters, int], torch.Tensor]:
+    """Give each stream counters of its own, which on the CPU all launches share."""
+    by_stream: dict[stream_order.Stream, ArrivalCounters] = {}
+
+    def take(counters: ArrivalCounters, count: int) -> torch.Tensor:
+        own = by_stream.setdefault(stream_order.order.current, ArrivalCounters(counters._device))
+        return own._of_stream(0, count)
+
+    return take
+
+
 @contextmanager
 def simulated_cuda() -> Iterator[None]:
     """Let runners be made and called on CPU tensors."""
@@ -217,14 +229,19 @@ def simulated_cuda() -> Iterator[None]:
         patch.setattr(GridExecutor, "__call__", launch)
         patch.setattr(checks, "_check_cuda", lambda _x: None)
         stream_order.patched(patch)
+        pair = StreamPair(stream_order.Stream(), stream_order.Stream())
+        for module in (eager_pass, rule_order):
+            patch.setattr(module, "stream_pair", lambda _device: pair)
+            patch.setattr(module, "has_streams", lambda _x: True)
+            patch.setattr(module, "is_capturing", lambda _device: False)
+        patch.setattr(eager_pass, "beside_captures", nullcontext)
+        patch.setattr(ArrivalCounters, "take", _counters_of_streams())
         patch.setattr(streams, "new_stream", lambda _device, _priority: stream_order.Stream())
         patch.setattr(streams, "stream_number", lambda _handle: id(stream_order.order.current))
         patch.setattr(streams, "current_handle", lambda _device: stream_order.order.current.cuda_stream)
         patch.setattr(captured_batch.StaticInput, "look_for_changes", look_for_changes)
         patch.setattr(polled_runner.PolledRunner, "_poll", _polled)
         for name, value in (
-            ("has_streams", lambda _x: True),
-            ("is_capturing", lambda _device: False),
             ("capture_id", lambda _handle: None),
             ("current_handle", lambda _device: stream_order.order.current.cuda_stream),
         ):

@@ -101,6 +101,8 @@ class _Memory:
         self.made_on = made_on
         self.written: tuple[Stream, int] | None = None
         self.read: Clock = {}
+        self.recorded: set[Stream] = set()
+        """Streams for which PyTorch's allocator waits once it is given back."""
 
     def accesses(self) -> Clock:
         found = dict(self.read)
@@ -114,7 +116,7 @@ class Order:
 
     def __init__(self) -> None:
         self.checks = True
-        """False where kernels are launched by themselves: on the CPU all streams share their counters."""
+        """False where work is in PyTorch's own graphs, of which it is not known when they run."""
         self.current = Stream()
         self.host: Clock = {}
         self.latest: Clock = {}
@@ -150,6 +152,10 @@ class Order:
         """Let the host see what was published last."""
         _merge(self.host, self.published)
 
+    def record(self, tensor: Tensor, stream: Stream) -> None:
+        """Do as ``Tensor.record_stream``."""
+        self._of(tensor, None).recorded.add(stream)
+
     def _of(self, tensor: Tensor, made_on: Stream | None) -> _Memory:
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -161,7 +167,11 @@ class Order:
     def _give_back(self, key: int) -> None:
         memory = self._memory.pop(key)
         if memory.made_on is not None:
-            _merge(self._given_back.setdefault(memory.made_on, {}), memory.accesses())
+            waited_for: Clock = {}
+            for stream in memory.recorded:
+                _merge(waited_for, stream.clock)
+            pending = {other: time for other, time in memory.accesses().items() if waited_for.get(other, 0) < time}
+            _merge(self._given_back.setdefault(memory.made_on, {}), pending)
 
     def _demand(self, stream: Stream, accesses: Clock, otherwise: str) -> None:
         if self.checks and any(stream.clock.get(other, 0) < time for other, time in accesses.items()):
@@ -225,6 +235,7 @@ def patched(patch: Any) -> None:
     order = Order()
     for name, value in _TORCH_CUDA.items():
         patch.setattr(torch.cuda, name, value)
+    patch.setattr(Tensor, "record_stream", lambda tensor, stream: order.record(tensor, stream))
 
 
 def _set_stream(stream: Stream) -> None:

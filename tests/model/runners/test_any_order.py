@@ -4,13 +4,12 @@ The order of the work is simulated on the CPU; see ``support/stream_order.py``.
 """
 
 import gc
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import pytest
 import torch
 from auxhead.kernels import runs_triton
-from auxhead.kernels.arrival_counters import ArrivalCounters
 from auxhead.model import (
     CompactingRunner,
     EarlyExitNetwork,
@@ -18,19 +17,17 @@ from auxhead.model import (
     GatedRunner,
     OverlappedRunner,
     PolledRunner,
-    eager_pass,
     make_runner,
 )
 from auxhead.model.runners.graph_runner import GraphRunner
 from auxhead.model.runners.runner import Runner
-from auxhead.model.streams import StreamPair
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support import stream_order
 from support.example_models import SmallNet, plain_heads
 from support.simulated_cuda import simulated_cuda
-from support.stream_order import OfOthers, OfPyTorch, Stream
+from support.stream_order import OfOthers, OfPyTorch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -61,20 +58,6 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.stack = ExitStack()
         self.stack.enter_context(simulated_cuda())
-        patch = self.stack.enter_context(pytest.MonkeyPatch.context())
-        pair = StreamPair(Stream(), Stream())  # of eager passes
-        patch.setattr(eager_pass, "has_streams", lambda _x: True)
-        patch.setattr(eager_pass, "is_capturing", lambda _device: False)
-        patch.setattr(eager_pass, "stream_pair", lambda _device: pair)
-        patch.setattr(eager_pass, "beside_captures", nullcontext)
-        counters: dict[Stream, ArrivalCounters] = {}  # on the CPU all streams would share them
-        patch.setattr(
-            ArrivalCounters,
-            "take",
-            lambda own, count: counters.setdefault(stream_order.order.current, ArrivalCounters(own._device))._of_stream(
-                0, count
-            ),
-        )
         torch.manual_seed(0)
         self.streams: list[OfPyTorch] = [OfPyTorch(), OfPyTorch(), OfOthers()]
         self.network = EarlyExitNetwork(SmallNet(), plain_heads(), 0.4).eval()
@@ -133,6 +116,21 @@ class AnyOrder(RuleBasedStateMachine):
             x.zero_()
             self.is_right(answer, *kept)
 
+    @rule(stream=STREAMS, index=st.integers(0, 2))
+    def ask_a_head(self, stream: int, index: int) -> None:
+        head = self.network.fused_heads[index]
+        with self.on(stream):
+            x = torch.randn(2, SmallNet.widths[index], 2, 2)
+            with _disable_current_modes(), torch.no_grad():
+                confidence = head.logits(x).softmax(1).amax(1)
+            answer = head(x)
+            x.zero_()
+            assert answer.label.add(answer.exit).shape == answer.confidence.shape
+            with _disable_current_modes():
+                torch.testing.assert_close(answer.confidence, confidence, rtol=1e-4, atol=1e-5)
+                clear = (confidence - head.rule.threshold).abs() > 1e-4
+                assert torch.equal(answer.exit[clear], (confidence > head.rule.threshold)[clear])
+
     @rule(stream=STREAMS, layer=st.sampled_from(["block1", "block2", "fc"]))
     def fail_eagerly(self, stream: int, layer: str) -> None:
         def fail(*_: object) -> None:
@@ -175,6 +173,13 @@ class AnyOrder(RuleBasedStateMachine):
         for runner in self.runners:
             with self.on(refreshing):
                 runner.refresh()
+
+    @precondition(lambda self: self.runners)
+    @rule(stream=STREAMS, which=st.integers(0, MOST_RUNNERS - 1))
+    def refresh(self, stream: int, which: int) -> None:
+        """Fold what there is again, while requests may be under way."""
+        with self.on(stream):
+            self.runners[which % len(self.runners)].refresh()
 
     @rule(stream=STREAMS)
     def churn(self, stream: int) -> None:

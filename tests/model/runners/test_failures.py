@@ -7,10 +7,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 from auxhead.kernels import ExitLaunch, runs_triton
-from auxhead.model import EarlyExitNetwork, ExitResult, Runner, eager_pass, make_runner
+from auxhead.model import EarlyExitNetwork, ExitResult, Runner, make_runner
 from auxhead.model.runners import compacting, graph_runner
 from auxhead.model.runners.capture import CAPTURE_LOCK
-from auxhead.model.streams import StreamPair
 from support import simulated_cuda as simulation
 from support import stream_order
 from support.example_models import SmallNet, plain_head
@@ -37,15 +36,7 @@ LAUNCHERS = ((ExitLaunch, "__call__"), (simulation._Graph, "launch"))
 def simulated() -> Iterator[None]:
     if not runs_triton(torch.empty(1)):
         pytest.skip("needs Triton's interpreter")
-    pair = StreamPair(stream_order.Stream(), stream_order.Stream())
     with simulated_cuda(), pytest.MonkeyPatch.context() as patch:
-        for name, value in (
-            ("has_streams", lambda _x: True),
-            ("is_capturing", lambda _device: False),
-            ("stream_pair", lambda _device: pair),
-            ("beside_captures", nullcontext),
-        ):
-            patch.setattr(eager_pass, name, value)
         for name in ("_BUBBLE_US", "_MOVE_US"):  # every move pays
             patch.setattr(compacting, name, -1e6)
         yield
@@ -76,6 +67,7 @@ class Bystanders:
         self._runner = make_runner(beside, x)
         self._answer = self._runner(x)
         self._stream, self._modes = stream_order.order.current, len(_get_current_dispatch_mode_stack())
+        gc.collect()  # runners of other tests
         self._lent = simulation.CaptureStreams.lent
 
     def check(self) -> None:

@@ -163,6 +163,47 @@ def test_a_runner_is_made_just_after_its_rules_were_assigned(way: str, simulatio
     make_runner(network, torch.randn(2, 3, 4, 4), batch_sizes=(2,), **WAYS[way]).close()
 
 
+@pytest.mark.parametrize("way", ["polled", "compact"])
+def test_a_trunk_is_refreshed_while_a_graph_is_under_way_that_a_request_did_not_need(
+    way: str, simulation: None
+) -> None:
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), 0.0).eval()
+    x = torch.randn(2, 3, 4, 4)
+    runner = make_runner(network, x, batch_sizes=(2,), trunk="cudnn", **WAYS[way])
+    assert isinstance(runner, PolledRunner)
+    other = OverlappedRunner(network, x, batch_sizes=(2,), trunk=runner.trunk)
+    for one in (runner, other):
+        runner(x)
+        one.refresh()
+    runner.close()
+    network.set_rules(0.5)  # of heads that the closed runner has read
+    other.close()
+
+
+def test_memory_of_a_trunk_that_goes_comes_to_others_once_it_is_not_in_use(simulation: None) -> None:
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
+    x = torch.randn(2, 3, 4, 4)
+    for use in (lambda runner: runner.refresh(), lambda runner: runner(x)):
+        runner = make_runner(network, x, exits="eager", trunk="cudnn")
+        with stream_order.current(Stream()):
+            use(runner)
+        runner.close()
+        del runner
+        gc.collect()
+        torch.ones(3) + 1
+
+
+def test_memory_of_rules_that_go_comes_to_others_once_it_is_not_in_use(simulation: None) -> None:
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
+    with stream_order.current(Stream()):
+        network.set_rules(0.5)
+    del network
+    gc.collect()
+    torch.ones(3) + 1
+
+
 def test_runners_that_share_a_trunk_are_refreshed_by_each_other(simulation: None) -> None:
     torch.manual_seed(0)
     network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
