@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..kernels import CRITERIA, check_criterion, check_temperature, check_threshold
 from .arguments import kind_of
-from .rule_order import OrderedWrite
+from .rule_order import ordered_write
 
 
 class ExitRule(nn.Module):
@@ -98,7 +98,7 @@ class ExitRule(nn.Module):
     def _write(self) -> None:
         if not hasattr(self, "_threshold"):  # half made
             return
-        with torch.no_grad(), OrderedWrite(self, [self.temperature_tensor, self.threshold_tensor]):
+        with torch.no_grad(), ordered_write(self, [self.temperature_tensor, self.threshold_tensor]):
             self.temperature_tensor.fill_(self._temperature)
             # no confidence exceeds the end of its range
             self.threshold_tensor.fill_(self._threshold if self._enabled else CRITERIA[self.criterion][1])

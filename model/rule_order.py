@@ -1,6 +1,7 @@
 """Order of writes and reads of exit rules and folded weights, which may come on different streams of a device."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.cuda_runtime import capture_id, is_capturing, may_be_destroyed
+from .owned_lock import OwnedLock
 from .streams import current_handle, has_streams, stream_pair
 
 
@@ -73,45 +75,51 @@ def wait_for_write(rule: nn.Module, x: Tensor) -> torch.cuda.Event | None:
     return None
 
 
-class OrderedWrite:
-    """Context of a write to the tensors of a rule: after all reads that were asked for before it, before all others.
+#: Held by a write, which is of all tensors or of none.
+_WRITING = OwnedLock()
+
+
+@contextmanager
+def ordered_write(rule: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Order a write to the tensors of a rule, on one device: after all reads asked for before it, before all others.
 
     Reads are those of runners and of heads. If the tensors go, their memory comes to others only after the write, and
-    after the eager passes that were asked for before. Within a caller's capture nothing is done: the write is part of
-    that graph, and ordered by whoever replays it.
+    after the eager passes that were asked for before. Within a caller's capture nothing is ordered: the write is part
+    of that graph, whose order is up to whoever replays it.
     """
-
-    def __init__(self, rule: nn.Module, tensors: Sequence[Tensor]) -> None:
-        """Order a write to the tensors of a rule, which are on one device."""
-        self._rule = rule
-        self._tensors = tensors
+    with _WRITING:
         device = tensors[0].device
-        self._device = device if has_streams(tensors[0]) and not is_capturing(device) else None
-
-    def __enter__(self) -> None:
-        if self._device is None:
+        if not has_streams(tensors[0]) or is_capturing(device):
+            yield
             return
-        stream = torch.cuda.current_stream(self._device)
-        for reference in _readers.get(self._rule, WeakKeyDictionary()).keyrefs():
-            if (reader := reference()) is not None:
-                stream.wait_event(reader.last_read)
-        if (last := _writes.get(self._rule)) is not None:
-            stream.wait_event(last.done)
-            for read in list(last.read.values()):  # of lists, since other threads may add to the dicts
-                stream.wait_event(read)
-            for handle, other in list(last.seen.items()):
-                if capture_id(handle) is None:  # else this stream would become part of another thread's capture
-                    stream.wait_stream(other)
-
-    def __exit__(self, *_: object) -> None:
-        global _count
-        if self._device is not None:
-            stream = torch.cuda.current_stream(self._device)
-            done = torch.cuda.Event()
-            done.record(stream)
-            _writes[self._rule] = _Write(done, {}, {})
-            _count += 1
-            trunk = stream_pair(self._device).trunk
-            trunk.wait_event(done)
-            for tensor in self._tensors:
+        stream = torch.cuda.current_stream(device)
+        _wait_for_reads(rule, stream)
+        try:
+            yield
+        finally:
+            _note_write(rule, stream)
+            trunk = stream_pair(device).trunk
+            trunk.wait_event(_writes[rule].done)
+            for tensor in tensors:
                 tensor.record_stream(trunk)
+
+
+def _wait_for_reads(rule: nn.Module, stream: torch.cuda.Stream) -> None:
+    for reference in _readers.get(rule, WeakKeyDictionary()).keyrefs():
+        if (reader := reference()) is not None:
+            stream.wait_event(reader.last_read)
+    if (last := _writes.get(rule)) is not None:
+        stream.wait_event(last.done)
+        for read in list(last.read.values()):  # of lists, since other threads may add to the dicts
+            stream.wait_event(read)
+        for handle, other in list(last.seen.items()):
+            if capture_id(handle) is None:  # else this stream would become part of another thread's capture
+                stream.wait_stream(other)
+
+
+def _note_write(rule: nn.Module, stream: torch.cuda.Stream) -> None:
+    global _count
+    done = torch.cuda.Event()
+    done.record(stream)
+    _writes[rule] = _Write(done, {}, {})
+    _count += 1

@@ -15,9 +15,9 @@ from torch import nn
 
 from ...kernels.cuda_runtime import checked, runtime
 from ...kernels.memory_pool import MemoryPool, empty_cache
+from ..owned_lock import OwnedLock
 from .captured_reads import CapturedReads
 from .naming_layers import naming_layers
-from .owned_lock import OwnedLock
 
 #: Held by a runner while it captures: captures share streams.
 CAPTURE_LOCK = OwnedLock()

@@ -14,6 +14,7 @@ from ...kernels.cuda_runtime import beside_captures
 from ...kernels.memory_pool import MemoryPool, empty_cache
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult, joined
+from ..owned_lock import OwnedLock
 from ..rule_order import count_writes, note_reader, wait_for_writes
 from ..streams import CallersStream
 from ..taps import listening
@@ -24,7 +25,6 @@ from .captured_heads import CapturedHeads
 from .captured_reads import Addresses, check_unmoved
 from .captures import Captures
 from .checks import check_capturable, check_no_outer_capture, check_request, check_sizes
-from .owned_lock import OwnedLock
 from .runner import Runner
 from .segment_times import measure_segments
 

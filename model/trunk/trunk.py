@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...kernels.cuda_runtime import beside_captures
 from ..arguments import check_batch, check_module, close_names, kind_of
 from ..fused_aux_head import FusedAuxHead
-from ..rule_order import OrderedWrite
+from ..rule_order import ordered_write
 from ..taps import listening
 from .backbone_rewriter import BackboneRewriter
 from .fused_convolution import FusedConvolution, fastest_convolutions
@@ -59,7 +59,7 @@ class Trunk:
         """
         copies = _copies(self.module)
         if copies:
-            with beside_captures() if copies[0].is_cuda else nullcontext(), OrderedWrite(self.module, copies):
+            with beside_captures() if copies[0].is_cuda else nullcontext(), ordered_write(self.module, copies):
                 for module in self.module.modules():
                     if isinstance(module, FusedConvolution):
                         module.refresh()
@@ -138,7 +138,7 @@ def _cudnn(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> T
     memory_format = torch.channels_last if example_input.ndim == 4 else _format_of(example_input)
     notes += _choose(module, example_input.contiguous(memory_format=memory_format))
     if copies := _copies(module):
-        with OrderedWrite(module, copies):  # which is done
+        with ordered_write(module, copies):  # which is done
             pass
     return Trunk(module, classifier, memory_format, tuple(notes))
 

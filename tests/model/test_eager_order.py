@@ -5,6 +5,7 @@ Each wait is taken away in turn, which has to be noticed.
 
 import copy
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from itertools import count
 
@@ -172,6 +173,27 @@ def test_a_rule_is_assigned_while_other_threads_use_it_for_the_first_time(
         assigning = True
         head.rule.threshold = 0.4
     assert len(others) == 4 and head.rule.threshold_tensor.item() == pytest.approx(0.4)
+
+
+def test_a_rule_is_assigned_once_another_thread_has_assigned_it(
+    network: EarlyExitNetwork, pair: StreamPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the device may end with the values of one, and the host with those of the other."""
+    rule, wait_event, began, done = network.heads[0].rule, Stream.wait_event, [], []
+    rule.threshold = 0.3
+    with ThreadPoolExecutor(1) as other_thread:
+
+        def meanwhile(stream: Stream, event: stream_order.Event) -> None:
+            wait_event(stream, event)
+            if not began:
+                began.append(True)
+                other = other_thread.submit(setattr, rule, "threshold", 0.5)
+                wait([other], timeout=0.2)
+                done.append(other.done())
+
+        monkeypatch.setattr(Stream, "wait_event", meanwhile)
+        rule.threshold = 0.4
+    assert done == [False] and rule.threshold == 0.5 and rule.threshold_tensor.item() == 0.5
 
 
 def test_rules_within_a_callers_capture_are_ordered_by_who_replays_it(

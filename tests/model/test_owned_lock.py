@@ -4,7 +4,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from auxhead.model.runners.owned_lock import OwnedLock
+from auxhead.model.owned_lock import OwnedLock
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer here")
 
