@@ -1,10 +1,13 @@
-"""Runners and eager passes in any order that hypothesis draws, on any streams: right answers, and no races.
+"""Runners and eager passes in any order that hypothesis draws, on any streams, of two threads, too: no races.
 
 The order of the work is simulated on the CPU; see ``support/stream_order.py``.
 """
 
 import gc
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from itertools import count
 from typing import Any
 
 import pytest
@@ -27,7 +30,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from support import stream_order
 from support.example_models import SmallNet, plain_heads
 from support.simulated_cuda import simulated_cuda
-from support.stream_order import OfOthers, OfPyTorch
+from support.stream_order import Event, OfOthers, OfPyTorch, Stream
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -49,6 +52,8 @@ SIZES = st.sampled_from([(2,), (1, 3)])
 STREAMS = st.integers(0, 2)
 THRESHOLDS = st.sampled_from([0.0, 0.3, 0.4, 0.6, 1.0])
 MOST_RUNNERS = 2
+#: Of a thread, each with the number of what is called.
+CALLS = st.tuples(st.sampled_from(["ask", "ask eagerly", "ask a head"]), st.integers(0, 1)) | st.just(("assign", 2))
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -58,6 +63,7 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.stack = ExitStack()
         self.stack.enter_context(simulated_cuda())
+        self.compares = True
         torch.manual_seed(0)
         self.streams: list[OfPyTorch] = [OfPyTorch(), OfPyTorch(), OfOthers()]
         self.network = EarlyExitNetwork(SmallNet(), plain_heads(), 0.4).eval()
@@ -126,6 +132,8 @@ class AnyOrder(RuleBasedStateMachine):
             answer = head(x)
             x.zero_()
             assert answer.label.add(answer.exit).shape == answer.confidence.shape
+            if not self.compares:
+                return
             with _disable_current_modes():
                 torch.testing.assert_close(answer.confidence, confidence, rtol=1e-4, atol=1e-5)
                 clear = (confidence - head.rule.threshold).abs() > 1e-4
@@ -187,6 +195,42 @@ class AnyOrder(RuleBasedStateMachine):
         with self.on(stream):
             torch.ones(3).add_(1)
 
+    @rule(first=CALLS, second=CALLS, step=st.integers(0, 40), streams=st.permutations(range(3)))
+    def call_in_two_threads(
+        self, first: tuple[str, int], second: tuple[str, int], step: int, streams: Sequence[int]
+    ) -> None:
+        """Make the second call before one of the waits and records of the first."""
+        if first == second and first[0] in ("ask", "assign"):
+            return  # the second is refused, or waits
+        steps = count()
+
+        def meanwhile(call: Callable[..., object]) -> Callable[..., object]:
+            def step_and_call(*given: object) -> object:
+                if next(steps) == step:
+                    with pytest.MonkeyPatch.context() as patch:
+                        patch.setattr(threading, "get_ident", lambda: 0)
+                        self.call(*second, streams[1])
+                return call(*given)
+
+            return step_and_call
+
+        self.compares = "assign" not in (first[0], second[0])  # else it may be by either rule
+        with pytest.MonkeyPatch.context() as patch:
+            for kind, name in ((Stream, "wait_stream"), (Stream, "wait_event"), (Event, "record")):
+                patch.setattr(kind, name, meanwhile(getattr(kind, name)))
+            self.call(*first, streams[0])
+        self.compares = True
+
+    def call(self, kind: str, number: int, stream: int) -> None:
+        if kind == "ask" and number < len(self.runners):
+            self.ask(stream=stream, which=number, samples=2)
+        elif kind == "ask eagerly":
+            self.ask_eagerly(stream=stream, stop=bool(number))
+        elif kind == "ask a head":
+            self.ask_a_head(stream=stream, index=number)
+        elif kind == "assign":
+            self.assign(stream=stream, tap=SmallNet.taps[number], threshold=0.3)
+
     @rule()
     def destroy_a_stream(self) -> None:
         self.streams[2].gone = True
@@ -211,6 +255,8 @@ class AnyOrder(RuleBasedStateMachine):
     def is_right(self, answer: ExitResult, confidence: Tensor, label: Tensor) -> None:
         """Compare an answer on the stream that has asked for it."""
         assert answer.label.add(answer.exit_index).shape == answer.confidence.shape
+        if not self.compares:
+            return
         with _disable_current_modes():
             thresholds = torch.tensor([*(head.rule.threshold for head in self.network.fused_heads), -1.0])[:, None]
             clear = ((confidence - thresholds).abs() > 1e-4).all(0)
@@ -223,4 +269,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=3, stateful_step_count=12)
+TestAnyOrder.settings = settings(max_examples=6, stateful_step_count=20)
