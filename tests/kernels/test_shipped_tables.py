@@ -4,15 +4,16 @@ import re
 import statistics
 
 import pytest
+from auxhead.autotune.records import table_command
 from auxhead.autotune.records.comparison import Difference
 from auxhead.autotune.sweep.exclusion import excluded
-from auxhead.autotune.tuned.promote import promote
+from auxhead.autotune.tuned import promote as promotion
 from auxhead.kernels.kernel_hash import kernel_hash
 from auxhead.kernels.launch_rule import config_by_rule
 from auxhead.kernels.tuned_table import lookup, read_table, table_path
 from auxhead.plots.records import COMMITTED
 from support.command_line import tune
-from support.committed_records import records
+from support.committed_records import read_once, records
 from support.documents import Document
 
 PAGE = Document("autotune/README.md")
@@ -41,8 +42,9 @@ def test_its_entries_are_found_and_can_be_launched(table):
         assert entry.config == config_by_rule(entry.shape) or excluded(entry.config, entry.shape) is None
 
 
-def test_it_is_what_the_committed_records_decide(table, tmp_path):
-    promoted = promote([COMMITTED / SHIPPED[table.device]], tmp_path / "table.json").table
+def test_it_is_what_the_committed_records_decide(table, tmp_path, monkeypatch):
+    read_once(monkeypatch, promotion)
+    promoted = promotion.promote([COMMITTED / SHIPPED[table.device]], tmp_path / "table.json").table
     decided = {(entry.shape, entry.place): entry for entry in promoted.entries}
     assert len(decided) == len(table.entries)
     for entry in table.entries:
@@ -51,8 +53,9 @@ def test_it_is_what_the_committed_records_decide(table, tmp_path):
         assert again.margin == pytest.approx(entry.margin, abs=1e-3)
 
 
-def test_the_winners_are_published():
+def test_the_winners_are_published(monkeypatch):
     """All of them, and in the page of autotune/ what they come to."""
+    read_once(monkeypatch, table_command)
     published = (COMMITTED / "h200/winners.md").read_text()
     printed = tune("table", COMMITTED / SHIPPED["NVIDIA H200"], "--markdown").output
     assert [line.split("|")[:6] for line in printed.splitlines()] == [

@@ -2,7 +2,9 @@
 
 import json
 from functools import cache
+from types import ModuleType
 
+import pytest
 from auxhead.autotune.records.record import Record, read_records
 from auxhead.plots.records import COMMITTED
 
@@ -20,6 +22,12 @@ def report(name: str) -> dict:
 @cache
 def records(name: str) -> list[Record]:
     return read_records(COMMITTED / name)
+
+
+def read_once(patch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
+    """Let modules have the records that tests have read, which takes seconds, until the test of ``patch`` ends."""
+    for module in modules:
+        patch.setattr(module, "read_records", lambda path: records(str(path.relative_to(COMMITTED))))
 
 
 def benched(variant: str, batch: int, classes: int = 10, placement: str = "blocks", exits: str = "never") -> Record:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from auxhead.plots import records as plots_records
 from auxhead.plots.figures import latency
 from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.records import COMMITTED
 from support.command_line import plot
-from support.committed_records import records
+from support.committed_records import read_once, records
 
 GALLERY = Path(__file__).parents[3] / "plots" / "gallery"
 TRACE = GALLERY / "timeline.trace.json.gz"
@@ -20,7 +21,9 @@ TRACE = GALLERY / "timeline.trace.json.gz"
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory):
     out = tmp_path_factory.mktemp("figures")
-    result = plot("all", "--out", out)
+    with pytest.MonkeyPatch.context() as patch:
+        read_once(patch, plots_records)
+        result = plot("all", "--out", out)
     assert result.exit_code == 0, result.output
     return out
 
