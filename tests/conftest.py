@@ -44,6 +44,20 @@ def pytest_configure(config):
     )
 
 
+class _GpuModule(pytest.Module):
+    """Tests of a GPU where there is none: imported and collected, and skipped in one go."""
+
+    def collect(self):
+        super().collect()
+        pytest.skip("needs a CUDA device")
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    if not HAS_CUDA and module_path.stem.endswith("_gpu"):
+        return _GpuModule.from_parent(parent, path=module_path)
+    return None
+
+
 def pytest_collection_finish():
     gc.freeze()  # thousands of tests, and PyTorch, stay: to look them over at each collection takes seconds
 
