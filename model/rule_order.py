@@ -101,7 +101,8 @@ def ordered_write(rule: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
             trunk = stream_pair(device).trunk
             trunk.wait_event(_writes[rule].done)
             for tensor in tensors:
-                tensor.record_stream(trunk)
+                if type(tensor) is Tensor:  # FakeTensors have no memory
+                    tensor.record_stream(trunk)
 
 
 def _wait_for_reads(rule: nn.Module, stream: torch.cuda.Stream) -> None:

@@ -8,6 +8,7 @@ from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner
 from support.example_models import needs_gpu
 from support.graph_runner_cases import WAYS, assert_same, clear_batches, images, network
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable")]
 
@@ -131,3 +132,10 @@ def test_a_captured_network_beside_graph_trees() -> None:
             torch.compiler.cudagraph_mark_step_begin()
             compiled(inputs(4))
             assert_same(result, net(x))
+
+
+def test_rules_of_heads_without_memory_are_assigned() -> None:
+    with FakeTensorMode():
+        module = FusedAuxHead(6, 5, device="cuda")
+        module.rule.threshold = 0.25
+    assert module.rule.threshold == 0.25 and module.rule.threshold_tensor.is_cuda
