@@ -38,8 +38,8 @@ class Reader(Protocol):
     """One that reads rules behind this module's back, from a graph."""
 
     @property
-    def last_read(self) -> torch.cuda.Event:
-        """The event behind the reads so far."""
+    def last_reads(self) -> tuple[torch.cuda.Event, ...]:
+        """The events behind the reads so far."""
 
 
 def note_reader(rules: Iterable[nn.Module], reader: Reader) -> None:
@@ -97,9 +97,9 @@ def ordered_write(rule: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
         try:
             yield
         finally:
-            _note_write(rule, stream)
+            done = _note_write(rule, stream)
             trunk = stream_pair(device).trunk
-            trunk.wait_event(_writes[rule].done)
+            trunk.wait_event(done)
             for tensor in tensors:
                 if type(tensor) is Tensor:  # FakeTensors have no memory
                     tensor.record_stream(trunk)
@@ -108,7 +108,8 @@ def ordered_write(rule: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
 def _wait_for_reads(rule: nn.Module, stream: torch.cuda.Stream) -> None:
     for reference in _readers.get(rule, WeakKeyDictionary()).keyrefs():
         if (reader := reference()) is not None:
-            stream.wait_event(reader.last_read)
+            for read in reader.last_reads:
+                stream.wait_event(read)
     if (last := _writes.get(rule)) is not None:
         stream.wait_event(last.done)
         for read in list(last.read.values()):  # of lists, since other threads may add to the dicts
@@ -118,9 +119,10 @@ def _wait_for_reads(rule: nn.Module, stream: torch.cuda.Stream) -> None:
                 stream.wait_stream(other)
 
 
-def _note_write(rule: nn.Module, stream: torch.cuda.Stream) -> None:
+def _note_write(rule: nn.Module, stream: torch.cuda.Stream) -> torch.cuda.Event:
     global _count
     done = torch.cuda.Event()
     done.record(stream)
     _writes[rule] = _Write(done, {}, {})
     _count += 1
+    return done

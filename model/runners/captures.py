@@ -29,6 +29,8 @@ class Captures:
         self.batches: dict[int, CapturedBatch] = {}
         self.done = torch.cuda.Event()
         """Recorded behind each request."""
+        self.unneeded = torch.cuda.Event()
+        """Recorded behind the graph that a request may have launched and not needed."""
         self.asking: torch.cuda.Stream | None = None
         """The stream of a request behind which that event is not recorded yet: under way, or interrupted."""
         empty_cache()  # while allocating from a pool the allocator does not do so itself

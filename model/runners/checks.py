@@ -12,7 +12,8 @@ from ..early_exit_network import EarlyExitNetwork
 
 def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
     """Check network, example and taps; raises as :class:`GraphRunner` does for what cannot be captured."""
-    _check_dense("example_input", example_input)
+    if isinstance(example_input, Tensor):
+        _check_dense("example_input", example_input)
     check_batch("example_input", example_input)
     _check_cuda(example_input)
     _check_allocator()
@@ -56,9 +57,9 @@ def check_sizes(batch_sizes: Sequence[int]) -> list[int]:
 
 def check_request(x: Tensor, sample_shape: torch.Size, dtype: torch.dtype, device: torch.device) -> int:
     """Return the number of samples of a request, or raise; asked at each, so that the cheapest test comes first."""
-    _check_dense("x", x)
     if not isinstance(x, Tensor):
         raise TypeError(f"x: got {type(x).__name__}, wants a torch.Tensor")
+    _check_dense("x", x)
     shape = x.shape
     if not shape or shape[1:] != sample_shape or not shape[0]:
         raise ValueError(f"x: got shape {list(shape)}, wants [N, {', '.join(map(str, sample_shape))}] and N >= 1")
@@ -78,8 +79,8 @@ def check_no_outer_capture() -> None:
         )
 
 
-def _check_dense(name: str, x: object) -> None:
-    if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+def _check_dense(name: str, x: Tensor) -> None:
+    if x.layout is not torch.strided or x.is_nested:
         raise TypeError(f"{name}: got {tensor_in_words(x)}, wants a dense one")
 
 

@@ -126,10 +126,10 @@ class GraphRunner(Runner):
             self._done.record(caller)
 
     @property
-    def last_read(self) -> torch.cuda.Event:
-        """The event behind the last request's reads of rules."""
+    def last_reads(self) -> tuple[torch.cuda.Event, ...]:
+        """The events behind the last request's reads of rules and weights."""
         self._captures.catch_up()
-        return self._done
+        return self._done, self._captures.unneeded
 
     @property
     def trunk(self) -> Trunk:

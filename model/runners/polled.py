@@ -86,15 +86,6 @@ class PolledRunner(GraphRunner):
     def _event(self) -> torch.cuda.Event:
         return torch.cuda.Event()
 
-    @property
-    def last_read(self) -> torch.cuda.Event:
-        """The event behind the last request's reads, by the graph that it did not need, too."""
-        done = super().last_read
-        if not self._captured:  # closed, which has waited for all
-            return done
-        self._stream.wait_event(done)
-        return self._stream.record_event()
-
     def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         stops = choose_stops(self._segment_times(example), _LEAST_SEGMENT_US)
         static = StaticInput(example)
@@ -147,7 +138,9 @@ class PolledRunner(GraphRunner):
     def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
         assert isinstance(captured, PolledBatch)
         try:
-            return self._answer_polling(captured, x, caller)
+            answer = self._answer_polling(captured, x, caller)
+            self._captures.unneeded.record(self._stream)
+            return answer
         except BaseException:  # an interrupt, say, before or after the request was counted on the device
             with suppress(RuntimeError):  # an error would hide what has gone wrong
                 self._stream.synchronize()

@@ -46,8 +46,7 @@ class Trunk:
 
         See :func:`fastest_convolutions`.
         """
-        fused = any(isinstance(module, FusedConvolution) for module in self.module.modules())
-        with fastest_convolutions(samples) if fused else nullcontext():
+        with fastest_convolutions(samples) if _fused(self.module) else nullcontext():
             yield
 
     def refresh(self) -> None:
@@ -57,12 +56,11 @@ class Trunk:
         are the backbone's own. It comes after all uses by runners that were asked for before it, and before all others,
         on whatever streams they are.
         """
-        copies = _copies(self.module)
-        if copies:
+        fused = _fused(self.module)
+        if copies := _copies(fused):
             with beside_captures() if copies[0].is_cuda else nullcontext(), ordered_write(self.module, copies):
-                for module in self.module.modules():
-                    if isinstance(module, FusedConvolution):
-                        module.refresh()
+                for module in fused:
+                    module.refresh()
 
 
 def make_trunk(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, kind: str = "as_is") -> Trunk:
@@ -137,15 +135,18 @@ def _cudnn(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> T
     module, classifier, notes = rewriter.fused()
     memory_format = torch.channels_last if example_input.ndim == 4 else _format_of(example_input)
     notes += _choose(module, example_input.contiguous(memory_format=memory_format))
-    if copies := _copies(module):
+    if copies := _copies(_fused(module)):
         with ordered_write(module, copies):  # which is done
             pass
     return Trunk(module, classifier, memory_format, tuple(notes))
 
 
-def _copies(module: nn.Module) -> list[Tensor]:
+def _fused(module: nn.Module) -> list[FusedConvolution]:
+    return [each for each in module.modules() if isinstance(each, FusedConvolution)]
+
+
+def _copies(fused: Sequence[FusedConvolution]) -> list[Tensor]:
     """Return the tensors that a trunk has of its own."""
-    fused = [each for each in module.modules() if isinstance(each, FusedConvolution)]
     return [copy for each in fused for copy in each.buffers()]
 
 
@@ -159,7 +160,7 @@ def _choose(module: nn.Module, x: Tensor) -> list[str]:
         if reason is not None:
             refused[reason] = refused.get(reason, 0) + 1
 
-    convolutions = [each for each in module.modules() if isinstance(each, FusedConvolution)]
+    convolutions = _fused(module)
     hooks = [conv.register_forward_pre_hook(choose) for conv in convolutions]
     try:
         module(x.clone(memory_format=torch.preserve_format))  # which it may change in place

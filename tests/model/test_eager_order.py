@@ -141,7 +141,7 @@ def test_a_rule_is_assigned_after_heads_on_any_stream_have_read_it(
 
 class Reader:
     def __init__(self) -> None:
-        self.last_read = stream_order.Event()
+        self.last_reads = (stream_order.Event(),)
 
 
 def test_a_rule_is_assigned_while_other_threads_use_it_for_the_first_time(

@@ -10,12 +10,14 @@ import pytest
 import torch
 from auxhead.kernels import runs_triton
 from auxhead.model import EarlyExitNetwork, make_runner, rule_order
+from auxhead.model.runners.graph_runner import GraphRunner
 from auxhead.model.runners.overlapped import OverlappedRunner
 from auxhead.model.runners.polled import PolledRunner
 from support import stream_order
 from support.example_models import SmallNet, plain_heads
 from support.simulated_cuda import simulated_cuda
 from support.stream_order import OfOthers, Stream
+from torch.utils._python_dispatch import _disable_current_modes
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="simulates CUDA, which is here")
 
@@ -163,6 +165,30 @@ def test_a_runner_is_made_just_after_its_rules_were_assigned(way: str, simulatio
     make_runner(network, torch.randn(2, 3, 4, 4), batch_sizes=(2,), **WAYS[way]).close()
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rule_is_assigned_while_another_thread_makes_a_runner(
+    way: str, simulation: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait of the streams that capture would break the capture."""
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(SmallNet(), plain_heads(), 0.5, example_input=torch.randn(2, 3, 4, 4)).eval()
+    wait_event, waited, other = Stream.wait_event, set(), Stream()
+
+    def wait(stream: Stream, event: stream_order.Event) -> None:
+        waited.add(stream)
+        wait_event(stream, event)
+
+    def assign(*_: object) -> None:
+        with stream_order.current(other), _disable_current_modes(), monkeypatch.context() as patch:
+            patch.setattr(Stream, "wait_event", wait)
+            network.set_rules(0.5)
+
+    network.backbone.fc.register_forward_pre_hook(assign)
+    runner = make_runner(network, torch.randn(2, 3, 4, 4), batch_sizes=(1, 2), **WAYS[way])
+    assert isinstance(runner, GraphRunner) and other in waited
+    assert not waited & {runner._captures.streams.trunk, runner._captures.streams.side}
+
+
 @pytest.mark.parametrize("way", ["polled", "compact"])
 def test_a_trunk_is_refreshed_while_a_graph_is_under_way_that_a_request_did_not_need(
     way: str, simulation: None
@@ -262,6 +288,6 @@ def test_a_rule_is_assigned_while_another_thread_reads_it_for_the_first_time(
             rule_order.note_reader([rule], readers.pop())
 
     monkeypatch.setattr(rule_order, "capture_id", beside)
-    monkeypatch.setattr(OverlappedRunner, "last_read", property(lambda self: beside() or self._done))
+    monkeypatch.setattr(OverlappedRunner, "last_reads", property(lambda self: beside() or (self._done,)))
     rule.threshold = 0.25
     runner.close()
