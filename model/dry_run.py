@@ -1,6 +1,5 @@
 """One run of a backbone that checks its taps before anything depends on them."""
 
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from ..kernels import check_input
 from ..kernels.head_arguments import FLOAT_DTYPES, check_countable
 from .arguments import HEAD_DTYPES, close_names, is_plain, tensor_in_words
+from .hooks import ThreadHook
 
 
 class DryRun(NamedTuple):
@@ -45,15 +45,12 @@ class _Watch(TorchDispatchMode):
         self.outputs: dict[nn.Module, Any] = {}  # of the tapped layers
         self.unreadable: set[nn.Module] = set()
         self.changed_in_place: set[nn.Module] = set()
-        self._thread = threading.get_ident()
         self._batch = batch
         self._tapped = tapped
         self._alive: list[tuple[Tensor, int | None, nn.Module]] = []
 
     def __call__(self, layer: nn.Module, _inputs: Any, output: Any) -> None:
-        """The forward hook; what other threads run meanwhile is not looked at."""
-        if threading.get_ident() != self._thread:
-            return
+        """The forward hook."""
         self.order.append(layer)
         self.look_for_changes()
         if layer in self._tapped:
@@ -112,7 +109,7 @@ def dry_run(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> 
     watch = _Watch(batch, {layers[tap] for tap in taps if tap in layers})
     with ExitStack() as stack:
         for module in backbone.modules():
-            stack.callback(module.register_forward_hook(watch).remove)
+            stack.callback(module.register_forward_hook(ThreadHook(watch)).remove)
             stack.callback(setattr, module, "training", module.training)
         backbone.eval()
         stack.enter_context(torch.inference_mode(False))  # tensors of inference mode do not count their versions

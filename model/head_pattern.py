@@ -6,6 +6,7 @@ from torch import nn
 
 from ..kernels.head_arguments import FLOAT_DTYPES
 from .arguments import HEAD_DTYPES
+from .hooks import has_hooks
 
 POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 KNOWN_MODULES = (
@@ -146,11 +147,3 @@ def _parts(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
         nested = type(child) is nn.Sequential and not has_hooks(child) and "forward" not in vars(child)
         parts += _parts(child, f"{prefix}{name}.") if nested else [(prefix + name, child)]
     return parts
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether a module carries hooks of its own, which whatever stands in for it would not call."""
-    return any(
-        getattr(module, name)
-        for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    )

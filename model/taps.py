@@ -1,6 +1,5 @@
 """Taps: named layers of an unmodified module whose outputs feed heads."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -9,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks
+
+from .hooks import ThreadHook
 
 #: Called at the moment a tapped layer returns, with the index of the tap and the layer's output.
 OnTap = Callable[[int, Tensor], None]
@@ -27,19 +28,17 @@ def listening(backbone: nn.Module, taps: Sequence[str], on_tap: OnTap) -> Iterat
     and two threads may run one backbone. A forward that is not left early must run every tap once and in order, as the
     dry run did, lest an answer be taken for another exit's.
     """
-    traced = torch.compiler.is_dynamo_compiling()  # in one thread, for whose number Dynamo cannot ask
-    thread = 0 if traced else threading.get_ident()
+    traced = torch.compiler.is_dynamo_compiling()
     returned = 0
 
     def hook_of(index: int) -> Callable[[nn.Module, Any, Any], None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
             nonlocal returned
-            if traced or threading.get_ident() == thread:
-                if index != returned:
-                    expected = f"{taps[returned]!r} should" if returned < len(taps) else "no tap should any more"
-                    raise RuntimeError(f"heads: layer {taps[index]!r} ran when {expected}, unlike in the dry run")
-                returned += 1
-                on_tap(index, output)
+            if index != returned:
+                expected = f"{taps[returned]!r} should" if returned < len(taps) else "no tap should any more"
+                raise RuntimeError(f"heads: layer {taps[index]!r} ran when {expected}, unlike in the dry run")
+            returned += 1
+            on_tap(index, output)
 
         return hook
 
@@ -54,7 +53,7 @@ def listening(backbone: nn.Module, taps: Sequence[str], on_tap: OnTap) -> Iterat
 def _hook(layer: nn.Module, hook: Callable[[nn.Module, Any, Any], None], *, traced: bool) -> Callable[[], object]:
     """Register a forward hook, while Dynamo traces or not, and return what removes it."""
     if not traced:
-        return layer.register_forward_hook(hook).remove
+        return layer.register_forward_hook(ThreadHook(hook)).remove
 
     # Of ways to hook a layer Dynamo can trace one: a change of the hooks of all modules, undone before the trace ends
     def hook_of_all(module: nn.Module, inputs: Any, output: Any) -> None:

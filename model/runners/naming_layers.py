@@ -1,6 +1,5 @@
 """Names the layer in whose forward a capture fails."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -8,26 +7,25 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..hooks import ThreadHook
+
 
 @contextmanager
 def naming_layers(backbone: nn.Module) -> Iterator[None]:
     """Make an error in a forward of ``backbone`` say in which layer a capture failed."""
     names = {module: name for name, module in backbone.named_modules()}
-    thread = threading.get_ident()
     running: list[str] = []
 
     def enter(module: nn.Module, _inputs: Any) -> None:
-        if threading.get_ident() == thread:
-            running.append(names[module])
+        running.append(names[module])
 
     def leave(_module: nn.Module, _inputs: Any, _output: Any) -> None:
-        if threading.get_ident() == thread:
-            running.pop()
+        running.pop()
 
     with ExitStack() as hooks:
         for module in names:
-            hooks.callback(module.register_forward_pre_hook(enter).remove)
-            hooks.callback(module.register_forward_hook(leave).remove)
+            hooks.callback(module.register_forward_pre_hook(ThreadHook(enter)).remove)
+            hooks.callback(module.register_forward_hook(ThreadHook(leave)).remove)
         try:
             yield
         except torch.OutOfMemoryError:  # says what is wrong, and no layer is to blame

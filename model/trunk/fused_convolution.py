@@ -1,7 +1,7 @@
 """``FusedConvolution``: a convolution with the batch norm, sum and ReLU behind it, in one launch of cuDNN if it can."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,13 +15,37 @@ COARSE_TOLERANCE = 2**-5
 LEAST_TIMED_BATCH = 16
 
 
+class _Benchmark:
+    """``cudnn.benchmark``, which is one for all threads: set while any of them is within, and then put back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._within = 0
+        self._before = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._within:
+                self._before = torch.backends.cudnn.benchmark
+            self._within += 1
+            torch.backends.cudnn.benchmark = True
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._within -= 1
+            if not self._within:
+                torch.backends.cudnn.benchmark = self._before
+
+
+_BENCHMARK = _Benchmark()
+
+
 def has_cudnn(x: Tensor) -> bool:
     """Return whether a convolution of ``x`` may go to cuDNN."""
     return x.device.type == "cuda" and torch.backends.cudnn.enabled
 
 
-@contextmanager
-def fastest_convolutions(samples: int) -> Iterator[None]:
+def fastest_convolutions(samples: int) -> AbstractContextManager[None]:
     """Let cuDNN time its algorithms for each convolution of a batch that is new to this thread, and keep the fastest.
 
     Later ones of the same sizes take the same algorithm. Small batches are left to cuDNN's rules: timed alone,
@@ -29,14 +53,8 @@ def fastest_convolutions(samples: int) -> Iterator[None]:
     us at batch 1 with them and 160 without; at 32, 457 with what is timed and 503 without). And where PyTorch is asked
     to be deterministic nothing is timed, since two processes might find different ones the fastest.
     """
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark
-    deterministic = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-    cudnn.benchmark = before or (samples >= LEAST_TIMED_BATCH and not deterministic)
-    try:
-        yield
-    finally:
-        cudnn.benchmark = before
+    deterministic = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    return _BENCHMARK if samples >= LEAST_TIMED_BATCH and not deterministic else nullcontext()
 
 
 class FusedConvolution(nn.Module):

@@ -6,7 +6,7 @@ from typing import Any
 from torch import fx, nn
 from torch.fx import Node
 
-from ..head_pattern import has_hooks
+from ..hooks import has_hooks
 from .tap_tracer import tap_mark
 
 

@@ -1,13 +1,17 @@
 """Traces a backbone without losing its taps: a copy to work on, and a graph that marks the output of every tap."""
 
 import copy
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 
-from ..head_pattern import has_hooks
+from ..hooks import ThreadHook, has_hooks
+
+#: Two traces at once would each put back what it found of ``nn.Module``: the other's changes, for good.
+_TRACES = threading.RLock()
 
 
 def shallow_copy(module: nn.Module, source_of: dict[nn.Module, nn.Module]) -> nn.Module:
@@ -25,10 +29,13 @@ def shallow_copy(module: nn.Module, source_of: dict[nn.Module, nn.Module]) -> nn
     # its own dictionaries of parameters, buffers, modules and hooks
     duplicate.__dict__ = {
         name: copy.copy(value) if name.startswith("_") and isinstance(value, (dict, set)) else value
-        for name, value in module.__dict__.items()
+        for name, value in module.__dict__.copy().items()  # of which another thread may be changing the original
     }
+    for hooks in (duplicate._forward_hooks, duplicate._forward_pre_hooks):
+        for key in [key for key, hook in hooks.items() if isinstance(hook, ThreadHook)]:
+            del hooks[key]  # of another thread that runs the original
     source_of[duplicate] = module
-    for name, child in module._modules.items():
+    for name, child in duplicate._modules.items():
         duplicate._modules[name] = None if child is None else shallow_copy(child, source_of)
     return duplicate
 
@@ -55,12 +62,16 @@ class _UntraceableLayerError(Exception):
 
 
 class _TapTracer(fx.Tracer):
-    """Marks the outputs of tapped layers, and calls in the graph the layers of ``kept`` as they are."""
+    """Marks the outputs of tapped layers, and calls in the graph the layers of ``kept`` as they are.
+
+    Modules of other threads come here, too, since a trace changes ``nn.Module`` itself; they run as ever.
+    """
 
     def __init__(self, taps: Mapping[nn.Module, str], kept: Mapping[str, str]) -> None:
         super().__init__()
         self._taps = taps
         self._kept = kept
+        self._thread = threading.get_ident()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name in self._kept or super().is_leaf_module(m, module_qualified_name)
@@ -74,6 +85,8 @@ class _TapTracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
         path = self.path_of_module(m)
         if path not in self._kept and (has_hooks(m) or "forward" in vars(m)):
             raise _UntraceableLayerError(path, "carries hooks" if has_hooks(m) else "has a forward of its own")
@@ -86,6 +99,11 @@ class _TapTracer(fx.Tracer):
         if m in self._taps and path not in self._kept:
             return self.create_proxy("call_function", tap_mark, (output, self._taps[m]), {})
         return output
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
 
 def trace(module: nn.Module, taps: Mapping[nn.Module, str]) -> TracedGraph | str:
@@ -102,7 +120,8 @@ def trace(module: nn.Module, taps: Mapping[nn.Module, str]) -> TracedGraph | str
     kept: dict[str, str] = {}
     while True:
         try:
-            return TracedGraph(_TapTracer(taps, kept).trace(module), kept)
+            with _TRACES:
+                return TracedGraph(_TapTracer(taps, kept).trace(module), kept)
         except _UntraceableLayerError as error:
             kept[error.path] = error.reason
         except Exception as error:  # as above, in the forward of the module itself

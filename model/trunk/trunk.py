@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from ..rule_order import ordered_write
 from ..taps import listening
 from .backbone_rewriter import BackboneRewriter
 from .fused_convolution import FusedConvolution, fastest_convolutions
-from .tap_tracer import first_line
+from .tap_tracer import first_line, shallow_copy
 
 #: "as_is" is the backbone itself; "cudnn" folds batch norms and uses cuDNN's fused convolutions; "inductor" compiles.
 TRUNKS = ("as_is", "cudnn", "inductor")
@@ -40,14 +40,12 @@ class Trunk:
     notes: tuple[str, ...]
     """Sentences on what was done to the backbone, and on what was not and why."""
 
-    @contextmanager
-    def choosing(self, samples: int) -> Iterator[None]:
+    def choosing(self, samples: int) -> AbstractContextManager[None]:
         """Let a "cudnn" trunk that runs for the first time with a batch of that size take the fastest algorithms.
 
         See :func:`fastest_convolutions`.
         """
-        with fastest_convolutions(samples) if _fused(self.module) else nullcontext():
-            yield
+        return fastest_convolutions(samples) if _fused(self.module) else nullcontext()
 
     def refresh(self) -> None:
         """Fold the backbone's weights again, in place, so that captured graphs see what they are now.
@@ -207,7 +205,8 @@ def _too_far_off(
     dtype = as_it_is[-1].dtype
     floor = FLOOR_ROUNDINGS.get(dtype, FLOOR_ROUNDINGS_NARROW) * torch.finfo(dtype).eps
     try:
-        exact = _run(copy.deepcopy(backbone).double(), taps, x.double() if x.is_floating_point() else x)
+        double = copy.deepcopy(shallow_copy(backbone, {})).double()  # which no other thread changes
+        exact = _run(double, taps, x.double() if x.is_floating_point() else x)
         allowed = TIMES_AS_WRONG * _relative_error(as_it_is, exact) + floor
     except Exception:  # a backbone that computes in one dtype only is its own truth
         exact = as_it_is

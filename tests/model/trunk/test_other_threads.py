@@ -1,0 +1,154 @@
+"""While a trunk is traced and timed, other threads call their modules, make trunks, and keep their settings.
+
+PyTorch's tracer changes ``nn.Module`` for all threads at once, and ``cudnn.benchmark`` is one for all.
+"""
+
+import copy
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+import torch
+from auxhead.model.taps import listening
+from auxhead.model.trunk.fused_convolution import LEAST_TIMED_BATCH, fastest_convolutions
+from auxhead.model.trunk.trunk import _too_far_off, make_trunk
+from support.example_models import SmallNet
+from support.trunk_cases import assert_same, branching_inside
+from torch import Tensor, nn
+
+cudnn = torch.backends.cudnn
+WAITS_S = 60
+
+
+class Meanwhile(nn.Module):
+    """Calls ``act`` while a forward of it is traced, and twice a tensor's value otherwise."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        super().__init__()
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor):
+            self.act()
+        return x + x
+
+
+def outcome(act: Callable[[], object]) -> object:
+    """Return what a call returns or raises."""
+    try:
+        return act()
+    except Exception as error:
+        return error
+
+
+def in_thread(act: Callable[[], object]) -> object:
+    """Return what a call returns in a thread of its own."""
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.append(act()), daemon=True)
+    thread.start()
+    thread.join(WAITS_S)
+    return results[0]
+
+
+@pytest.mark.parametrize("whose", ["its own", "another"])
+def test_a_module_is_called_while_another_thread_traces(whose: str) -> None:
+    x, answers = torch.randn(2, 3, 12, 12), []
+    network = SmallNet().eval()
+    called = network if whose == "its own" else SmallNet().eval()
+    backbone = nn.Sequential(Meanwhile(lambda: answers.append(in_thread(lambda: called(x)))), network).eval()
+    taps = [f"1.{tap}" for tap in SmallNet.taps]
+    trunk = make_trunk(backbone, taps, x, "cudnn")
+    assert answers and all(torch.equal(answer, called(x)) for answer in answers)
+    assert not any("as it is" in note for note in trunk.notes), trunk.notes
+    assert_same(trunk, backbone, taps, x)
+
+
+def test_a_trunk_is_made_while_another_thread_makes_one() -> None:
+    """The second would begin within the first, and end after it."""
+    x, taps = torch.randn(2, 3, 12, 12), [f"1.{tap}" for tap in SmallNet.taps]
+    began, ended = threading.Event(), threading.Event()
+    trunks = {}
+
+    def act() -> None:
+        began.set()
+        ended.wait(WAITS_S)
+
+    second = nn.Sequential(Meanwhile(act), SmallNet()).eval()
+    thread = threading.Thread(target=lambda: trunks.update(second=make_trunk(second, taps, x, "cudnn")), daemon=True)
+
+    def start() -> None:
+        thread.start()
+        began.wait(1)  # in vain, if the second waits for the first
+
+    first = nn.Sequential(Meanwhile(start), SmallNet()).eval()
+    before = nn.Module.__call__, nn.Module.__getattr__, torch.fx._symbolic_trace.is_fx_symbolic_tracing()
+    trunks["first"] = make_trunk(first, taps, x, "cudnn")
+    ended.set()
+    thread.join(WAITS_S)
+    assert before == (nn.Module.__call__, nn.Module.__getattr__, torch.fx._symbolic_trace.is_fx_symbolic_tracing())
+    for backbone, trunk in ((first, trunks["first"]), (second, trunks["second"])):
+        assert not any("as it is" in note for note in trunk.notes), trunk.notes
+        assert_same(trunk, backbone, taps, x)
+
+
+@pytest.mark.parametrize("kind", [SmallNet, branching_inside], ids=["traced", "in parts"])
+def test_a_trunk_is_made_while_another_thread_listens(kind: Callable[[], nn.Module]) -> None:
+    """Its hooks stay out of the trunk, which would call them for good."""
+    x, backbone = torch.randn(2, 3, 12, 12), kind().eval()
+    taps = SmallNet.taps if kind is SmallNet else ("1.layers.0", "1.layers.1")
+    listens, made = threading.Event(), threading.Event()
+    trunks, heard = [], []
+
+    def listen() -> None:
+        with listening(backbone, taps, lambda index, _features: heard.append(index)):
+            listens.set()
+            made.wait(WAITS_S)
+            trunks[0].module(x)
+            trunks[0].module(x)
+            copy.deepcopy(backbone)(x)
+            assert not heard
+            backbone(x)
+
+    alone = make_trunk(backbone, taps, x, "cudnn")
+    thread = threading.Thread(target=lambda: trunks.append(outcome(listen)), daemon=True)
+    thread.start()
+    listens.wait(WAITS_S)
+    trunks.append(make_trunk(backbone, taps, x, "cudnn"))
+    made.set()
+    thread.join(WAITS_S)
+    assert trunks[1] is None and heard == [*range(len(taps))], trunks[1]
+    assert trunks[0].notes == alone.notes
+
+
+def test_the_truth_is_computed_while_another_thread_listens() -> None:
+    """It listens while the hooks of a layer are copied."""
+    x, backbone = torch.randn(2, 3, 12, 12), SmallNet().eval()
+
+    class Hook:
+        def __call__(self, *_args: object) -> None:
+            pass
+
+        def __deepcopy__(self, memo: object) -> "Hook":
+            backbone.block0.register_forward_hook(Hook())
+            return self
+
+    for _ in range(2):
+        backbone.block0.register_forward_hook(Hook())
+    logits = backbone(x).detach()
+    off = 2**-8 * logits.abs().max()
+    assert _too_far_off(backbone, [], x, [logits + off], [logits + 2 * off]) is None  # of the truth: not of the first
+    assert len(backbone.block0._forward_hooks) > 2
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_the_setting_that_two_threads_change_is_put_back(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ends before the second: each on a stack of its own, as in two threads."""
+    monkeypatch.setattr(cudnn, "benchmark", before)
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(fastest_convolutions(LEAST_TIMED_BATCH))
+    second.enter_context(fastest_convolutions(LEAST_TIMED_BATCH))
+    first.close()
+    assert cudnn.benchmark  # the second is not done
+    second.close()
+    assert cudnn.benchmark is before
