@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -26,10 +27,10 @@ def shallow_copy(module: nn.Module, source_of: dict[nn.Module, nn.Module]) -> nn
         source_of[module] = module
         return module
     duplicate = module.__new__(type(module))
-    # its own dictionaries of parameters, buffers, modules and hooks
+    # its own dictionaries of parameters, buffers, modules and hooks; another thread may be changing the module's
     duplicate.__dict__ = {
-        name: copy.copy(value) if name.startswith("_") and isinstance(value, (dict, set)) else value
-        for name, value in module.__dict__.copy().items()  # of which another thread may be changing the original
+        name: _copied(value) if name.startswith("_") and isinstance(value, (dict, set)) else value
+        for name, value in module.__dict__.copy().items()
     }
     for hooks in (duplicate._forward_hooks, duplicate._forward_pre_hooks):
         for key in [key for key, hook in hooks.items() if isinstance(hook, ThreadHook)]:
@@ -38,6 +39,11 @@ def shallow_copy(module: nn.Module, source_of: dict[nn.Module, nn.Module]) -> nn
     for name, child in duplicate._modules.items():
         duplicate._modules[name] = None if child is None else shallow_copy(child, source_of)
     return duplicate
+
+
+def _copied(collection: Any) -> Any:
+    """Copy a collection: PyTorch's own, an OrderedDict that may be changing, without running Python in between."""
+    return collection.copy() if type(collection) is OrderedDict else copy.copy(collection)
 
 
 def tap_mark(value: Any, tap: str) -> Any:

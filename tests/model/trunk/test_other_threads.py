@@ -4,13 +4,18 @@ PyTorch's tracer changes ``nn.Module`` for all threads at once, and ``cudnn.benc
 """
 
 import copy
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
+from auxhead.model.hooks import ThreadHook
 from auxhead.model.taps import listening
+from auxhead.model.trunk import fused_convolution
 from auxhead.model.trunk.fused_convolution import LEAST_TIMED_BATCH, fastest_convolutions
 from auxhead.model.trunk.trunk import _too_far_off, make_trunk
 from support.example_models import SmallNet
@@ -19,6 +24,8 @@ from torch import Tensor, nn
 
 cudnn = torch.backends.cudnn
 WAITS_S = 60
+#: Files in which every line is watched: those that copy, and all of the trunk's.
+WATCHED = {copy.__file__, nn.modules.module.__file__, *map(str, Path(fused_convolution.__file__).parent.glob("*.py"))}
 
 
 class Meanwhile(nn.Module):
@@ -121,6 +128,36 @@ def test_a_trunk_is_made_while_another_thread_listens(kind: Callable[[], nn.Modu
     assert trunks[0].notes == alone.notes
 
 
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+def test_hooks_of_another_thread_come_and_go_at_every_line(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, backbone = torch.randn(2, 3, 12, 12), SmallNet().eval()
+    monkeypatch.setattr(torch, "compile", lambda forward, **_options: forward)
+    alone = make_trunk(backbone, SmallNet.taps, x, kind)
+    hook = in_thread(lambda: ThreadHook(print))
+    layers, handles = list(backbone.modules()), []
+
+    def at_line(_frame: FrameType, event: str, _arg: object) -> object:
+        if event == "line" and handles:
+            handles.pop().remove()
+            layers.append(layers.pop(0))
+        elif event == "line":
+            handles.append(layers[0].register_forward_hook(hook))
+        return at_line
+
+    def at_call(frame: FrameType, _event: str, _arg: object) -> object:
+        return at_line if frame.f_code.co_filename in WATCHED else None
+
+    before = sys.gettrace()
+    sys.settrace(at_call)
+    try:
+        trunk = make_trunk(backbone, SmallNet.taps, x, kind)
+    finally:
+        sys.settrace(before)
+    assert trunk.notes == alone.notes
+    assert_same(trunk, backbone, SmallNet.taps, x)
+
+
+@torch.no_grad()
 def test_the_truth_is_computed_while_another_thread_listens() -> None:
     """It listens while the hooks of a layer are copied."""
     x, backbone = torch.randn(2, 3, 12, 12), SmallNet().eval()
@@ -135,7 +172,7 @@ def test_the_truth_is_computed_while_another_thread_listens() -> None:
 
     for _ in range(2):
         backbone.block0.register_forward_hook(Hook())
-    logits = backbone(x).detach()
+    logits = backbone(x)
     off = 2**-8 * logits.abs().max()
     assert _too_far_off(backbone, [], x, [logits + off], [logits + 2 * off]) is None  # of the truth: not of the first
     assert len(backbone.block0._forward_hooks) > 2
