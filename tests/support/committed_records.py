@@ -1,5 +1,6 @@
 """The records that come with the project, as the tests of its pages look them up."""
 
+import gc
 import json
 from functools import cache
 from types import ModuleType
@@ -21,7 +22,9 @@ def report(name: str) -> dict:
 
 @cache
 def records(name: str) -> list[Record]:
-    return read_records(COMMITTED / name)
+    found = read_records(COMMITTED / name)
+    gc.freeze()  # tens of thousands, which stay: to look them over at each collection takes seconds
+    return found
 
 
 def read_once(patch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
