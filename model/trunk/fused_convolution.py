@@ -1,43 +1,24 @@
 """``FusedConvolution``: a convolution with the batch norm, sum and ReLU behind it, in one launch of cuDNN if it can."""
 
-import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..owned_lock import OwnedLock
+
 #: cuDNN's fused convolution has to agree with the plain one this well, relative to the largest output; the trunk as a
 #: whole is checked much more strictly.
 COARSE_TOLERANCE = 2**-5
 #: Samples of a batch from which on cuDNN's algorithms are timed.
 LEAST_TIMED_BATCH = 16
-
-
-class _Benchmark:
-    """``cudnn.benchmark``, which is one for all threads: set while any of them is within, and then put back."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._within = 0
-        self._before = False
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._within:
-                self._before = torch.backends.cudnn.benchmark
-            self._within += 1
-            torch.backends.cudnn.benchmark = True
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._within -= 1
-            if not self._within:
-                torch.backends.cudnn.benchmark = self._before
-
-
-_BENCHMARK = _Benchmark()
+#: Who has cuDNN time its algorithms just now, and the user's own setting: ``cudnn.benchmark`` is one for all threads.
+_timing: set[object] = set()
+_before = False
+_SETTING = OwnedLock()
 
 
 def has_cudnn(x: Tensor) -> bool:
@@ -45,7 +26,8 @@ def has_cudnn(x: Tensor) -> bool:
     return x.device.type == "cuda" and torch.backends.cudnn.enabled
 
 
-def fastest_convolutions(samples: int) -> AbstractContextManager[None]:
+@contextmanager
+def fastest_convolutions(samples: int) -> Iterator[None]:
     """Let cuDNN time its algorithms for each convolution of a batch that is new to this thread, and keep the fastest.
 
     Later ones of the same sizes take the same algorithm. Small batches are left to cuDNN's rules: timed alone,
@@ -53,8 +35,25 @@ def fastest_convolutions(samples: int) -> AbstractContextManager[None]:
     us at batch 1 with them and 160 without; at 32, 457 with what is timed and 503 without). And where PyTorch is asked
     to be deterministic nothing is timed, since two processes might find different ones the fastest.
     """
-    deterministic = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-    return _BENCHMARK if samples >= LEAST_TIMED_BATCH and not deterministic else nullcontext()
+    global _before
+    cudnn = torch.backends.cudnn
+    if samples < LEAST_TIMED_BATCH or cudnn.deterministic or torch.are_deterministic_algorithms_enabled():
+        yield
+        return
+    this = object()
+    try:
+        with _SETTING:
+            if not _timing:
+                _before = cudnn.benchmark
+            _timing.add(this)
+            cudnn.benchmark = True
+        yield
+    finally:
+        with _SETTING:
+            if this in _timing:
+                _timing.remove(this)
+                if not _timing:
+                    cudnn.benchmark = _before
 
 
 class FusedConvolution(nn.Module):

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..hooks import ThreadHook, has_hooks
+from ..owned_lock import OwnedLock
 
 #: Two traces at once would each put back what it found of ``nn.Module``: the other's changes, for good.
-_TRACES = threading.RLock()
+_TRACES = OwnedLock()
 
 
 def shallow_copy(module: nn.Module, source_of: dict[nn.Module, nn.Module]) -> nn.Module:
