@@ -3,9 +3,13 @@
 In: a head's input ([N, C, H, W], [N, T, D] or [N, D]), weight, bias, temperature and threshold. Out: a ``HeadOutput``,
 or from ``ExitLaunch`` one answer per sample, merged over the exits of a network.
 
-    fused_head           one head, one launch: the operator, its gradients; head_arguments and criteria check
-                         arguments; fused_head_kernel is the kernel, fused_head_reference the same in plain PyTorch
-    exit_launch          the heads of a captured network, answers merged on the device; exit_kernel is the kernel
+    fused_head           one head, one launch: the operator; head_backward has its gradients, head_arguments and
+                         criteria check arguments; fused_head_kernel is the kernel, fused_head_reference the same in
+                         plain PyTorch
+    exit_launch          the heads of a network in one launch, answers merged on the device and packed as answer_layout
+                         says; exit_kernel is the kernel
+    head_plan            a head's call again, without what was checked and chosen before: a launch of which noted_launch
+                         has noted all arguments, or cpu_head; exits_plan is the same for the exits of a network
     head_stages          shared by both kernels: pool, product, softmax, decision; numbers pass between programs by
                          hand_over, in memory of workspace and arrival_counters
     compaction           open samples move into a smaller batch; compact_kernel is the kernel

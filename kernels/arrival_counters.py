@@ -78,6 +78,10 @@ class ArrivalCounters:
             if foreign is not None:
                 foreign.launched.record(stream)
 
+    def are_kept(self, handle: int) -> bool:
+        """Return whether those of a stream, which had a launch, are its own as long as the process lives."""
+        return handle in self._by_stream and handle not in self._foreign
+
     def _of_stream(self, handle: int, count: int) -> Tensor:
         counters = self._by_stream.get(handle)
         if counters is None or counters.numel() < count:

@@ -17,7 +17,7 @@ def settle_cache_keys() -> None:
     from . import exit_kernel, fused_head_kernel
 
     for kernel in (fused_head_kernel.fused_head_kernel, exit_kernel.exit_kernel):
-        if isinstance(kernel, JITFunction):  # and not interpreted
+        if hasattr(kernel, "cache_key"):  # and not interpreted
             kernel.cache_key  # noqa: B018 -- made when it is first asked for
 
 

@@ -12,6 +12,7 @@ from .choose_config import choose_config
 from .criteria import check_temperature, check_threshold
 from .fused_head_reference import fused_head_reference
 from .head_arguments import check_countable, check_head_arguments, check_pool, check_rule_tensors
+from .head_backward import backward, save_for_backward
 from .head_output import HeadOutput
 from .head_view import head_view
 
@@ -182,37 +183,16 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, temperature_tensor, _, temperature, _, pool, pool_size, _, return_probs = inputs
-    ctx.save_for_backward(x, weight, bias, temperature_tensor)
-    ctx.options = (temperature, pool, tuple(pool_size), return_probs)
-    ctx.mark_non_differentiable(output[1], output[3])
-    ctx.set_materialize_grads(False)
+    save_for_backward(
+        ctx, (x, weight, bias, temperature_tensor), output,
+        temperature=temperature, pool=pool, pool_size=tuple(pool_size), return_probs=return_probs,
+    )  # fmt: skip
 
 
 def _backward(
     ctx: Any, grad_probs: Tensor | None, _label: None, grad_confidence: Tensor | None, _exits: None
 ) -> tuple[Tensor | None, ...]:
-    """Recompute the head in PyTorch and differentiate that, twice differentiable if a second derivative is wanted."""
-    twice = torch.is_grad_enabled()
-    inputs: list[Any]
-    *inputs, temperature_tensor = ctx.saved_tensors
-    temperature, pool, pool_size, return_probs = ctx.options
-    needed = ctx.needs_input_grad[:3]
-    with torch.enable_grad():
-        leaves: list[Any] = [
-            t if t is None or twice else t.detach().requires_grad_(need) for t, need in zip(inputs, needed, strict=True)
-        ]
-        heat = temperature if temperature_tensor is None else temperature_tensor
-        output = fused_head_reference(*leaves, pool=pool, pool_size=pool_size, temperature=heat, threshold=1.0)
-        # terms of the loss to first order, so that one call differentiates through both outputs
-        terms = [] if grad_confidence is None else [(output.confidence * grad_confidence).sum()]
-        if return_probs and grad_probs is not None and output.probs is not None:
-            terms.append((output.probs * grad_probs).sum())
-    wanted = [leaf for leaf, need in zip(leaves, needed, strict=True) if need]
-    gradients: Sequence[Tensor] = ()
-    if terms:
-        gradients = torch.autograd.grad(terms, wanted, [torch.ones_like(term) for term in terms], create_graph=twice)
-    grads = iter(gradients)
-    return (*(next(grads, None) if need else None for need in needed), *[None] * 8)
+    return (*backward(ctx, grad_probs, grad_confidence), *[None] * 8)
 
 
 torch.library.register_autograd("auxhead::fused_head", _backward, setup_context=_save_for_backward)

@@ -1,0 +1,43 @@
+"""cpu_head: one head on a CPU in as few of PyTorch's operations as its plain chain takes, without gradients."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .fused_head_reference import decide, pooled_features
+from .head_output import HeadOutput
+
+
+def cpu_head(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: Tensor,
+    threshold: Tensor,
+    *,
+    pool: str,
+    pool_size: tuple[int, int],
+    return_probs: bool,
+) -> HeadOutput:
+    """Answer as ``fused_head_reference`` does, bit for bit.
+
+    Arguments are those of ``fused_head``, checked, and the rule's tensors have no dimension. The temperature, mostly 1,
+    is read here, and a NaN is looked for among the confidences alone, by the host.
+    """
+    if x.dtype != torch.float32:
+        x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
+    logits = F.linear(pooled_features(x, pool, pool_size), weight, bias)
+    divisor = temperature.item()
+    if divisor == 1.0:
+        label = logits.argmax(-1)
+        probs = torch.softmax(logits, -1)  # which subtracts the largest itself, to the same effect
+    else:  # a logit divided by the temperature may overflow
+        largest, label = logits.max(-1)
+        probs = torch.softmax((logits - largest[:, None]) / divisor, -1)
+    confidence = probs.amax(-1)
+    if not 0.0 < divisor < math.inf or math.isnan(sum(confidence.tolist())):
+        output = decide(logits, temperature, threshold)
+        return output if return_probs else output._replace(probs=None)
+    return HeadOutput(probs if return_probs else None, label, confidence, confidence > threshold)
