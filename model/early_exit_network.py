@@ -13,6 +13,7 @@ from .dry_run import check_head_fits, dry_run
 from .eager_pass import run_eagerly
 from .exit_result import ExitResult
 from .exit_rule import ExitRule, as_exit_rule
+from .exits_plans import ExitsPlans
 from .fused_aux_head import FusedAuxHead
 from .streams import has_streams
 from .taps import listening
@@ -62,6 +63,7 @@ class EarlyExitNetwork(nn.Module):
         _check_distinct(heads)
         by_tap = None if rules is None else self._rules_by_tap(rules)
         self._checked = False
+        self._plans = ExitsPlans()
         if example_input is not None:
             self.check_taps(example_input)
         if by_tap is not None:  # of heads that were not refused
@@ -151,14 +153,14 @@ class EarlyExitNetwork(nn.Module):
         self._checked = True
 
     def forward(self, x: Tensor, *, stop: bool = False) -> ExitResult:
-        """Answer for a batch: every head runs, beside the backbone on a GPU.
+        """Answer for a batch, eagerly: all that the backbone and every head say of it, merged.
 
         Args:
             x: a batch that the backbone takes.
             stop: leave the forward as soon as every sample is sure; see :func:`run_eagerly`.
         """
         self._check_first(x)
-        return run_eagerly(self.backbone, self.taps, self.fused_heads, x, stop=stop)
+        return run_eagerly(self.backbone, self.taps, self.fused_heads, x, stop=stop, plans=self._plans)
 
     def logits(self, x: Tensor) -> list[Tensor]:
         """Return the logits [N, K] of every head and, last, of the classifier; differentiable, for training.

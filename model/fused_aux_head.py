@@ -11,6 +11,7 @@ from ..kernels import ExitHead, HeadOutput, check_input, check_pool, fused_head,
 from .arguments import check_module, is_plain, tensor_in_words
 from .exit_rule import ExitRule, as_exit_rule
 from .head_pattern import match_head
+from .head_plans import HeadPlans
 from .rule_order import wait_for_write
 
 
@@ -68,6 +69,7 @@ class FusedAuxHead(nn.Module):
         self.return_probs = return_probs
         self.rule = _own_rule(rule, device)
         self.linear: nn.Linear = linear
+        self._plans = HeadPlans()
         self._source_path = "linear"  # name of the linear layer in the nn.Sequential it comes from, if any
 
     @classmethod
@@ -105,6 +107,12 @@ class FusedAuxHead(nn.Module):
 
     def forward(self, x: Tensor) -> HeadOutput:
         """Answer for a batch in one launch; dropout does not act, in training mode either."""
+        if torch.compiler.is_compiling() or type(x) is not Tensor:
+            return self._call(x)
+        return self._plans.answer(self, x, self._call)
+
+    def _call(self, x: Tensor) -> HeadOutput:
+        """Answer by the operator, which checks everything and follows autograd, modes and transforms."""
         linear = self.linear
         if isinstance(x, Tensor) and isinstance(linear, nn.LazyLinear):
             self._take_width_in_forward(x)

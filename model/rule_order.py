@@ -84,7 +84,7 @@ def ordered_write(rule: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
     """Order a write to the tensors of a rule, on one device: after all reads asked for before it, before all others.
 
     Reads are those of runners and of heads. If the tensors go, their memory comes to others only after the write, and
-    after the eager passes that were asked for before. Within a caller's capture nothing is ordered: the write is part
+    after passes that :func:`note_pass` was told of. Within a caller's capture nothing is ordered: the write is part
     of that graph, whose order is up to whoever replays it.
     """
     with _WRITING:
@@ -103,6 +103,15 @@ def ordered_write(rule: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
             for tensor in tensors:
                 if type(tensor) is Tensor:  # FakeTensors have no memory
                     tensor.record_stream(trunk)
+
+
+def note_pass(x: Tensor) -> None:
+    """Let memory that was written by :func:`ordered_write` come to others only after what the current stream does.
+
+    That is, the work it was given so far, on the device of a tensor.
+    """
+    if has_streams(x) and not is_capturing(x.device):
+        stream_pair(x.device).trunk.wait_stream(torch.cuda.current_stream(x.device))
 
 
 def _wait_for_reads(rule: nn.Module, stream: torch.cuda.Stream) -> None:

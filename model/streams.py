@@ -1,6 +1,5 @@
 """The two streams of a device, a trunk that goes first and a side stream that takes what is left; and callers'."""
 
-import threading
 from functools import cache
 from typing import NamedTuple
 
@@ -26,29 +25,6 @@ def has_streams(x: torch.Tensor) -> bool:
 @cache
 def stream_pair(device: torch.device) -> StreamPair:
     """Return the streams of a CUDA device, made once."""
-    return _new_pair(device)
-
-
-#: Pairs that callers' captures fork to, by device and the handle of the caller's stream, and their lock.
-_captured_pairs: dict[tuple[torch.device, int], StreamPair] = {}
-_fork_lock = threading.Lock()
-
-
-def fork_captured(caller: torch.cuda.Stream) -> StreamPair:
-    """Return streams that have joined the capture of ``caller``, and no other thread's work, which they would capture.
-
-    They are those of its other captures, too. Graphs from several streams may run at the same time, and cuBLAS has a
-    workspace for each stream that it was captured on.
-    """
-    with _fork_lock:
-        key = caller.device, caller.cuda_stream
-        pair = _captured_pairs.get(key) or _captured_pairs.setdefault(key, _new_pair(caller.device))
-    pair.trunk.wait_stream(caller)
-    pair.side.wait_stream(caller)
-    return pair
-
-
-def _new_pair(device: torch.device) -> StreamPair:
     return StreamPair(new_stream(device, -1), new_stream(device, 0))
 
 

@@ -78,10 +78,11 @@ def device(request):
 @pytest.fixture(scope="module")
 def without_interpreter():
     """On the CPU let the reference answer, as it does for users: a whole data set is too much for the interpreter."""
-    module = importlib.import_module("auxhead.kernels.fused_head")
-    runs_triton = module.runs_triton
+    modules = [importlib.import_module(name) for name in ("auxhead.kernels.fused_head", "auxhead.model.head_plans")]
+    runs_triton = modules[0].runs_triton
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "runs_triton", lambda x: x.is_cuda and runs_triton(x))
+        for module in modules:
+            patch.setattr(module, "runs_triton", lambda x: x.is_cuda and runs_triton(x))
         yield
 
 

@@ -1,6 +1,7 @@
 """The demo's latency table: the cost of a network's heads and the gain of leaving early, eagerly and in CUDA graphs."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,8 +13,7 @@ from ..records.spread import spread
 
 #: The variants, in the order of the table.
 BACKBONE = "no heads"
-IN_LINE = "heads in line"
-SIDE_STREAM = "heads on the side stream"
+HEADS = "with heads"
 STOP = "stop once all are sure"
 #: The modes: launch by launch from Python, or replayed from a CUDA graph, which the host cannot leave half-way.
 EAGER = "eager"
@@ -41,27 +41,19 @@ def demo_latency(
     Raises:
         RuntimeError: the variants do not answer alike, sample by sample; nothing is timed then.
     """
-    in_line, beside = EagerRunner(network, in_line=True), EagerRunner(network)
-    variants: dict[str, _Call] = {
-        BACKBONE: network.backbone,
-        IN_LINE: in_line,
-        SIDE_STREAM: beside,
-        STOP: lambda x: beside(x, stop=True),
-    }
+    runner = EagerRunner(network)
+    variants: dict[str, _Call] = {BACKBONE: network.backbone, HEADS: runner, STOP: lambda x: runner(x, stop=True)}
     rows: list[dict[str, Any]] = []
     for batch in batch_sizes:
         if len(images) < batch:
             continue
         inputs = list(images[: len(images) // batch * batch].split(batch))[:32]
-        in_line(inputs[0])  # whatever is captured must have run before
-        beside(inputs[0])
-        graphs = {
-            name: [_captured(variants[name], inputs[0]) for _ in range(CAPTURES)]
-            for name in (BACKBONE, IN_LINE, SIDE_STREAM)
-        }
+        with torch.cuda.stream(torch.cuda.Stream()) if inputs[0].is_cuda else nullcontext():
+            runner(inputs[0])  # whatever is captured must have run before
+        graphs = {name: [_captured(variants[name], inputs[0]) for _ in range(CAPTURES)] for name in (BACKBONE, HEADS)}
         modes = {EAGER: {name: [call] for name, call in variants.items()}, GRAPH: graphs}
         for x in inputs:
-            logits, answer = network.backbone(x), in_line(x)
+            logits, answer = network.backbone(x), runner(x)
             for mode, compared in modes.items():
                 for name, calls in compared.items():
                     wanted = logits if name == BACKBONE else answer

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitLaunch
+from ...kernels.answer_layout import AnswerLayout
 from ..exit_result import ExitResult
 from .capture import Graph, copy_memory
 
@@ -54,6 +55,7 @@ class CapturedBatch:
         self.graphs = graphs
         self._launches = launches
         self._valid = len(static.x)
+        self._layout = AnswerLayout(buffers)
         self._into = static.x
 
     def fill(self, x: Tensor, stream: torch.cuda.Stream) -> None:
@@ -78,19 +80,9 @@ class CapturedBatch:
 
     def copied_answer(self) -> ExitResult:
         """Copy the answer out on the current stream."""
-        # The copy is launched before its views are made, which takes the host longer than the copy's launch.
-        return view_answer(self.buffers, self.buffers.packed_answer.clone(), self._valid)
+        return ExitResult.viewing(self.buffers.packed_answer.clone(), self._layout, self._valid)
 
     def empty_answer(self) -> tuple[Tensor, ExitResult]:
         """Allocate the memory of an answer: what ``packed_answer`` is copied to, and the result that views it."""
         packed = torch.empty_like(self.buffers.packed_answer)
-        return packed, view_answer(self.buffers, packed, self._valid)
-
-
-def view_answer(buffers: ExitBuffers, packed: Tensor, samples: int) -> ExitResult:
-    """View the answer for the first samples in ``packed``, a copy of ``buffers.packed_answer``."""
-    label, exit_index, confidence, probs = buffers.answer(packed)
-    if samples < len(label):
-        label, exit_index, confidence = label[:samples], exit_index[:samples], confidence[:samples]
-        probs = None if probs is None else probs[:samples]
-    return ExitResult(label, confidence, probs, exit_index)
+        return packed, ExitResult.viewing(packed, self._layout, self._valid)

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from ...kernels import Answer, ExitBuffers, collect, destination, gather_open, moves_rows, new_destinations
+from ...kernels.answer_layout import AnswerLayout
 from ...kernels.memory_pool import MemoryPool
 from ..exit_result import ExitResult
 from ..taps import list_taps
 from .capture import Graph
-from .captured_batch import CapturedBatch, StaticInput, view_answer
+from .captured_batch import CapturedBatch, StaticInput
 from .polled import CapturedSegments, PolledBatch, PolledRunner
 from .segment_times import choose_stops
 
@@ -52,14 +53,14 @@ class _RequestAnswer:
     """Memory, as large as the largest batch, that collects the answer of a request whose samples have moved."""
 
     def __init__(self, largest: ExitBuffers) -> None:
-        self._buffers = largest
+        self._layout = AnswerLayout(largest)
         self.packed = torch.zeros_like(largest.packed_answer)
         self.fields: Answer = largest.answer(self.packed)
 
     def empty(self, samples: int) -> tuple[Tensor, ExitResult]:
         """Allocate the memory of an answer for some samples; see :meth:`CapturedBatch.empty_answer`."""
         packed = torch.empty_like(self.packed)
-        return packed, view_answer(self._buffers, packed, samples)
+        return packed, ExitResult.viewing(packed, self._layout, samples)
 
 
 class _CompactingBatch(PolledBatch):

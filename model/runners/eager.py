@@ -1,4 +1,4 @@
-"""``EagerRunner``: no graph, any device and batch size; the truth that the other runners are tested against."""
+"""``EagerRunner``: no graph, any device and batch size."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,8 @@ from ..arguments import check_batch
 from ..eager_pass import run_eagerly
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult
-from ..rule_order import wait_for_write
+from ..exits_plans import ExitsPlans
+from ..rule_order import note_pass, wait_for_write
 from ..trunk.trunk import Trunk
 from .runner import Runner
 
@@ -15,10 +16,10 @@ from .runner import Runner
 class EagerRunner(Runner):
     """Runs an :class:`EarlyExitNetwork` without a graph; see :func:`run_eagerly`."""
 
-    def __init__(self, network: EarlyExitNetwork, *, in_line: bool = False, trunk: Trunk | None = None) -> None:
+    def __init__(self, network: EarlyExitNetwork, *, trunk: Trunk | None = None) -> None:
         """Run a network, with ``trunk`` instead of its backbone if there is one; see :func:`run_eagerly`."""
         self.network = network
-        self.in_line = in_line
+        self._plans = ExitsPlans()
         self._trunk = trunk
 
     def __call__(self, x: Tensor, *, stop: bool = False) -> ExitResult:
@@ -32,10 +33,12 @@ class EagerRunner(Runner):
             read = wait_for_write(backbone, x)
             x = x.contiguous(memory_format=trunk.memory_format)
         answer = run_eagerly(
-            backbone, network.taps, network.fused_heads, x, classifier=classifier, in_line=self.in_line, stop=stop
+            backbone, network.taps, network.fused_heads, x, classifier=classifier, stop=stop, plans=self._plans
         )
         if read is not None:
             read.record(torch.cuda.current_stream(x.device))
+        if backbone is not network.backbone:
+            note_pass(x)  # which has read the trunk's own weights, and those go with this runner
         return answer
 
     def describe(self) -> str:

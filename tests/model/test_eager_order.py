@@ -1,21 +1,17 @@
-"""Streams of an eager pass, simulated on the CPU: nothing uses the same memory at the same time.
-
-Each wait is taken away in turn, which has to be noticed.
-"""
+"""Eager passes and rules on several streams, simulated on the CPU: nothing uses the same memory at the same time."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from itertools import count
 
 import pytest
 import torch
-from auxhead.model import EagerRunner, EarlyExitNetwork, ExitRule, eager_pass, rule_order
+from auxhead.model import EarlyExitNetwork, ExitRule, eager_pass, rule_order
 from auxhead.model.streams import StreamPair
 from support import stream_order
 from support.example_models import SmallNet, plain_heads
-from support.stream_order import OfOthers, OfPyTorch, Race, Stream, Watching
+from support.stream_order import OfOthers, OfPyTorch, Stream, Watching
 
 
 @pytest.fixture
@@ -24,27 +20,25 @@ def network() -> EarlyExitNetwork:
     return EarlyExitNetwork(SmallNet(), plain_heads(), 0.5, example_input=torch.randn(2, 3, 8, 8)).eval()
 
 
-@pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamPair]:
-    """The streams of an eager pass, which takes the CPU for a GPU."""
+@pytest.fixture(autouse=True)
+def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the CPU for a GPU."""
     stream_order.patched(monkeypatch)
-    pair = StreamPair(Stream(), Stream())
     for module in (eager_pass, rule_order):
         monkeypatch.setattr(module, "has_streams", lambda _x: True)
         monkeypatch.setattr(module, "is_capturing", lambda _device: False)
-        monkeypatch.setattr(module, "stream_pair", lambda _device: pair)
+    monkeypatch.setattr(rule_order, "stream_pair", lambda _device: StreamPair(Stream(), Stream()))
     monkeypatch.setattr(eager_pass, "beside_captures", nullcontext)
     monkeypatch.setattr(rule_order, "capture_id", lambda _handle: None)
     monkeypatch.setattr(rule_order, "current_handle", lambda _device: stream_order.order.current.cuda_stream)
-    yield pair
 
 
 def callers(network: EarlyExitNetwork) -> None:
     """Requests of two streams that know nothing of each other, each of a batch that its stream has just written."""
-    streams = [Stream(), Stream()]
+    askers = [Stream(), Stream()]
     with torch.no_grad(), Watching():
         for turn in range(6):
-            with stream_order.current(streams[turn % 2]):
+            with stream_order.current(askers[turn % 2]):
                 x = torch.randn(2, 3, 8, 8)
                 answer = network(x)
                 assert (answer.confidence + answer.label).shape == (2,)
@@ -79,26 +73,11 @@ def two_threads(network: EarlyExitNetwork) -> None:
 
 
 @pytest.mark.parametrize("requests", [callers, one_caller, two_threads])
-def test_an_eager_pass_has_no_races(
-    network: EarlyExitNetwork, pair: StreamPair, requests: Callable[[EarlyExitNetwork], None]
-) -> None:
+def test_an_eager_pass_has_no_races(network: EarlyExitNetwork, requests: Callable[[EarlyExitNetwork], None]) -> None:
     requests(network)
 
 
-def test_what_autocast_has_cast_in_a_pass_is_not_used_by_others(network: EarlyExitNetwork, pair: StreamPair) -> None:
-    """It keeps casts of parameters for all streams, and lets go of them when its block ends, whoever still reads."""
-    streams = [Stream(), Stream()]
-    with torch.no_grad(), Watching():
-        for turn in range(3):
-            with stream_order.current(streams[turn % 2]), torch.autocast("cpu", torch.bfloat16):
-                x = torch.randn(2, 3, 8, 8)
-                network(x)
-                assert torch.is_autocast_cache_enabled()
-                network.backbone(x)
-                del x
-
-
-def test_rules_are_assigned_and_used_on_any_streams(network: EarlyExitNetwork, pair: StreamPair) -> None:
+def test_rules_are_assigned_and_used_on_any_streams(network: EarlyExitNetwork) -> None:
     streams = [Stream(), Stream(), Stream()]
     with torch.no_grad(), Watching():
         for turn in range(6):
@@ -125,7 +104,7 @@ class Default(OfPyTorch):
 
 @pytest.mark.parametrize("kind", [OfPyTorch, Default, OfOthers])
 def test_a_rule_is_assigned_after_heads_on_any_stream_have_read_it(
-    network: EarlyExitNetwork, pair: StreamPair, kind: type[OfPyTorch]
+    network: EarlyExitNetwork, kind: type[OfPyTorch]
 ) -> None:
     head, x, other = network.heads[0], torch.randn(2, 8, 4, 4), Stream()
     with torch.no_grad(), Watching():
@@ -145,7 +124,7 @@ class Reader:
 
 
 def test_a_rule_is_assigned_while_other_threads_use_it_for_the_first_time(
-    network: EarlyExitNetwork, pair: StreamPair, monkeypatch: pytest.MonkeyPatch
+    network: EarlyExitNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head, x = network.heads[0], torch.randn(2, 8, 4, 4)
     wait_stream, wait_event, others = Stream.wait_stream, Stream.wait_event, []
@@ -176,7 +155,7 @@ def test_a_rule_is_assigned_while_other_threads_use_it_for_the_first_time(
 
 
 def test_a_rule_is_assigned_once_another_thread_has_assigned_it(
-    network: EarlyExitNetwork, pair: StreamPair, monkeypatch: pytest.MonkeyPatch
+    network: EarlyExitNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the device may end with the values of one, and the host with those of the other."""
     rule, wait_event, began, done = network.heads[0].rule, Stream.wait_event, [], []
@@ -197,7 +176,7 @@ def test_a_rule_is_assigned_once_another_thread_has_assigned_it(
 
 
 def test_rules_within_a_callers_capture_are_ordered_by_who_replays_it(
-    network: EarlyExitNetwork, pair: StreamPair, monkeypatch: pytest.MonkeyPatch
+    network: EarlyExitNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wait for what is not captured would break the capture, and nobody could wait for what is."""
     stream = Stream()
@@ -212,63 +191,3 @@ def test_rules_within_a_callers_capture_are_ordered_by_who_replays_it(
             network.heads[0].rule.threshold = 0.75
             network.heads[0](torch.randn(2, 8, 4, 4))
             assert rule_order.count_writes() == before
-
-
-def test_heads_in_line_leave_the_side_stream_alone(network: EarlyExitNetwork, pair: StreamPair) -> None:
-    with torch.no_grad(), Watching():
-        for in_line in (False, True):
-            before = pair.side.clock.get(pair.side, 0)
-            EagerRunner(network, in_line=in_line)(torch.randn(2, 3, 8, 8))
-            assert (pair.side.clock.get(pair.side, 0) == before) == in_line
-
-
-def without(monkeypatch: pytest.MonkeyPatch, waits: Callable[[Stream, Stream], bool]) -> list[object]:
-    """Leave out the waits of one stream for another that ``waits`` says; returns those left out so far."""
-    wait, left_out = Stream.wait_stream, []
-
-    def wait_stream(stream: Stream, other: Stream) -> None:
-        if waits(stream, other):
-            left_out.append((stream, other))
-        else:
-            wait(stream, other)
-
-    monkeypatch.setattr(Stream, "wait_stream", wait_stream)
-    return left_out
-
-
-def trunk_for_caller_at_first(pair: StreamPair) -> Callable[[Stream, Stream], bool]:
-    turns = count()
-    return lambda stream, other: stream is pair.trunk and other not in pair and next(turns) % 2 == 0
-
-
-def trunk_for_caller_at_last(pair: StreamPair) -> Callable[[Stream, Stream], bool]:
-    turns = count()
-    return lambda stream, other: stream is pair.trunk and other not in pair and next(turns) % 2 == 1
-
-
-def side_for_trunk(pair: StreamPair) -> Callable[[Stream, Stream], bool]:
-    return lambda stream, other: stream is pair.side and other is pair.trunk
-
-
-def trunk_for_side(pair: StreamPair) -> Callable[[Stream, Stream], bool]:
-    return lambda stream, other: stream is pair.trunk and other is pair.side
-
-
-def caller_for_trunk(pair: StreamPair) -> Callable[[Stream, Stream], bool]:
-    return lambda stream, other: stream not in pair and other is pair.trunk
-
-
-@pytest.mark.parametrize(
-    "waits",
-    [trunk_for_caller_at_first, trunk_for_caller_at_last, side_for_trunk, trunk_for_side, caller_for_trunk],
-)
-def test_a_wait_that_is_missing_is_noticed(
-    network: EarlyExitNetwork,
-    pair: StreamPair,
-    waits: Callable[[StreamPair], Callable[[Stream, Stream], bool]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    left_out = without(monkeypatch, waits(pair))
-    with pytest.raises(Race):
-        callers(network)
-    assert left_out

@@ -9,8 +9,7 @@ import pytest
 import torch
 from auxhead.kernels import cuda_runtime
 from auxhead.kernels.cuda_runtime import may_be_destroyed
-from auxhead.model import streams
-from auxhead.model.streams import fork_captured, stream_pair
+from auxhead.model.streams import stream_pair
 from support.graph_runner_cases import clear_batches, network
 from torch import nn
 
@@ -51,21 +50,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, Stream]:
     monkeypatch.setattr(cuda_runtime, "checked", lambda returned: returned[1])
     monkeypatch.setattr(cuda_runtime, "beside_captures", nullcontext)
     monkeypatch.setattr(cuda_runtime, "_kept", set(), raising=False)
-    monkeypatch.setattr(streams, "_captured_pairs", {})
     return made
 
 
-def test_a_capture_forks_to_no_stream_that_others_may_get(made: dict[int, Stream]) -> None:
-    captures = [torch.cuda.Stream(), torch.cuda.Stream(priority=-1)]
-    for number, caller in enumerate(captures, start=1):
-        caller.capture = number
-        pair = fork_captured(caller)
-        assert fork_captured(caller) == pair and pair.trunk.capture == pair.side.capture == number
-    others = [torch.cuda.Stream(priority=priority) for priority in (0, -1) for _ in range(POOL)]
-    assert {other.cuda_stream for other in others if other.capture} == {caller.cuda_stream for caller in captures}
-
-
-def test_an_eager_pass_runs_on_no_stream_that_others_may_get(made: dict[int, Stream]) -> None:
+def test_our_streams_are_none_that_others_may_get(made: dict[int, Stream]) -> None:
     """Of which they may capture a graph, while another thread answers."""
     pair = stream_pair.__wrapped__(Stream.device)
     others = [torch.cuda.Stream(priority=priority) for priority in (0, -1) for _ in range(POOL)]
@@ -82,29 +70,6 @@ def test_a_stream_that_is_kept_is_told_from_one_that_may_be_destroyed(made: dict
         stream.stream_id = stream.cuda_stream
     kept = [*pair, default, torch.cuda.Stream()]
     assert may_be_destroyed(theirs) and not any(map(may_be_destroyed, kept))
-
-
-def test_captures_on_two_streams_fork_to_others_even_one_after_the_other(made: dict[int, Stream]) -> None:
-    """Their graphs may run at the same time, and cuBLAS has one workspace for each stream that it was captured on."""
-    forked = []
-    for number, caller in enumerate((torch.cuda.Stream(), torch.cuda.Stream()), start=1):
-        caller.capture = number
-        pair = fork_captured(caller)
-        forked += [stream.cuda_stream for stream in pair]
-        for stream in (caller, *pair):
-            stream.capture = None
-    assert len(set(forked)) == 4
-
-
-def test_streams_of_captures_that_are_over_serve_the_next(made: dict[int, Stream]) -> None:
-    caller = torch.cuda.Stream()
-    for number in range(1, 4):
-        caller.capture = number
-        pair = fork_captured(caller)
-        for stream in pair:
-            assert stream.capture == number
-            stream.capture = None
-    assert len(made) == 3
 
 
 @pytest.mark.gpu

@@ -3,7 +3,7 @@
 ``TORCH_CUDA_SANITIZER=1`` has to be set. The sanitizer takes an operator of ours for a read of its inputs and a write
 of its outputs, and sees streams and events of PyTorch, not what the allocator hands out again. It watches operators of
 the main thread alone: another thread enters its mode, and runs while this one waits, as it counts one at a time.
-With ``planted`` the side stream does not wait for the features of a head.
+With ``planted`` no stream waits for another, so that rules are written while heads read them.
 """
 
 import copy
@@ -13,7 +13,6 @@ import threading
 import torch
 from auxhead.model import EarlyExitNetwork
 from auxhead.model.runners.eager import EagerRunner
-from auxhead.model.streams import stream_pair
 from support.example_models import SmallNet, plain_heads
 from torch import Tensor, nn
 
@@ -29,15 +28,9 @@ class WithoutNorms(SmallNet):
         return nn.Sequential(nn.Conv2d(channels, width, 3, stride, 1), nn.ReLU(inplace=True))
 
 
-def do_not_wait_for_features() -> None:
-    """Plant the fault."""
-    pair, wait = stream_pair(DEVICE), torch.cuda.Stream.wait_stream
-
-    def wait_stream(stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
-        if not (stream == pair.side and other == pair.trunk):
-            wait(stream, other)
-
-    torch.cuda.Stream.wait_stream = wait_stream
+def do_not_wait_for_rules() -> None:
+    """Plant the fault: heads on one stream read rules while another writes them."""
+    torch.cuda.Stream.wait_stream = torch.cuda.Stream.wait_event = lambda _stream, _other: None
 
 
 def ask(network: nn.Module | EagerRunner, *, stop: bool = False) -> None:
@@ -73,7 +66,7 @@ def main() -> None:
     other = copy.deepcopy(network)
     callers = [torch.cuda.Stream() for _ in range(3)]
     if sys.argv[1:] == ["planted"]:
-        do_not_wait_for_features()
+        do_not_wait_for_rules()
     asked = 0
 
     def beside(_head: nn.Module, _inputs: tuple[Tensor, ...]) -> None:

@@ -212,7 +212,7 @@ def run(replays: int, minutes: float, *, delays: bool, seed: int) -> int:
                 f"{type(table.network.backbone).__name__}, trunk {table.trunk!r}: {len(table.inputs)} inputs under "
                 f"{len(table.rules)} sets of rules; answers of each exit: {', '.join(map(str, table.shares()))}."
             )
-        its = Delays(device, Random(seed)) if delays else None
+        its = Delays(Random(seed)) if delays else None
         if its is not None:
             stack.enter_context(its.in_graphs([table.network for table in tables]))
         clients = [

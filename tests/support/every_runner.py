@@ -6,8 +6,9 @@ A process of its own, because the allocator is chosen when CUDA starts.
 import json
 
 import torch
-from auxhead.model import EagerRunner, make_runner
+from auxhead.model import make_runner
 from support.graph_runner_cases import WAYS, assert_same, clear_batches, network
+from support.one_by_one import one_by_one
 
 EVERY = {"eager": {"exits": "eager"}, **WAYS, "compact": {"exits": "polled", "compact": True}}
 
@@ -16,7 +17,7 @@ def outcome(options: dict[str, object]) -> str:
     """Make a runner, let it answer ten requests of changing sizes amid allocations, and compare with eager mode."""
     net = network()
     batches = clear_batches(net, [1, 8, 3, 5])
-    wanted = [EagerRunner(net)(x) for x in batches]
+    wanted = [one_by_one(net, x) for x in batches]
     try:
         with make_runner(net, batches[1], batch_sizes=(1, 4, 8), **options) as runner:
             for request in range(10):

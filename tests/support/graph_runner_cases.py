@@ -9,7 +9,6 @@ import torch
 from auxhead.autotune.measuring.eager_truth import logits_of_exits
 from auxhead.model import (
     CompactingRunner,
-    EagerRunner,
     EarlyExitNetwork,
     ExitResult,
     FusedAuxHead,
@@ -19,6 +18,7 @@ from auxhead.model import (
 )
 from auxhead.model.runners.graph_runner import GraphRunner
 from support.example_models import SmallNet
+from support.one_by_one import one_by_one
 from torch import Tensor, nn
 
 WAYS = {
@@ -83,7 +83,7 @@ def exits_at(net: EarlyExitNetwork, index: int) -> Iterator[None]:
 
 def near_a_decision(net: EarlyExitNetwork, trunk: Trunk, x: Tensor, tolerance: float) -> Tensor:
     """[N] bool: within rounding of a threshold on the way, or of another label at the exit."""
-    wanted = EagerRunner(net, trunk=trunk)(x)
+    wanted = one_by_one(net, x, trunk=trunk)
     classifier = trunk.classifier
     probs = logits_of_exits(
         trunk.module,

@@ -230,8 +230,8 @@ def simulated_cuda() -> Iterator[None]:
         patch.setattr(checks, "_check_cuda", lambda _x: None)
         stream_order.patched(patch)
         pair = StreamPair(stream_order.Stream(), stream_order.Stream())
+        patch.setattr(rule_order, "stream_pair", lambda _device: pair)
         for module in (eager_pass, rule_order):
-            patch.setattr(module, "stream_pair", lambda _device: pair)
             patch.setattr(module, "has_streams", lambda _x: True)
             patch.setattr(module, "is_capturing", lambda _device: False)
         patch.setattr(eager_pass, "beside_captures", nullcontext)

@@ -9,7 +9,6 @@ import torch
 from auxhead.model import EarlyExitNetwork, Runner
 from auxhead.model.runners.graph_runner import GraphRunner
 from auxhead.model.runners.head_launches import HeadLaunches
-from auxhead.model.streams import stream_pair
 from support.graph_runner_cases import hold_up
 
 _MOST_US = 200.0
@@ -31,8 +30,8 @@ def cycles_per_us() -> float:
 class Delays:
     """Random delays of up to 200 us."""
 
-    def __init__(self, device: torch.device, random: Random) -> None:
-        self._device, self._random = device, random
+    def __init__(self, random: Random) -> None:
+        self._random = random
         self._cycles_per_us = cycles_per_us()
 
     def cycles(self, share: float) -> int:
@@ -49,11 +48,8 @@ class Delays:
     def before(self, caller: torch.cuda.Stream, runner: Runner) -> None:
         """Delay the stream of a request that is about to be made, or one of those that work for it."""
         if cycles := self.cycles(_AT_REQUESTS):
-            if isinstance(runner, GraphRunner):
-                its = runner._captures.streams
-            else:
-                its = stream_pair(self._device)
-            hold_up(self._random.choice((caller, caller, its.trunk, its.side)), cycles)
+            its = runner._captures.streams if isinstance(runner, GraphRunner) else ()
+            hold_up(self._random.choice((caller, caller, *its)), cycles)
 
     def after(self, stream: torch.cuda.Stream) -> None:
         """Delay what follows on a stream."""

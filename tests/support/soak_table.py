@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, ExitRule, make_trunk
+from auxhead.model import EarlyExitNetwork, ExitResult, ExitRule, make_trunk
 from support import graph_runner_cases
 from support.example_models import SmallNet
+from support.one_by_one import one_by_one
 from torch import Tensor, nn
 
 Rules = dict[str, ExitRule]
@@ -143,7 +145,7 @@ def soak_table(network: EarlyExitNetwork, trunk: str, sizes: Sequence[int]) -> T
         raise RuntimeError(f"{len(clear)} of {len(x)} samples are clear, wants {sum(sizes)}")
     inputs = list(clear[: sum(sizes)].clone().split(list(sizes)))
     inputs[1::3] = [y.contiguous(memory_format=torch.channels_last) for y in inputs[1::3]]
-    table = Table.of(network, trunk, inputs, rules, EagerRunner(network, trunk=made))
+    table = Table.of(network, trunk, inputs, rules, partial(one_by_one, network, trunk=made))
     if len(table.shares()) != len(network.taps) + 1 or not all(table.shares()):
         raise RuntimeError(f"wants answers of each exit, got {table.shares()}")
     return table

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from auxhead.autotune.bench import demo_latency as latency
-from auxhead.autotune.bench.demo_latency import BACKBONE, EAGER, GRAPH, IN_LINE, SIDE_STREAM, STOP, demo_latency
+from auxhead.autotune.bench.demo_latency import BACKBONE, EAGER, GRAPH, HEADS, STOP, demo_latency
 from auxhead.autotune.measuring.subject import random_pictures
 from auxhead.model import EarlyExitNetwork
 from support.example_models import SmallNet, needs_gpu, plain_heads
 
-VARIANTS = [(EAGER, name) for name in (BACKBONE, IN_LINE, SIDE_STREAM, STOP)]
-VARIANTS += [(GRAPH, name) for name in (BACKBONE, IN_LINE, SIDE_STREAM)]
+VARIANTS = [(EAGER, name) for name in (BACKBONE, HEADS, STOP)]
+VARIANTS += [(GRAPH, name) for name in (BACKBONE, HEADS)]
 
 
 @pytest.fixture

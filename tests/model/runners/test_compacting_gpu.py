@@ -2,10 +2,11 @@
 
 import gc
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
-from auxhead.model import CompactingRunner, EagerRunner, EarlyExitNetwork, make_runner, make_trunk
+from auxhead.model import CompactingRunner, EarlyExitNetwork, make_runner, make_trunk
 from auxhead.model.runners.graph_runner import GraphRunner
 from support.example_models import Skipping, needs_gpu
 from support.graph_runner_cases import (
@@ -24,6 +25,7 @@ from support.graph_runner_cases import (
     spoil,
     with_heads,
 )
+from support.one_by_one import one_by_one
 from torch import Tensor, nn
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable")]
@@ -49,7 +51,7 @@ def test_every_batch_size_answers_as_eager(trunk: str, dtype: torch.dtype) -> No
     """From 1 to 130, one after another without a wait, each of other samples."""
     net, x, tolerance = network(dtype), images(130, dtype), TOLERANCE.get(dtype, 3e-2)
     eager_trunk = make_trunk(net.backbone, net.taps, x[:2], trunk)
-    eager = EagerRunner(net, trunk=eager_trunk)
+    eager = partial(one_by_one, net, trunk=eager_trunk)
     near = near_a_decision(net, eager_trunk, x, tolerance)
     assert eager(x).exit_index.unique().numel() == 4
     runner = compacting(net, trunk=trunk)
@@ -95,7 +97,7 @@ def test_different_requests_back_to_back() -> None:
     net = network()
     runner = compacting(net, trunk="cudnn")
     trunk = make_trunk(net.backbone, net.taps, images(2), "cudnn")
-    eager = EagerRunner(net, trunk=trunk)
+    eager = partial(one_by_one, net, trunk=trunk)
     batches = clear_batches(net, [64, 5, 40, 1, 64, 32, 90, 8], trunk)
     wanted = [eager(x) for x in batches]
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""The eager runner on a GPU: fork, join and lifetimes of tensors, under conditions made to break them."""
+"""Eager passes on a GPU: few launches, right answers and lifetimes of tensors, under conditions made to break them."""
 
 import json
 import threading
@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision
-from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, FusedAuxHead, eager_pass
-from auxhead.model.streams import stream_pair
+from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, FusedAuxHead
+from support import graph_runner_cases
 from support.example_models import needs_gpu
+from support.one_by_one import one_by_one
 from torch import Tensor
 
 pytestmark = needs_gpu
@@ -43,10 +44,6 @@ def network(side: int = 64, classes: int = 10) -> EarlyExitNetwork:
     return net
 
 
-def device() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device())
-
-
 def hold_up(stream: torch.cuda.Stream) -> None:
     with torch.cuda.stream(stream):
         torch.cuda._sleep(DELAY)
@@ -70,42 +67,46 @@ def tap_shapes(net: EarlyExitNetwork, x: Tensor) -> list[torch.Size]:
     return shapes
 
 
-def in_line(net: EarlyExitNetwork, x: Tensor) -> ExitResult:
-    result = EagerRunner(net, in_line=True)(x)
+def assert_same(found: ExitResult, wanted: ExitResult) -> None:
+    graph_runner_cases.assert_same(found, wanted, tolerance=1e-5)
+
+
+def truth(net: EarlyExitNetwork, x: Tensor) -> ExitResult:
+    result = one_by_one(net, x)
     torch.cuda.synchronize()
     return result
 
 
-def assert_same(found: ExitResult, wanted: ExitResult) -> None:
-    torch.cuda.synchronize()
-    for name, a, b in zip(ExitResult._fields, found, wanted, strict=True):
-        assert torch.equal(a, b), name
-
-
-def test_beside_equals_in_line_bit_for_bit_while_memory_is_reused() -> None:
-    """The side stream is held up until the trunk is done, and everything the trunk frees is spoilt at once."""
+@pytest.mark.parametrize("stop", [False, True])
+def test_features_and_answers_live_while_memory_is_reused(stop: bool) -> None:
+    """Everything that the backbone or a former answer frees is spoilt at once, and the stream is held up."""
     net, x = network(), images(8)
-    wanted = in_line(net, x)
+    wanted = truth(net, x)
     assert wanted.exit_index.unique().numel() > 1
     shapes = tap_shapes(net, x)
     handles = [part.register_forward_hook(lambda *_: spoil(shapes)) for part in net.backbone.children()]
-    side = stream_pair(device()).side
     for run in range(100):
         if run % 3:
-            hold_up(side)
-        result = net(x)
+            hold_up(torch.cuda.current_stream())
+        result = net(x, stop=stop)
         spoil(shapes)
-        with torch.cuda.stream(stream_pair(device()).trunk):
-            spoil(shapes)
+        spoil([torch.Size([8, 10])])
         assert_same(result, wanted)
     for handle in handles:
         handle.remove()
 
 
+def test_a_pass_repeats_bit_for_bit() -> None:
+    net, x = network(), images(8)
+    first = net(x)
+    for _ in range(10):
+        assert all(torch.equal(a, b) for a, b in zip(net(x), first, strict=True))
+
+
 def test_results_survive_the_next_runs() -> None:
     """Nothing that a result holds is memory that a later run writes."""
     net, batches = network(), [images(8) for _ in range(20)]
-    wanted = [in_line(net, x) for x in batches]
+    wanted = [truth(net, x) for x in batches]
     found = []
     for x in batches:
         found.append(net(x))
@@ -114,26 +115,9 @@ def test_results_survive_the_next_runs() -> None:
         assert_same(a, b)
 
 
-def test_features_outlive_a_run_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the end of the forward and the merge another thread's forward may take memory on the trunk's stream."""
-    net, x = network(), images(8)
-    wanted, shapes = in_line(net, x), tap_shapes(net, x)
-    merge = eager_pass.first_sure
-
-    def meanwhile(*arguments: object, **options: object) -> ExitResult:
-        with torch.cuda.stream(stream_pair(device()).trunk):
-            spoil(shapes)
-        return merge(*arguments, **options)
-
-    monkeypatch.setattr(eager_pass, "first_sure", meanwhile)
-    for _ in range(20):
-        hold_up(stream_pair(device()).side)
-        assert_same(net(x), wanted)
-
-
 def test_the_input_may_be_late_and_may_be_overwritten_at_once() -> None:
     net, x = network(), images(8)
-    wanted = in_line(net, x)
+    wanted = truth(net, x)
     late = torch.full_like(x, float("nan"))
     for stream in (torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream(priority=-1)):
         stream.wait_stream(torch.cuda.current_stream())
@@ -141,7 +125,6 @@ def test_the_input_may_be_late_and_may_be_overwritten_at_once() -> None:
             for _ in range(10):
                 hold_up(stream)
                 late.copy_(x)
-                hold_up(stream_pair(device()).side)
                 result = net(late)
                 late.fill_(float("nan"))
                 used = ExitResult(*(field.clone() for field in result))  # on the caller's stream, at once
@@ -153,7 +136,7 @@ def test_the_input_may_be_late_and_may_be_overwritten_at_once() -> None:
 @pytest.mark.parametrize("own_streams", [False, True], ids=["default stream", "own streams"])
 def test_two_threads_run_one_network(own_streams: bool) -> None:
     net, batches = network(), [images(4), images(8)]
-    wanted = [in_line(net, x) for x in batches]
+    wanted = [truth(net, x) for x in batches]
     shapes = [tap_shapes(net, x) for x in batches]
     meeting, wrong = threading.Barrier(2), []
 
@@ -165,7 +148,9 @@ def test_two_threads_run_one_network(own_streams: bool) -> None:
                 result = net(batches[i])
                 spoil(shapes[1 - i])
                 stream.synchronize()
-                if not all(torch.equal(a, b) for a, b in zip(result, wanted[i], strict=True)):
+                try:
+                    assert_same(result, wanted[i])
+                except AssertionError:
                     wrong.append(i)
 
     errors: list[BaseException] = []
@@ -197,19 +182,50 @@ def kernels_by_stream(run: Callable[[], object], folder: Path) -> list[tuple[str
     return [(event["name"], event["args"]["stream"]) for event in events if event.get("cat") == "kernel"]
 
 
-def test_heads_run_on_a_stream_of_their_own(tmp_path: Path) -> None:
+def test_all_exits_are_one_launch_on_the_callers_stream(tmp_path: Path) -> None:
     net, x = network(), images(8)
-    pair = stream_pair(device())
-    assert pair.trunk.priority < pair.side.priority == 0
-    for runner, apart in ((EagerRunner(net), True), (EagerRunner(net, in_line=True), False)):
-        runner(x)
-        kernels = kernels_by_stream(lambda runner=runner: runner(x), tmp_path)
-        heads = [stream for name, stream in kernels if name.startswith("fused_head_kernel")]
-        assert len(heads) == len(TAPS) and len(set(heads)) == 1
-        convolutions = {s for name, s in kernels if any(word in name for word in ("conv", "fprop", "gemm", "cudnn"))}
-        assert convolutions and (heads[0] not in convolutions) is apart
-        # the trunk's stream is not the caller's
-        assert len(convolutions) == 1
+    net.set_rules(1.0)
+    for runner in (EagerRunner(net), net):
+        for stop, launches in ((False, 1), (True, len(TAPS) + 1)):
+            runner(x, stop=stop)
+            kernels = kernels_by_stream(lambda runner=runner, stop=stop: runner(x, stop=stop), tmp_path)
+            assert sum(name.startswith("exit_kernel") for name, _ in kernels) == launches
+            assert len({stream for _, stream in kernels}) == 1
+            assert not any(name.startswith("fused_head_kernel") for name, _ in kernels)
+
+
+def test_in_a_callers_capture_all_exits_are_one_launch_too(tmp_path: Path) -> None:
+    net, x = network(), images(8)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        net(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        net(x)
+    names = [name for name, _ in kernels_by_stream(graph.replay, tmp_path)]
+    assert sum(name.startswith("exit_kernel") for name in names) == 1
+    assert not any(name.startswith("fused_head_kernel") for name in names)
+
+
+def test_graphs_of_one_network_run_at_the_same_time() -> None:
+    net, batches = network(), [images(8) for _ in range(2)]
+    wanted = [truth(net, x) for x in batches]
+    streams = [torch.cuda.Stream() for _ in batches]
+    graphs, answers = [], []
+    with torch.cuda.stream(streams[0]):
+        net(batches[0])
+    torch.cuda.synchronize()
+    for x in batches:
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            answers.append(net(x))
+    for _ in range(50):
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        net(batches[0])
+    for found, right in zip(answers, wanted, strict=True):
+        assert_same(found, right)
 
 
 def test_resnet18_as_people_run_it() -> None:
@@ -240,10 +256,9 @@ def test_resnet18_as_people_run_it() -> None:
                 break
 
 
-@pytest.mark.parametrize("heads_in_line", [False, True])
-def test_a_users_graph_replays_right(heads_in_line: bool) -> None:
+def test_a_users_graph_replays_right() -> None:
     net, batches = network(), [images(8) for _ in range(4)]
-    ask = EagerRunner(net, in_line=heads_in_line)
+    ask = EagerRunner(net)
     static = batches[0].clone()
     warm = torch.cuda.Stream()
     warm.wait_stream(torch.cuda.current_stream())
@@ -261,8 +276,8 @@ def test_a_users_graph_replays_right(heads_in_line: bool) -> None:
             static.copy_(x)
             graph.replay()
             found = ExitResult(*(field.clone() for field in captured))
-            assert_same(found, in_line(net, x))
-    assert_same(net(batches[1]), in_line(net, batches[1]))  # eagerly again
+            assert_same(found, truth(net, x))
+    assert_same(net(batches[1]), truth(net, batches[1]))  # eagerly again
 
 
 @pytest.mark.parametrize("index", range(5))
@@ -270,13 +285,13 @@ def test_stop_leaves_the_forward(index: int) -> None:
     net, x = network(), images(4)
     for i, head in enumerate(net.heads):
         head.rule.threshold = 0.0 if i == index else 1.0
-    wanted = in_line(net, x)
+    wanted = truth(net, x)
     runs: list[str] = []
     for tap in (*TAPS, "fc"):
         net.backbone.get_submodule(tap).register_forward_hook(lambda *_, tap=tap: runs.append(tap))
     for _ in range(10):
         runs.clear()
-        hold_up(stream_pair(device()).side)
+        hold_up(torch.cuda.current_stream())
         result = net(x, stop=True)
         assert runs == [*TAPS, "fc"][: index + 1]
         assert result.exit_index.eq(index).all()
@@ -287,19 +302,19 @@ def test_stop_is_the_same_answer_for_mixed_batches() -> None:
     net = network()
     for samples in (1, 2, 7):
         x = images(samples)
-        assert_same(net(x, stop=True), in_line(net, x))
+        assert_same(net(x, stop=True), truth(net, x))
 
 
 def test_an_error_in_the_backbone_leaves_the_streams_usable() -> None:
     net, x = network(), images(4)
-    wanted = in_line(net, x)
+    wanted = truth(net, x)
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
     handle = net.backbone.layer3.register_forward_pre_hook(fail)
     for _ in range(5):
-        hold_up(stream_pair(device()).side)
+        hold_up(torch.cuda.current_stream())
         with pytest.raises(ZeroDivisionError):
             net(x)
         assert torch.cuda.current_stream() == torch.cuda.default_stream()
@@ -314,4 +329,4 @@ def test_any_batch_size(samples: int) -> None:
     found = net(x)
     assert found.label.shape == (samples,)
     if samples:  # a runner, even the eager one, refuses an empty request
-        assert_same(found, in_line(net, x))
+        assert_same(found, truth(net, x))

@@ -1,11 +1,12 @@
 """Graph runners on a GPU: answers equal the eager runner's, whatever changes between requests."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 import torchvision
-from auxhead.model import EagerRunner, EarlyExitNetwork, FusedAuxHead, make_runner, make_trunk
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, make_runner, make_trunk
 from support.example_models import needs_gpu
 from support.graph_runner_cases import (
     TOLERANCE,
@@ -21,6 +22,7 @@ from support.graph_runner_cases import (
     spoil,
     with_heads,
 )
+from support.one_by_one import one_by_one
 from torch import Tensor, nn
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_tap")]
@@ -35,7 +37,7 @@ def test_every_batch_size_answers_as_eager(way: str, trunk: str, dtype: torch.dt
     """From 1 to 130: exact, padded and split batches, one after another without a wait, each of other samples."""
     net, x = network(dtype), images(130, dtype)
     eager_trunk = make_trunk(net.backbone, net.taps, x[:2], trunk)
-    eager = EagerRunner(net, trunk=eager_trunk)
+    eager = partial(one_by_one, net, trunk=eager_trunk)
     near = near_a_decision(net, eager_trunk, x, TOLERANCE[dtype])
     assert near.float().mean() <= (0.1 if dtype == torch.float16 else 0.03), "too much would be excused"
     assert eager(x).exit_index.unique().numel() == 4

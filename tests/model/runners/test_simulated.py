@@ -1,6 +1,7 @@
 """Answers of graph runners, with streams and graphs simulated and kernels interpreted; see test_runners_gpu.py."""
 
 import copy
+import math
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,8 +11,10 @@ import torch.nn.utils.parametrizations
 import torch.nn.utils.prune
 from auxhead.kernels import runs_triton
 from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, PolledRunner, make_runner
-from auxhead.model.auto.plan import PassTimes
-from auxhead.model.auto.planner import measure_plan
+from auxhead.model.auto.deadline import Deadline
+from auxhead.model.auto.pass_times import PassTimes
+from auxhead.model.auto.planner import Planner
+from auxhead.model.auto.shared_trunks import SharedTrunks
 from support.example_models import SmallNet, plain_heads
 from support.simulated_cuda import simulated_cuda
 from torch import Tensor
@@ -185,7 +188,7 @@ def test_a_runner_says_what_it_captured(network, way):
 def test_heads_leave_the_trunk_where_they_are_told_to(network, forks, said):
     x = images(3)
     with simulated_cuda():
-        runner = make_runner(network, x, batch_sizes=(3,), forks=forks)
+        runner = make_runner(network, x, batch_sizes=(3,), forks=forks, exits="overlapped")
         assert said in runner.describe()
         assert runner.forks == {3: tuple(tap for tap in SmallNet.taps if tap in forks)}
         found = runner(x)
@@ -195,7 +198,7 @@ def test_heads_leave_the_trunk_where_they_are_told_to(network, forks, said):
 def test_runners_may_share_a_trunk(network):
     x = images(3)
     with simulated_cuda():
-        first = make_runner(network, x, batch_sizes=(3,), trunk="cudnn")
+        first = make_runner(network, x, batch_sizes=(3,), trunk="cudnn", exits="overlapped")
         second = PolledRunner(network, x, batch_sizes=(3,), trunk=first.trunk)
         assert second.trunk is first.trunk and second.describe().startswith(first.describe().partition("\nBatch")[0])
         first.close()
@@ -203,28 +206,36 @@ def test_runners_may_share_a_trunk(network):
     assert_same(found, make_runner(network, x, exits="eager", trunk="cudnn")(x))
 
 
-def test_the_planner_can_make_every_candidate_and_each_answers_as_the_plain_graph(network, monkeypatch):
-    def measure(runners, _batches):
+@pytest.mark.parametrize("trunk", ["as_is", "auto"])
+def test_the_planner_can_make_every_candidate_and_each_answers_as_the_plain_graph(network, monkeypatch, trunk):
+    def measure(runners, _batches, _deadline):
         return {name: PassTimes([len(runners) - index] * 8, [1.0] * 8) for index, name in enumerate(runners)}
 
     monkeypatch.setattr("auxhead.model.auto.planner.measure", measure)
     x = images(2)
     with simulated_cuda():
-        plan, runner = measure_plan(network, x, [x], smaller=(1,), trunk="as_is", shares=(1.0,))
+        planner = Planner(network, x, SharedTrunks(network, x, trunk, {}), Deadline("quick", 600.0, math.inf))
+        plan, runner = planner.plan([x], network(x).exit_index[None], smaller=(1,), parts=1)
         found = runner(x)
-    assert list(plan.times) == [
+    names = [
         "serial", "overlapped (1 fork)", "overlapped (2 forks)", "overlapped (3 forks)",
         "polled", "gated", "polled (compact)",
     ]  # fmt: skip
-    assert not plan.left_out and plan.chosen.name == "polled (compact)" and isinstance(runner, CompactingRunner)
-    assert_same(found, make_runner(network, x, exits="eager")(x))
+    if trunk == "auto":  # the later a runner is measured here, the faster it is
+        assert list(plan.times) == [plan.plain, *(f"{name} on cudnn" for name in names)]
+        assert plan.chosen.name == "polled (compact) on cudnn" and list(plan.trunk_times) == ["as_is", "cudnn"]
+    else:
+        assert list(plan.times) == names and plan.chosen.name == "polled (compact)"
+    assert plan.left_out.keys() == ({"trunk inductor"} if trunk == "auto" else set())
+    assert isinstance(runner, CompactingRunner)
+    assert_same(found, make_runner(network, x, exits="eager", trunk=plan.chosen.trunk)(x))
 
 
 @pytest.mark.parametrize("call", ["close", "refresh", "__call__"])
 def test_nothing_is_done_within_a_call_of_the_same_thread(network, call):
     """By a handler of signals, say: it would wait for itself, or free what the call still uses."""
     with simulated_cuda():
-        runner = make_runner(network, images(1))
+        runner = make_runner(network, images(1), exits="overlapped", batch_sizes=(1,))
         ((_, captured),) = runner._captured.items()
 
         def launch(*_):
@@ -257,16 +268,18 @@ def test_an_interrupt_leaves_a_runner_that_answers(network):
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with simulated_cuda(), ThreadPoolExecutor(1) as other_thread:
-            runner = make_runner(network, images(1))
+            runner = make_runner(network, images(1), exits="overlapped", batch_sizes=(1,))
             ((_, captured),) = runner._captured.items()
             captured.graphs = [type("Nothing", (), {"launch": lambda *_: None})()]
             x = images(1)
             for turn in range(600):
                 try:
-                    signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + turn % 30))
+                    # Again and again: what comes while the simulation is told of a tensor's end is lost.
+                    signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + turn % 30), 0.05)
                     while True:
                         runner(x)
                 except _Interrupt:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
                     free = other_thread.submit(taken_and_released, runner._busy).result()
                     if not free:
                         runner._busy.release()  # else close() might wait for good
@@ -282,7 +295,7 @@ def test_a_head_whose_parameters_are_lazily_negated_is_refused(network, name):
     linear = network.heads[1].linear
     setattr(linear, name, torch.nn.Parameter(torch._neg_view(-getattr(linear, name).detach())))
     with simulated_cuda(), pytest.raises(ValueError, match=rf"heads\['block1'\]: linear.{name}: got a lazily negated"):
-        make_runner(network, images(2))
+        make_runner(network, images(2), exits="overlapped", batch_sizes=(1,))
 
 
 @pytest.mark.parametrize("name", ["weight", "bias"])
@@ -292,5 +305,5 @@ def test_a_classifier_whose_parameters_are_lazily_negated_stays_in_the_trunk(net
     network.set_rules(1.0)
     x = images(2)
     with simulated_cuda():
-        found = make_runner(network, x, batch_sizes=(2,), trunk="cudnn")(x)
+        found = make_runner(network, x, batch_sizes=(2,), trunk="cudnn", exits="overlapped")(x)
     assert_same(found, network(x))

@@ -1,0 +1,100 @@
+"""``ExitsPlans``: the plans of a network's exits, by which an eager pass on a GPU answers in few launches."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels.cuda_runtime import may_be_destroyed
+from ..kernels.exits_plan import ExitsPlan
+from .fused_aux_head import FusedAuxHead
+from .read_tensors import ReadTensors
+from .rule_order import count_writes, wait_for_write
+
+#: Batches, and streams, of which a network has plans; before there are more it forgets them all.
+_MOST_PLANS = 16
+
+
+class _Kept(NamedTuple):
+    """A plan, and what it rests on."""
+
+    plan: ExitsPlan
+    read: ReadTensors
+    options: tuple[Any, ...]
+    writes: list[int]
+    """How many writes to rules there were in the process when the plan's stream had seen all of the heads': a list of
+    one number, to be changed in place."""
+
+
+class ExitsPlans:
+    """Plans of one network by the batch, the stream and whether the host wants to know after each exit who is sure."""
+
+    def __init__(self) -> None:
+        """Have none yet."""
+        self._kept: dict[tuple[Any, ...], _Kept] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies of the network, deep or pickled, make plans of their own."""
+        return ExitsPlans, ()
+
+    def find(
+        self,
+        heads: Sequence[FusedAuxHead],
+        classifier: FusedAuxHead | None,
+        x: Tensor,
+        stream: int,
+        *,
+        at_each: bool,
+        captured: bool,
+    ) -> ExitsPlan | None:
+        """Return the plan for a batch on the current stream, given by its handle, too; None if there can be none.
+
+        The stream then comes after all writes to the heads' rules, unless it is being captured. A graph gets a plan of
+        its own, whose memory is the graph's: it may run beside others.
+        """
+        key = (stream, x.shape[0], x.device, at_each, classifier)
+        exits: list[Any] = [*heads] if classifier is None else [*heads, classifier]
+        for head in exits:  # whose hooks, or forwards of their own, a plan would not call
+            if head._forward_hooks or head._forward_pre_hooks or type(head).forward is not FusedAuxHead.forward:
+                return None
+        options = tuple([(head, head.pool, head.pool_size, head.return_probs) for head in exits])
+        if captured:
+            made = self._make(exits, classifier, x, options, at_each=at_each)
+            return None if made is None else made.plan
+        kept = self._kept.get(key)
+        writes = count_writes()
+        if kept is None or kept.options != options or not kept.read.are_unchanged():
+            # A plan's launches share memory because one stream runs them one after another; the handle of one that its
+            # owner may destroy might become that of another.
+            if may_be_destroyed(torch.cuda.current_stream(x.device)):
+                return None
+            if (kept := self._make(exits, classifier, x, options, at_each=at_each)) is None:
+                return None
+            if len(self._kept) >= _MOST_PLANS:
+                self._kept.clear()
+            self._kept[key] = kept
+        if kept.writes[0] != writes:
+            for head in exits:
+                wait_for_write(head.rule, x)
+            kept.writes[0] = writes
+        return kept.plan
+
+    def _make(
+        self, exits: Sequence[FusedAuxHead], classifier: nn.Module | None, x: Tensor, options: Any, *, at_each: bool
+    ) -> _Kept | None:
+        try:
+            read = ReadTensors(exits)
+        except KeyError:
+            return None
+        if not read.are_plain():
+            return None
+        plan = ExitsPlan(
+            [*(head.as_exit_head() for head in exits), *([None] if classifier is None else [])],
+            x.shape[0],
+            exits[0].num_classes,
+            with_probs=all(head.return_probs for head in exits),
+            at_each=at_each,
+            device=x.device,
+        )
+        return _Kept(plan, read, options, [-1])

@@ -1,0 +1,114 @@
+"""``HeadPlans``: the plans of one head, used again as long as nothing that they rest on has changed."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..kernels import HeadOutput, runs_triton
+from ..kernels.arrival_counters import arrival_counters
+from ..kernels.cuda_runtime import is_capturing
+from ..kernels.head_backward import follow_differentiably
+from ..kernels.head_plan import CpuPlan, HeadPlan, LaunchPlan, is_followed
+from ..kernels.noted_launch import NotedLaunch, noting
+from .read_tensors import ReadTensors
+from .rule_order import count_writes, wait_for_write
+from .streams import current_handle, has_streams
+
+#: Layouts of inputs, and streams, of which a head has plans; before there are more it forgets them all.
+_MOST_PLANS = 16
+
+
+class _Kept(NamedTuple):
+    """A plan, and what it rests on."""
+
+    plan: HeadPlan
+    read: ReadTensors
+    options: tuple[Any, ...]
+    writes: list[int]
+    """How many writes to rules there were in the process when the plan's stream had seen all of the head's: a list of
+    one number, to be changed in place."""
+
+
+class HeadPlans:
+    """Plans of one head by the layout of the input and the stream."""
+
+    def __init__(self) -> None:
+        """Have none yet."""
+        self._kept: dict[tuple[Any, ...], _Kept] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies of the head, deep or pickled, make plans of their own."""
+        return HeadPlans, ()
+
+    def answer(self, head: Any, x: Tensor, call: Callable[[Tensor], HeadOutput]) -> HeadOutput:
+        """Answer by a plan, or by ``call``, what it launches then being the plan of next time."""
+        if not is_plain_call(x):
+            return call(x)
+        stream = 0
+        if has_streams(x):
+            if torch.cuda.current_device() != x.device.index or is_capturing(x.device):
+                return call(x)
+            stream = current_handle(x.device)
+        key = (stream, x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16)
+        options = (head.pool, head.pool_size, head.return_probs, head._modules["rule"].criterion)
+        kept = self._kept.get(key)
+        writes = count_writes()
+        if kept is not None and kept.options == options and kept.read.are_unchanged():
+            if kept.writes[0] != writes:
+                wait_for_write(head.rule, x)
+                kept.writes[0] = writes
+            if torch.is_grad_enabled() and (x.requires_grad or any(one.requires_grad for one in kept.read.parameters)):
+                linear, rule = head.linear, head.rule
+                return follow_differentiably(
+                    kept.plan, x, linear.weight, linear.bias, rule.temperature_tensor,
+                    pool=head.pool, pool_size=head.pool_size, return_probs=head.return_probs,
+                )  # fmt: skip
+            return kept.plan(x)
+        with noting() as launches:
+            output = call(x)
+        try:
+            read = ReadTensors([head])
+        except KeyError:
+            return output
+        plan = _plan_of(head, x, stream, launches, read) if read.are_plain() else None
+        if plan is not None:
+            if len(self._kept) >= _MOST_PLANS:
+                self._kept.clear()
+            self._kept[key] = _Kept(plan, read, options, [writes])
+        return output
+
+
+def is_plain_call(x: Tensor) -> bool:
+    """Return whether a tensor lies in memory as it seems, and nobody follows or changes operations on it."""
+    return not (
+        is_followed()
+        or x.layout is not torch.strided
+        or x.is_nested
+        or not (x.is_cuda or x.is_cpu)
+        or torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu")
+        or x.is_neg()
+        or x._is_zerotensor()  # which has no memory
+        or not x.ndim
+        or not x.shape[0]
+    )
+
+
+def _plan_of(head: Any, x: Tensor, stream: int, launches: list[NotedLaunch], read: ReadTensors) -> HeadPlan | None:
+    """Make a plan of a call that was made, with the tensors that were read after it; None if none can be made."""
+    if not runs_triton(x):
+        if not x.is_cpu:
+            return None
+        linear, rule = head.linear, head.rule
+        return CpuPlan(
+            linear.weight, linear.bias, rule.temperature_tensor, rule.threshold_tensor,
+            pool=head.pool, pool_size=head.pool_size, return_probs=head.return_probs,
+        )  # fmt: skip
+    if len(launches) != 1 or not arrival_counters(x.device).are_kept(stream):
+        return None
+    given = launches[0].given()
+    launched = [given[name] for name in ("weight", "bias", "temperature", "threshold")]
+    if [one.data_ptr() for one in launched if one is not None] != read.addresses:  # another thread's are there now
+        return None
+    return LaunchPlan(launches[0], x, stream)
