@@ -9,11 +9,12 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from ..fused_aux_head import FusedAuxHead
+from ..shallow_copy import shallow_copy
 from .classifier_pass import take_off_classifier
 from .fused_convolution import FusedConvolution
 from .graph_passes import drop_no_ops, fuse_convolutions, replace_max_pools
 from .layer_graph import LayerGraph
-from .tap_tracer import runs_on_one_tensor, shallow_copy, trace
+from .tap_tracer import runs_on_one_tensor, trace
 
 
 class BackboneRewriter:

@@ -1,6 +1,5 @@
 """``Trunk`` and ``make_trunk``: the ways to run a backbone under its heads, from as it is to compiled."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -11,19 +10,15 @@ from torch import Tensor, nn
 from ...kernels.cuda_runtime import beside_captures
 from ..arguments import check_batch, check_module, close_names, kind_of
 from ..fused_aux_head import FusedAuxHead
+from ..rounding import double_copy, in_double, relative_error, truth_of
 from ..rule_order import ordered_write
 from ..taps import listening
 from .backbone_rewriter import BackboneRewriter
 from .fused_convolution import FusedConvolution, fastest_convolutions
-from .tap_tracer import first_line, shallow_copy
+from .tap_tracer import first_line
 
 #: "as_is" is the backbone itself; "cudnn" folds batch norms and uses cuDNN's fused convolutions; "inductor" compiles.
 TRUNKS = ("as_is", "cudnn", "inductor")
-#: Error that a trunk may have, in multiples of the backbone's own.
-TIMES_AS_WRONG = 3.0
-#: And in roundings, for a backbone that is exact by luck: in float32 and float64, and in narrower numbers.
-FLOOR_ROUNDINGS = {torch.float32: 16, torch.float64: 16}
-FLOOR_ROUNDINGS_NARROW = 4
 
 
 @dataclass(frozen=True)
@@ -112,11 +107,12 @@ def make_trunk(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, 
     return trunk if wrong is None else _as_is(backbone, example_input, f"Not {kind}: {wrong}")
 
 
-def check_kind(name: str, kind: object) -> None:
-    """Raise ``TypeError`` or ``ValueError`` unless an argument is one of ``TRUNKS``."""
-    if kind not in TRUNKS:
+def check_kind(name: str, kind: object, more: Sequence[str] = ()) -> None:
+    """Raise ``TypeError`` or ``ValueError`` unless an argument is one of ``TRUNKS`` or of what ``more`` there is."""
+    kinds = (*TRUNKS, *more)
+    if kind not in kinds:
         got, error = (repr(kind), ValueError) if isinstance(kind, str) else (kind_of(kind), TypeError)
-        raise error(f"{name}: got {got}, wants one of {', '.join(map(repr, TRUNKS))}")
+        raise error(f"{name}: got {got}, wants one of {', '.join(map(repr, kinds))}")
 
 
 def _as_is(backbone: nn.Module, example_input: Tensor, note: str) -> Trunk:
@@ -202,26 +198,8 @@ def _too_far_off(
     for mine, own in zip(outputs, as_it_is, strict=True):
         if mine.shape != own.shape or mine.dtype != own.dtype:
             return f"an output is {list(mine.shape)} of {mine.dtype}, not {list(own.shape)} of {own.dtype}."
-    dtype = as_it_is[-1].dtype
-    floor = FLOOR_ROUNDINGS.get(dtype, FLOOR_ROUNDINGS_NARROW) * torch.finfo(dtype).eps
-    try:
-        double = copy.deepcopy(shallow_copy(backbone, {})).double()  # which no other thread changes
-        exact = _run(double, taps, x.double() if x.is_floating_point() else x)
-        allowed = TIMES_AS_WRONG * _relative_error(as_it_is, exact) + floor
-    except Exception:  # a backbone that computes in one dtype only is its own truth
-        exact = as_it_is
-        allowed = TIMES_AS_WRONG * floor
-    error = _relative_error(outputs, exact)
+    exact, allowed = truth_of(as_it_is, lambda: _run(double_copy(backbone), taps, in_double(x)))
+    error = relative_error(outputs, exact)
     if error <= allowed:
         return None
     return f"on the example it is off by {error:.2g} of the largest value, {allowed:.2g} being allowed."
-
-
-def _relative_error(outputs: list[Tensor], exact: list[Tensor]) -> float:
-    """Return the largest error of all outputs, each relative to its largest magnitude; NaN if any is."""
-    errors = [
-        (y.double() - truth).abs().max() / truth.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
-        for y, truth in zip(outputs, exact, strict=True)
-        if truth.numel()
-    ]
-    return float(torch.stack(errors).max()) if errors else 0.0
