@@ -55,7 +55,7 @@ class _Watch(TorchDispatchMode):
         self.look_for_changes()
         if layer in self._tapped:
             self.outputs[layer] = output
-        if not _is_readable(output, self._batch):
+        if not is_readable(output, self._batch):
             self.unreadable.add(layer)
         else:
             self._alive.append((output, None if output.is_inference() else output._version, layer))
@@ -170,7 +170,8 @@ def check_head_fits(tap: str, features: Tensor, in_features: int | None, pool: s
         )
 
 
-def _is_readable(output: Any, batch: int) -> bool:
+def is_readable(output: Any, batch: int) -> bool:
+    """Return whether a head can read what a layer returned for a batch of that size."""
     return (
         is_plain(output)
         and output.dtype in FLOAT_DTYPES

@@ -1,46 +1,60 @@
 """``make_runner``: the front door, which turns a network into a runner."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from .auto.auto_runner import AutoRunner
+from .arguments import check_batch
+from .auto.auto_runner import ON_DEMAND, AutoRunner
+from .auto.deadline import check_budget
+from .auto.plan_file import PlanFile
+from .auto.shared_trunks import ANY_TRUNK
 from .early_exit_network import EarlyExitNetwork
-from .runners.checks import check_mode, check_sizes
+from .runners.checks import check_device, check_mode, check_sizes, is_on_cuda, sizes_of
 from .runners.compacting import CompactingRunner
 from .runners.eager import EagerRunner
 from .runners.gated import GatedRunner
 from .runners.overlapped import OverlappedRunner
 from .runners.polled import PolledRunner
 from .runners.runner import Runner
-from .trunk.trunk import check_kind, make_trunk
+from .trunk.trunk import TRUNKS, check_kind, make_trunk
 
 #: Ways to leave a network early; see the runners for what each does.
-EXITS = ("eager", "overlapped", "polled", "gated", "auto")
+EXITS = ("auto", "eager", "overlapped", "polled", "gated")
 
 
 def make_runner(
     network: EarlyExitNetwork,
     example_input: Tensor,
     *,
-    exits: str = "overlapped",
-    batch_sizes: Sequence[int] = (1,),
-    trunk: str = "as_is",
+    exits: str = "auto",
+    batch_sizes: Sequence[int] | str | None = None,
+    trunk: str | None = None,
+    budget: str = "quick",
     compact: bool = False,
     forks: Sequence[str] | None = None,
     plan: str | os.PathLike[str] | None = None,
 ) -> Runner:
-    """Make a runner for a network.
+    """Make a runner for a network; without options, the fastest that is found within ten seconds.
+
+    That is never slower, beyond noise, than the plain graph: ``exits="overlapped"`` on the backbone as it is.
+    ``describe()`` says what it is, and by how much it is faster.
 
     Args:
         network: in eval mode.
         example_input: a batch [N, ...] of any size, on the network's device; for "auto" samples like those to come.
-        exits: "eager" (no graph, any device), "overlapped" (one graph, every head computed), "polled" (a graph a
-            segment, the host stops launching), "gated" (one graph with conditional nodes, no host) or "auto" (for each
-            batch size the one of these that is fastest on the example, measured now or read from ``plan``).
-        batch_sizes: to capture.
-        trunk: how the backbone is run, see :func:`make_trunk`.
+        exits: "auto" (for each batch size the one that is fastest on the example, measured now or read from ``plan``;
+            where the example is not on a CUDA device, "eager"), "eager" (no graph, any device), "overlapped" (one
+            graph, every head computed), "polled" (a graph a segment, the host stops launching) or "gated" (one graph
+            with conditional nodes, no host).
+        batch_sizes: to capture; None is that of the example. For "auto" also "on_demand": that of the example, and each
+            other one at its first request; see :class:`AutoRunner`.
+        trunk: how the backbone is run, see :func:`make_trunk`; for "auto" also "auto": the fastest of them. None is
+            "auto" there, and "as_is" otherwise.
+        budget: for "auto", the time to measure in: "quick", 10 s, or "thorough", 60 s, in which the trunk "inductor" is
+            compiled and measured, too.
         compact: for "polled", gather the samples that stay open into the captured batch sizes below, where that pays;
             see :class:`CompactingRunner`.
         forks: for "overlapped", the taps after which a launch of heads leaves the trunk, ``()`` for no overlap; None is
@@ -61,19 +75,58 @@ def make_runner(
         raise ValueError(f"compact: got {compact!r} with exits={exits!r}, wants False: only 'polled' gathers samples")
     if forks is not None and exits != "overlapped":
         raise ValueError(f"forks: got {forks!r} with exits={exits!r}, wants None: only 'overlapped' has forks")
-    if plan is not None and exits != "auto":
-        raise ValueError(f"plan: got {plan!r} with exits={exits!r}, wants None: only 'auto' has a plan")
-    if exits == "eager":
-        check_sizes(batch_sizes)
-        check_kind("trunk", trunk)
-        check_mode(network)
-        network.check_taps(example_input)
-        return EagerRunner(network, trunk=make_trunk(network.backbone, network.taps, example_input, trunk))
     if exits == "auto":
-        return AutoRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk, plan=plan)
+        return _measured(network, example_input, batch_sizes, ANY_TRUNK if trunk is None else trunk, budget, plan)
+    if plan is not None:
+        raise ValueError(f"plan: got {plan!r} with exits={exits!r}, wants None: only 'auto' has a plan")
+    if budget != "quick":
+        raise ValueError(f"budget: got {budget!r} with exits={exits!r}, wants 'quick': only 'auto' measures")
+    if trunk == ANY_TRUNK:
+        raise ValueError(
+            f"trunk: got {trunk!r} with exits={exits!r}, wants one of {list(TRUNKS)}: only 'auto' measures"
+        )
+    trunk = "as_is" if trunk is None else trunk
+    if exits == "eager":
+        return _eager(network, example_input, batch_sizes, trunk)
+    sizes = sizes_of(batch_sizes, example_input)
     if exits == "overlapped":
-        return OverlappedRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk, forks=forks)
+        return OverlappedRunner(network, example_input, batch_sizes=sizes, trunk=trunk, forks=forks)
     if exits == "polled":
         polled = CompactingRunner if compact else PolledRunner
-        return polled(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
-    return GatedRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk)
+        return polled(network, example_input, batch_sizes=sizes, trunk=trunk)
+    return GatedRunner(network, example_input, batch_sizes=sizes, trunk=trunk)
+
+
+def _measured(
+    network: EarlyExitNetwork,
+    example_input: Tensor,
+    batch_sizes: Sequence[int] | str | None,
+    trunk: str,
+    budget: str,
+    plan: str | os.PathLike[str] | None,
+) -> Runner:
+    """Make the fastest runner; where there are no graphs, the eager one, whose description says so."""
+    if is_on_cuda(example_input):
+        return AutoRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk, budget=budget, plan=plan)
+    check_kind("trunk", trunk, more=(ANY_TRUNK,))
+    check_budget(budget)
+    if plan is not None:
+        PlanFile(plan, {})  # which checks the path
+    check_batch("example_input", example_input)
+    check_device(network, example_input.device)
+    sizes = None if isinstance(batch_sizes, str) and batch_sizes == ON_DEMAND else batch_sizes
+    why = f"Eager: the network is on {example_input.device}, and CUDA graphs need a GPU."
+    return _eager(network, example_input, sizes, "as_is" if trunk == ANY_TRUNK else trunk, why)
+
+
+def _eager(
+    network: EarlyExitNetwork, example_input: Tensor, batch_sizes: Sequence[int] | str | None, trunk: str, *notes: str
+) -> EagerRunner:
+    """Make the eager runner, with notes before those of the trunk."""
+    if batch_sizes is not None:
+        check_sizes(batch_sizes)
+    check_kind("trunk", trunk)
+    check_mode(network)
+    network.check_taps(example_input)
+    made = make_trunk(network.backbone, network.taps, example_input, trunk)
+    return EagerRunner(network, trunk=dataclasses.replace(made, notes=(*notes, *made.notes)))

@@ -26,7 +26,7 @@ TUNE = [
     ("bench --exits layer5", "--exits: got layer5, wants names or globs of: never"),
     ("bench --out x.jsonl.gz", GZ),
     ("plan resnet18 --exits layer5", "--exits: got layer5, wants names or globs of: never"),
-    ("plan resnet18 --trunk fast", "--trunk: got fast, wants one of as_is, cudnn, inductor"),
+    ("plan resnet18 --trunk fast", "--trunk: got fast, wants one of as_is, cudnn, inductor, auto"),
     ("pareto --checkpoint absent --trunk fast", "--trunk: got fast, wants one of as_is, cudnn"),
     ("pareto --checkpoint absent", "checkpoint: absent has no model.json"),
     ("pareto --checkpoint absent --out x.jsonl.gz", GZ),

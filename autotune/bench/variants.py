@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...model import EagerRunner, Trunk, make_runner, make_trunk
+from ...model import AutoRunner, EagerRunner, Trunk, make_runner, make_trunk
 from ...model.streams import stream_pair
 from ..measuring.cells import MIXED, NEVER, Cell
 from ..measuring.correctness import Answer
@@ -17,6 +17,7 @@ from ..measuring.names import AS_IS, MORE_TRUNKS, RUNNERS, TRUNKS
 from ..measuring.peers import (
     Compiled,
     GraphedPeer,
+    HeadsAlone,
     NaiveHead,
     PeerAnswer,
     bare,
@@ -32,6 +33,8 @@ from .lower_bound import SegmentsLowerBound
 
 #: Batch sizes at which max-autotune is compiled, which takes minutes.
 MAX_AUTOTUNE_BATCHES = (1, 32)
+#: Largest batch of which all taps' outputs are kept, for all inputs, to call heads by themselves.
+HEADS_ALONE_BATCH = 8
 #: Fresh captures of "auto", fewer than of the others: each captures and measures several runners.
 AUTO_CAPTURES = 2
 #: Samples that "auto" chooses by, unless one batch holds more: its trunks are checked on them in float64.
@@ -173,6 +176,11 @@ def catalogue(cell: Cell) -> list[Variant]:
         Variant("eager-naive@as_is", _eager(in_line, "naive"), captures=1),
         Variant("eager-naive-item@as_is", _eager(with_item, "naive"), captures=1, exits=True, mixed=True),
     ]
+    if cell.batch <= HEADS_ALONE_BATCH:
+        variants += [
+            Variant(f"eager-heads-{heads}@as_is", partial(_heads_alone, heads), captures=1)
+            for heads in ("naive", "fused")
+        ]
     for mode in ("reduce-overhead", "max-autotune"):
         if mode == "reduce-overhead" or cell.batch in MAX_AUTOTUNE_BATCHES:
             variants += [
@@ -208,6 +216,7 @@ def catalogue(cell: Cell) -> list[Variant]:
         variants.append(auto(f"auto@{trunk}", partial(_auto, trunk), exits=True, mixed=True))
     eager = partial(_runner, AS_IS, "eager")
     variants.append(Variant("eager@as_is", eager, captures=1, exits=True, mixed=True))
+    variants.append(Variant("eager-stop@as_is", _stopping, captures=1, exits=True, mixed=True))
     return variants
 
 
@@ -225,6 +234,13 @@ def _eager(peer: Callable[..., PeerAnswer], heads: str | None) -> Build:
     return lambda captures, _pattern: BuiltVariant(
         torch.no_grad()(_function(peer, heads, AS_IS, captures)), merged_answer
     )
+
+
+def _heads_alone(heads: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
+    subject = captures.subject
+    called = captures.naive_heads if heads == "naive" else subject.heads
+    alone = HeadsAlone(captures.trunk(AS_IS), subject.network.taps, called, subject.inputs)
+    return BuiltVariant(torch.no_grad()(alone), merged_answer)
 
 
 def _graph(peer: Callable[..., PeerAnswer], heads: str | None, trunk: str) -> Build:
@@ -274,12 +290,19 @@ def _runner(trunk: str, exits: str, captures: VariantCaptures, _pattern: str, **
     return BuiltVariant(runner, Answer.of, runner.close)
 
 
+def _stopping(captures: VariantCaptures, _pattern: str) -> BuiltVariant:
+    """Call the network as people first do, who leave it as soon as all are sure."""
+    return BuiltVariant(partial(captures.subject.network, stop=True), Answer.of)
+
+
 def _auto(trunk: str, captures: VariantCaptures, _pattern: str) -> BuiltVariant:
     """Let "auto" choose by the subject's inputs and the rules in force now."""
     subject = captures.subject
     samples, sizes = samples_for_auto(subject), (subject.cell.batch,)
-    runner = make_runner(subject.network, samples, exits="auto", batch_sizes=sizes, trunk=trunk)
-    return BuiltVariant(runner, Answer.of, runner.close, note=runner.describe().partition("\n")[0])
+    # Every candidate is measured, whatever time that takes on a slower GPU.
+    runner = AutoRunner(subject.network, samples, batch_sizes=sizes, trunk=trunk, budget="thorough")
+    note = f"Batch {subject.cell.batch}: {runner.plans[subject.cell.batch].describe()}"
+    return BuiltVariant(runner, Answer.of, runner.close, note=note)
 
 
 def samples_for_auto(subject: Subject) -> Tensor:

@@ -74,6 +74,24 @@ def in_line(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> PeerA
     return PeerAnswer(answers, _last(trunk, y), len(taps))
 
 
+class HeadsAlone:
+    """The heads of a network one after another, without the network: what its taps return is there."""
+
+    def __init__(self, trunk: Trunk, taps: Sequence[str], heads: Heads, inputs: Sequence[Tensor]) -> None:
+        """Keep what the taps return for each of the inputs, which alone can be asked about."""
+        self._heads = heads
+        self._given: dict[int, tuple[Sequence[Any], Tensor | HeadOutput]] = {}
+        for x in inputs:
+            with torch.no_grad():
+                answer = in_line(trunk, taps, [lambda y: y] * len(taps), x)
+            self._given[x.data_ptr()] = answer.heads, answer.last
+
+    def __call__(self, x: Tensor) -> PeerAnswer:
+        """Answer for one of the inputs."""
+        features, last = self._given[x.data_ptr()]
+        return PeerAnswer([head(y) for head, y in zip(self._heads, features, strict=True)], last, len(features))
+
+
 def forked(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> PeerAnswer:
     """Run every head on the low-priority stream; for a capture, which keeps what the side stream still reads."""
     main, side = torch.cuda.current_stream(x.device), stream_pair(x.device).side

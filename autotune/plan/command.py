@@ -8,9 +8,13 @@ import typer
 from ...model.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
 from ..measuring.cells import Cell, Dtype, Placement, resnet_cell
-from ..measuring.names import AS_IS, MORE_TRUNKS, TRUNKS
+from ..measuring.names import MORE_TRUNKS, TRUNKS
 from ..measuring.options import MODEL_HELP, check_model, check_own, is_factory
 from ..measuring.patterns import check_patterns
+
+#: As ``make_runner`` names them; nothing of it is imported to show the help.
+_KINDS = (*TRUNKS, *MORE_TRUNKS, "auto")
+_BUDGETS = ("quick", "thorough")
 
 
 def plan(
@@ -32,7 +36,12 @@ def plan(
             show_default="own of your model, else all",
         ),
     ] = None,
-    trunk: Annotated[str, typer.Option(help=f"How the backbone is run: {', '.join((*TRUNKS, *MORE_TRUNKS))}.")] = AS_IS,
+    trunk: Annotated[
+        str, typer.Option(help=f"How the backbone is run: {', '.join(_KINDS)}; auto measures them, too.")
+    ] = "auto",
+    budget: Annotated[
+        str, typer.Option(help="Time to measure in: quick, 10 s, or thorough, 60 s, which compiles the backbone, too.")
+    ] = "thorough",
     dtype: Annotated[
         Dtype | None, typer.Option(help="Of weights and inputs of a ResNet.", show_default="float16")
     ] = None,
@@ -53,12 +62,13 @@ def plan(
 ) -> None:
     """Measure every way to run a network on this GPU, and say which is best and why.
 
-    make_runner(..., exits="auto", plan=FILE) with the same network, samples, batch sizes and trunk takes what was
-    chosen here with --plan FILE.
+    make_runner(..., plan=FILE) with the same network, samples, batch sizes and trunk takes what was chosen here with
+    --plan FILE.
     """
     with one_line_errors():
-        if trunk not in (*TRUNKS, *MORE_TRUNKS):
-            raise BadInput(f"--trunk: got {trunk}, wants one of {', '.join((*TRUNKS, *MORE_TRUNKS))}")
+        for name, value, known in (("trunk", trunk, _KINDS), ("budget", budget, _BUDGETS)):
+            if value not in known:
+                raise BadInput(f"--{name}: got {value}, wants one of {', '.join(known)}")
         check_model("MODEL", model)
         cell: Cell | None = None
         if is_factory(model):
@@ -70,4 +80,4 @@ def plan(
             check_patterns(exits or [], [cell])
         from .run import run_plan
 
-        run_plan(model, cell, batch or [], exits or [], trunk, plan_file)
+        run_plan(model, cell, batch or [], exits or [], trunk, budget, plan_file)

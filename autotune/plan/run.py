@@ -23,7 +23,13 @@ from ..records.tables import spread_in_words, wide_console
 
 
 def run_plan(
-    model: str, cell: Cell | None, batches: Sequence[int], exits: Sequence[str], trunk: str, plan_file: Path | None
+    model: str,
+    cell: Cell | None,
+    batches: Sequence[int],
+    exits: Sequence[str],
+    trunk: str,
+    budget: str,
+    plan_file: Path | None,
 ) -> None:
     """Measure and print.
 
@@ -32,7 +38,8 @@ def run_plan(
         cell: that of a ResNet.
         batches: batch sizes; none: that of the example.
         exits: names or globs of exit patterns; none: that of the user's model, or all.
-        trunk: the kind of trunk.
+        trunk: the kind of trunk, or "auto".
+        budget: the time to measure in.
         plan_file: keeps the plan.
 
     Raises:
@@ -56,7 +63,7 @@ def run_plan(
         raise BadInput(f"--plan: holds the plan of one exit pattern, got {', '.join(chosen)}; name one by --exits")
     for pattern in chosen:
         with subject.exits(pattern), console.status(f"{subject.cell}; exits {pattern}"), _one_line_of(subject.cell):
-            runner = AutoRunner(subject.network, samples, batch_sizes=sizes, trunk=trunk, plan=plan_file)
+            runner = AutoRunner(subject.network, samples, batch_sizes=sizes, trunk=trunk, budget=budget, plan=plan_file)
             runner.close()
         for size, made in runner.plans.items():
             measured = dataclasses.replace(subject.cell, batch=size)
@@ -90,6 +97,9 @@ def _print(console: Console, title: str, made: Plan, taps: Sequence[str]) -> Non
     console.print(table)
     leave = ", ".join(f"{share:.0%} {where}" for share, where in zip(made.shares, (*taps, "classifier"), strict=True))
     lines = [f"{name} left out: {why}" for name, why in made.left_out.items()]
+    if made.trunk_times:
+        trunks = [f"{kind} {statistics.median(us.host):,.1f}" for kind, us in made.trunk_times.items()]
+        lines.insert(0, f"The plain graph by trunk, us: {', '.join(trunks)}.")
     lines += [
         f"Samples leave at: {leave}.",
         f"{made.chosen.name[:1].upper()}{made.chosen.name[1:]}: {made.reason()}.",

@@ -3,30 +3,40 @@
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from textwrap import indent
 from types import MappingProxyType
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...kernels.cuda_runtime import beside_captures
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult, joined
-from ..runners.checks import check_capturable, check_sizes
+from ..owned_lock import OwnedLock
+from ..runners.checks import check_capturable, check_no_outer_capture, check_request, sizes_of
+from ..runners.graph_runner import GraphRunner
 from ..runners.runner import Runner
 from ..trunk.trunk import check_kind
-from .example_batches import batches_of, exits_of, shares_of
+from .deadline import Deadline, check_budget
+from .example_batches import batches_of, exits_of
 from .plan import Plan
 from .plan_file import PlanFile, conditions_of
-from .planner import measure_plan
+from .planner import Planner
+from .shared_trunks import ANY_TRUNK, SharedTrunks
+
+#: Batch sizes: that of the example, and each other one once it is asked for.
+ON_DEMAND = "on_demand"
+#: Batch sizes that are captured on demand, each of which has memory of its own.
+_MOST_SIZES = 8
 
 
 class AutoRunner(Runner):
-    """Runs each batch size by the runner that answered fastest when it was measured.
+    """Runs each batch size by the runner, on the trunk, that answered fastest when it was measured.
 
     Which one that is depends on the GPU, the network, the batch and on how many samples leave where: the example input
     should be like the requests to come, and the rules those that will be in force. Without overlap, with few forks or
     many, polled, gated: of those that are equally fast the simplest is taken, and none that is slower, beyond noise,
-    than the plain graph of ``exits="overlapped"``.
+    than the plain graph: that of ``exits="overlapped"``, on the backbone as it is if the trunk is chosen, too.
     """
 
     def __init__(
@@ -34,113 +44,191 @@ class AutoRunner(Runner):
         network: EarlyExitNetwork,
         example_input: Tensor,
         *,
-        batch_sizes: Sequence[int] = (1,),
-        trunk: str = "as_is",
+        batch_sizes: Sequence[int] | str | None = None,
+        trunk: str = ANY_TRUNK,
+        budget: str = "quick",
         plan: str | os.PathLike[str] | None = None,
     ) -> None:
         """Make the runners that a plan names, or make, check and measure every candidate and close what is not chosen.
 
-        See :class:`GraphRunner` for the arguments that all runners have; of ``example_input``, samples like those to
-        come, the more the better. ``plan`` is the path of a JSON file for the plans of all batch sizes. It is used if
-        device, versions, network, rules, trunk, batch sizes, samples and, in steps of 5 %, the shares of samples that
-        leave at each exit are those that it was measured with; else all is measured, and the file written. None
-        measures, and keeps nothing. A damaged file is replaced, and one that cannot be written left out, each with a
-        warning.
+        Args:
+            network: see :class:`GraphRunner`.
+            example_input: samples like those to come, the more the better.
+            batch_sizes: to capture. None is that of the example; "on_demand" is, too, and each other size at its first
+                request, up to eight in all. That request takes as long as the budget allows; where a size cannot be
+                added, and beyond those eight, requests are padded or split, and ``describe`` says why.
+            trunk: see :func:`make_trunk`, or "auto": the one on which the plain graph is fastest.
+            budget: "quick", 10 s, or "thorough", 60 s, in which the trunk "inductor" is measured, too; more the first
+                time on a machine, by what compiling the kernels takes. What does not fit is left out, and ``describe``
+                says so; the plain graph is always measured.
+            plan: path of a JSON file for the plans of all batch sizes. It is used if device, versions, network, rules,
+                trunk, batch sizes, samples and, in steps of 5 %, the shares of samples that leave at each exit are
+                those that it was measured with, and the budget was no smaller; else all is measured, and the file
+                written. None measures, and keeps nothing. A damaged file is replaced, and one that cannot be written
+                left out, each with a warning.
 
         Raises:
             ValueError, TypeError, RuntimeError: as :class:`GraphRunner` does, and for a path that no file can have; a
-                candidate other than the plain graph that cannot be made, or answers otherwise, is left out, and
-                ``describe`` says so.
+                candidate other than the plain graph that cannot be made, or answers otherwise, is left out, and its
+                plan says so.
         """
-        sizes = check_sizes(batch_sizes)
-        check_kind("trunk", trunk)
+        on_demand = isinstance(batch_sizes, str) and batch_sizes == ON_DEMAND
+        sizes = sizes_of(None if on_demand else batch_sizes, example_input)
+        check_kind("trunk", trunk, more=(ANY_TRUNK,))
+        check_budget(budget)
         check_capturable(network, example_input)
         self.network = network
-        self._runners: dict[int, Runner] = {}
+        self._asked: dict[str, Any] = {
+            "trunk": trunk,
+            "budget": budget,
+            "batch sizes": ON_DEMAND if on_demand else sizes,
+        }
+        self._path = plan
+        self._file: PlanFile | None = None
+        self._runners: dict[int, GraphRunner] = {}
         self._plans: dict[int, Plan] = {}
+        self._not_added: dict[int, str] = {}
+        self._example: Tensor | None = None  # to add batch sizes by
+        self._busy = OwnedLock()  # while one is added
         try:
             with beside_captures():
-                self._make(example_input, sizes, trunk, plan)
+                self._make(example_input, sizes)
+                if on_demand:
+                    self._example = example_input.detach().clone()  # whose owner may change it
         except BaseException:
             self.close()
             raise
 
-    def _make(
-        self, example_input: Tensor, sizes: Sequence[int], trunk: str, plan: str | os.PathLike[str] | None
-    ) -> None:
-        network = self.network
-        batches = {size: batches_of(example_input, size) for size in sizes}
+    def _make(self, example_input: Tensor, sizes: Sequence[int]) -> None:
+        """Make runners of batch sizes that are new."""
+        network, asked = self.network, self._asked
+        deadline = Deadline.of(asked["budget"])
+        first_sizes = [len(example_input)] if asked["batch sizes"] == ON_DEMAND else sizes
+        batches = {size: batches_of(example_input, size) for size in {*sizes, *first_sizes}}
         exits = {size: exits_of(network, of_size) for size, of_size in batches.items()}
-        self._file = None if plan is None else PlanFile(plan, conditions_of(network, example_input, trunk, exits))
-        stored = {} if self._file is None else self._file.read()
+        stored: dict[int, Plan] = {}
+        if self._path is not None:
+            of_first = {size: exits[size] for size in first_sizes}
+            self._file = PlanFile(self._path, conditions_of(network, example_input, asked, of_first))
+            stored = self._file.read()
+        # Those of other batch sizes hold the weights as of the last refresh.
+        made = {self._plans[size].chosen.trunk: runner.trunk for size, runner in self._runners.items()}
+        trunks = SharedTrunks(network, batches[max(sizes)][0], asked["trunk"], made)
+        planner = Planner(network, example_input, trunks, deadline)
+        plans: dict[int, Plan] = {}
         for index, size in enumerate(sizes):
             smaller = sizes[:index]
             if size in stored:
                 with suppress(RuntimeError, ValueError):  # there may be less memory than then
-                    self._runners[size] = stored[size].chosen.make(network, example_input, size, smaller, trunk)
-                    self._plans[size] = stored[size]
+                    chosen = stored[size].chosen
+                    trunk = trunks.get(chosen.trunk)
+                    runner = chosen.make(network, example_input, size, smaller, trunk)
+                    self._plans[size] = plans[size] = stored[size]
+                    self._runners[size] = runner
                     continue
-            shares = shares_of(exits[size], len(network.taps))
-            self._plans[size], self._runners[size] = measure_plan(
-                network, example_input, batches[size], smaller, trunk, shares
-            )
-        if self._file is not None and not all(made.from_file for made in self._plans.values()):
-            self._file.write(self._plans)
+            plan, runner = planner.plan(batches[size], exits[size], smaller, len(sizes) - index)
+            self._plans[size] = plans[size] = plan
+            self._runners[size] = runner
+        if self._file is not None and not all(plan.from_file for plan in plans.values()):
+            self._file.write({**stored, **plans})
 
     @property
     def plans(self) -> Mapping[int, Plan]:
-        """By batch size, what was measured and chosen."""
+        """By batch size, what was measured and chosen, each described at length."""
         return MappingProxyType(self._plans)
+
+    @property
+    def runners(self) -> Mapping[int, GraphRunner]:
+        """By batch size, the runner that was chosen, which says what it captured."""
+        return MappingProxyType(self._runners)
 
     def __call__(self, x: Tensor) -> ExitResult:
         """Answer for a batch; see :meth:`GraphRunner.__call__`."""
+        if self._example is not None and _samples(x) not in self._runners:
+            self._add(x, self._example)
         self._refuse_closed()
         largest = max(self._runners)
-        parts = x.split(largest) if isinstance(x, Tensor) and x.ndim and len(x) > largest else (x,)
+        parts = x.split(largest) if _samples(x) > largest else (x,)
         runners = [self._runner_for(part) for part in parts]  # a handler of signals may close this one meanwhile
         results = [runner(part) for runner, part in zip(runners, parts, strict=True)]
         return results[0] if len(results) == 1 else joined(results)
+
+    def _add(self, x: Tensor, example_input: Tensor) -> None:
+        """Make a runner of the size of a request, unless there are enough or it could not be made before."""
+        size = check_request(x, example_input.shape[1:], example_input.dtype, example_input.device)
+        if size in self._not_added or len(self._runners) + len(self._not_added) >= _MOST_SIZES:
+            return
+        self._refuse_while_busy()
+        with self._busy, torch.cuda.device_of(example_input):
+            check_no_outer_capture()
+            try:
+                with beside_captures(), torch.autocast(example_input.device.type, enabled=False):
+                    check_capturable(self.network, example_input)
+                    self._make(example_input, [size])
+            except (RuntimeError, ValueError) as error:
+                self._not_added[size] = " ".join(str(error).split())
+
+    def _refuse_while_busy(self) -> None:
+        if self._busy.is_taken():
+            raise RuntimeError("this runner is in another call, which adds a batch size; give each thread its own")
 
     def _refuse_closed(self) -> None:
         if not self._runners:
             raise RuntimeError("this runner is closed")
 
     def _runner_for(self, x: Tensor) -> Runner:
-        samples = len(x) if isinstance(x, Tensor) and x.ndim else 0
-        return self._runners[min(size for size in self._runners if size >= samples)]
+        return self._runners[min(size for size in self._runners if size >= _samples(x))]
 
     def describe(self) -> str:
-        """Say for each batch size what was chosen and why, and what it captured; last, what became of the plan file."""
-        self._refuse_closed()
-        lines = [
-            f"Batch {size}: {self._plans[size].describe()}\n{indent(runner.describe(), '  ')}"
-            for size, runner in self._runners.items()
-        ]
-        return "\n".join([*lines, *self._describe_file()])
+        """Say in three lines for each batch size what was chosen, what that gains, and what else there was.
 
-    def _describe_file(self) -> list[str]:
+        ``plans`` has it at length, and ``runners`` what was captured.
+        """
+        self._refuse_closed()
+        lines = []
+        for size in sorted(self._runners):
+            plan = self._plans[size]
+            lines += [
+                f"Batch {size}: {plan.chosen.runner}, trunk {plan.chosen.trunk}.",
+                f"  {plan.reason()}.",
+                f"  {' '.join([*plan.others(), self._origin(plan)])}",
+            ]
+        return "\n".join([*lines, *(f"Batch {size} was not added: {why}" for size, why in self._not_added.items())])
+
+    def _origin(self, plan: Plan) -> str:
+        """Say where a plan comes from."""
         if self._file is None:
-            return []
-        from_file = [size for size, plan in self._plans.items() if plan.from_file]
-        if len(from_file) == len(self._plans):
-            return [f"The plan comes from {self._file.path}."]
-        if from_file:
-            return [f"The plan comes from {self._file.path} but for what could not be made again and was measured."]
+            return "Measured now."
+        if plan.from_file:
+            return f"From {self._file.path}, measured on {plan.utc[:10]}."
         if self._file.differing:
-            return [f"Measured, since these are not as in {self._file.path}: {', '.join(self._file.differing)}."]
-        return [f"Measured, since {self._file.path} held no plan."]
+            return f"Measured now; not as in {self._file.path}: {', '.join(self._file.differing)}."
+        return f"Measured now; {self._file.path} held no plan that fits."
 
     def refresh(self) -> None:
         """Take over parameters that were changed in place; see :meth:`GraphRunner.refresh`."""
+        self._refuse_while_busy()
         self._refuse_closed()
         for runner in self._runners.values():
             runner.refresh()
 
     def close(self) -> None:
         """Close the runners, or none of them; see :meth:`GraphRunner.close`."""
-        runners = [*self._runners.values()]
-        for runner in runners:
+        self.check_closable()
+        with self._busy:  # once another thread has added its batch size
+            runners = [*self._runners.values()]
+            self._runners.clear()
+            self._example = None
+            for runner in runners:
+                runner.close()
+
+    def check_closable(self) -> None:
+        """Raise what :meth:`close` would raise now."""
+        if self._busy.is_mine():
+            raise RuntimeError("this runner is in a call of this thread, which close() would wait for")
+        for runner in [*self._runners.values()]:
             runner.check_closable()
-        self._runners.clear()
-        for runner in runners:
-            runner.close()
+
+
+def _samples(x: object) -> int:
+    return len(x) if isinstance(x, Tensor) and x.ndim else 0

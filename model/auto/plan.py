@@ -3,19 +3,11 @@
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from ..trunk.trunk import check_kind
 from .candidates import Candidate
-
-
-class PassTimes(NamedTuple):
-    """Mean time of a request in each pass through the batches of the example, in microseconds; one number a pass."""
-
-    host: list[float]
-    """From the call, on an idle device, until the answer is there."""
-    device: list[float]
-    """Among requests that follow back to back."""
-
+from .pass_times import PassTimes
 
 #: No request takes less or more microseconds: a nanosecond, a day.
 _US = (1e-3, 86_400e6)
@@ -30,8 +22,10 @@ class Plan:
     """Name of the plain graph, which ``exits="overlapped"`` captures: nothing slower is chosen."""
     times: Mapping[str, PassTimes]
     """Times of each candidate by its name, simplest first."""
+    trunk_times: Mapping[str, PassTimes]
+    """Times of the plain graph by the kind of its trunk, if there was a choice of them; measured before ``times``."""
     left_out: Mapping[str, str]
-    """Reason why a candidate was not measured, by its name."""
+    """Reason why a candidate or a trunk was not measured, by its name."""
     shares: tuple[float, ...]
     """Shares, 0 to 1, of the samples measured with that left at each tap and, last, at the classifier."""
     utc: str
@@ -40,7 +34,7 @@ class Plan:
     """True if it was read from a file, False if it was measured for this runner."""
 
     def describe(self) -> str:
-        """Say what was chosen, and by which measurement."""
+        """Say what was chosen, by which measurement, and why others were not measured."""
         when = f"measured on {self.utc[:10]}" if self.from_file else "measured"
         sentences = [f"{self.chosen.name}, {when} {self.reason()}."]
         others = [
@@ -50,8 +44,18 @@ class Plan:
         ]
         if others:
             sentences.append(f"The others: {', '.join(others)} us.")
+        if self.trunk_times:
+            trunks = [f"{kind} {statistics.median(times.host):,.1f}" for kind, times in self.trunk_times.items()]
+            sentences.append(f"The plain graph by trunk: {', '.join(trunks)} us.")
         sentences += [f"{name} left out: {why.rstrip('.')}." for name, why in self.left_out.items()]
         return " ".join(sentences)
+
+    def others(self) -> list[str]:
+        """Name in a sentence each what else was measured, and what was not."""
+        measured = [name for name in self.times if name not in (self.chosen.name, self.plain)]
+        measured += [f"trunk {kind}" for kind in self.trunk_times if kind not in ("as_is", self.chosen.trunk)]
+        parts = {"Also measured": measured, "Left out": self.left_out}
+        return [f"{what}: {', '.join(names)}." for what, names in parts.items() if names]
 
     def reason(self) -> str:
         """Say why it was chosen, beginning with the time of a request."""
@@ -61,7 +65,7 @@ class Plan:
             reason += "nothing is faster than this plain graph" if fastest == plain else "this is the plain graph"
         else:
             less = 1 - self._host_us(chosen) / self._host_us(plain)
-            reason += f"{less:.1%} less than the plain graph, {plain}, {self._us(plain)}"
+            reason += f"{less:.1%} less than the plain graph, {plain}, {self._us(plain)} us"
         if fastest == chosen:
             return reason
         simpler = "" if chosen == plain else ", and less simple"
@@ -82,7 +86,8 @@ class Plan:
         return {
             "chosen": self.chosen._asdict(),
             "plain": self.plain,
-            "times": {name: {"host_us": us.host, "device_us": us.device} for name, us in self.times.items()},
+            "times": _times_as_json(self.times),
+            "trunk_times": _times_as_json(self.trunk_times),
             "left_out": dict(self.left_out),
             "shares": list(self.shares),
             "utc": self.utc,
@@ -101,19 +106,29 @@ class Plan:
         plan = cls(
             chosen,
             content["plain"],
-            {
-                str(name): PassTimes(_microseconds(us["host_us"]), _microseconds(us["device_us"]))
-                for name, us in content["times"].items()
-            },
+            _times_from_json(content["times"]),
+            _times_from_json(content["trunk_times"]),
             {str(name): str(why) for name, why in content["left_out"].items()},
             tuple(_number("shares", share, 0.0, 1.0) for share in content["shares"]),
             str(content["utc"]),
         )
+        check_kind("trunk", chosen.trunk)
         if chosen.exits not in ("overlapped", "polled", "gated"):
             raise ValueError(f"chosen: got {chosen!r:.100}")
         if chosen.name not in plan.times or plan.plain not in plan.times:
             raise ValueError(f"times: {chosen.name:.60} or {plan.plain!s:.60} is not among them")
         return plan
+
+
+def _times_as_json(times: Mapping[str, PassTimes]) -> dict[str, Any]:
+    return {name: {"host_us": us.host, "device_us": us.device} for name, us in times.items()}
+
+
+def _times_from_json(content: Any) -> dict[str, PassTimes]:
+    return {
+        str(name): PassTimes(_microseconds(us["host_us"]), _microseconds(us["device_us"]))
+        for name, us in content.items()
+    }
 
 
 def _microseconds(values: Any) -> list[float]:

@@ -17,7 +17,9 @@ from ..machine import driver_version, package_version, processor_name
 from .example_batches import shares_of
 from .plan import Plan
 
-FORMAT = 1
+FORMAT = 2
+#: A plan made within it is as good where less is asked for.
+_BEST_BUDGET = ("budget", "thorough")
 #: Shares are told apart in steps of 5 %: a few samples more or less at an exit change no choice.
 _STEPS = 20
 
@@ -48,11 +50,18 @@ class PlanFile:
         """
         try:
             content = read_json(self.path)
+            if type(content["format"]) is int and 0 < content["format"] < FORMAT:
+                self.differing = ["format"]
+                return {}
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']!r:.60}, wants {FORMAT}")
             measured = content["conditions"]
             names = dict.fromkeys((*self._conditions, *measured))
-            self.differing = [name for name in names if measured.get(name) != self._conditions.get(name)]
+            self.differing = [
+                name
+                for name in names
+                if measured.get(name) != self._conditions.get(name) and (name, measured.get(name)) != _BEST_BUDGET
+            ]
             plans = {
                 int(size): dataclasses.replace(Plan.from_json(plan), from_file=True)
                 for size, plan in content["plans"].items()
@@ -75,11 +84,11 @@ class PlanFile:
 
 
 def conditions_of(
-    network: EarlyExitNetwork, example_input: Tensor, trunk: str, exits: Mapping[int, Tensor]
+    network: EarlyExitNetwork, example_input: Tensor, asked: Mapping[str, Any], exits: Mapping[int, Tensor]
 ) -> dict[str, Any]:
     """Return by name all that a choice among runners depends on, as JSON can hold it.
 
-    ``exits`` holds by batch size what :func:`exits_of` returned.
+    Of that ``asked`` is what the caller chose; ``exits`` holds by batch size what :func:`exits_of` returned.
     """
     taps = len(network.taps)
     return {
@@ -98,8 +107,7 @@ def conditions_of(
             [head.rule.criterion, head.rule.threshold, head.rule.temperature, head.rule.enabled]
             for head in network.fused_heads
         ],
-        "trunk": trunk,
-        "batch sizes": list(exits),
+        **asked,
         "samples": [list(example_input.shape[1:]), str(example_input.dtype), list(example_input.stride()[1:])],
         "exit shares": {
             str(size): {

@@ -1,78 +1,199 @@
-"""Measures every candidate runner for one batch size on the user's own samples, and keeps the chosen one."""
+"""``Planner``: measures trunks and runners for one batch size after another, and keeps the chosen runner of each."""
 
 import datetime
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 
-import torch
 from torch import Tensor
 
 from ..early_exit_network import EarlyExitNetwork
+from ..runners.graph_runner import GraphRunner
 from ..runners.overlapped import OverlappedRunner
 from ..runners.runner import Runner
 from .candidates import Candidate, candidates
 from .choice import choose
-from .plan import PassTimes, Plan
+from .deadline import Deadline
+from .example_batches import shares_of
+from .pass_times import PassTimes, least_requests, measure
+from .plan import Plan
+from .shared_trunks import SharedTrunks
 
-#: Passes through the batches at least, of which chance lets one runner win all once in 256; and requests of each.
-_LEAST_PASSES = 8
-_LEAST_REQUESTS = 40
-_WARM_UP_PASSES = 2
+#: Part of the time for a batch size that measuring one runner may take: ten are measured, and made before.
+_SHARE_OF_ONE = 1 / 32
+#: Part of a budget within which the first graph should be there. What it takes beyond that, up to a whole budget, is not
+#: counted: it is Triton compiling kernels, once on a machine.
+_SHARE_OF_THE_FIRST = 1 / 4
+#: Part of a budget that has to be left for making a trunk, which is not cut short, where it is not the first.
+_SHARE_FOR_A_TRUNK = {"cudnn": 1 / 4, "inductor": 1 / 2}
 
 
-def measure_plan(
-    network: EarlyExitNetwork,
-    example_input: Tensor,
-    batches: Sequence[Tensor],
-    smaller: Sequence[int],
-    trunk: str,
-    shares: tuple[float, ...],
-) -> tuple[Plan, Runner]:
-    """Make every candidate on one trunk, check it against the plain graph, measure them by turns and keep one.
+class Planner:
+    """Plans for the batch sizes of one network, which share trunks and the time until a deadline."""
 
-    The ``batches`` are cut from the example, all of one size; samples may be gathered into ``smaller`` ones. For
-    ``shares`` see :class:`Plan`.
+    def __init__(
+        self, network: EarlyExitNetwork, example_input: Tensor, trunks: SharedTrunks, deadline: Deadline
+    ) -> None:
+        """Plan for samples like those of the example; the deadline is put off by what compiling the kernels takes."""
+        self._network, self._example = network, example_input
+        self._trunks, self._deadline = trunks, deadline
 
-    Raises:
-        RuntimeError: the plain graph cannot be captured.
-    """
-    size = len(batches[0])
-    plain_runner = OverlappedRunner(network, example_input, batch_sizes=(size,), trunk=trunk)
-    plain = Candidate("overlapped", plain_runner.forks[size])
-    runners: dict[str, Runner] = {}
-    left_out: dict[str, str] = {}
-    chosen = None
-    known = {candidate.name: candidate for candidate in candidates(network.taps, plain.forks, smaller)}
-    try:
-        for name, candidate in known.items():
-            if candidate == plain:
-                runners[name] = plain_runner
+    def plan(
+        self, batches: Sequence[Tensor], exits: Tensor, smaller: Sequence[int], parts: int
+    ) -> tuple[Plan, GraphRunner]:
+        """Measure the plain graph on every trunk, then all runners on the best of them, and keep one runner.
+
+        The ``batches`` are cut from the example, all of one size; ``exits`` is what :func:`exits_of` says of them.
+        Samples may be gathered into ``smaller`` batches. Of the time that is left this takes one of so many equal
+        ``parts``, once all trunks are made; what does not fit is left out, but for the plain graph.
+
+        Raises:
+            RuntimeError: the plain graph cannot be captured.
+        """
+        contest = _Contest(self._network, self._example, len(batches[0]), self._trunks)
+        chosen = ""
+        try:
+            began = time.monotonic()
+            plain = self._add_first(contest)
+            compiled = time.monotonic() - began - self._deadline.seconds * _SHARE_OF_THE_FIRST
+            self._deadline = self._deadline.put_off(max(0.0, min(compiled, self._deadline.seconds)))
+            kinds = [kind for kind in self._trunks.kinds[1:] if self._make_trunk(kind, contest.left_out)]
+            contest.begin(batches, self._deadline.part(parts))
+            trunk_times = contest.measure_trunks(kinds)
+            best = choose({kind: times.host for kind, times in trunk_times.items()}, plain.trunk)
+            contest.close_all_but((plain.name, contest.plain[best].name))
+            times = contest.measure_runners(best, smaller)
+            chosen = choose({name: passes.host for name, passes in times.items()}, plain.name)
+        finally:
+            contest.close_all_but((chosen,))
+        plan = Plan(
+            chosen=contest.candidates[chosen],
+            plain=plain.name,
+            times=times,
+            trunk_times=trunk_times,
+            left_out=contest.left_out,
+            shares=shares_of(exits[: len(contest.batches)], len(self._network.taps)),
+            utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        )
+        return plan, contest.runners[chosen]
+
+    def _add_first(self, contest: "_Contest") -> Candidate:
+        """Make the plain graph on the first trunk, or on the backbone as it is where there is no such trunk."""
+        kind = self._trunks.kinds[0]
+        try:
+            self._trunks.get(kind)
+        except RuntimeError as error:
+            if kind == "as_is":
+                raise
+            contest.left_out[f"trunk {kind}"], kind = str(error), "as_is"
+        return contest.add_plain(kind)
+
+    def _make_trunk(self, kind: str, left_out: dict[str, str]) -> bool:
+        """Return whether there is that trunk, made now if there is time; else the reason is noted."""
+        if not self._trunks.is_known(kind):
+            compiles_too_long = kind == "inductor" and self._deadline.budget == "quick"
+            if compiles_too_long or self._deadline.left < self._deadline.seconds * _SHARE_FOR_A_TRUNK[kind]:
+                too_long = f"compiling takes longer than {self._deadline}"
+                left_out[f"trunk {kind}"] = too_long if compiles_too_long else self._deadline.too_late()
+                return False
+        try:
+            self._trunks.get(kind)
+        except RuntimeError as error:
+            left_out[f"trunk {kind}"] = str(error)
+            return False
+        return True
+
+
+class _Contest:
+    """Runners for one batch size that are open, and the reasons why others are not."""
+
+    def __init__(self, network: EarlyExitNetwork, example_input: Tensor, size: int, trunks: SharedTrunks) -> None:
+        self.plain: dict[str, Candidate] = {}
+        """The plain graph by the kind of its trunk, the one that others have to beat first."""
+        self.candidates: dict[str, Candidate] = {}
+        self.runners: dict[str, GraphRunner] = {}
+        """By name, those that are open."""
+        self.left_out: dict[str, str] = {}
+        self.batches: Sequence[Tensor] = ()
+        self._network, self._example, self._size, self._trunks = network, example_input, size, trunks
+        self._made_s: list[float] = []  # what making each runner took
+
+    def add_plain(self, kind: str) -> Candidate:
+        """Make the plain graph on a trunk that was made."""
+        began = time.monotonic()
+        runner = OverlappedRunner(self._network, self._example, batch_sizes=(self._size,), trunk=self._trunks.get(kind))
+        self.plain[kind] = candidate = Candidate("overlapped", runner.forks[self._size], trunk=kind)
+        self._add(candidate, runner, began)
+        return candidate
+
+    def _add(self, candidate: Candidate, runner: GraphRunner, began: float) -> None:
+        self.candidates[candidate.name], self.runners[candidate.name] = candidate, runner
+        self._made_s.append(time.monotonic() - began)
+
+    def begin(self, batches: Sequence[Tensor], deadline: Deadline) -> None:
+        """Take of the batches as many as there is time for, by what the first runner takes for one."""
+        (runner,) = self.runners.values()
+        for _ in range(2):  # the first is slow
+            began = time.monotonic()
+            runner(batches[-1]).label.cpu()
+            took = max(time.monotonic() - began, 1e-6)
+        count = len(batches)
+        while count > 1 and least_requests(count) * took > deadline.left * _SHARE_OF_ONE:
+            count -= 1
+        self.batches, self._deadline, self._one_s = batches[:count], deadline, least_requests(count) * took
+
+    def _has_time(self, more_s: float = 0.0) -> bool:
+        """Return whether one runner more can be made, as fast as others were, and all of them measured."""
+        made_s = min(self._made_s[1:], default=0.0)  # the first of all compiles kernels, and so says little
+        return made_s + more_s + self._one_s * (len(self.runners) + 1) <= self._deadline.left
+
+    def measure_trunks(self, kinds: Sequence[str]) -> dict[str, PassTimes]:
+        """Measure the plain graph on the trunks of those kinds, too; by kind, and none if there is no other trunk."""
+        for kind in kinds:
+            if not self._has_time(self._trunks.seconds_for(kind, self._size)):
+                self.left_out[f"trunk {kind}"] = self._deadline.too_late()
                 continue
             try:
-                runner = candidate.make(network, example_input, size, smaller, plain_runner.trunk)
+                self.add_plain(kind)
             except RuntimeError as error:
-                left_out[name] = str(error)
+                self.left_out[f"trunk {kind}"] = str(error)
+        if len(self.plain) == 1:
+            return {}
+        times = self._measure([candidate.name for candidate in self.plain.values()])
+        return {kind: times[candidate.name] for kind, candidate in self.plain.items()}
+
+    def measure_runners(self, kind: str, smaller: Sequence[int]) -> dict[str, PassTimes]:
+        """Make all candidates on a trunk, compare them with the plain graph on it, and measure all that is open."""
+        plain, trunk = self.runners[self.plain[kind].name], self._trunks.get(kind)
+        known = candidates(self._network.taps, self.plain[kind].forks, smaller, kind)
+        # Should there be too little time, then for those that make the least difference.
+        for candidate in sorted(known, key=lambda candidate: candidate.exits == "overlapped"):
+            name = candidate.name
+            if name in self.runners:
                 continue
-            if _alike(runner, plain_runner, batches):
-                runners[name] = runner
-            else:
-                runner.close()
-                left_out[name] = f"it answered otherwise than {plain.name}"
-        times = measure(runners, batches)
-        chosen = choose({name: passes.host for name, passes in times.items()}, plain.name)
-    finally:
-        for name, runner in {**runners, plain.name: plain_runner}.items():
-            if name != chosen:
-                runner.close()
-    plan = Plan(
-        chosen=known[chosen],
-        plain=plain.name,
-        times=times,
-        left_out=left_out,
-        shares=shares,
-        utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-    )
-    return plan, runners[chosen]
+            if not self._has_time():
+                self.left_out[name] = self._deadline.too_late()
+                continue
+            began = time.monotonic()
+            try:
+                runner = candidate.make(self._network, self._example, self._size, smaller, trunk)
+            except RuntimeError as error:
+                self.left_out[name] = str(error)
+                continue
+            self._add(candidate, runner, began)
+            if not _alike(runner, plain, self.batches):
+                self.runners.pop(name).close()
+                self.left_out[name] = f"it answered otherwise than {self.plain[kind].name}"
+        simplest_first = dict.fromkeys([candidate.name for candidate in known])
+        return self._measure(
+            [*self.runners.keys() - simplest_first, *(name for name in simplest_first if name in self.runners)]
+        )
+
+    def _measure(self, names: Iterable[str]) -> dict[str, PassTimes]:
+        return measure({name: self.runners[name] for name in names}, self.batches, self._deadline)
+
+    def close_all_but(self, names: Container[str]) -> None:
+        for name in [name for name in self.runners if name not in names]:
+            self.runners.pop(name).close()
 
 
 def _alike(runner: Runner, plain: Runner, batches: Sequence[Tensor]) -> bool:
@@ -83,43 +204,3 @@ def _alike(runner: Runner, plain: Runner, batches: Sequence[Tensor]) -> bool:
         differing += int(((found.label != wanted.label) | (found.exit_index != wanted.exit_index)).sum())
         samples += len(x)
     return differing <= samples // 100
-
-
-def measure(runners: Mapping[str, Runner], batches: Sequence[Tensor]) -> dict[str, PassTimes]:
-    """Time passes through the batches, the runners taking turns in an order that rotates.
-
-    A pass of a runner sends every batch from an idle device and waits for its answer, then all of them back to back.
-    Where samples leave early some batches take long and others do not; their mean is what a request costs.
-    """
-    with torch.cuda.device_of(batches[0]):  # events and streams are those of the current one
-        return _measure(runners, batches)
-
-
-def _measure(runners: Mapping[str, Runner], batches: Sequence[Tensor]) -> dict[str, PassTimes]:
-    names = list(runners)
-    device = batches[0].device
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    times = {name: PassTimes([], []) for name in names}
-    for turn in range(-_WARM_UP_PASSES, max(_LEAST_PASSES, -(-_LEAST_REQUESTS // len(batches)))):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            runner = runners[name]
-            runner(batches[-1])  # so that the L2 cache is as this runner leaves it
-            waited = 0.0
-            for x in batches:
-                torch.cuda.current_stream(device).synchronize()
-                for each in runners.values():  # and not for the device: another thread may be capturing
-                    each.wait_until_idle()
-                began = time.perf_counter()
-                runner(x)
-                torch.cuda.current_stream(device).synchronize()
-                waited += time.perf_counter() - began
-            start.record()
-            for x in batches:
-                runner(x)
-            end.record()
-            end.synchronize()
-            if turn >= 0:
-                times[name].host.append(waited * 1e6 / len(batches))
-                times[name].device.append(start.elapsed_time(end) * 1e3 / len(batches))
-    return times

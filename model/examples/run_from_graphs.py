@@ -40,10 +40,10 @@ def main(device: str) -> None:
     network = EarlyExitNetwork(backbone, heads, example_input=images)
 
     if device != "cuda":
-        print("CUDA graphs need a GPU, and there is none: the eager runner answers.")
-        with make_runner(network, images, exits="eager") as runner:
+        with make_runner(network, images) as runner:
             answer = runner(images)
-        print(f"exits='eager' on {device}: label {answer.label.item()}, exit {answer.exit_index.item()} of 0 to 3")
+            print(runner.describe())
+        print(f"on {device}: label {answer.label.item()}, exit {answer.exit_index.item()} of 0 to 3")
         return
 
     print(f"ResNet-18, {len(TAPS)} heads, one {side}x{side} image in float16 on {torch.cuda.get_device_name()}")
@@ -54,7 +54,8 @@ def main(device: str) -> None:
         # A runner is captured once and closed by `with`. Rules may change meanwhile: nothing is captured again. But
         # "auto" measured for the rules that it found, so make it under those that you will use.
         network.set_rules({"layer2": 0.0})
-        with make_runner(network, images, exits=exits, trunk="cudnn") as runner:
+        # It measures trunks, too, and so needs none named; it is what you get without options.
+        with make_runner(network, images, exits=exits, trunk=None if exits == "auto" else "cudnn") as runner:
             # The parameters are random, so that no head is ever sure. Here the rule says who leaves: a confidence is
             # never above 1.0 and always above 0.0. Your thresholds come from `auxhead.model.calibrate`.
             for threshold, wanted in ((1.0, 3), (0.0, 1)):

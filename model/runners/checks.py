@@ -12,9 +12,7 @@ from ..early_exit_network import EarlyExitNetwork
 
 def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
     """Check network, example and taps; raises as :class:`GraphRunner` does for what cannot be captured."""
-    if isinstance(example_input, Tensor):
-        _check_dense("example_input", example_input)
-    check_batch("example_input", example_input)
+    _check_example(example_input)
     _check_cuda(example_input)
     _check_allocator()
     check_mode(network)
@@ -24,13 +22,13 @@ def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
                 f"heads[{tap!r}]: its linear layer is parametrized, which a graph would not follow; wants none: call "
                 "torch.nn.utils.parametrize.remove_parametrizations, or use 'eager'"
             )
-    _check_device(network.backbone, example_input.device)
+    check_device(network.backbone, example_input.device)
     if torch.is_autocast_enabled("cuda"):
         raise RuntimeError("a runner cannot capture under autocast; leave it and cast the network, or use 'eager'")
     with torch.cuda.device_of(example_input):
         check_no_outer_capture()
     network.check_taps(example_input)
-    _check_device(network, example_input.device)
+    check_device(network, example_input.device)
     for tap, head in zip(network.taps, network.fused_heads, strict=True):  # which have their sizes now
         try:
             head.as_exit_head()
@@ -44,8 +42,18 @@ def check_mode(network: nn.Module) -> None:
         raise ValueError("network: in training mode, wants network.eval()")
 
 
-def check_sizes(batch_sizes: Sequence[int]) -> list[int]:
+def sizes_of(batch_sizes: Sequence[int] | str | None, example_input: Tensor) -> list[int]:
+    """Return the batch sizes to capture as :func:`check_sizes` does; None is that of the example."""
+    if batch_sizes is None:
+        _check_example(example_input)
+        return [len(example_input)]
+    return check_sizes(batch_sizes)
+
+
+def check_sizes(batch_sizes: Sequence[int] | str) -> list[int]:
     """Return the batch sizes to capture, in ascending order; raises ``ValueError`` or ``TypeError``."""
+    if isinstance(batch_sizes, str):
+        raise ValueError(f"batch_sizes: got {batch_sizes!r}, wants positive ints; 'on_demand' goes with exits='auto'")
     try:
         sizes = list(batch_sizes)
     except TypeError:
@@ -79,13 +87,24 @@ def check_no_outer_capture() -> None:
         )
 
 
+def _check_example(example_input: Tensor) -> None:
+    if isinstance(example_input, Tensor):
+        _check_dense("example_input", example_input)
+    check_batch("example_input", example_input)
+
+
 def _check_dense(name: str, x: Tensor) -> None:
     if x.layout is not torch.strided or x.is_nested:
         raise TypeError(f"{name}: got {tensor_in_words(x)}, wants a dense one")
 
 
+def is_on_cuda(x: object) -> bool:
+    """Return whether there can be graphs for a batch like this."""
+    return isinstance(x, Tensor) and x.device.type == "cuda"
+
+
 def _check_cuda(example_input: Tensor) -> None:
-    if example_input.device.type != "cuda":
+    if not is_on_cuda(example_input):
         raise ValueError(f"example_input: on {example_input.device}, wants a CUDA device; exits='eager' runs on any")
 
 
@@ -97,7 +116,8 @@ def _check_allocator() -> None:
         )
 
 
-def _check_device(network: nn.Module, device: torch.device) -> None:
+def check_device(network: nn.Module, device: torch.device) -> None:
+    """Raise ``ValueError`` if a parameter is on another device than the example."""
     for name, parameter in network.named_parameters():
         if parameter.device != device:
             raise ValueError(f"network: {name} is on {parameter.device}, wants {device} as the example input")

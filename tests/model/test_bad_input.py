@@ -145,7 +145,7 @@ def test_taps_of_a_wrapped_backbone_are_suggested_by_their_longer_names(wrapper:
 @pytest.mark.parametrize("exits", EXITS)
 def test_a_trunk_is_refused_by_the_name_of_its_argument(exits: str) -> None:
     wants = "wants one of 'as_is', 'cudnn', 'inductor'"
-    for trunk, got in (("cuda", "'cuda'"), (None, "NoneType"), (SmallNet(), "SmallNet")):
+    for trunk, got in (("cuda", "'cuda'"), (1, "int"), (SmallNet(), "SmallNet")):
         with pytest.raises((ValueError, TypeError), match=f"^trunk: got {got}, {wants}") as caught:
             make_runner(network(), images(), exits=exits, trunk=trunk)
         assert "\n" not in str(caught.value)

@@ -121,7 +121,7 @@ def test_batch_sizes_are_positive_ints(exits: str, sizes: object) -> None:
 
 
 @pytest.mark.parametrize("exits", EXITS)
-@pytest.mark.parametrize("sizes", [8, None])
+@pytest.mark.parametrize("sizes", [8, 1.5])
 def test_batch_sizes_are_a_sequence(exits: str, sizes: object) -> None:
     with pytest.raises(TypeError, match=f"batch_sizes: got {sizes}, wants a sequence"):
         make_runner(network(1.0), images(1), exits=exits, batch_sizes=sizes)

@@ -1,18 +1,23 @@
-"""Fakes for the planner: eager runners under other names, and times that a test chooses."""
+"""Fakes for the planner: eager runners under other names, and times and a clock that a test chooses."""
 
+import sys
+from collections import Counter
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import torch
 from auxhead.model import EagerRunner, EarlyExitNetwork
-from auxhead.model.auto import auto_runner, planner
+from auxhead.model.auto import auto_runner, deadline, planner, shared_trunks
 from auxhead.model.auto.candidates import Candidate
-from auxhead.model.auto.plan import PassTimes
+from auxhead.model.auto.pass_times import PassTimes
 from auxhead.model.runners import checks
 from support.example_models import SmallNet, plain_heads
 from torch import Tensor
 
 #: Candidates of a :class:`SmallNet` whose last head is followed by too little, in their order.
 NAMES = ("serial", "overlapped (1 fork)", "overlapped (2 forks)", "polled", "gated")
+#: The order in which they are made.
+AS_MADE = ("overlapped (1 fork)", "polled", "gated", "serial", "overlapped (2 forks)")
 #: Name of the graph that ``exits="overlapped"`` captures of it.
 PLAIN = "overlapped (1 fork)"
 
@@ -31,17 +36,21 @@ def small_network(seed: int = 0, threshold: float = 0.6) -> EarlyExitNetwork:
 class Runner(EagerRunner):
     """The eager runner as a candidate."""
 
-    trunk = "the shared trunk"
     closed = False
 
     def __init__(self, network, candidate, sizes, trunk, gpu):
         super().__init__(network)
-        self.candidate, self.sizes, self.gpu = candidate, sizes, gpu
+        self.candidate, self.sizes, self.trunk, self.gpu = candidate, sizes, trunk, gpu
         self.forks = {size: candidate.forks for size in sizes}
-        gpu.made.append((candidate.name, trunk))
+        self.asked = 0
+        gpu.made.append((candidate.name, trunk.kind))
+        gpu.seconds += gpu.first_s if len(gpu.made) == 1 and gpu.first_s else gpu.making_s
         gpu.open += 1
 
     def __call__(self, x):
+        assert not self.closed
+        self.asked += 1
+        self.gpu.seconds += self.gpu.request_s
         result = super().__call__(x)
         return result._replace(label=(result.label + 1) % 5) if self.candidate.name in self.gpu.wrong else result
 
@@ -60,37 +69,58 @@ class FakeGpu:
     def __init__(self, monkeypatch):
         self.us = dict.fromkeys((*NAMES, "polled (compact)"), 100.0)
         """By name, the host time of a request; on the device it takes half as long."""
+        self.times_as_long = {}
+        """By kind of trunk, what it makes of those times, 1 if it is not there."""
         self.fails = {}
-        """By name, the error of making it."""
+        """By name or kind of trunk, the error of making it."""
         self.wrong = set()
         """Names of those that answer otherwise."""
         self.made = []
         """Name and trunk of every runner, in order."""
+        self.trunks = Counter()
+        """How often each kind of trunk was made."""
         self.open = 0
         self.measured = 0
+        """Batch sizes; their trunks are measured beside."""
+        self.seconds = 0.0
+        """Time, which passes only where these say so: in making a runner (the first), a trunk, in a request."""
+        self.making_s = self.first_s = self.trunk_s = self.request_s = 0.0
 
         def make(candidate, network, _example, size, smaller, trunk):
+            assert candidate.trunk == trunk.kind
             if candidate.name in self.fails:
                 raise self.fails[candidate.name]
             return Runner(network, candidate, (*smaller, size) if candidate.compact else (size,), trunk, self)
 
         def plain(network, _example, *, batch_sizes, trunk):
-            return make(Candidate("overlapped", network.taps[1:2]), network, _example, *batch_sizes, (), trunk)
+            candidate = Candidate("overlapped", network.taps[1:2], trunk=trunk.kind)
+            return make(candidate, network, _example, *batch_sizes, (), trunk)
 
-        def measure(runners, batches):
+        def make_trunk(backbone, _taps, _example, kind):
+            self.trunks[kind] += 1
+            self.seconds += self.trunk_s
+            refused = kind in self.fails
+            notes = (f"Not {kind}: {self.fails[kind]}",) if refused else ()
+            return SimpleNamespace(module=backbone if refused else object(), kind=kind, notes=notes)
+
+        def measure(runners, batches, until):
             assert not any(runner.closed for runner in runners.values())
-            self.measured += 1
+            of_one_trunk = {runner.candidate.trunk for runner in runners.values()}
+            self.measured += len(runners) > len(of_one_trunk) or len(runners) == 1
             wobble = [1.0 + 0.001 * (index % 3) for index in range(12)]
-            return {
-                name: PassTimes(
-                    [self.us[name] * part for part in wobble], [self.us[name] / 2 * part for part in wobble]
-                )
-                for name in runners
-            }
+            times = {}
+            for name, runner in runners.items():
+                us = self.us[runner.candidate.runner] * self.times_as_long.get(runner.candidate.trunk, 1.0)
+                times[name] = PassTimes([us * part for part in wobble], [us / 2 * part for part in wobble])
+            return times
 
         monkeypatch.setattr(Candidate, "make", make)
         monkeypatch.setattr(planner, "OverlappedRunner", plain)
         monkeypatch.setattr(planner, "measure", measure)
+        monkeypatch.setattr(shared_trunks, "make_trunk", make_trunk)
+        for module in (deadline, planner, shared_trunks):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.seconds))
+        monkeypatch.setattr(sys.modules["auxhead.model.make_runner"], "is_on_cuda", lambda _x: True)
         monkeypatch.setattr(checks, "_check_cuda", lambda _x: None)
         monkeypatch.setattr(auto_runner, "beside_captures", nullcontext)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

@@ -54,7 +54,8 @@ def test_a_network_of_ones_own_from_end_to_end(tmp_path: Path, monkeypatch: pyte
     never = {one.variant.split("@")[0] for one in records if one.exits == "never"}
     compiled = {f"compile-{heads}-reduce-overhead" for heads in ("bare", "naive")}
     graphs = {f"graph-{name}" for name in ("bare", "naive", "naive-forked", "fused")}
-    assert never == {"eager-bare", "eager-naive", "eager-naive-item", *compiled, *graphs}
+    eager = {f"eager-{name}" for name in ("bare", "naive", "naive-item", "stop", "heads-naive", "heads-fused")}
+    assert never == {*eager, *compiled, *graphs}
     assert {one.exits for one in records} == {"never", "block0", "block1", "block2", "own"}
     for one in records:
         assert one.host_us is not None and one.device_us is not None

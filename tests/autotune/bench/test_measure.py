@@ -53,9 +53,20 @@ def test_a_cell_from_end_to_end(subject, plan):
     records = run(subject, plan)
     measured = {(one.exits, one.variant): one for one in records if one.error is None}
     failed = {(one.exits, one.variant): one.error for one in records if one.error is not None}
-    never = {"eager-bare", "eager-naive", "eager-naive-item", "graph-bare", "graph-naive", "graph-fused", "overlapped"}
-    assert {name for exits, name in measured if exits == "never"} == {f"{name}@as_is" for name in (*never, "eager")}
-    early = {f"{name}@as_is" for name in ("graph-bare", "truncated", "eager-naive-item", "overlapped", "eager")}
+    eager = {"eager-naive-item", "eager", "eager-stop"}
+    never = {
+        *eager,
+        "eager-bare",
+        "eager-heads-naive",
+        "eager-heads-fused",
+        "eager-naive",
+        "graph-bare",
+        "graph-naive",
+        "graph-fused",
+        "overlapped",
+    }
+    assert {name for exits, name in measured if exits == "never"} == {f"{name}@as_is" for name in never}
+    early = {f"{name}@as_is" for name in (*eager, "graph-bare", "truncated", "overlapped")}
     for exits in ("block0", "block1", "block2"):
         assert {name for pattern, name in measured if pattern == exits} == early
     # what does not run here (a side stream on the CPU) is a record, and the rest went on
@@ -201,7 +212,7 @@ def test_what_raises_while_it_is_timed_fails_alone(subject, plan, monkeypatch):
     records = run(subject, changed(plan, wanted=("eager-*",), exits=("never",)))
     failed = [one for one in records if one.error]
     assert [(one.variant, one.error) for one in failed] == [("eager-naive@as_is", "RuntimeError: late failure")]
-    assert len(records) == 4 and all(one.paired[0]["variant"] == "graph-bare@as_is" for one in records if not one.error)
+    assert len(records) == 7 and all(one.paired[0]["variant"] == "graph-bare@as_is" for one in records if not one.error)
 
 
 def test_a_trunk_that_does_not_apply_fails_and_is_tried_once_for_each_variant(subject, plan, monkeypatch):

@@ -43,7 +43,7 @@ def printed(*arguments: object) -> list[str]:
 def test_the_table_the_choice_and_its_reason(gpu: FakeGpu) -> None:
     gpu.us |= {"serial": 120.0, "polled": 60.0}
     gpu.fails["gated"] = RuntimeError("no conditional nodes here")
-    found = printed("tests:small", "--batch", 2)
+    found = printed("tests:small", "--batch", 2, "--trunk", "as_is")
     assert found[0] == ("tests:small float32, batch 2, 5 classes, 3 heads (own), input 3x8x8; trunk as_is; exits own")
     assert found[3:8] == [
         "serial 120.1 (120.0-120.2) 60.1 (60.0-60.1) 1.200 1.200",
@@ -54,8 +54,19 @@ def test_the_table_the_choice_and_its_reason(gpu: FakeGpu) -> None:
     ]
     shares = [share for share in found if share.startswith("Samples leave at: ")]
     assert shares == [f"Samples leave at: {expected_shares()}."]
-    assert found[-2] == "Polled: 60.1 us to the answer: 40.0% less than the plain graph, overlapped (1 fork), 100.1."
+    assert found[-2] == "Polled: 60.1 us to the answer: 40.0% less than the plain graph, overlapped (1 fork), 100.1 us."
     assert found[-1] == "Measured now."
+
+
+def test_trunks_are_measured_beside(gpu: FakeGpu) -> None:
+    gpu.times_as_long |= {"cudnn": 0.8, "inductor": 0.9}
+    found = printed("tests:small", "--batch", 2)
+    assert found[0].endswith("; trunk auto; exits own")
+    assert found[3] == "overlapped (1 fork) 100.1 (100.0-100.2) 50.0 (50.0-50.1) 1.000 1.000 plain graph"
+    assert found[4] == "serial on cudnn 80.1 (80.0-80.2) 40.0 (40.0-40.1) 0.800 0.800 chosen"
+    assert "The plain graph by trunk, us: as_is 100.1, cudnn 80.1, inductor 90.1." in found
+    quick = printed("tests:small", "--batch", 2, "--budget", "quick")
+    assert "trunk inductor left out: compiling takes longer than the 10 s of budget='quick'" in quick
 
 
 def expected_shares() -> str:
@@ -76,8 +87,8 @@ def test_a_plan_is_kept_for_the_command_and_for_make_runner(gpu: FakeGpu, tmp_pa
     again = printed("tests:small", "--batch", 4, "--batch", 2, "--plan", path)
     assert gpu.measured == 4 and sum(line.startswith("From the plan file, measured at 20") for line in again) == 2
     of = subject()
-    runner = make_runner(of.network, of.example, exits="auto", batch_sizes=(2, 4), plan=path)
-    assert gpu.measured == 4 and "Batch 4: gated, measured on 20" in runner.describe()
+    runner = make_runner(of.network, of.example, batch_sizes=(2, 4), plan=path)
+    assert gpu.measured == 4 and "Batch 4: gated, trunk as_is.\n" in runner.describe()
     runner.close()
     other = printed("tests:small", "--batch", 2, "--plan", path)
     assert gpu.measured == 5 and other.count("Measured now.") == 1 and gpu.open == 0
@@ -100,7 +111,7 @@ def test_exit_patterns_are_measured_by_their_own_rules(gpu: FakeGpu) -> None:
         "Samples leave at: 0% block0, 100% block1, 0% block2, 0% classifier.",
         "Samples leave at: 0% block0, 0% block1, 100% block2, 0% classifier.",
     ]
-    assert found[0].endswith("; trunk as_is; exits never") and "batch 6" in found[0] and gpu.measured == 4
+    assert found[0].endswith("; trunk auto; exits never") and "batch 6" in found[0] and gpu.measured == 4
 
 
 def test_a_resnet_is_made_for_the_largest_batch(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +139,8 @@ def test_a_layer_that_cannot_be_captured_is_one_line(gpu: FakeGpu) -> None:
         (["resnet19"], "MODEL: got resnet19, wants one of resnet18, resnet34, resnet50 or"),
         (["resnet18", "--exits", "layer5"], "--exits: got layer5, wants names or globs of: never, layer1"),
         (["tests:small", "--exits", "layer5"], "--exits: got layer5, wants names or globs of: never, block0"),
-        (["resnet18", "--trunk", "fast"], "--trunk: got fast, wants one of as_is, cudnn, inductor"),
+        (["resnet18", "--trunk", "fast"], "--trunk: got fast, wants one of as_is, cudnn, inductor, auto"),
+        (["resnet18", "--budget", "all"], "--budget: got all, wants one of quick, thorough"),
         (["tests:small", "--dtype", "float16"], "--dtype: is that of the network which tests:small returns"),
         (["tests:small", "--classes", "10"], "--classes: is that of the network which tests:small returns"),
     ],

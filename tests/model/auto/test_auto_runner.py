@@ -9,8 +9,9 @@ import torch
 from auxhead.model import AutoRunner, make_runner
 from auxhead.model.auto import planner
 from auxhead.model.auto.candidates import Candidate
-from auxhead.model.auto.plan import PassTimes
-from support.planner_fakes import NAMES, PLAIN, FakeGpu, Runner, images, small_network
+from auxhead.model.auto.deadline import Deadline
+from auxhead.model.auto.pass_times import PassTimes
+from support.planner_fakes import AS_MADE, NAMES, PLAIN, FakeGpu, Runner, images, small_network
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
@@ -28,17 +29,18 @@ def path(tmp_path: Path) -> Path:
 def auto(x: torch.Tensor | None = None, network: object = None, **options: object) -> AutoRunner:
     torch.manual_seed(0)
     x = images(8) if x is None else x
-    return make_runner(network or small_network(), x, exits="auto", **{"batch_sizes": (2,), **options})
+    return make_runner(network or small_network(), x, **{"batch_sizes": (2,), "trunk": "as_is", **options})
 
 
 def test_all_candidates_share_a_trunk_and_all_but_the_chosen_are_closed(gpu: FakeGpu) -> None:
     gpu.us["polled"] = 60.0
     with auto(trunk="cudnn") as runner:
-        assert gpu.made == [(PLAIN, "cudnn"), *((name, "the shared trunk") for name in NAMES if name != PLAIN)]
+        assert gpu.made == [(f"{name} on cudnn", "cudnn") for name in AS_MADE] and gpu.trunks == {"cudnn": 1}
         plan = runner.plans[2]
-        assert gpu.open == 1 and list(plan.times) == list(NAMES) and plan.chosen.name == "polled"
-        assert plan.times["polled"].host[0] == pytest.approx(60, rel=2e-3)
-        assert plan.times["polled"].device[0] == pytest.approx(30, rel=2e-3)
+        assert gpu.open == 1 and list(plan.times) == [f"{name} on cudnn" for name in NAMES]
+        assert plan.chosen.name == "polled on cudnn" and plan.plain == f"{PLAIN} on cudnn" and not plan.trunk_times
+        assert plan.times["polled on cudnn"].host[0] == pytest.approx(60, rel=2e-3)
+        assert plan.times["polled on cudnn"].device[0] == pytest.approx(30, rel=2e-3)
         network, x = small_network(), images(5)
         found, wanted = runner(x), network(x)
         assert torch.equal(found.exit_index, wanted.exit_index) and torch.equal(found.label, wanted.label)
@@ -48,12 +50,19 @@ def test_all_candidates_share_a_trunk_and_all_but_the_chosen_are_closed(gpu: Fak
 
 
 def test_each_batch_size_has_its_own_plan(gpu: FakeGpu) -> None:
-    gpu.us["polled (compact)"] = 50.0
+    gpu.us["polled (compact)"] = 60.0
     runner = auto(batch_sizes=(4, 1))
     assert [plan.chosen.name for plan in runner.plans.values()] == [PLAIN, "polled (compact)"]
-    assert list(runner.plans) == [1, 4] and runner._runners[4].sizes == (1, 4)
-    assert "Batch 1: overlapped (1 fork), measured 100.1 us" in runner.describe()
-    assert "\nBatch 4: polled (compact), measured 50.0" in runner.describe().replace("50.1", "50.0")
+    assert list(runner.plans) == [1, 4] and runner.runners[4].candidate.compact
+    assert runner.runners[4].sizes == (1, 4)
+    assert runner.describe().splitlines() == [
+        "Batch 1: overlapped (1 fork), trunk as_is.",
+        "  100.1 us to the answer: nothing is faster than this plain graph.",
+        "  Also measured: serial, overlapped (2 forks), polled, gated. Measured now.",
+        "Batch 4: polled (compact), trunk as_is.",
+        "  60.1 us to the answer: 40.0% less than the plain graph, overlapped (1 fork), 100.1 us.",
+        "  Also measured: serial, overlapped (2 forks), polled, gated. Measured now.",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +70,7 @@ def test_each_batch_size_has_its_own_plan(gpu: FakeGpu) -> None:
     [
         (
             {"polled": 60},
-            "polled, measured 60.1 us to the answer: 40.0% less than the plain graph, overlapped (1 fork), 100.1. "
+            "polled, measured 60.1 us to the answer: 40.0% less than the plain graph, overlapped (1 fork), 100.1 us. "
             "The others: serial 100.1, overlapped (2 forks) 100.1, gated 100.1 us.",
         ),
         (
@@ -76,7 +85,7 @@ def test_each_batch_size_has_its_own_plan(gpu: FakeGpu) -> None:
         ),
         (
             {"serial": 80, "polled": 79.5},
-            "serial, measured 80.1 us to the answer: 20.0% less than the plain graph, overlapped (1 fork), 100.1; "
+            "serial, measured 80.1 us to the answer: 20.0% less than the plain graph, overlapped (1 fork), 100.1 us; "
             "polled, 79.6, is no faster beyond the noise, and less simple. The others: overlapped (2 forks) 100.1, ",
         ),
     ],
@@ -84,7 +93,8 @@ def test_each_batch_size_has_its_own_plan(gpu: FakeGpu) -> None:
 )
 def test_it_says_why(gpu: FakeGpu, us: dict[str, float], said: str) -> None:
     gpu.us.update(us)
-    assert f"Batch 2: {said}" in auto().describe()
+    plan = auto().plans[2]
+    assert plan.describe().startswith(said)
 
 
 def test_what_cannot_be_made_or_answers_otherwise_is_left_out(gpu: FakeGpu) -> None:
@@ -93,9 +103,11 @@ def test_what_cannot_be_made_or_answers_otherwise_is_left_out(gpu: FakeGpu) -> N
     gpu.us |= {"polled": 10.0, "overlapped (2 forks)": 70.0}
     runner = auto()
     assert gpu.open == 1 and list(runner.plans[2].times) == [n for n in NAMES if n not in ("polled", "gated")]
-    assert runner.describe().startswith("Batch 2: overlapped (2 forks), measured 70.1 us")
-    assert "us. polled left out: it answered otherwise than overlapped (1 fork). " in runner.describe()
-    assert "gated left out: no conditional nodes here.\n" in runner.describe()
+    said = runner.plans[2].describe()
+    assert said.startswith("overlapped (2 forks), measured 70.1 us")
+    assert "us. polled left out: it answered otherwise than overlapped (1 fork). " in said
+    assert said.endswith(" gated left out: no conditional nodes here.")
+    assert runner.describe().endswith("\n  Also measured: serial. Left out: polled, gated. Measured now.")
 
 
 def test_without_the_plain_graph_there_is_none(gpu: FakeGpu) -> None:
@@ -109,10 +121,10 @@ def test_without_the_plain_graph_there_is_none(gpu: FakeGpu) -> None:
 def test_an_interrupt_closes_all(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, path: Path, size: int) -> None:
     measure = planner.measure
 
-    def interrupted(runners: dict[str, Runner], batches: list[torch.Tensor]) -> object:
+    def interrupted(runners: dict[str, Runner], batches: list[torch.Tensor], deadline: Deadline) -> object:
         if len(batches[0]) == size:
             raise KeyboardInterrupt
-        return measure(runners, batches)
+        return measure(runners, batches, deadline)
 
     monkeypatch.setattr(planner, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -123,8 +135,8 @@ def test_an_interrupt_closes_all(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, 
 def test_what_counts_is_the_time_to_the_answer(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     measure = planner.measure
 
-    def other_way_round_on_the_device(runners: dict[str, Runner], batches: list[torch.Tensor]) -> dict[str, PassTimes]:
-        times = measure(runners, batches)
+    def other_way_round_on_the_device(*arguments: object) -> dict[str, PassTimes]:
+        times = measure(*arguments)
         return {name: PassTimes(one.host, [100.0 - us for us in one.host]) for name, one in times.items()}
 
     monkeypatch.setattr(planner, "measure", other_way_round_on_the_device)
@@ -141,17 +153,17 @@ def test_without_a_file_everything_is_measured_and_nothing_kept(gpu: FakeGpu, pa
 def test_a_plan_is_kept_in_a_file(gpu: FakeGpu, path: Path) -> None:
     gpu.us["overlapped (2 forks)"] = 80.0
     first = auto(plan=path)
-    measured = first.describe()
-    assert measured.endswith(f"\nMeasured, since {path} held no plan.")
+    assert first.describe().endswith(f" Measured now; {path} held no plan that fits.")
     first.close()
     gpu.us["polled"], gpu.made = 10.0, []
     second = auto(plan=str(path))
     assert gpu.measured == 1 and gpu.made == [("overlapped (2 forks)", "as_is")] and gpu.open == 1
-    assert second._runners[2].candidate.forks == ("block0", "block1")
+    assert second.runners[2].candidate.forks == ("block0", "block1")
     day = first.plans[2].utc[:10]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", day)
-    assert f"Batch 2: overlapped (2 forks), measured on {day} 80.1 us to the answer: 20.0% less" in second.describe()
-    assert second.describe().endswith(f"\nThe plan comes from {path}.")
+    assert f"overlapped (2 forks), measured on {day} 80.1 us to the answer: 20.0% less" in second.plans[2].describe()
+    assert "\n  80.1 us to the answer: 20.0% less than the plain graph, " in second.describe()
+    assert second.describe().endswith(f" From {path}, measured on {day}.")
     assert not first.plans[2].from_file and second.plans[2].from_file
 
 
@@ -185,7 +197,7 @@ def test_a_runner_that_cannot_be_made_any_more_is_measured_anew(gpu: FakeGpu, pa
     gpu.fails["polled"] = torch.OutOfMemoryError("no memory")
     runner = auto(plan=path)
     assert gpu.measured == 2 and runner.plans[2].chosen.name == PLAIN and not runner.plans[2].from_file
-    assert "polled left out: no memory." in runner.describe()
+    assert "polled left out: no memory." in runner.plans[2].describe()
     assert auto(plan=path).plans[2].chosen.name == PLAIN and gpu.measured == 2, "and that is kept"
 
 
@@ -194,7 +206,7 @@ def test_parameters_are_taken_over_for_all_batch_sizes(gpu: FakeGpu, monkeypatch
     monkeypatch.setattr(Runner, "refresh", lambda runner: refreshed.append(runner))
     runner = auto(batch_sizes=(1, 2))
     runner.refresh()
-    assert refreshed == list(runner._runners.values()) and len(refreshed) == 2
+    assert refreshed == list(runner.runners.values()) and len(refreshed) == 2
 
 
 def test_a_damaged_file_is_measured_anew_and_replaced(gpu: FakeGpu, path: Path) -> None:
@@ -237,7 +249,7 @@ def test_it_is_measured_anew_where_something_else_is_run(gpu: FakeGpu, path: Pat
     auto(plan=path)
     runner = auto(plan=path, **other)
     assert not any(plan.from_file for plan in runner.plans.values())
-    assert f"\nMeasured, since these are not as in {path}: {differing}" in runner.describe()
+    assert f" Measured now; not as in {path}: {differing}" in runner.describe()
     assert all(plan.from_file for plan in auto(plan=path, **other).plans.values()), "the file was replaced"
 
 
@@ -301,7 +313,7 @@ def test_a_close_that_one_runner_refuses_closes_none(gpu: FakeGpu, monkeypatch: 
     network, x = small_network(), images(5)
     runner = auto(network=network, batch_sizes=(1, 2, 4))
     with monkeypatch.context() as patch:
-        patch.setattr(type(runner._runners[1]), "check_closable", refuse, raising=False)
+        patch.setattr(type(runner.runners[1]), "check_closable", refuse, raising=False)
         with pytest.raises(RuntimeError, match="being captured"):
             runner.close()
     assert gpu.open == 3
@@ -312,7 +324,7 @@ def test_a_close_that_one_runner_refuses_closes_none(gpu: FakeGpu, monkeypatch: 
 
 def test_closed_by_a_handler_of_signals_between_two_parts_of_a_batch(gpu: FakeGpu, monkeypatch) -> None:
     runner = auto(batch_sizes=(1, 2))
-    (kind,) = {type(each) for each in runner._runners.values()}
+    (kind,) = {type(each) for each in runner.runners.values()}
     answer = kind.__call__
 
     def closing(self: object, x: torch.Tensor) -> object:

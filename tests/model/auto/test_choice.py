@@ -88,7 +88,7 @@ def test_equal_runners_seldom_look_different(count: int) -> None:
 
 def test_candidates_from_the_simplest_on() -> None:
     taps = ("a", "b", "c", "d", "e")
-    found = candidates(taps, ("b", "d"), smaller=(1, 8))
+    found = candidates(taps, ("b", "d"), smaller=(1, 8), trunk="as_is")
     assert [candidate.name for candidate in found] == [
         "serial",
         "overlapped (1 fork)",
@@ -127,8 +127,7 @@ def test_a_candidate_makes_its_runner(
 
 
 def test_candidates_where_nothing_can_be_hidden_or_gathered() -> None:
-    names = [candidate.name for candidate in candidates(("a", "b"), (), smaller=())]
+    names = [candidate.name for candidate in candidates(("a", "b"), (), smaller=(), trunk="as_is")]
     assert names == ["serial", "polled", "gated"]
-    assert [candidate.name for candidate in candidates(("a", "b"), ("a",), smaller=())][:2] == [
-        "serial", "overlapped (1 fork)",
-    ]  # fmt: skip
+    on_cudnn = [candidate.name for candidate in candidates(("a", "b"), ("a",), smaller=(), trunk="cudnn")]
+    assert on_cudnn[:2] == ["serial on cudnn", "overlapped (1 fork) on cudnn"]

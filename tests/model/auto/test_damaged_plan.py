@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from auxhead.model.auto.candidates import Candidate
-from auxhead.model.auto.plan import PassTimes, Plan
+from auxhead.model.auto.pass_times import PassTimes
+from auxhead.model.auto.plan import Plan
 from auxhead.model.auto.plan_file import PlanFile
 from support.damaged import assert_short, damaged_bytes, damaged_json, make_unreadable
 
@@ -18,6 +19,7 @@ PLAN = Plan(
     chosen=Candidate("overlapped", ("layer1", "layer3")),
     plain="overlapped (1 fork)",
     times={"serial": TIMES, "overlapped (1 fork)": TIMES, "overlapped (2 forks)": TIMES},
+    trunk_times={"as_is": TIMES, "cudnn": TIMES},
     left_out={"gated": "no conditional nodes"},
     shares=(0.25, 0.75),
     utc="2026-01-02T03:04:05+00:00",

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 from auxhead.model.auto.candidates import Candidate
-from auxhead.model.auto.plan import PassTimes, Plan
+from auxhead.model.auto.pass_times import PassTimes
+from auxhead.model.auto.plan import Plan
 
 PLAIN = "overlapped (1 fork)"
 CANDIDATES = {
@@ -22,7 +23,7 @@ def plan(chosen: str, **rest: float) -> Plan:
         name: PassTimes([time, 3 * time, time / 2], [1000 - time] * 3)  # the median is the time
         for name, time in us.items()
     }
-    return Plan(CANDIDATES[chosen], PLAIN, times, {}, (0.5, 0.5), "2026-01-02T03:04:05+00:00")
+    return Plan(CANDIDATES[chosen], PLAIN, times, {}, {}, (0.5, 0.5), "2026-01-02T03:04:05+00:00")
 
 
 @pytest.mark.parametrize(
@@ -40,12 +41,12 @@ def plan(chosen: str, **rest: float) -> Plan:
         ),
         (
             plan("polled", serial=101.0, plain=100.0, polled=75.0),
-            "polled, measured 75.0 us to the answer: 25.0% less than the plain graph, overlapped (1 fork), 100.0. "
+            "polled, measured 75.0 us to the answer: 25.0% less than the plain graph, overlapped (1 fork), 100.0 us. "
             "The others: serial 101.0 us.",
         ),
         (
             plan("polled", plain=100.0, polled=75.0, gated=74.9),
-            "polled, measured 75.0 us to the answer: 25.0% less than the plain graph, overlapped (1 fork), 100.0; "
+            "polled, measured 75.0 us to the answer: 25.0% less than the plain graph, overlapped (1 fork), 100.0 us; "
             "gated, 74.9, is no faster beyond the noise, and less simple.",
         ),
         (

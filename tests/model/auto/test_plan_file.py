@@ -13,8 +13,9 @@ import torch
 from auxhead.model import EarlyExitNetwork
 from auxhead.model.auto import plan_file
 from auxhead.model.auto.candidates import Candidate
-from auxhead.model.auto.plan import PassTimes, Plan
-from auxhead.model.auto.plan_file import PlanFile, conditions_of
+from auxhead.model.auto.pass_times import PassTimes
+from auxhead.model.auto.plan import Plan
+from auxhead.model.auto.plan_file import FORMAT, PlanFile, conditions_of
 from support.example_models import SmallNet, plain_heads
 from support.planner_fakes import images, small_network
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ PLAN = Plan(
     chosen=Candidate("overlapped", ("layer1", "layer3")),
     plain="overlapped (1 fork)",
     times={"serial": TIMES, "overlapped (1 fork)": TIMES, "overlapped (2 forks)": TIMES},
+    trunk_times={"as_is": TIMES, "cudnn": TIMES},
     left_out={"gated": "no conditional nodes"},
     shares=(0.25, 0.75),
     utc="2026-01-02T03:04:05+00:00",
@@ -69,7 +71,7 @@ def test_other_conditions_are_named(path: Path, conditions: dict[str, object], d
 
 
 def changed(name: str, value: object) -> str:
-    content = {"format": 1, "conditions": CONDITIONS, "plans": {"8": PLAN.as_json()}}
+    content = {"format": FORMAT, "conditions": CONDITIONS, "plans": {"8": PLAN.as_json()}}
     owner, _, field = name.rpartition(".")
     (content["plans"]["8"] if owner else content)[field] = value
     return json.dumps(content)
@@ -84,7 +86,7 @@ def changed(name: str, value: object) -> str:
         "null",
         "{}",
         "\0" * 100,
-        changed("format", 2),
+        changed("format", FORMAT + 1),
         changed("conditions", None),
         changed("conditions", []),
         changed("plans", None),
@@ -153,11 +155,12 @@ def test_a_file_is_whole_whoever_reads_while_others_write(path: Path) -> None:
 
 # The conditions
 
+ASKED = {"trunk": "cudnn", "budget": "quick", "batch sizes": [2]}
 EXITS = {2: torch.tensor([[0, 3], [1, 3], [3, 3], [2, 0]])}
 
 
 def conditions(network: EarlyExitNetwork | None = None, x: Tensor | None = None, **other: object) -> dict[str, object]:
-    options = {"trunk": "cudnn", "exits": EXITS, **other}
+    options = {"asked": ASKED, "exits": EXITS, **other}
     return conditions_of(network or small_network(), images(8) if x is None else x, **options)
 
 
@@ -208,12 +211,12 @@ def test_another_gpu_or_a_part_of_one(monkeypatch: pytest.MonkeyPatch, other: tu
 @pytest.mark.parametrize(
     ("other", "parts"),
     [
-        ({"trunk": "as_is"}, {"trunk"}),
+        ({"asked": {**ASKED, "trunk": "as_is"}}, {"trunk"}),
         ({"x": images(8)[:, :, :4]}, {"samples"}),
         ({"x": images(8).half()}, {"samples"}),
         ({"x": images(8).to(memory_format=torch.channels_last)}, {"samples"}),
-        ({"exits": {4: EXITS[2]}}, {"batch sizes", "exit shares"}),
-        ({"exits": {1: EXITS[2], **EXITS}}, {"batch sizes", "exit shares"}),
+        ({"exits": {4: EXITS[2]}}, {"exit shares"}),
+        ({"exits": {1: EXITS[2], **EXITS}}, {"exit shares"}),
         ({"exits": {2: torch.tensor([[0, 3], [1, 3], [3, 3], [2, 3]])}}, {"exit shares"}),
         ({"exits": {2: torch.tensor([[0, 0], [1, 3], [3, 3], [2, 3]])}}, {"exit shares"}),
     ],

@@ -7,7 +7,9 @@ from itertools import groupby
 import pytest
 import torch
 from auxhead.model import ExitResult
-from auxhead.model.auto.planner import _alike, measure
+from auxhead.model.auto.deadline import Deadline
+from auxhead.model.auto.pass_times import least_requests, measure
+from auxhead.model.auto.planner import _alike
 from support.device_clock import pretended_device
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from torch import Tensor
 @pytest.mark.parametrize(("batches", "passes"), [(16, 8), (3, 14), (1, 40)])
 def test_a_pass_takes_all_batches_and_its_time_is_their_mean(monkeypatch, batches: int, passes: int) -> None:
     """The median of a runner that answers most batches early would tell nothing of the others."""
-    clock = pretended_device(monkeypatch, "auxhead.model.auto.planner")
+    clock = pretended_device(monkeypatch, "auxhead.model.auto.pass_times")
     us = {"early": [10.0 if index else 110.0 for index in range(batches)], "plain": [50.0] * batches}
     calls: list[tuple[str, int]] = []
 
@@ -27,7 +29,8 @@ def test_a_pass_takes_all_batches_and_its_time_is_their_mean(monkeypatch, batche
         def wait_until_idle(self) -> None:
             pass
 
-    times = measure({name: Answering(answer, name) for name in us}, [torch.tensor(index) for index in range(batches)])
+    runners = {name: Answering(answer, name) for name in us}
+    times = measure(runners, [torch.tensor(index) for index in range(batches)], Deadline.of("quick"))
     for name in us:
         wanted = pytest.approx([sum(us[name]) / batches] * passes)
         assert times[name].host == wanted and times[name].device == wanted
@@ -35,6 +38,25 @@ def test_a_pass_takes_all_batches_and_its_time_is_their_mean(monkeypatch, batche
     turns = [(name, len(list(of_one))) for name, of_one in groupby(name for name, _ in calls)]
     one = 1 + 2 * batches
     assert turns[:3] == [("early", one), ("plain", 2 * one), ("early", 2 * one)], "who was last is first the next time"
+
+
+@pytest.mark.parametrize("batches", [1, 3, 16])
+def test_after_the_deadline_no_more_is_measured_than_a_choice_needs(monkeypatch, batches: int) -> None:
+    clock = pretended_device(monkeypatch, "auxhead.model.auto.pass_times")
+    requests = []
+
+    class Answering:
+        def __call__(self, _x: Tensor) -> None:
+            requests.append(1)
+            clock.launch(10.0)
+
+        def wait_until_idle(self) -> None:
+            pass
+
+    over = Deadline("quick", 0.0, 0.0)
+    times = measure({name: Answering() for name in "ab"}, [torch.zeros(1)] * batches, over)
+    assert {len(passes) for one in times.values() for passes in one} == {8}, "as few as chance allows"
+    assert len(requests) == 2 * least_requests(batches)
 
 
 def differing(labels: int = 0, exits: int = 0) -> Callable[[Tensor], ExitResult]:

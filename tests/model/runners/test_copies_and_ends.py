@@ -22,11 +22,11 @@ def network() -> EarlyExitNetwork:
     return EarlyExitNetwork(SmallNet(), plain_heads(), 0.5).eval()
 
 
-@pytest.mark.parametrize("options", [{}, {"exits": "polled"}, {"exits": "gated"}])
-def test_dropping_a_copy_leaves_the_runner_open(network: EarlyExitNetwork, options: dict[str, str]) -> None:
+@pytest.mark.parametrize("exits", ["overlapped", "polled", "gated"])
+def test_dropping_a_copy_leaves_the_runner_open(network: EarlyExitNetwork, exits: str) -> None:
     x = torch.randn(1, 3, 8, 8)
     with simulated_cuda():
-        runner = make_runner(network, x, **options)
+        runner = make_runner(network, x, exits=exits, batch_sizes=(1,))
         other = copy.copy(runner)
         assert torch.equal(other(x).label, runner(x).label)
         del other
@@ -37,23 +37,31 @@ def test_dropping_a_copy_leaves_the_runner_open(network: EarlyExitNetwork, optio
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])
 def test_a_runner_is_neither_copied_deeply_nor_pickled(network: EarlyExitNetwork, duplicate: object) -> None:
     with simulated_cuda():
-        runner = make_runner(network, torch.randn(1, 3, 8, 8))
+        runner = make_runner(network, torch.randn(1, 3, 8, 8), exits="overlapped", batch_sizes=(1,))
         with pytest.raises(TypeError, match="a runner holds graphs of this process"):
             duplicate(runner)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("options", [{}, {"exits": "polled"}, {"exits": "gated"}])
-def test_a_closed_runner_says_so(network: EarlyExitNetwork, options: dict[str, str]) -> None:
+@pytest.mark.parametrize("exits", ["overlapped", "polled", "gated"])
+def test_a_closed_runner_says_so(network: EarlyExitNetwork, exits: str) -> None:
     x = torch.randn(1, 3, 8, 8)
     with simulated_cuda():
-        runner = make_runner(network, x, **options)
+        runner = make_runner(network, x, exits=exits, batch_sizes=(1,))
         runner.close()
         for ask in (runner.describe, runner.refresh, lambda: runner.trunk, lambda: runner(x)):
             with pytest.raises(RuntimeError, match="^this runner is closed$"):
                 ask()
 
 
-@pytest.mark.parametrize("options", [{}, {"exits": "polled"}, {"exits": "polled", "compact": True}, {"exits": "gated"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exits": "overlapped"},
+        {"exits": "polled"},
+        {"exits": "polled", "compact": True},
+        {"exits": "gated"},
+    ],
+)
 def test_a_closed_runner_holds_no_memory(network: EarlyExitNetwork, options: dict[str, object]) -> None:
     x = torch.randn(2, 3, 4, 4)
     with simulated_cuda():

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="simulates CUD
 EVERY = 36
 
 WAYS: dict[str, dict[str, object]] = {
-    "overlapped": {"forks": ("block0",)},
+    "overlapped": {"exits": "overlapped", "forks": ("block0",)},
     "polled": {"exits": "polled"},
     "gated": {"exits": "gated"},
     "compact": {"exits": "polled", "compact": True},
@@ -64,7 +64,7 @@ class Bystanders:
     def __init__(self, network: EarlyExitNetwork, x: Tensor) -> None:
         self._network, self._x = network, x
         beside = EarlyExitNetwork(network.backbone, {"block1": plain_head(SmallNet.widths[1])}, 0.5).eval()
-        self._runner = make_runner(beside, x)
+        self._runner = make_runner(beside, x, exits="overlapped", batch_sizes=(1,))
         self._answer = self._runner(x)
         self._stream, self._modes = stream_order.order.current, len(_get_current_dispatch_mode_stack())
         gc.collect()  # runners of other tests
@@ -126,7 +126,7 @@ def test_a_trunk_that_cannot_be_made(
 
     monkeypatch.setattr(graph_runner, "make_trunk", fail)
     with pytest.raises(kind) as error:
-        make_runner(network, x[:1])
+        make_runner(network, x[:1], exits="overlapped", batch_sizes=(1,))
     bystanders.check()
     assert error.tb is not None
 

@@ -46,7 +46,7 @@ class Case:
         self.wanted, self.wanted_of_other = self.net(self.x), self.net(self.other)
         self._options = {"batch_sizes": (4, 8) if name == "compact" else (8,), **RUNNERS[name]}
         bystander = network()
-        self._bystander = make_runner(bystander, self.x, batch_sizes=(8,))
+        self._bystander = make_runner(bystander, self.x, batch_sizes=(8,), exits="overlapped")
         self.make().close()  # kernels are compiled, and streams there for the next one, with cuBLAS's workspaces
         self._identical = self._bystander(self.x)
         # What is launched is under way for long after the host has gone on.
@@ -184,7 +184,7 @@ def test_the_device_has_no_memory(name: str) -> None:
     limits = 16
     net = EarlyExitNetwork(Wide(), {tap: FusedAuxHead(64, 5) for tap in Wide.taps}, 0.25).cuda().half().eval()
     x = torch.randn(4, 64, 256, 256, device="cuda", dtype=torch.half)
-    small, bystander = images(8), make_runner(network(), images(8), batch_sizes=(8,))
+    small, bystander = images(8), make_runner(network(), images(8), batch_sizes=(8,), exits="overlapped")
     wanted, identical = net(x), bystander(small)
 
     def make() -> Runner:

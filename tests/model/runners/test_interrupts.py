@@ -51,7 +51,7 @@ def taken_and_released(lock: object) -> bool:
 
 
 WAYS: dict[str, dict[str, object]] = {
-    "overlapped": {"forks": ("block0",)},
+    "overlapped": {"exits": "overlapped", "forks": ("block0",)},
     "polled": {"exits": "polled"},
     "gated": {"exits": "gated"},
 }

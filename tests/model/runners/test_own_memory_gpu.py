@@ -66,7 +66,7 @@ class FailingAt(nn.Module):
 @pytest.mark.parametrize("run", [2, 3, 4, 6])
 def test_a_constructor_that_fails_leaves_nothing_that_still_writes(way: str, run: int) -> None:
     net = network()
-    make_runner(net, images(8), batch_sizes=[8]).close()  # compiled
+    make_runner(net, images(8), batch_sizes=[8], exits="overlapped").close()  # compiled
     failing = FailingAt(run).eval()
     net.backbone.block2.append(failing)
     torch.cuda.synchronize()

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from threading import Event
 
 import pytest
@@ -48,7 +49,7 @@ def test_no_gradient_is_recorded_whatever_the_mode(
 
     network.backbone[0].register_forward_hook(note)
     with mode():
-        runner = make_runner(network, X)
+        runner = make_runner(network, X, exits="overlapped", batch_sizes=(1,))
     assert modes == {(False, False)}
     x = X.clone().requires_grad_()
     answer, batch = runner(x), weakref.ref(x)
@@ -61,10 +62,11 @@ def test_no_gradient_is_recorded_whatever_the_mode(
 def test_nothing_is_done_within_a_capture_of_the_caller(
     network: EarlyExitNetwork, simulation: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = make_runner(network, X)
+    runner = make_runner(network, X, exits="overlapped", batch_sizes=(1,))
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        for call in (lambda: runner(X), runner.refresh, runner.close, lambda: make_runner(network, X)):
+        again = partial(make_runner, network, X, exits="overlapped", batch_sizes=(1,))
+        for call in (lambda: runner(X), runner.refresh, runner.close, again):
             with pytest.raises(RuntimeError, match="^the current stream is being captured"):
                 call()
     runner(X)
@@ -90,7 +92,7 @@ CHANGES: dict[str, tuple[Callable[[nn.Sequential], None], str]] = {
 def test_a_refresh_refuses_parameters_that_lie_elsewhere(
     network: EarlyExitNetwork, simulation: None, change: str
 ) -> None:
-    runner = make_runner(network, X)
+    runner = make_runner(network, X, exits="overlapped", batch_sizes=(1,))
     runner.refresh()
     makes, name = CHANGES[change]
     makes(network.backbone)
@@ -99,7 +101,7 @@ def test_a_refresh_refuses_parameters_that_lie_elsewhere(
 
 
 def test_a_closed_runner_keeps_no_memory_of_a_network_that_is_cast(network: EarlyExitNetwork, simulation: None) -> None:
-    runner = make_runner(network, X, trunk="cudnn")
+    runner = make_runner(network, X, trunk="cudnn", exits="overlapped", batch_sizes=(1,))
     trunk = weakref.ref(runner.trunk.module)
     runner.close()
     before = [weakref.ref(tensor.untyped_storage()) for tensor in network.backbone.state_dict().values()]
@@ -132,7 +134,7 @@ HEAD_CHANGES: dict[str, tuple[Callable[[EarlyExitNetwork], None], str]] = {
 def test_what_a_graph_no_longer_reads_of_a_head_is_named(
     network: EarlyExitNetwork, simulation: None, change: str
 ) -> None:
-    runner = make_runner(network, X)
+    runner = make_runner(network, X, exits="overlapped", batch_sizes=(1,))
     makes, says = HEAD_CHANGES[change]
     makes(network)
     with pytest.raises(RuntimeError, match=rf"^heads\['1'\]: {says}"):
@@ -152,7 +154,7 @@ class Shifting(nn.Module):
         return self.last(self.embedding(x))
 
 
-@pytest.mark.parametrize("options", [{}, {"exits": "polled", "compact": True}])
+@pytest.mark.parametrize("options", [{"exits": "overlapped"}, {"exits": "polled", "compact": True}])
 def test_the_padding_of_a_batch_that_the_backbone_changes_is_filled_anew(
     options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +183,7 @@ def test_taps_and_logits_that_are_lazily_negated() -> None:
     for threshold in (0.0, 1.0):
         network.set_rules(threshold)
         with simulated_cuda():
-            found = make_runner(network, x, batch_sizes=(2,))(x)
+            found = make_runner(network, x, batch_sizes=(2,), exits="overlapped")(x)
         torch.testing.assert_close(found.probs, network(x).probs)
 
 
@@ -194,7 +196,7 @@ def test_heads_have_grids_pools_and_temperatures_of_their_own() -> None:
     x = torch.randn(1, 3, 2, 2)
     network = EarlyExitNetwork(backbone, heads, example_input=x).eval()
     with simulated_cuda():
-        runner = make_runner(network, x)
+        runner = make_runner(network, x, exits="overlapped", batch_sizes=(1,))
         for disabled in (False, True):
             network.fused_heads[0].rule.enabled = not disabled
             found, wanted = runner(x), network(x)
@@ -205,7 +207,7 @@ def test_heads_have_grids_pools_and_temperatures_of_their_own() -> None:
 def test_probabilities_are_there_if_all_heads_have_them(simulation: None) -> None:
     heads = {"0": FusedAuxHead(8, 5), "1": FusedAuxHead(8, 5, return_probs=False)}
     network = EarlyExitNetwork(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5)), heads, 0.5).eval()
-    assert make_runner(network, X)(X).probs is None is network(X).probs
+    assert make_runner(network, X, exits="overlapped", batch_sizes=(1,))(X).probs is None is network(X).probs
 
 
 def test_algorithms_are_chosen_as_the_first_batch_of_a_size_runs(
@@ -231,7 +233,7 @@ def test_a_request_that_comes_while_another_thread_closes_finds_it_closed(
     network: EarlyExitNetwork, simulation: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing is no request of another thread: the caller's mistake is to ask a closed runner."""
-    runner, closing, asked = make_runner(network, X), Event(), Event()
+    runner, closing, asked = make_runner(network, X, exits="overlapped", batch_sizes=(1,)), Event(), Event()
     free = Captures.free
 
     def freeing(captures: Captures) -> None:
@@ -250,7 +252,7 @@ def test_a_request_that_comes_while_another_thread_closes_finds_it_closed(
 
 
 def test_close_waits_for_a_request_of_another_thread(network: EarlyExitNetwork, simulation: None) -> None:
-    runner, under_way, go_on = make_runner(network, X), Event(), Event()
+    runner, under_way, go_on = make_runner(network, X, exits="overlapped", batch_sizes=(1,)), Event(), Event()
     ((_, captured),) = runner._captured.items()
     launch = captured.graphs[0].launch
 
@@ -272,6 +274,6 @@ def test_close_waits_for_a_request_of_another_thread(network: EarlyExitNetwork, 
 
 
 def test_a_flag_that_an_interrupt_has_left_refuses_nobody(network: EarlyExitNetwork, simulation: None) -> None:
-    runner = make_runner(network, X)
+    runner = make_runner(network, X, exits="overlapped", batch_sizes=(1,))
     runner._under_way = True
     runner(X)

@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="simulates CUDA, which is here")
 
 WAYS = {
-    "overlapped": {},
-    "forks": {"forks": SmallNet.taps[:2]},
+    "overlapped": {"exits": "overlapped"},
+    "forks": {"exits": "overlapped", "forks": SmallNet.taps[:2]},
     "polled": {"exits": "polled"},
     "gated": {"exits": "gated"},
     "compact": {"exits": "polled", "compact": True},
@@ -131,7 +131,7 @@ def test_a_stream_is_destroyed_once_it_has_asked(simulation: None) -> None:
     torch.manual_seed(0)
     network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
     x = torch.randn(2, 3, 4, 4)
-    runner = make_runner(network, x, batch_sizes=(2,))
+    runner = make_runner(network, x, batch_sizes=(2,), exits="overlapped")
     for _ in range(2):
         stream = OfOthers()
         with stream_order.current(stream):
@@ -234,7 +234,7 @@ def test_runners_that_share_a_trunk_are_refreshed_by_each_other(simulation: None
     torch.manual_seed(0)
     network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
     x = torch.randn(2, 3, 4, 4)
-    runner = make_runner(network, x, batch_sizes=(2,), trunk="cudnn")
+    runner = make_runner(network, x, batch_sizes=(2,), trunk="cudnn", exits="overlapped")
     assert isinstance(runner, OverlappedRunner)
     other = PolledRunner(network, x, batch_sizes=(2,), trunk=runner.trunk)
     for one, two in ((runner, other), (other, runner)):
@@ -248,7 +248,7 @@ def test_a_refresh_that_writes_nothing_comes_after_the_last_request_too(simulati
     torch.manual_seed(0)
     network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
     x = torch.randn(2, 3, 4, 4)
-    runner = make_runner(network, x, batch_sizes=(2,))
+    runner = make_runner(network, x, batch_sizes=(2,), exits="overlapped")
     for call in (lambda: runner(x), runner.refresh, lambda: runner(x)):
         with stream_order.current(Stream()):
             call()
@@ -257,7 +257,7 @@ def test_a_refresh_that_writes_nothing_comes_after_the_last_request_too(simulati
 def test_a_runner_closed_after_a_refresh(simulation: None) -> None:
     torch.manual_seed(0)
     network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
-    runner = make_runner(network, torch.randn(2, 3, 4, 4), batch_sizes=(2,), trunk="cudnn")
+    runner = make_runner(network, torch.randn(2, 3, 4, 4), batch_sizes=(2,), trunk="cudnn", exits="overlapped")
     with stream_order.current(Stream()):
         runner.refresh()
     runner.close()
@@ -272,7 +272,7 @@ def test_a_rule_is_assigned_while_another_thread_reads_it_for_the_first_time(
     torch.manual_seed(0)
     network = EarlyExitNetwork(SmallNet(), plain_heads(), 1.0).eval()
     x = torch.randn(2, 3, 4, 4)
-    runner, rule = make_runner(network, x, batch_sizes=(2,)), network.fused_heads[0].rule
+    runner, rule = make_runner(network, x, batch_sizes=(2,), exits="overlapped"), network.fused_heads[0].rule
     rule.threshold = 0.5
 
     def read() -> None:
@@ -280,7 +280,7 @@ def test_a_rule_is_assigned_while_another_thread_reads_it_for_the_first_time(
             rule_order.wait_for_write(rule, x)
 
     read()
-    readers = [make_runner(network, x, batch_sizes=(2,)) for _ in range(2)]
+    readers = [make_runner(network, x, batch_sizes=(2,), exits="overlapped") for _ in range(2)]
 
     def beside(*_: object) -> None:
         read()

@@ -1,0 +1,439 @@
+"""``make_runner(network, images)`` without a GPU: trunks, budgets, sizes on demand, and where there are no graphs."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from auxhead.model import AutoRunner, EagerRunner, make_runner
+from auxhead.model.auto import planner
+from auxhead.model.auto.auto_runner import _MOST_SIZES
+from support.planner_fakes import AS_MADE, NAMES, PLAIN, FakeGpu, Runner, images, small_network
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return FakeGpu(monkeypatch)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "plan.json"
+
+
+def first_call(samples: int = 4, **options: object) -> AutoRunner:
+    torch.manual_seed(0)
+    runner = make_runner(small_network(), images(samples), **options)
+    assert isinstance(runner, AutoRunner)
+    return runner
+
+
+# The trunk
+
+
+def test_the_best_runner_on_the_best_trunk(gpu: FakeGpu) -> None:
+    gpu.times_as_long["cudnn"] = 0.8
+    gpu.us["gated"] = 50.0
+    with first_call() as runner:
+        (plan,) = runner.plans.values()
+        assert list(runner.plans) == [4] and gpu.open == 1
+        assert plan.chosen.name == "gated on cudnn" and plan.plain == PLAIN
+        assert list(plan.trunk_times) == ["as_is", "cudnn"]
+        assert list(plan.times) == [PLAIN, *(f"{name} on cudnn" for name in NAMES)]
+        assert runner.describe().splitlines() == [
+            "Batch 4: gated, trunk cudnn.",
+            "  40.0 us to the answer: 60.0% less than the plain graph, overlapped (1 fork), 100.1 us.",
+            "  Also measured: serial on cudnn, overlapped (1 fork) on cudnn, overlapped (2 forks) on cudnn, polled on "
+            "cudnn. Left out: trunk inductor. Measured now.",
+        ]
+        assert "The plain graph by trunk: as_is 100.1, cudnn 80.1 us." in plan.describe()
+        said = "trunk inductor left out: compiling takes longer than the 10 s of budget='quick'."
+        assert said in plan.describe()
+        x, network = images(3), small_network()
+        assert torch.equal(runner(x).label, network(x).label)
+    assert gpu.trunks == {"as_is": 1, "cudnn": 1} and gpu.open == 0
+
+
+def test_a_trunk_no_faster_beyond_noise_is_not_taken(gpu: FakeGpu) -> None:
+    gpu.times_as_long["cudnn"] = 0.995
+    plan = first_call().plans[4]
+    assert plan.chosen.trunk == "as_is" and list(plan.times) == list(NAMES) and len(plan.trunk_times) == 2
+    assert [name for name, _ in gpu.made] == [PLAIN, f"{PLAIN} on cudnn", *AS_MADE[1:]]
+    assert gpu.open == 1
+
+
+def test_nothing_slower_than_the_plain_graph_on_the_backbone_as_it_is(gpu: FakeGpu) -> None:
+    gpu.times_as_long["cudnn"] = 2.0
+    gpu.us |= {"serial": 150.0, "polled": 150.0, "gated": 150.0, "overlapped (2 forks)": 150.0}
+    runner = first_call()
+    assert runner.plans[4].chosen.name == PLAIN == runner.plans[4].plain
+    assert "  100.1 us to the answer: nothing is faster than this plain graph.\n" in runner.describe()
+    assert "polled, gated, trunk cudnn. Left out: trunk inductor." in runner.describe()
+
+
+def test_inductor_is_measured_within_the_large_budget(gpu: FakeGpu) -> None:
+    gpu.times_as_long |= {"cudnn": 0.8, "inductor": 0.7}
+    runner = first_call(budget="thorough")
+    assert runner.plans[4].chosen.name == "serial on inductor" and not runner.plans[4].left_out
+    assert gpu.trunks == {"as_is": 1, "cudnn": 1, "inductor": 1}
+    assert gpu.open == 1 and "Also measured: " in runner.describe() and "trunk cudnn. Measured" in runner.describe()
+
+
+@pytest.mark.parametrize("kind", ["cudnn", "inductor"])
+def test_a_trunk_that_cannot_be_made_is_left_out_with_the_reason(gpu: FakeGpu, kind: str) -> None:
+    gpu.fails[kind] = "it failed with NotImplementedError."
+    plan = first_call(budget="thorough", batch_sizes=(1, 4)).plans[4]
+    assert plan.left_out == {f"trunk {kind}": "it failed with NotImplementedError."}
+    assert len(plan.trunk_times) == 2 and gpu.trunks[kind] == 1, "it is tried once"
+
+
+def test_a_trunk_whose_plain_graph_cannot_be_captured_is_left_out(gpu: FakeGpu) -> None:
+    gpu.fails[f"{PLAIN} on cudnn"] = torch.OutOfMemoryError("no memory")
+    plan = first_call().plans[4]
+    assert plan.left_out["trunk cudnn"] == "no memory" and not plan.trunk_times and plan.chosen.name == PLAIN
+
+
+def test_a_trunk_that_was_asked_for_and_cannot_be_made_is_told_of(gpu: FakeGpu) -> None:
+    gpu.fails["cudnn"] = "the backbone is quantized."
+    plan = first_call(trunk="cudnn").plans[4]
+    assert plan.left_out == {"trunk cudnn": "the backbone is quantized."} and plan.chosen.name == PLAIN
+
+
+def test_trunks_are_shared_by_batch_sizes_and_chosen_for_each(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu.times_as_long["cudnn"] = 0.5
+    runner = first_call(batch_sizes=(1, 2))
+    assert gpu.trunks == {"as_is": 1, "cudnn": 1} and gpu.open == 2
+    assert runner.runners[1].trunk is runner.runners[2].trunk
+    assert {plan.chosen.trunk for plan in runner.plans.values()} == {"cudnn"}
+
+
+def test_a_network_that_cannot_be_captured_raises(gpu: FakeGpu) -> None:
+    gpu.fails[PLAIN] = RuntimeError("backbone: layer 'block1' cannot be captured in a CUDA graph")
+    with pytest.raises(RuntimeError, match="layer 'block1' cannot be captured"):
+        first_call()
+    assert gpu.open == 0 and gpu.trunks == {"as_is": 1}, "no other trunk is made for nothing"
+
+
+# The budget
+
+TOO_LATE = "too little was left of the 10 s of budget='quick'"
+
+
+def test_what_does_not_fit_into_the_budget_is_left_out(gpu: FakeGpu) -> None:
+    gpu.making_s = 1.9
+    plan = first_call().plans[4]
+    assert gpu.seconds == 9.5 and gpu.open == 1
+    assert list(plan.times) == ["serial", PLAIN, "polled", "gated"] and len(plan.trunk_times) == 2
+    assert plan.left_out["overlapped (2 forks)"] == TOO_LATE
+
+
+def test_the_plain_graph_is_measured_however_long_it_takes(gpu: FakeGpu) -> None:
+    gpu.making_s = 20.0
+    runner = first_call()
+    plan = runner.plans[4]
+    assert list(plan.times) == [PLAIN] and plan.chosen.name == PLAIN and gpu.open == 1
+    assert plan.left_out["trunk cudnn"] == plan.left_out["gated"] == TOO_LATE
+    assert set(plan.left_out) == {"trunk cudnn", "trunk inductor", *NAMES} - {PLAIN}
+    assert "\n  Left out: trunk cudnn, trunk inductor, polled, gated, serial, overlapped (2 forks). Measured now." in (
+        runner.describe()
+    )
+
+
+@pytest.mark.parametrize("first_s", [5.0, 12.0])
+def test_that_kernels_are_compiled_for_the_first_runner_keeps_no_other_from_being_made(
+    gpu: FakeGpu, first_s: float
+) -> None:
+    gpu.making_s, gpu.first_s = 0.5, first_s
+    plan = first_call().plans[4]
+    assert list(plan.times) == list(NAMES) and list(plan.trunk_times) == ["as_is", "cudnn"]
+    assert gpu.seconds <= 10.0 + max(0.0, first_s - 2.5)
+
+
+def test_inductor_is_not_compiled_again_where_that_takes_too_long(gpu: FakeGpu) -> None:
+    """For each batch size it is compiled anew."""
+    gpu.trunk_s = 14.0
+    plans = first_call(batch_sizes=(1, 4), budget="thorough").plans
+    assert plans[1].left_out["trunk inductor"] == TOO_LATE.replace("10 s", "60 s").replace("quick", "thorough")
+    assert "trunk inductor" not in plans[4].left_out, "it was compiled for the largest"
+
+
+def test_no_trunk_is_made_once_half_of_the_budget_is_over(gpu: FakeGpu) -> None:
+    gpu.trunk_s = 16.0  # as it is, cudnn: then 28 s are left of 60
+    plan = first_call(budget="thorough").plans[4]
+    assert plan.left_out == {"trunk inductor": TOO_LATE.replace("10 s", "60 s").replace("quick", "thorough")}
+    assert list(plan.trunk_times) == ["as_is", "cudnn"]
+
+
+def test_batch_sizes_share_the_budget(gpu: FakeGpu) -> None:
+    """And what one does not need the next ones have."""
+    gpu.making_s = 0.6
+    runner = first_call(batch_sizes=(1, 2, 3, 4), trunk="as_is")
+    assert 8.0 < gpu.seconds <= 10.0 and gpu.open == 4
+    assert all(0 < len(plan.left_out) < 5 and PLAIN in plan.times for plan in runner.plans.values())
+
+
+def test_a_slow_network_is_measured_by_fewer_batches(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    measure = planner.measure
+    monkeypatch.setattr(planner, "measure", lambda *given: (seen.append(len(given[1])), measure(*given))[1])
+    first_call(32, batch_sizes=(2,), trunk="as_is")
+    gpu.request_s = 0.005
+    plan = first_call(32, batch_sizes=(2,), trunk="as_is").plans[2]
+    gpu.request_s = 0.05
+    first_call(32, batch_sizes=(2,), trunk="as_is")
+    assert seen[0] == 16 and 1 < seen[1] < 16 and seen[2] == 1
+    counted = {round(share * 2 * seen[1], 6) % 1 for share in plan.shares}
+    assert counted == {0.0}, "the shares are those of the samples measured with"
+
+
+# Sizes on demand
+
+
+def test_a_size_that_is_new_is_planned_at_its_first_request(gpu: FakeGpu) -> None:
+    gpu.us["gated"] = 60.0
+    runner, network = first_call(batch_sizes="on_demand"), small_network()
+    assert list(runner.plans) == [4] and gpu.measured == 1
+    for x in (images(2), images(2), images(7), images(7), images(4)):
+        found, wanted = runner(x), network(x)
+        assert torch.equal(found.label, wanted.label) and torch.equal(found.exit_index, wanted.exit_index)
+    assert gpu.measured == 3 and gpu.open == 3 and list(runner.runners) == [4, 2, 7]
+    before = runner.runners[2].asked
+    runner(images(2))
+    assert runner.runners[2].asked == before + 1
+    assert re.findall(r"^Batch (\d):", runner.describe(), re.MULTILINE) == ["2", "4", "7"]
+    assert gpu.trunks["as_is"] == 1, "that of the first size is shared"
+    runner.close()
+    assert gpu.open == 0
+
+
+def test_only_on_demand_are_sizes_added(gpu: FakeGpu) -> None:
+    for sizes in (None, (4,)):
+        runner = first_call(batch_sizes=sizes)
+        runner(images(2))
+        runner(images(9))
+        assert list(runner.plans) == [4]
+
+
+def test_no_more_sizes_than_a_bound(gpu: FakeGpu) -> None:
+    runner, network = first_call(1, batch_sizes="on_demand"), small_network()
+    for size in range(2, _MOST_SIZES + 4):
+        x = images(size)
+        assert torch.equal(runner(x).label, network(x).label)
+    assert list(runner.plans) == list(range(1, _MOST_SIZES + 1)) and gpu.open == _MOST_SIZES
+
+
+@pytest.mark.parametrize("samples", [2, 9])
+def test_where_a_size_cannot_be_added_others_answer(gpu: FakeGpu, samples: int) -> None:
+    runner, x, network = first_call(batch_sizes="on_demand"), images(samples), small_network()
+    gpu.fails[PLAIN] = torch.OutOfMemoryError("no\nmemory")
+    made = len(gpu.made)
+    for _ in range(2):
+        assert torch.equal(runner(x).label, network(x).label)
+    assert list(runner.plans) == [4] and gpu.open == 1
+    assert runner.describe().endswith(f"\nBatch {samples} was not added: no memory")
+    gpu.fails.clear()
+    runner(x)
+    assert len(gpu.made) == made, "and it is not tried again"
+
+
+def test_an_interrupt_while_a_size_is_added_leaves_the_runner_as_it_was(gpu: FakeGpu) -> None:
+    runner = first_call(batch_sizes="on_demand")
+    gpu.fails["gated"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        runner(images(2))
+    assert gpu.open == 1 and list(runner.plans) == [4]
+    gpu.fails.clear()
+    runner(images(2))
+    assert list(runner.plans) == [4, 2]
+
+
+@pytest.mark.parametrize("x", [torch.zeros(2, 3, 8, 4), torch.zeros(2, 3, 8, 8).half(), None, torch.tensor(1.0)])
+def test_a_bad_request_adds_nothing(gpu: FakeGpu, x: object) -> None:
+    runner = first_call(batch_sizes="on_demand")
+    with pytest.raises((TypeError, ValueError), match=r"^x: got"):
+        runner(x)
+    assert gpu.measured == 1
+
+
+def test_a_network_put_into_training_mode_is_not_run_to_add_a_size(gpu: FakeGpu) -> None:
+    """It would change what its batch norms have learned."""
+    runner = first_call(batch_sizes="on_demand")
+    before = [buffer.clone() for buffer in runner.network.buffers()]
+    runner.network.train()
+    for each in runner.runners.values():
+        each.network = small_network()
+    runner(images(2))
+    assert "Batch 2 was not added: network: in training mode" in runner.describe()
+    assert all(torch.equal(one, other) for one, other in zip(before, runner.network.buffers(), strict=True))
+
+
+def test_what_the_example_is_later_is_all_the_same(gpu: FakeGpu) -> None:
+    torch.manual_seed(0)
+    x = images(4)
+    runner = make_runner(small_network(), x, batch_sizes="on_demand")
+    before = runner.plans[4].shares
+    x.fill_(float("nan"))
+    runner(images(2))
+    assert runner.plans[2].shares == before
+
+
+@pytest.mark.parametrize("call", ["close", "refresh", "__call__"])
+def test_nothing_is_done_from_within_while_a_size_is_added(gpu: FakeGpu, monkeypatch, call: str) -> None:
+    """By a handler of signals, say."""
+    runner = first_call(batch_sizes="on_demand")
+    refused = []
+
+    def interrupted(*arguments: object) -> object:
+        with pytest.raises(RuntimeError, match="^this runner is in"):
+            getattr(runner, call)(*[images(3)] * (call == "__call__"))
+        refused.append(call)
+        return measure(*arguments)
+
+    measure = planner.measure
+    monkeypatch.setattr(planner, "measure", interrupted)
+    runner(images(2))
+    assert refused and list(runner.plans) == [4, 2]
+    runner.close()
+
+
+def test_a_closed_runner_adds_nothing(gpu: FakeGpu) -> None:
+    runner = first_call(batch_sizes="on_demand")
+    runner.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        runner(images(2))
+    assert gpu.open == 0 and gpu.measured == 1
+
+
+# The plan file
+
+
+def test_the_trunk_is_kept_in_the_file(gpu: FakeGpu, path: Path) -> None:
+    gpu.times_as_long["cudnn"] = 0.8
+    first = first_call(plan=path)
+    second = first_call(plan=path)
+    assert gpu.measured == 1 and gpu.made[-1] == ("serial on cudnn", "cudnn") and gpu.trunks["as_is"] == 1
+    assert second.plans[4].trunk_times == first.plans[4].trunk_times and second.plans[4].from_file
+    assert second.describe().startswith("Batch 4: serial, trunk cudnn.\n")
+
+
+def test_a_trunk_that_cannot_be_made_any_more_is_measured_anew(gpu: FakeGpu, path: Path) -> None:
+    gpu.times_as_long["cudnn"] = 0.8
+    first_call(plan=path)
+    gpu.fails["cudnn"] = "no memory."
+    runner = first_call(plan=path)
+    assert gpu.measured == 2 and runner.plans[4].chosen.name == PLAIN and not runner.plans[4].from_file
+
+
+def test_a_plan_of_the_larger_budget_is_good_for_the_smaller_one(gpu: FakeGpu, path: Path) -> None:
+    gpu.times_as_long["inductor"] = 0.5
+    first_call(plan=path)
+    thorough = first_call(plan=path, budget="thorough")
+    assert gpu.measured == 2 and f"Measured now; not as in {path}: budget." in thorough.describe()
+    quick = first_call(plan=path)
+    assert gpu.measured == 2 and quick.plans[4].chosen.trunk == "inductor"
+
+
+def test_sizes_on_demand_are_kept_in_the_file_one_after_another(gpu: FakeGpu, path: Path) -> None:
+    for _ in range(2):
+        with first_call(plan=path, batch_sizes="on_demand") as runner:
+            runner(images(2))
+            runner(images(6))
+            assert list(runner.plans) == [4, 2, 6]
+            said = runner.describe()
+        assert gpu.measured == 3
+    assert all(plan.from_file for plan in runner.plans.values()) and said.count(f"From {path}") == 3
+    assert not first_call(plan=path).plans[4].from_file, "these are other batch sizes"
+
+
+def test_a_size_is_planned_by_the_rules_in_force_at_its_first_request(gpu: FakeGpu, path: Path) -> None:
+    with first_call(plan=path, batch_sizes="on_demand") as runner:
+        runner(images(2))
+    with first_call(plan=path, batch_sizes="on_demand") as runner:
+        assert runner.plans[4].from_file
+        runner.network.set_rules(0.0)
+        runner(images(2))
+        assert runner.plans[2].shares == (1.0, 0.0, 0.0, 0.0) and not runner.plans[2].from_file
+
+
+# Without CUDA
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"exits": "auto"},
+        {"batch_sizes": (1, 8)},
+        {"batch_sizes": "on_demand"},
+        {"trunk": "auto", "budget": "thorough"},
+    ],
+    ids=str,
+)
+def test_on_the_cpu_the_eager_runner_answers_and_says_why(path: Path, options: dict[str, object]) -> None:
+    network = small_network()
+    runner = make_runner(network, images(4), plan=path, **options)
+    assert isinstance(runner, EagerRunner) and not list(path.parent.iterdir())
+    for samples in (1, 4, 9):
+        x = images(samples)
+        found, wanted = runner(x), network(x)
+        assert torch.equal(found.label, wanted.label) and torch.equal(found.exit_index, wanted.exit_index)
+    assert runner.describe().startswith("Eager: the network is on cpu, and CUDA graphs need a GPU.\n")
+
+
+def test_on_the_cpu_a_trunk_may_be_asked_for() -> None:
+    runner = make_runner(small_network(), images(4), trunk="cudnn")
+    assert "Folded or fused into convolutions" in runner.describe()
+
+
+def test_a_network_elsewhere_than_the_example_is_refused() -> None:
+    with pytest.raises(ValueError, match="network: .* is on meta, wants cpu as the example input"):
+        make_runner(small_network().to("meta"), images(4))
+
+
+BAD = [
+    ({"budget": "endless"}, ValueError, "budget: got 'endless', wants one of 'quick', 'thorough'"),
+    ({"budget": 10}, TypeError, "budget: got int, wants one of 'quick', 'thorough'"),
+    ({"trunk": "fast"}, ValueError, "trunk: got 'fast', wants one of 'as_is', 'cudnn', 'inductor', 'auto'"),
+    ({"trunk": 1}, TypeError, "trunk: got int, wants one of 'as_is', 'cudnn', 'inductor', 'auto'"),
+    ({"batch_sizes": "often"}, ValueError, "batch_sizes: got 'often', wants positive ints; 'on_demand' goes with"),
+    ({"batch_sizes": (0,)}, ValueError, "batch_sizes: got [0], wants positive ints"),
+    ({"plan": 1}, TypeError, "plan: got int, wants the path of a JSON file"),
+    ({"plan": "."}, ValueError, "plan: got '.', a folder, wants"),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "message"), BAD, ids=[str(options) for options, *_ in BAD])
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_bad_options(request: pytest.FixtureRequest, on_gpu: bool, options, kind, message: str) -> None:
+    if on_gpu:
+        request.getfixturevalue("gpu")
+    with pytest.raises(kind, match="^" + re.escape(message)):
+        make_runner(small_network(), images(4), **options)
+
+
+@pytest.mark.parametrize("exits", ["eager", "overlapped", "polled", "gated"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": "thorough"}, "budget: got 'thorough' with exits='{}', wants 'quick': only 'auto' measures"),
+        ({"trunk": "auto"}, "trunk: got 'auto' with exits='{}', wants one of ['as_is', 'cudnn', 'inductor']: only"),
+        ({"batch_sizes": "on_demand"}, "batch_sizes: got 'on_demand', wants positive ints; 'on_demand' goes with"),
+    ],
+    ids=str,
+)
+def test_only_auto_measures_and_adds_sizes(exits: str, options: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(message.format(exits))):
+        make_runner(small_network(), images(4), exits=exits, **options)
+
+
+def test_an_explicit_runner_has_the_backbone_as_it_is_and_the_size_of_the_example(monkeypatch) -> None:
+    asked = []
+
+    def overlapped(_network: object, _example: object, **options: object) -> Runner:
+        asked.append(options)
+
+    monkeypatch.setitem(make_runner.__globals__, "OverlappedRunner", overlapped)
+    make_runner(small_network(), images(4), exits="overlapped")
+    assert asked == [{"batch_sizes": [4], "trunk": "as_is", "forks": None}]
