@@ -13,6 +13,7 @@ from typing import Any
 
 #: The modules of the public names; ``__init__.pyi`` says the same to type checkers.
 _MODULES = {
+    "Accelerated": ".accelerate",
     "AutoRunner": ".auto.auto_runner",
     "Calibration": ".calibration.thresholds",
     "Checkpoint": ".checkpoint",
@@ -29,6 +30,8 @@ _MODULES = {
     "PolledRunner": ".runners.polled",
     "Runner": ".runners.runner",
     "Trunk": ".trunk.trunk",
+    "accelerate": ".accelerate",
+    "attach_exits": ".attach_exits",
     "calibrate": ".calibration.thresholds",
     "fuse_aux_heads": ".fuse_aux_heads",
     "load_checkpoint": ".checkpoint",

@@ -1,4 +1,7 @@
 from ..kernels import HeadOutput as HeadOutput
+from .accelerate import Accelerated as Accelerated
+from .accelerate import accelerate as accelerate
+from .attach_exits import attach_exits as attach_exits
 from .auto.auto_runner import AutoRunner as AutoRunner
 from .calibration.thresholds import Calibration as Calibration
 from .calibration.thresholds import calibrate as calibrate

@@ -25,6 +25,7 @@ LEVELS = {
         {"runners"},
         {"auto"},
         {"make_runner"},
+        {"accelerate"},
         {"training", "calibration", "commands"},
         {"demo", "examples"},
     ),
@@ -103,10 +104,10 @@ def test_imports_inside_functions_and_names_loaded_later_are_seen() -> None:
 
 
 def room_of(path: Path) -> tuple[str, str]:
-    """The package of a file, and its folder there: "" for a flat file, but for make_runner, a room of its own."""
+    """The package of a file, and its folder there: "" for a flat file, but for the front doors, each a room."""
     package, *inside = path.relative_to(ROOT).with_suffix("").parts
-    if inside == ["make_runner"]:
-        return package, "make_runner"
+    if inside in (["make_runner"], ["accelerate"]):
+        return package, inside[0]
     return package, inside[0] if len(inside) > 1 else ""
 
 

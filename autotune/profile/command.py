@@ -32,8 +32,8 @@ def profile(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Your model: package.module:factory, a function that returns (EarlyExitNetwork, a batch). "
-            f"{RUNS_YOUR_CODE}"
+            help="Your model: package.module:factory, a function that returns (EarlyExitNetwork, a batch), or "
+            f"(a model that returns the logits of several exits, a batch). {RUNS_YOUR_CODE}"
         ),
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Or a directory written by `auxhead demo`.")] = None,

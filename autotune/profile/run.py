@@ -8,12 +8,13 @@ from ...model.commands.console import plain_console
 from ...model.commands.options import make_output_directory
 from ...model.commands.user_model import load_factory
 from ...model.demo.small_resnet import ARCHITECTURE
+from ...model.silenced_model import SilencedModel
 from ..measuring.environment import clocks, environment, this_device
 from ..measuring.subject import own_cell
 from ..records.record import append_record
 from .measure import compare, demo_model, repeated
 from .records import KIND, profile_records
-from .tables import print_comparison
+from .tables import exits_table, print_comparison
 
 
 def run_profile(
@@ -50,6 +51,8 @@ def run_profile(
         f"after: {exits}, trunk {trunk}",
         soft_wrap=True,
     )
+    if isinstance(network.backbone, SilencedModel):
+        console.print(exits_table(network.backbone.exits))
     found = compare(network, x, exits=exits, trunk=trunk, requests=requests, out=out)
     where = {**environment(device), "clocks": clocks(device)}
     cell = own_cell(model or ARCHITECTURE, network, x)

@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from ...model.silenced_model import FoundExit
 from ..records.record import Record
 
 _COLUMNS = ("before", "after")
@@ -17,6 +18,16 @@ def print_comparison(console: Console, records: Sequence[Record]) -> None:
     console.print(_api_table(records))
     for line in _checks(records):
         console.print(line, soft_wrap=True)
+
+
+def exits_table(exits: Sequence[FoundExit]) -> Table:
+    """Return the table of the exits that were found in a model, in the order in which they run."""
+    columns = ("exit", "returned at", "head", "tap", "pool", "classes")
+    table = Table(*columns, title="Exits of the model, and the layers that feed them")
+    for index, one in enumerate(exits):
+        pool = f"{one.pool}, behind its own layers" if one.in_line else one.pool
+        table.add_row(str(index), str(one.place), one.head, one.tap, pool, str(one.classes))
+    return table
 
 
 def requests_table(records: Sequence[Record]) -> Table:

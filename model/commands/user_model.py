@@ -6,14 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..attach_exits import attach_exits
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
 
 
 class UserModel(NamedTuple):
-    """The network that a factory made, and an input for it."""
+    """A network, made by a factory or of the model that it returned, and an input for it."""
 
     network: EarlyExitNetwork
     example_input: Tensor
@@ -56,10 +57,11 @@ def load_factory(spec: str) -> Callable[[], UserModel]:
     """Find the factory that ``--model`` names.
 
     Args:
-        spec: ``package.module:name``, where ``name()`` returns (:class:`EarlyExitNetwork`, a batch it takes).
+        spec: ``package.module:name``, where ``name()`` returns an :class:`EarlyExitNetwork`, or a model with exits of
+            its own (see :func:`attach_exits`), and a batch that it takes.
 
     Returns:
-        The factory; calling it raises ``BadInput`` when it returns anything else.
+        The factory; calling it raises ``BadInput`` when it returns anything else, or a model whose exits are not found.
 
     Raises:
         BadInput: as :func:`import_function`.
@@ -71,15 +73,21 @@ def load_factory(spec: str) -> Callable[[], UserModel]:
         if not (
             isinstance(made, tuple)
             and len(made) == 2
-            and isinstance(made[0], EarlyExitNetwork)
+            and isinstance(made[0], nn.Module)
             and isinstance(made[1], Tensor)
         ):
             got = ", ".join(type(part).__name__ for part in made) if isinstance(made, tuple) else type(made).__name__
-            raise BadInput(f"--model: {spec} returned ({got}), wants (EarlyExitNetwork, Tensor)")
-        if made[1].ndim < 1 or len(made[1]) == 0:
             raise BadInput(
-                f"--model: {spec} returned an input of shape {list(made[1].shape)}, wants a batch of samples"
+                f"--model: {spec} returned ({got}), wants (EarlyExitNetwork, Tensor), or any model with exits"
             )
-        return UserModel(*made)
+        model, x = made
+        if x.ndim < 1 or len(x) == 0:
+            raise BadInput(f"--model: {spec} returned an input of shape {list(x.shape)}, wants a batch of samples")
+        if isinstance(model, EarlyExitNetwork):
+            return UserModel(model, x)
+        try:
+            return UserModel(attach_exits(model.eval(), x), x)
+        except ValueError as error:
+            raise BadInput(f"--model: {spec}: {error}") from None
 
     return checked

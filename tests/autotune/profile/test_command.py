@@ -273,6 +273,21 @@ def test_the_command_with_the_cpu_for_a_device(tmp_path, users_model, monkeypatc
     assert all(problem in result.output for problem in problems)
 
 
+def test_exits_of_a_model_are_printed(users_model, tmp_path, monkeypatch, runners):
+    compute_on_the_cpu(monkeypatch, running)
+    with (tmp_path / "a_users_model.py").open("a") as file:
+        file.write(
+            "from support.multi_exit_models import Hidden, InAList, pool_head\n"
+            "def with_exits():\n"
+            "    return InAList(pool_head(8), Hidden(12), pool_head(16)), torch.randn(2, 3, 16, 16)\n"
+        )
+    result = tune("profile", "--model", "a_users_model:with_exits", "--requests", 2)
+    assert result.exit_code == 0, result.output
+    assert "Exits of the model" in result.output and "model.blocks.0" in result.output
+    assert list(runners[0].network.taps) == ["model.blocks.0", "model.exits.1.fc.input"]
+    assert "Label and exit as from the eager runner, after: 2 of 2 samples" in result.output
+
+
 class TestOnAGpu:
     pytestmark = needs_gpu
 

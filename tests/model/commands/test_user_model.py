@@ -12,11 +12,18 @@ SOURCE = """
 import torch
 from auxhead.model import EarlyExitNetwork
 from support.example_models import SmallNet, plain_heads
+from support.multi_exit_models import InAList
 
 NUMBER = 5
 
 def good():
     return EarlyExitNetwork(SmallNet(), plain_heads()).eval(), torch.zeros(2, 3, 16, 16)
+
+def with_exits():
+    return InAList(), torch.zeros(2, 3, 16, 16)
+
+def without_exits():
+    return SmallNet(), torch.zeros(2, 3, 16, 16)
 
 def half():
     return good()[0]
@@ -56,6 +63,12 @@ def test_a_factory_in_the_current_directory(package):
     assert network is not made.network and isinstance(x, torch.Tensor)
 
 
+def test_a_model_with_exits_becomes_a_network(package):
+    network, x = load_factory(f"{package}.my_model:with_exits")()
+    assert isinstance(network, EarlyExitNetwork) and network.taps == ("model.blocks.0", "model.blocks.1")
+    assert not network.training and network(x).label.shape == (2,)
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -80,6 +93,10 @@ def test_what_is_not_there_is_named(package, spec, message):
     ("name", "message"),
     [
         ("half", r"returned \(EarlyExitNetwork\), wants \(EarlyExitNetwork, Tensor\)"),
+        (
+            "without_exits",
+            r"model: returned a tensor \[2, 5\] of torch.float32, wants a list, tuple, dict or dataclass",
+        ),
         ("swapped", r"returned \(Tensor, EarlyExitNetwork\), wants"),
         ("too_much", r"returned \(EarlyExitNetwork, Tensor, int\), wants"),
         ("empty", r"returned an input of shape \[0, 3, 16, 16\], wants a batch of samples"),
@@ -87,7 +104,7 @@ def test_what_is_not_there_is_named(package, spec, message):
 )
 def test_what_a_factory_returns_is_checked(package, name, message):
     factory = load_factory(f"{package}.my_model:{name}")
-    with pytest.raises(BadInput, match=f"--model: {package}.my_model:{name} {message}"):
+    with pytest.raises(BadInput, match=f"--model: {package}.my_model:{name}:? {message}"):
         factory()
 
 

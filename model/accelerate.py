@@ -1,0 +1,219 @@
+"""``accelerate``: one line for a whole model, from its own exits to a runner that was checked and timed."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import quantiles
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels import decide
+from .arguments import check_batch, check_module
+from .attach_exits import answers_of, attach_exits
+from .early_exit_network import EarlyExitNetwork
+from .exit_result import ExitResult, first_sure
+from .exit_rule import ExitRule
+from .make_runner import make_runner
+from .rounding import double_copy, in_double, truth_of
+from .runners.runner import Runner
+from .silenced_model import SilencedModel
+
+#: Seconds that the times before and after may take together, and how often each is measured.
+_SECONDS, _FEWEST, _MOST = 2.0, 5, 50
+_WARM_UP = 5
+#: Probability below which no label is.
+_LEAST = 1e-7
+
+
+class Accelerated(Runner):
+    """The runner that :func:`accelerate` made, with the network that it runs and a report; use it as that runner."""
+
+    def __init__(self, runner: Runner, network: EarlyExitNetwork, report: str) -> None:
+        """Hold a runner, which is closed with this one."""
+        self.runner = runner
+        self.network = network
+        self.report = report
+        """Lines of text: the exits, the runner, its answers, and times before and after."""
+
+    def __call__(self, x: Tensor) -> ExitResult:
+        """Answer for a batch like the example."""
+        return self.runner(x)
+
+    def describe(self) -> str:
+        """Return the report, and what the runner says of itself."""
+        return f"{self.report}\n{self.runner.describe()}"
+
+    def refresh(self) -> None:
+        """Take over parameters of the model that were changed in place."""
+        self.runner.refresh()
+
+    def close(self) -> None:
+        """Free what the runner holds."""
+        self.runner.close()
+
+    def check_closable(self) -> None:
+        """Raise what :meth:`close` would raise now."""
+        self.runner.check_closable()
+
+    def wait_until_idle(self) -> None:
+        """Let the host wait for what the runner has launched."""
+        self.runner.wait_until_idle()
+
+
+def accelerate(
+    model: nn.Module, example: Tensor, *, rules: ExitRule | float | Mapping[str, ExitRule | float] | None = None
+) -> Accelerated:
+    """Make the fastest runner for a model with early exits, check its answers and time it against the model.
+
+    Args:
+        model: returns the logits of several exits, see :func:`attach_exits`; or an :class:`EarlyExitNetwork`. In eval
+            mode, and not changed: what is made of it shares its parameters.
+        example: a batch like those to come, on the model's device. On a CUDA device the runner replays CUDA graphs, on
+            others it is eager.
+        rules: a threshold, a rule, or either by tap, as for :class:`EarlyExitNetwork`, into which they are written.
+            None leaves a network's own, and a model's exits never exit: all that is gained is faster launches.
+
+    Returns:
+        Accelerated: call it as you would the runner, for an :class:`ExitResult`; its ``report`` says what was found and
+        gained. Times are in microseconds, from the call on an idle device until the answer is there.
+
+    Raises:
+        ValueError, TypeError: as :func:`attach_exits` and :func:`make_runner` do.
+        RuntimeError: the model cannot be captured, or the runner answers otherwise than the model by more than
+            rounding.
+    """
+    check_module("model", model)
+    check_batch("example", example)
+    before: Callable[[Tensor], Any] = model
+    if isinstance(model, EarlyExitNetwork):
+        network = model
+        if rules is not None:
+            network.set_rules(rules)
+        before, logits = model.logits, EarlyExitNetwork.logits
+    else:
+        network = attach_exits(model, example, rules=rules)
+        assert isinstance(network.backbone, SilencedModel)
+        logits = partial(_logits, network.backbone)
+    runner = make_runner(network, example)
+    try:
+        near = _check_answers(runner, network, logits, model, example)
+        times = _times([before, runner], example.clone())
+        report = "\n".join(
+            [
+                _exits_line(network),
+                *runner.describe().splitlines()[:1],
+                _answers_line(near, example),
+                _gain(times, example),
+            ]
+        )
+    except BaseException:
+        runner.close()
+        raise
+    return Accelerated(runner, network, report)
+
+
+def _logits(backbone: SilencedModel, model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Return the logits of a model's exits, but for a constant; of probabilities the logarithm, if they are not 0."""
+    found = zip(answers_of(model, backbone, x), backbone.exits, strict=True)
+    return [y.clamp_min(_LEAST).log() if one.softmax else y for y, one in found]
+
+
+@torch.no_grad()
+def _check_answers(
+    runner: Runner,
+    network: EarlyExitNetwork,
+    logits: Callable[[Any, Tensor], list[Tensor]],
+    model: nn.Module,
+    x: Tensor,
+) -> int:
+    """Compare label and exit of each sample with what the rules make of the model's own logits.
+
+    Returns:
+        The number of samples that differ by rounding: near a threshold on the way, or between two labels.
+
+    Raises:
+        RuntimeError: other samples differ.
+    """
+    own = logits(model, x.clone())
+    _, allowed = truth_of(own, lambda: logits(double_copy(model), in_double(x)))
+    rules = [(head.rule.temperature_tensor, head.rule.threshold_tensor) for head in network.fused_heads]
+    said = [decide(y, *rule) for y, rule in zip(own[:-1], rules, strict=True)] + [decide(own[-1], 1.0, 1.0)]
+    wanted, got = first_sure(said, with_probs=False), runner(x.clone())
+    slack = torch.stack([2.0 * allowed * y.abs().amax(1).float() for y in own])  # [exits, N], of logits
+    near = torch.zeros_like(wanted.label, dtype=torch.bool)
+    for head, off, (temperature, threshold) in zip(said[:-1], slack, rules, strict=False):
+        near |= ((head.confidence - threshold).abs() <= off / temperature) & (threshold < 1.0)
+    at = got.exit_index.clamp(0, len(said) - 1)[None, :, None].expand(1, -1, own[0].shape[1])
+    there = torch.stack(own).gather(0, at)[0]  # logits [N, K] of the exit that answered
+    best = there.gather(1, got.label[:, None])[:, 0]
+    tied = there.amax(1) - best <= 2.0 * slack.amax(0)
+    elsewhere = got.exit_index != wanted.exit_index
+    differs = elsewhere | (got.label != wanted.label)
+    wrong = int((differs & ~torch.where(elsewhere, near, tied)).sum())
+    if wrong:
+        raise RuntimeError(
+            f"runner: label or exit of {wrong} of {len(x)} samples of the example differ from the model's by more than "
+            f"rounding; {runner.describe()}"
+        )
+    return int(differs.sum())
+
+
+@torch.no_grad()
+def _times(calls: Sequence[Callable[[Tensor], Any]], x: Tensor) -> list[list[float]]:
+    """Return the times of some calls in microseconds, measured in turns, until their answers are there."""
+
+    def timed(call: Callable[[Tensor], Any]) -> float:
+        began = time.perf_counter()
+        kept = call(x)
+        if x.is_cuda:
+            torch.cuda.synchronize(x.device)
+        us = (time.perf_counter() - began) * 1e6
+        del kept  # freed outside of the timed part
+        return us
+
+    for _ in range(_WARM_UP - 1):
+        for call in calls:
+            timed(call)
+    once = sum(timed(call) for call in calls) / 1e6
+    rounds = max(_FEWEST, min(_MOST, int(_SECONDS / once)))
+    turns = [[timed(call) for call in (calls if turn % 2 else calls[::-1])] for turn in range(rounds)]
+    return [
+        [turn[place if index % 2 else -1 - place] for index, turn in enumerate(turns)] for place in range(len(calls))
+    ]
+
+
+def _exits_line(network: EarlyExitNetwork) -> str:
+    if not isinstance(network.backbone, SilencedModel):
+        return f"Exits: {', '.join(network.taps)}, and the backbone's own classifier."
+    *early, last = network.backbone.exits
+    found = [
+        f"{one.head} at {one.tap} ({one.pool}{', its own layers run in line' if one.in_line else ''})" for one in early
+    ]
+    return f"Exits: {', '.join(found)}, and {last.head or repr(last.place)}, the model's own classifier."
+
+
+def _answers_line(near: int, x: Tensor) -> str:
+    but = f", but for {near} within rounding of a threshold or a second label" if near else ""
+    return f"Label and exit of the {len(x)} samples of the example are as the model's{but}."
+
+
+def _gain(times: Sequence[Sequence[float]], x: Tensor) -> str:
+    device = torch.cuda.get_device_name(x.device) if x.is_cuda else f"the {x.device.type.upper()}"
+    before, after = (_Spread(each) for each in times)
+    return (
+        f"Before {before}, after {after}: {before.median / after.median:.2f} times as fast, for batches of {len(x)} on "
+        f"{device}. Median (p20-p80) of {len(times[0])}, in turns; before is the model as it was, with all exits."
+    )
+
+
+class _Spread:
+    """Median and spread of times in microseconds."""
+
+    def __init__(self, us: Sequence[float]) -> None:
+        fifths = quantiles(us, n=10, method="inclusive")
+        self.median, self._low, self._high = fifths[4], fifths[1], fifths[7]
+
+    def __str__(self) -> str:
+        return f"{self.median:,.0f} us ({self._low:,.0f}-{self._high:,.0f})"

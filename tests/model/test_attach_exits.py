@@ -1,0 +1,390 @@
+"""attach_exits: heads found by what they compute, in models of many styles, and models in which they cannot be."""
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from auxhead.model import FusedAuxHead, attach_exits, make_runner
+from auxhead.model.silenced_model import SilencedModel, SilentHead
+from support.multi_exit_models import CLASSES, STYLES, InAList, Named, Pooling, WithoutModules, block, pool_head
+from torch import Tensor, nn
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def images(samples: int = 3) -> Tensor:
+    return torch.randn(samples, 3, 16, 16)
+
+
+def made(style: str) -> nn.Module:
+    model = STYLES[style][0]().eval()
+    with torch.no_grad():
+        for buffer in model.buffers():  # statistics of batch norms that do something
+            if buffer.is_floating_point():
+                buffer.uniform_(0.5, 2.0)
+    return model
+
+
+def probabilities(model: nn.Module, places: list[Any], x: Tensor, style: str) -> list[Tensor]:
+    answers = model(x)
+    picked = [getattr(answers, p) if style in ("a dataclass", "log-softmax", CONV) else answers[p] for p in places]
+    done = style in ("softmax layers", "functions")
+    return [y if done else y.softmax(1) for y in picked]
+
+
+CONV = "a last exit that is a convolution"
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_exits_are_found(style: str) -> None:
+    _, wanted, places, last = STYLES[style]
+    network = attach_exits(made(style), images())
+    assert isinstance(network.backbone, SilencedModel) and not network.training
+    exits = network.backbone.exits
+    assert [(one.tap, one.pool, one.in_line) for one in exits[:-1]] == [(f"model.{t}", *rest) for t, *rest in wanted]
+    assert [one.place for one in exits] == places and exits[-1].head == last and exits[-1].tap == ""
+    assert {one.classes for one in exits} == {CLASSES} and network.taps == tuple(one.tap for one in exits[:-1])
+
+
+@pytest.mark.parametrize("trunk", ["as_is", "cudnn"])
+@pytest.mark.parametrize("style", STYLES)
+def test_answers_are_the_models(style: str, trunk: str) -> None:
+    model, x = made(style), images(5)
+    wanted = probabilities(model, STYLES[style][2], x, style)
+    network = attach_exits(model, images())
+    for logits, theirs in zip(network.logits(x), wanted, strict=True):
+        torch.testing.assert_close(logits.softmax(1), theirs)
+    for place, theirs in enumerate(wanted):
+        network.set_rules({tap: float(index != place) for index, tap in enumerate(network.taps)})
+        with make_runner(network, x, exits="eager", trunk=trunk) as runner:
+            answer = runner(x)
+        assert answer.exit_index.tolist() == [place] * 5
+        torch.testing.assert_close(answer.probs, theirs, atol=1e-5, rtol=1e-4)
+
+
+def state_of(model: nn.Module) -> list[Any]:
+    """All that a module consists of: the modules and tensors themselves, hooks, modes."""
+    found = []
+    for name, part in model.named_modules(remove_duplicate=False):
+        hooks = {key: list(value) for key, value in vars(part).items() if "hooks" in key and value is not None}
+        children = [(key, id(child)) for key, child in part._modules.items()]
+        found.append((name, id(part), type(part), part.training, hooks, children))
+    return found
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_model_stays_as_it_is_and_shares_its_parameters(style: str) -> None:
+    model, x = made(style), images()
+    before, kept = state_of(model), copy.deepcopy(model)
+    places, random = STYLES[style][2], torch.get_rng_state()
+    network = attach_exits(model, x)
+    assert torch.equal(random, torch.get_rng_state()) and state_of(model) == before
+    tensors = model.state_dict()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in kept.state_dict().items())
+    for mine, theirs in zip(probabilities(model, places, x, style), probabilities(kept, places, x, style), strict=True):
+        assert torch.equal(mine, theirs)
+    assert {id(p) for p in network.parameters()} <= {id(p) for p in model.parameters()}
+
+
+def test_a_head_is_one_head_of_the_network_and_silent_in_its_backbone() -> None:
+    model = InAList(
+        pool_head(8),
+        nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Dropout(0.5), nn.Linear(192, CLASSES)),
+        pool_head(16),
+    ).eval()
+    network = attach_exits(model, images(), rules=0.5)
+    first, second = network.fused_heads
+    assert first.linear.weight is model.exits[0][2].weight and (first.pool, first.dropout) == ("avg", 0.0)
+    assert second.linear.weight is model.exits[1][3].weight and (second.pool, second.dropout) == ("none", 0.75)
+    assert first.rule.threshold == second.rule.threshold == 0.5 and isinstance(first, FusedAuxHead)
+    silent = [name for name, part in network.backbone.named_modules() if isinstance(part, SilentHead)]
+    assert silent == ["model.exits.0", "model.exits.1"]
+
+
+def test_rules_by_tap_and_none() -> None:
+    model = InAList().eval()
+    network = attach_exits(model, images(), rules={"model.blocks.1": 0.25})
+    assert [head.rule.threshold for head in network.fused_heads] == [1.0, 0.25]
+    with pytest.raises(ValueError, match="rules: 'blocks.1' is not a tap"):
+        attach_exits(model, images(), rules={"blocks.1": 0.25})
+
+
+def test_parameters_that_change_are_followed_and_heads_train() -> None:
+    model, x = InAList().eval(), images()
+    network = attach_exits(model, x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    for mine, theirs in zip(network.logits(x), model(x), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    network.train()
+    torch.stack([y.mean() for y in network.logits(x)]).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_networks_are_copied_and_pickled(copied: Callable[[nn.Module], Any]) -> None:
+    x = images()
+    network = attach_exits(InAList().eval(), x)
+    twin = copied(network)
+    assert twin.backbone.exits == network.backbone.exits
+    for mine, theirs in zip(twin.logits(x), network.logits(x), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_one_sample_is_enough_and_a_batch_may_have_been_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        x = images(1)
+        network = attach_exits(InAList().eval(), x)
+    assert len(network.taps) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("style", ["classes of one's own", "tokens", "softmax layers", "hidden layers"])
+def test_narrower_numbers(style: str, dtype: torch.dtype) -> None:
+    network = attach_exits(made(style).to(dtype), images().to(dtype))
+    found = [(one.tap, one.pool, one.in_line) for one in network.backbone.exits[:-1]]
+    assert found == [(f"model.{tap}", *rest) for tap, *rest in STYLES[style][1]]
+
+
+def test_probabilities_that_underflow() -> None:
+    model = WithoutModules().eval()
+    with torch.no_grad():
+        for linear in (model.fc1, model.fc2):
+            linear.weight.mul_(3000.0)
+    x = images()
+    assert (model(x)[0] == 0).any()
+    for logits, theirs in zip(attach_exits(model, x).logits(x), model(x), strict=True):
+        torch.testing.assert_close(logits.softmax(1), theirs)
+
+
+def test_heads_of_zeros_are_told_apart_by_where_they_are() -> None:
+    """As people initialise them: they give the same logits."""
+    model = InAList().eval()
+    for head in model.exits:
+        nn.init.zeros_(head[2].weight)
+        nn.init.zeros_(head[2].bias)
+    assert attach_exits(model, images()).taps == ("model.blocks.0", "model.blocks.1")
+
+
+def test_features_of_zeros_are_told_apart_by_trying() -> None:
+    model = InAList().eval()
+    nn.init.zeros_(model.blocks[0][1].weight)
+    nn.init.zeros_(model.blocks[0][1].bias)
+    network = attach_exits(model, images())
+    assert network.taps == ("model.blocks.0", "model.blocks.1")
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        lambda x: x.flatten(2)[:, :, 1:].mean(2),
+        lambda x: x.flatten(2)[:, :, :-1].amax(2),
+        lambda x: x.clamp(max=1e3).pow(3).mean((2, 3)).pow(1 / 3),
+        lambda x: x.mean((2, 3)) * 1.01,
+        lambda x: x.sum((2, 3)),
+        lambda x: x.clamp(max=3.0).mean((2, 3)),
+        lambda x: x.amax((2, 3)) + 1e-3,
+    ],
+    ids=["all but one", "max of all but one", "generalised mean", "scaled", "sum", "clamped", "shifted"],
+)
+def test_what_is_nearly_a_pool_is_none(pool: Callable[[Tensor], Tensor]) -> None:
+    network = attach_exits(Named(in_a_list, Pooling(8, pool)).eval(), images())
+    (one, _) = network.backbone.exits
+    assert one.in_line and one.tap == "model.exit1.fc.input" and one.pool == "none"
+
+
+def in_a_list(*answers: Tensor) -> list[Tensor]:
+    return list(answers)
+
+
+class TwoForOne(nn.Module):
+    """Two heads for the same features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.body = block(3, 8), block(8, 12)
+        self.heads = nn.ModuleList([pool_head(8), pool_head(8), pool_head(12)])
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        x = self.stem(x)
+        return [self.heads[0](x), self.heads[1](x), self.heads[2](self.body(x))]
+
+
+def test_two_heads_for_the_same_features_get_a_tap_each() -> None:
+    network = attach_exits(TwoForOne().eval(), x := images())
+    assert network.taps == ("model.stem.2", "model.stem")  # one tensor, by two names
+    assert len(network(x).label) == 3
+
+
+class Wrapped(nn.Module):
+    """Another forward around a model."""
+
+    def __init__(self, model: nn.Module, forward: Callable[[nn.Module, Tensor], Any]) -> None:
+        super().__init__()
+        self.inner = model
+        self.written = forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self.written(self.inner, x)
+
+
+def one_by_one(model: nn.Module, x: Tensor) -> Iterator[Tensor]:
+    yield from model(x)
+
+
+class Shared(InAList):
+    """One head for all."""
+
+    def forward(self, x: Tensor) -> Any:
+        answers = []
+        for layer in self.blocks:
+            x = layer(x)
+            answers.append(self.exits[0](x[:, :8]))
+        return answers
+
+
+class UsesThem(InAList):
+    """Later exits add what earlier ones said."""
+
+    def forward(self, x: Tensor) -> Any:
+        answers = super().forward(x)
+        return [answers[0], answers[1], answers[2] + answers[0]]
+
+
+class Feeds(InAList):
+    """A later block is told what an earlier head said."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.blocks[0](x)
+        one = self.exits[0](x)
+        x = self.blocks[1](x) * (1 + one.softmax(1).amax(1))[:, None, None, None]
+        return [one, self.exits[2](self.blocks[2](x))]
+
+
+class Leaves(InAList):
+    """Returns fewer exits once it is sure."""
+
+    def forward(self, x: Tensor) -> Any:
+        answers = []
+        for layer, head in zip(self.blocks, self.exits, strict=True):
+            x = layer(x)
+            answers.append(head(x))
+            if len(answers) < 3 and answers[-1].softmax(1).amax() > 0.999:
+                break
+        return answers
+
+
+class Scaled(InAList):
+    def forward(self, x: Tensor) -> Any:
+        return [y / 2 for y in super().forward(x)]
+
+
+class Twice(InAList):
+    """Runs each block twice, so that none can be a tap."""
+
+    def forward(self, x: Tensor) -> Any:
+        for layer in self.blocks:
+            layer(x) if layer is self.blocks[0] else None
+        return super().forward(x)
+
+
+def by(forward: Callable[[nn.Module, Tensor], Any]) -> Callable[[], nn.Module]:
+    return lambda: Wrapped(InAList(), forward)
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "one tensor": (by(lambda m, x: m(x)[2]), r"model: returned a tensor \[2, 7\] of torch.float32, wants a list"),
+    "a stack": (by(lambda m, x: torch.stack(m(x))), r"model: returned a tensor \[3, 2, 7\] of torch.float32, wants"),
+    "one exit": (by(lambda m, x: m(x)[:1]), "model: returned 1 exit in a list, wants .* two exits or more"),
+    "no exit": (by(lambda m, x: ()), "model: returned 0 exits in a tuple, wants"),
+    "a generator": (by(one_by_one), "model: returned a generator, wants a list"),
+    "nested": (by(lambda m, x: [m(x), m(x)]), r"model: returned a list at 0, wants logits \[2, K\]"),
+    "None": (by(lambda m, x: {"a": m(x)[0], "b": None}), r"model: returned a NoneType at 'b', wants logits"),
+    "features": (
+        by(lambda m, x: {"logits": m(x)[0], "features": x}),
+        r"model: returned a tensor \[2, 3, 16, 16\] of torch.float32 at 'features', wants logits \[2, K\]",
+    ),
+    "the same twice": (by(lambda m, x: [m(x)[0]] * 2), "model: returned one tensor at 0 and 1, wants one of each exit"),
+    "other classes": (
+        lambda: InAList(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)), *later()),
+        r"model: returned logits of \[5, 7\] classes, wants one number of them",
+    ),
+    "training": (lambda: InAList().train(), r"model: in training mode, wants model.eval\(\)"),
+    "a part in training": (lambda: partly_training(), r"model: in training mode"),
+    "float64": (lambda: InAList().double(), "heads can read; wants .* in float32, float16 or bfloat16"),
+    "a head for several taps": (
+        lambda: Shared(pool_head(8)),
+        "model: its exit 0 is the output of 'exits.0.2', which runs 3 times in a forward; wants a linear layer",
+    ),
+    "a convolution for a head": (
+        lambda: InAList(nn.Sequential(nn.Conv2d(8, 7, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()), *later()),
+        "model: its exit 0 is not the output of an nn.Linear .* model/README.md",
+    ),
+    "scaled logits": (lambda: Scaled(), "model: its exit 0 is not the output of an nn.Linear"),
+    "a linear layer of one's own": (
+        lambda: InAList(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), Doubled(8, CLASSES)), *later()),
+        r"model: its exit 0 ends in 'exits.0.2', which cannot be fused: '0' \(Doubled\) is none of",
+    ),
+    "logits that later exits add": (lambda: UsesThem(), "model: its last exit uses what earlier exits say"),
+    "logits that later layers use": (lambda: Feeds(), "model: its last exit uses what earlier exits say"),
+    "a forward that is left": (lambda: Leaves(), "model: does not run on without its heads: IndexError"),
+    "TorchScript": (
+        lambda: torch.jit.trace(InAList().eval(), images()), "model: is a TopLevelTracedModule, .* wants the module"
+    ),
+    "compiled": (lambda: torch.compile(InAList().eval()), "model: is a OptimizedModule, .* wants the module behind it"),
+}  # fmt: skip
+
+
+def later() -> list[nn.Module]:
+    return [pool_head(12), pool_head(16)]
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def partly_training() -> nn.Module:
+    model = InAList().eval()
+    model.exits[1].train()
+    return model
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning")
+def test_models_that_cannot_be_taken_apart_say_why(case: str) -> None:
+    make, message = REFUSED[case]
+    model = make()
+    if "training" not in case and not isinstance(model, torch.jit.ScriptModule):
+        model.eval()
+    x = images().double() if case == "float64" else images()
+    with pytest.raises(ValueError, match=message):
+        attach_exits(model, x)
+
+
+def test_no_module_and_no_batch() -> None:
+    with pytest.raises(TypeError, match="model: got function, wants an nn.Module"):
+        attach_exits(lambda x: [x, x], images())
+    with pytest.raises(TypeError, match="example: got list, wants a torch.Tensor"):
+        attach_exits(InAList().eval(), [1])
+    with pytest.raises(ValueError, match=r"example: got shape \[0, 3, 16, 16\], wants"):
+        attach_exits(InAList().eval(), images(0))
+
+
+def test_a_layer_that_runs_twice_is_no_tap() -> None:
+    network = attach_exits(Twice().eval(), images())
+    assert network.taps == ("model.exits.0.0", "model.blocks.1")  # the mean, within the head
+
+
+def test_errors_of_the_models_own_come_through() -> None:
+    with pytest.raises(RuntimeError, match="expected input"):
+        attach_exits(InAList().eval(), torch.randn(2, 5, 16, 16))
