@@ -77,14 +77,16 @@ class _Pass:
 
     def __init__(self, heads: Sequence[FusedAuxHead], classifier: FusedAuxHead | None, *, stop: bool) -> None:
         self._heads, self._classifier, self._stop = heads, classifier, stop
-        self._outputs: list[Tensor] = []
         self._said: list[HeadOutput] = []
 
+    def _ask(self, outputs: Sequence[Tensor]) -> None:
+        """Call the heads of the next taps."""
+        for features in outputs:
+            self._said.append(self._heads[len(self._said)](features))
+
     def on_tap(self, _index: int, features: Tensor) -> None:
-        """Call the heads of this tap and of those before that have not been called; leave if that was enough."""
-        self._outputs.append(features)
-        while len(self._said) < len(self._outputs):
-            self._said.append(self._heads[len(self._said)](self._outputs[len(self._said)]))
+        """Call the head of a tap; leave if that was enough."""
+        self._ask([features])
         if self._stop:
             sure = self._said[0].exit
             for said in self._said[1:]:
@@ -116,11 +118,14 @@ class _PlannedPass(_Pass):
         """Answer on the current stream, given by its handle, too."""
         super().__init__(heads, classifier, stop=stop)
         self._plan, self._stream, self._samples = plan, stream, samples
+        self._outputs: list[Tensor] = []
         self._packed = plan.new_answer()
 
     def on_tap(self, index: int, features: Tensor) -> None:
         """Launch the head of this tap, if the forward may stop there, and ask it."""
         if self._said or type(features) is not Tensor or features.dtype is not self._plan.dtypes[index]:
+            if not self._said:
+                self._ask(self._outputs)
             super().on_tap(index, features)  # in this place, where autocast may be on
             return
         features = features.resolve_neg()  # kernels read the memory as it is
@@ -136,8 +141,7 @@ class _PlannedPass(_Pass):
             return super().answer(final)
         if final is not None:
             if type(final) is not Tensor:
-                for index, head in enumerate(self._heads):
-                    self._said.append(head(self._outputs[index]))
+                self._ask(self._outputs)
                 return super().answer(final)
             outputs = [] if self._stop else self._outputs
             inputs = [*outputs, final.resolve_neg()]

@@ -20,8 +20,8 @@ from .shared_trunks import SharedTrunks
 
 #: Part of the time for a batch size that measuring one runner may take: ten are measured, and made before.
 _SHARE_OF_ONE = 1 / 32
-#: Part of a budget within which the first graph should be there. What it takes beyond that, up to a whole budget, is not
-#: counted: it is Triton compiling kernels, once on a machine.
+#: Part of a budget within which the first graph should be there. What it takes beyond that, up to a whole budget, is
+#: not counted: it is Triton compiling kernels, once on a machine.
 _SHARE_OF_THE_FIRST = 1 / 4
 #: Part of a budget that has to be left for making a trunk, which is not cut short, where it is not the first.
 _SHARE_FOR_A_TRUNK = {"cudnn": 1 / 4, "inductor": 1 / 2}
