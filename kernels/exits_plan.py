@@ -63,7 +63,7 @@ class ExitsPlan:
         Raises:
             ValueError, TypeError: an input does not fit, as of ``fused_head``; nothing is launched.
         """
-        layouts = tuple([(x.shape, x.stride(), x.dtype, x.data_ptr() % 16) for x in inputs])
+        layouts = tuple([(x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16) for x in inputs])
         repeated = self._repeated[index].get(layouts)
         if repeated is not None:
             repeated(inputs, packed, stream)
@@ -79,6 +79,10 @@ class ExitsPlan:
         self._repeated[index][layouts] = _Repeated(launches[0], launch, self._buffers, packed)
 
     def _check(self, x: Tensor, head: ExitHead | None) -> None:
+        device = self._buffers.label.device
+        if x.device != device:
+            what = "backbone: its logits are" if head is None else "heads: a tap's output is"
+            raise ValueError(f"{what} on {x.device}, wants {device}, where the batch is")
         if head is not None:
             check_head_arguments(x, head.weight, head.bias, head.pool, head.pool_size, "max_prob")
             check_countable(x, head.weight.shape[1])

@@ -296,6 +296,18 @@ def test_outputs_that_are_wrapped(net: EarlyExitNetwork, layer: str) -> None:
     follows(net, x)
 
 
+@pytest.mark.parametrize("layer, stop", [("third", True), ("fc", False), ("fc", True)])
+def test_outputs_on_another_device_are_refused(net: EarlyExitNetwork, layer: str, stop: bool) -> None:
+    """Whose memory a launch could not reach, before plans are made and after."""
+    x = images(3)
+    for _ in range(2):
+        handle = net.backbone.get_submodule(layer).register_forward_hook(lambda _layer, _inputs, y: y.to("meta"))
+        with as_on_a_gpu(), pytest.raises(ValueError, match="on meta, wants cpu"):
+            net(x, stop=stop)
+        handle.remove()
+        planned(net, x, stop=stop)
+
+
 @pytest.mark.parametrize("of", ["tap", "logits"])
 def test_outputs_that_are_lazily_negated(net: EarlyExitNetwork, of: str) -> None:
     layer = net.backbone.second if of == "tap" else net.backbone.fc
