@@ -1,7 +1,7 @@
 """``ExitsPlans``: the plans of a network's exits, by which an eager pass on a GPU answers in few launches."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,34 +9,11 @@ from torch import Tensor, nn
 from ..kernels.cuda_runtime import may_be_destroyed
 from ..kernels.exits_plan import ExitsPlan
 from .fused_aux_head import FusedAuxHead
-from .read_tensors import ReadTensors
-from .rule_order import count_writes, wait_for_write
-
-#: Batches, and streams, of which a network has plans; before there are more it forgets them all.
-_MOST_PLANS = 16
+from .kept_plans import Kept, KeptPlans, ReadTensors
 
 
-class _Kept(NamedTuple):
-    """A plan, and what it rests on."""
-
-    plan: ExitsPlan
-    read: ReadTensors
-    options: tuple[Any, ...]
-    writes: list[int]
-    """How many writes to rules there were in the process when the plan's stream had seen all of the heads': a list of
-    one number, to be changed in place."""
-
-
-class ExitsPlans:
+class ExitsPlans(KeptPlans[ExitsPlan]):
     """Plans of one network by the batch, the stream and whether the host wants to know after each exit who is sure."""
-
-    def __init__(self) -> None:
-        """Have none yet."""
-        self._kept: dict[tuple[Any, ...], _Kept] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copies of the network, deep or pickled, make plans of their own."""
-        return ExitsPlans, ()
 
     def find(
         self,
@@ -62,27 +39,21 @@ class ExitsPlans:
         if captured:
             made = self._make(exits, classifier, x, options, at_each=at_each)
             return None if made is None else made.plan
-        kept = self._kept.get(key)
-        writes = count_writes()
-        if kept is None or kept.options != options or not kept.read.are_unchanged():
+        kept = self.unchanged(key, options)
+        if kept is None:
             # A plan's launches share memory because one stream runs them one after another; the handle of one that its
             # owner may destroy might become that of another.
             if may_be_destroyed(torch.cuda.current_stream(x.device)):
                 return None
             if (kept := self._make(exits, classifier, x, options, at_each=at_each)) is None:
                 return None
-            if len(self._kept) >= _MOST_PLANS:
-                self._kept.clear()
-            self._kept[key] = kept
-        if kept.writes[0] != writes:
-            for head in exits:
-                wait_for_write(head.rule, x)
-            kept.writes[0] = writes
+            self.keep(key, kept)
+        kept.wait_for_rules(exits, x)
         return kept.plan
 
     def _make(
         self, exits: Sequence[FusedAuxHead], classifier: nn.Module | None, x: Tensor, options: Any, *, at_each: bool
-    ) -> _Kept | None:
+    ) -> Kept[ExitsPlan] | None:
         try:
             read = ReadTensors(exits)
         except KeyError:
@@ -97,4 +68,4 @@ class ExitsPlans:
             at_each=at_each,
             device=x.device,
         )
-        return _Kept(plan, read, options, [-1])
+        return Kept(plan, read, options)

@@ -1,7 +1,7 @@
 """``HeadPlans``: the plans of one head, used again as long as nothing that they rest on has changed."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,35 +12,13 @@ from ..kernels.cuda_runtime import is_capturing
 from ..kernels.head_backward import follow_differentiably
 from ..kernels.head_plan import CpuPlan, HeadPlan, LaunchPlan, is_followed
 from ..kernels.noted_launch import NotedLaunch, noting
-from .read_tensors import ReadTensors
-from .rule_order import count_writes, wait_for_write
+from .kept_plans import Kept, KeptPlans, ReadTensors
+from .rule_order import count_writes
 from .streams import current_handle, has_streams
 
-#: Layouts of inputs, and streams, of which a head has plans; before there are more it forgets them all.
-_MOST_PLANS = 16
 
-
-class _Kept(NamedTuple):
-    """A plan, and what it rests on."""
-
-    plan: HeadPlan
-    read: ReadTensors
-    options: tuple[Any, ...]
-    writes: list[int]
-    """How many writes to rules there were in the process when the plan's stream had seen all of the head's: a list of
-    one number, to be changed in place."""
-
-
-class HeadPlans:
+class HeadPlans(KeptPlans[HeadPlan]):
     """Plans of one head by the layout of the input and the stream."""
-
-    def __init__(self) -> None:
-        """Have none yet."""
-        self._kept: dict[tuple[Any, ...], _Kept] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copies of the head, deep or pickled, make plans of their own."""
-        return HeadPlans, ()
 
     def answer(self, head: Any, x: Tensor, call: Callable[[Tensor], HeadOutput]) -> HeadOutput:
         """Answer by a plan, or by ``call``, what it launches then being the plan of next time."""
@@ -53,12 +31,9 @@ class HeadPlans:
             stream = current_handle(x.device)
         key = (stream, x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16)
         options = (head.pool, head.pool_size, head.return_probs, head._modules["rule"].criterion)
-        kept = self._kept.get(key)
-        writes = count_writes()
-        if kept is not None and kept.options == options and kept.read.are_unchanged():
-            if kept.writes[0] != writes:
-                wait_for_write(head.rule, x)
-                kept.writes[0] = writes
+        kept = self.unchanged(key, options)
+        if kept is not None:
+            kept.wait_for_rules([head], x)
             if torch.is_grad_enabled() and (x.requires_grad or any(one.requires_grad for one in kept.read.parameters)):
                 linear, rule = head.linear, head.rule
                 return follow_differentiably(
@@ -66,6 +41,7 @@ class HeadPlans:
                     pool=head.pool, pool_size=head.pool_size, return_probs=head.return_probs,
                 )  # fmt: skip
             return kept.plan(x)
+        writes = count_writes()
         with noting() as launches:
             output = call(x)
         try:
@@ -74,9 +50,7 @@ class HeadPlans:
             return output
         plan = _plan_of(head, x, stream, launches, read) if read.are_plain() else None
         if plan is not None:
-            if len(self._kept) >= _MOST_PLANS:
-                self._kept.clear()
-            self._kept[key] = _Kept(plan, read, options, [writes])
+            self.keep(key, Kept(plan, read, options, writes))
         return output
 
 

@@ -1,9 +1,16 @@
-"""``ReadTensors``: the tensors of heads that something reads by their addresses, and whether they are still those."""
+"""``KeptPlans``: plans of heads, used again as long as nothing that they rest on has changed."""
 
 from collections.abc import Iterable, Mapping
 from operator import attrgetter, is_not
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
+
+from .rule_order import count_writes, wait_for_write
+
+PlanT = TypeVar("PlanT")
+#: Plans that are kept; before there are more all are forgotten.
+_MOST_PLANS = 16
 
 _form = attrgetter("shape", "dtype")
 
@@ -54,3 +61,43 @@ class ReadTensors:
             or [*map(Tensor.stride, tensors)] != self._strides
             or any(map(Tensor.is_neg, tensors))  # a change of what the memory means; none was so when plans were made
         )
+
+
+class Kept(Generic[PlanT]):
+    """A plan, and what it rests on."""
+
+    def __init__(self, plan: PlanT, read: ReadTensors, options: tuple[Any, ...], writes: int = -1) -> None:
+        """Keep a plan for a stream that has seen the first ``writes`` of all writes to rules in the process."""
+        self.plan, self.read, self.options = plan, read, options
+        self._writes = writes
+
+    def wait_for_rules(self, heads: Iterable[nn.Module], x: Tensor) -> None:
+        """Let the current stream of x's device, the plan's, come after all writes to the heads' rules."""
+        writes = count_writes()
+        if self._writes != writes:
+            for head in heads:
+                wait_for_write(head.rule, x)  # type: ignore[arg-type]  # a module's attributes are of any type
+            self._writes = writes
+
+
+class KeptPlans(Generic[PlanT]):
+    """Plans by what they are for."""
+
+    def __init__(self) -> None:
+        """Have none yet."""
+        self._kept: dict[tuple[Any, ...], Kept[PlanT]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies of the owner, deep or pickled, make plans of their own."""
+        return type(self), ()
+
+    def unchanged(self, key: tuple[Any, ...], options: tuple[Any, ...]) -> Kept[PlanT] | None:
+        """Return a plan that was made with the same options and tensors, if there is one."""
+        kept = self._kept.get(key)
+        return kept if kept is not None and kept.options == options and kept.read.are_unchanged() else None
+
+    def keep(self, key: tuple[Any, ...], kept: Kept[PlanT]) -> None:
+        """Keep a plan instead of the one that there was."""
+        if len(self._kept) >= _MOST_PLANS:
+            self._kept.clear()
+        self._kept[key] = kept
