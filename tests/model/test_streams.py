@@ -18,16 +18,12 @@ POOL = 32
 
 
 class Stream:
-    """A stream of CUDA, that knows which capture it is in."""
+    """A stream of CUDA."""
 
     device = torch.device("cuda", 0)
 
     def __init__(self, handle: int, *_: object) -> None:
         self.cuda_stream, self.stream_id = handle, 35
-        self.capture: int | None = None
-
-    def wait_stream(self, other: "Stream") -> None:
-        self.capture = other.capture
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import torch
-from auxhead.model import EagerRunner, EarlyExitNetwork
+from auxhead.model import AutoRunner, EagerRunner, EarlyExitNetwork, make_runner
 from auxhead.model.auto import auto_runner, deadline, planner, shared_trunks
 from auxhead.model.auto.candidates import Candidate
 from auxhead.model.auto.pass_times import PassTimes
@@ -124,3 +124,10 @@ class FakeGpu:
         monkeypatch.setattr(checks, "_check_cuda", lambda _x: None)
         monkeypatch.setattr(auto_runner, "beside_captures", nullcontext)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+
+def first_call(samples: int = 4, **options: object) -> AutoRunner:
+    torch.manual_seed(0)
+    runner = make_runner(small_network(), images(samples), **options)
+    assert isinstance(runner, AutoRunner)
+    return runner

@@ -16,16 +16,6 @@ from support.planner_fakes import AS_MADE, NAMES, PLAIN, FakeGpu, Runner, images
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    return FakeGpu(monkeypatch)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "plan.json"
-
-
 def auto(x: torch.Tensor | None = None, network: object = None, **options: object) -> AutoRunner:
     torch.manual_seed(0)
     x = images(8) if x is None else x
