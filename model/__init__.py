@@ -31,7 +31,7 @@ _MODULES = {
     "Runner": ".runners.runner",
     "Trunk": ".trunk.trunk",
     "accelerate": ".accelerate",
-    "attach_exits": ".attach_exits",
+    "attach_exits": ".own_exits.attach_exits",
     "calibrate": ".calibration.thresholds",
     "fuse_aux_heads": ".fuse_aux_heads",
     "load_checkpoint": ".checkpoint",

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from ..kernels import decide
 from .arguments import check_batch, check_module
-from .attach_exits import answers_of, attach_exits
 from .early_exit_network import EarlyExitNetwork
 from .exit_result import ExitResult, first_sure
 from .exit_rule import ExitRule
 from .make_runner import make_runner
+from .own_exits.attach_exits import answers_of, attach_exits
+from .own_exits.silenced_model import SilencedModel
 from .rounding import double_copy, in_double, truth_of
 from .runners.runner import Runner
-from .silenced_model import SilencedModel
 
 #: Seconds that the times before and after may take together, and how often each is measured.
 _SECONDS, _FEWEST, _MOST = 2.0, 5, 50

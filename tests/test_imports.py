@@ -21,7 +21,7 @@ MAY_IMPORT = {"kernels": set(), "model": {"kernels"}, "autotune": {"kernels", "m
 LEVELS = {
     "model": (
         {""},  # the flat files
-        {"trunk"},
+        {"trunk", "own_exits"},
         {"runners"},
         {"auto"},
         {"make_runner"},

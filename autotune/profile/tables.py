@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from ...model.silenced_model import FoundExit
+from ...model.own_exits.silenced_model import FoundExit
 from ..records.record import Record
 
 _COLUMNS = ("before", "after")

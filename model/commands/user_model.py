@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ..attach_exits import attach_exits
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
+from ..own_exits.attach_exits import attach_exits
 
 
 class UserModel(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from auxhead.model import FusedAuxHead, attach_exits, make_runner
-from auxhead.model.silenced_model import SilencedModel, SilentHead
+from auxhead.model.own_exits.silenced_model import SilencedModel, SilentHead
 from support.multi_exit_models import CLASSES, STYLES, InAList, Named, Pooling, WithoutModules, block, pool_head
 from torch import Tensor, nn
 

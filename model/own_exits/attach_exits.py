@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .arguments import check_batch, check_module
-from .early_exit_network import EarlyExitNetwork
-from .exit_rule import ExitRule
+from ..arguments import check_batch, check_module
+from ..early_exit_network import EarlyExitNetwork
+from ..exit_rule import ExitRule
+from ..fused_aux_head import FusedAuxHead
+from ..rounding import double_copy, in_double, relative_error, truth_of
+from ..shallow_copy import shallow_copy
 from .find_exits import ExitCalls, FoundExits, find_exits, shortest
-from .fused_aux_head import FusedAuxHead
-from .rounding import double_copy, in_double, relative_error, truth_of
-from .shallow_copy import shallow_copy
 from .silenced_model import FoundExit, SilencedModel, SilentHead
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .hooks import ThreadHook
+from ..hooks import ThreadHook
 
 
 class ModuleCall(NamedTuple):

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..kernels import pooled_features
-from .arguments import is_plain, kind_of, tensor_in_words
-from .dry_run import is_readable
-from .head_pattern import KNOWN_MODULES
+from ...kernels import pooled_features
+from ..arguments import is_plain, kind_of, tensor_in_words
+from ..dry_run import is_readable
+from ..head_pattern import KNOWN_MODULES
 from .module_calls import ModuleCall, watched_run
 
 _WANTS = "wants a list, tuple, dict or dataclass of the logits [N, K] of two exits or more"
