@@ -1,19 +1,23 @@
 """ExitsPlan: the exits of a network in a few launches, noted once and repeated with other inputs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .answer_layout import AnswerLayout
+from .driver_launch import Path
 from .exit_launch import ExitBuffers, ExitHead, ExitLaunch
 from .head_arguments import check_countable, check_head_arguments
 from .noted_launch import NotedLaunch, noting
+from .tensor_forms import TensorForms
 
 #: Layouts of the inputs of one launch that are remembered; before there are more it forgets them all.
 _MOST_LAYOUTS = 16
+#: Triton's code for an input that is aligned to so many bytes is another than for one that is not.
+_ALIGNED = 16
 #: Arguments of the kernel that lie in the answer, in the order of ``ExitBuffers.answer``.
 _ANSWER = ("answer_label", "answer_exit", "answer_confidence", "answer_probs")
 
@@ -40,6 +44,7 @@ class ExitsPlan:
         self.layout = AnswerLayout(self._buffers)
         """Of answers, which are complete after the last launch."""
         self._repeated: list[dict[tuple[Any, ...], _Repeated]] = [{} for _ in self.parts]
+        self._latest: list[dict[bool, _Latest]] = [{} for _ in self.parts]  # by inference mode: outputs are of it, too
 
     def new_answer(self) -> Tensor:
         """Allocate memory for an answer on the current stream."""
@@ -56,18 +61,29 @@ class ExitsPlan:
 
         Args:
             index: of the launch; the first of a batch is 0.
-            inputs: of its exits: outputs of taps, and logits for the classifier.
+            inputs: of its exits: outputs of taps, and logits for the classifier; plain tensors.
             packed: what ``new_answer`` returned for this batch.
             stream: the same at each launch of this index.
 
         Raises:
             ValueError, TypeError: an input does not fit, as of ``fused_head``; nothing is launched.
         """
-        layouts = tuple([(x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16) for x in inputs])
-        repeated = self._repeated[index].get(layouts)
-        if repeated is not None:
-            repeated(inputs, packed, stream)
+        addresses = [*map(Tensor.data_ptr, inputs)]
+        latest = self._latest[index].get(torch.is_inference_mode_enabled())
+        if latest is not None and latest.fits(inputs, addresses):
+            latest.repeated(inputs, addresses, packed)
             return
+        inputs = [x.resolve_neg() for x in inputs]  # kernels read the memory as it is
+        layouts = tuple([(x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % _ALIGNED) for x in inputs])
+        repeated = self._repeated[index].get(layouts)
+        if repeated is None:
+            repeated = self._first(index, inputs, layouts, packed, stream)
+        else:
+            repeated(inputs, [*map(Tensor.data_ptr, inputs)], packed)
+        self._latest[index][torch.is_inference_mode_enabled()] = _Latest.of(inputs, repeated)
+
+    def _first(self, index: int, inputs: Sequence[Tensor], layouts: Any, packed: Tensor, stream: int) -> "_Repeated":
+        """Check the inputs, make a launch for the first time, and note it."""
         part = self.parts[index]
         for x, head in zip(inputs, self._exits[part], strict=True):
             self._check(x, head)
@@ -76,7 +92,8 @@ class ExitsPlan:
             launch(inputs)
         if len(self._repeated[index]) >= _MOST_LAYOUTS:
             self._repeated[index].clear()
-        self._repeated[index][layouts] = _Repeated(launches[0], launch, self._buffers, packed)
+        repeated = self._repeated[index][layouts] = _Repeated(launches[0], launch, self._buffers, packed, stream)
+        return repeated
 
     def _check(self, x: Tensor, head: ExitHead | None) -> None:
         device = self._buffers.label.device
@@ -96,40 +113,39 @@ class ExitsPlan:
 class _Repeated:
     """One launch, with other inputs and another answer."""
 
-    def __init__(self, noted: NotedLaunch, launch: ExitLaunch, buffers: ExitBuffers, packed: Tensor) -> None:
+    def __init__(
+        self, noted: NotedLaunch, launch: ExitLaunch, buffers: ExitBuffers, packed: Tensor, stream: int
+    ) -> None:
         given = noted.given()
-        places = list(given)
         self._launch = launch  # and with it the workspace
         self._buffers = buffers
-        self._again = noted.again()
         self._compiled = noted.compiled
-        self._address: Callable[[Tensor], Any] = Tensor.data_ptr if noted.compiled else lambda tensor: tensor
-
-        def fixed(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return tuple(map(fixed, value))
-            return self._address(value) if isinstance(value, Tensor) else value
-
-        self._heads = places.index("heads")
-        self._rest = [fixed(head[1:]) for head in given["heads"]]  # the input comes first
+        parts = [part for part, name in enumerate(_ANSWER) if given[name] is not None]
+        self._parts = parts
         # By offset in bytes: the answer's parts lie in one tensor.
-        self._answer = [
-            (places.index(name), part, given[name].data_ptr() - packed.data_ptr())
-            for part, name in enumerate(_ANSWER)
-            if given[name] is not None
-        ]
-        self._arguments = [None if name in ("heads", *_ANSWER) else fixed(value) for name, value in given.items()]
+        self._offsets = [given[_ANSWER[part]].data_ptr() - packed.data_ptr() for part in parts]
+        of_inputs: list[Path] = [("heads", place, 0) for place in range(len(given["heads"]))]
+        self._repeat = noted.repeat([*of_inputs, *((_ANSWER[part],) for part in parts)], stream)
 
-    def __call__(self, inputs: Sequence[Tensor], packed: Tensor, stream: int) -> None:
-        arguments = self._arguments.copy()
-        address = self._address
-        arguments[self._heads] = tuple([(address(one), *rest) for one, rest in zip(inputs, self._rest, strict=True)])
+    def __call__(self, inputs: Sequence[Tensor], addresses: Sequence[int], packed: Tensor) -> None:
         if self._compiled:
             first = packed.data_ptr()
-            for place, _, offset in self._answer:
-                arguments[place] = first + offset
+            self._repeat([*addresses, *[first + offset for offset in self._offsets]])
         else:
-            parts = self._buffers.answer(packed)
-            for place, part, _ in self._answer:
-                arguments[place] = parts[part]
-        self._again(*arguments, stream=stream)
+            answer = self._buffers.answer(packed)
+            self._repeat([*inputs, *[answer[part] for part in self._parts]])
+
+
+class _Latest(NamedTuple):
+    """The launch that was made last, and what its inputs were like: mostly the next ones are, too."""
+
+    forms: TensorForms
+    alignments: list[int]
+    repeated: _Repeated
+
+    @classmethod
+    def of(cls, inputs: Sequence[Tensor], repeated: _Repeated) -> "_Latest":
+        return cls(TensorForms(inputs), [x.data_ptr() % _ALIGNED for x in inputs], repeated)
+
+    def fits(self, inputs: Sequence[Tensor], addresses: Sequence[int]) -> bool:
+        return self.forms.are_those_of(inputs) and [address % _ALIGNED for address in addresses] == self.alignments

@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 
 from .choose_config import overrides
 from .cpu_head import cpu_head
+from .driver_launch import are_launches_watched
 from .head_output import HeadOutput
 from .noted_launch import NotedLaunch
 from .residency import is_recording
@@ -33,9 +34,7 @@ class CpuPlan:
         return cpu_head(x, *self._tensors, **self._options)
 
 
-#: Arguments of the kernel that are others at each call.
-_VARYING = ("x", "probs", "label", "confidence", "exits")
-#: Its workspace: 0 before a launch and after it, or of no interest outside of it.
+#: Workspace of the kernel: 0 before a launch and after it, or of no interest outside of it.
 _WORKSPACE = ("features", "partial", "arrived", "tickets")
 
 
@@ -45,40 +44,26 @@ class LaunchPlan:
     def __init__(self, noted: NotedLaunch, x: Tensor, stream: int) -> None:
         """Repeat a launch that was made for an input like x on a stream, given by its handle."""
         given = noted.given()
-        places = list(given)
-        self._again = noted.again()
-        self._stream = stream
         self._samples, self._classes = len(x), given["K"]
         self._with_probs = given["probs"] is not None
         # Tensors to make others like: torch.empty takes twice the time, since it looks for the device.
         self._floats, self._ints, self._bools = (
             torch.empty(1, dtype=dtype, device=x.device) for dtype in (torch.float32, torch.int64, torch.bool)
         )
-        # Triton asks the driver about each tensor that a compiled kernel is given, and about no address.
-        self._address: Callable[[Tensor], Any] = Tensor.data_ptr if noted.compiled else lambda tensor: tensor
-        self._arguments = [
-            self._address(value) if isinstance(value, Tensor) and name not in _VARYING else value
-            for name, value in given.items()
-        ]
-        self._x, self._probs, self._label, self._confidence, self._exits = map(places.index, _VARYING)
-        for name in _VARYING:
-            self._arguments[places.index(name)] = None
+        self._of: Callable[[Tensor], Any] = Tensor.data_ptr if noted.compiled else lambda tensor: tensor
+        varying = ("x", "label", "confidence", "exits", *(("probs",) if self._with_probs else ()))
+        self._repeat = noted.repeat([(name,) for name in varying], stream)
         self._workspace = [given[name] for name in _WORKSPACE]
 
     def __call__(self, x: Tensor) -> HeadOutput:
         """Launch on the stream, which is current; the tensors lie where those of the noted launch did."""
-        samples, address = self._samples, self._address
-        arguments = self._arguments.copy()
-        probs = None
-        if self._with_probs:
-            probs = self._floats.new_empty((samples, self._classes))
-            arguments[self._probs] = address(probs)
+        samples = self._samples
+        probs = self._floats.new_empty((samples, self._classes)) if self._with_probs else None
         label = self._ints.new_empty(samples)
         confidence = self._floats.new_empty(samples)
         exits = self._bools.new_empty(samples)
-        arguments[self._x], arguments[self._label] = address(x), address(label)
-        arguments[self._confidence], arguments[self._exits] = address(confidence), address(exits)
-        self._again(*arguments, stream=self._stream)
+        given = (x, label, confidence, exits) if probs is None else (x, label, confidence, exits, probs)
+        self._repeat([*map(self._of, given)])
         return HeadOutput(probs, label, confidence, exits)
 
 
@@ -95,4 +80,5 @@ def is_followed() -> bool:
         or torch._C._get_tracing_state() is not None
         or overrides.get() is not None
         or is_recording()
+        or are_launches_watched()
     )

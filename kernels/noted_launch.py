@@ -6,10 +6,14 @@ repeats it with other tensors.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from .driver_launch import Path, driver, driver_launch
 
 try:
     from . import exit_kernel, fused_head_kernel
@@ -39,18 +43,61 @@ class NotedLaunch(NamedTuple):
         by_name = {**dict(zip(self.names, self.arguments, strict=False)), **self.options}
         return {name: by_name[name] for name in self.names}
 
-    def again(self) -> Callable[..., Any]:
-        """Return what launches it again, given all arguments by position; if compiled, and ``stream``, its handle."""
-        if self.compiled:
-            return self.kernel[(*self.grid, 1, 1)[:3]]
+    def repeat(self, varying: Sequence[Path], stream: int) -> Callable[[Sequence[Any]], None]:
+        """Return what launches it again on a stream, given by its handle (the interpreter has none).
+
+        It takes the tensors for the places of ``varying``, in that order; of a compiled kernel their addresses, about
+        which Triton does not ask the driver. The tensors of the noted launch in these places are let go of.
+        """
+        given = self.given()
         own = {name: value for name, value in self.options.items() if name not in self.names}
+        places = frozenset(varying)
+        fixed = {name: _fixed(value, (name,), places, addresses=self.compiled) for name, value in given.items()}
+        if not self.compiled:
+            kernel, grid, by_position = self.kernel, self.grid, len(self.arguments)
 
-        def interpret(*arguments: Any, stream: int) -> None:  # noqa: ARG001  # the interpreter has none
-            by_position = len(self.arguments)
-            by_name = dict(zip(self.names[by_position:], arguments[by_position:], strict=True))
-            self.kernel[self.grid](*arguments[:by_position], **by_name, **own)
+            def interpret(tensors: Sequence[Tensor]) -> None:
+                filled = _filled(fixed, varying, tensors)
+                names = [*filled]
+                by_name = {name: filled[name] for name in names[by_position:]}
+                kernel[grid](*[filled[name] for name in names[:by_position]], **by_name, **own)
 
-        return interpret
+            return interpret
+        by_triton = self.kernel[(*self.grid, 1, 1)[:3]]
+        by_driver = driver_launch(self.kernel, self.grid, given, varying)
+        handle = None if by_driver is None else driver.CUstream(stream)
+
+        def launch(addresses: Sequence[int]) -> None:
+            # A thread's first launch, too, is Triton's, which gives the thread CUDA's context.
+            if by_driver is None or not by_driver(addresses, handle):
+                by_triton(*_filled(fixed, varying, addresses).values(), stream=stream)
+
+        return launch
+
+
+def _fixed(value: Any, path: Path, varying: frozenset[Path], *, addresses: bool) -> Any:
+    """Return an argument with None in the places that vary, and addresses for tensors if those are wanted."""
+    if path in varying:
+        return None
+    if isinstance(value, tuple):
+        return tuple(_fixed(part, (*path, index), varying, addresses=addresses) for index, part in enumerate(value))
+    return value.data_ptr() if addresses and isinstance(value, Tensor) else value
+
+
+def _filled(fixed: Mapping[str, Any], varying: Sequence[Path], values: Sequence[Any]) -> dict[str, Any]:
+    """Return the arguments with values in the places that vary."""
+    filled = dict(fixed)
+    for (name, *indices), value in zip(varying, values, strict=True):
+        filled[str(name)] = _replaced(filled[str(name)], indices, value)
+    return filled
+
+
+def _replaced(whole: Any, indices: Sequence[Any], value: Any) -> Any:
+    """Return nested tuples with another value at the place that the indices lead to."""
+    if not indices:
+        return value
+    index, *inner = indices
+    return (*whole[:index], _replaced(whole[index], inner, value), *whole[index + 1 :])
 
 
 class _Notes(threading.local):

@@ -118,17 +118,17 @@ class _PlannedPass(_Pass):
         """Answer on the current stream, given by its handle, too."""
         super().__init__(heads, classifier, stop=stop)
         self._plan, self._stream, self._samples = plan, stream, samples
+        self._dtypes = plan.dtypes
         self._outputs: list[Tensor] = []
         self._packed = plan.new_answer()
 
     def on_tap(self, index: int, features: Tensor) -> None:
         """Launch the head of this tap, if the forward may stop there, and ask it."""
-        if self._said or type(features) is not Tensor or features.dtype is not self._plan.dtypes[index]:
+        if self._said or type(features) is not Tensor or features.dtype is not self._dtypes[index]:
             if not self._said:
                 self._ask(self._outputs)
             super().on_tap(index, features)  # in this place, where autocast may be on
             return
-        features = features.resolve_neg()  # kernels read the memory as it is
         self._outputs.append(features)
         if self._stop:
             self._plan.launch(index, [features], self._packed, self._stream)
@@ -144,6 +144,6 @@ class _PlannedPass(_Pass):
                 self._ask(self._outputs)
                 return super().answer(final)
             outputs = [] if self._stop else self._outputs
-            inputs = [*outputs, final.resolve_neg()]
+            inputs = [*outputs, final]
             self._plan.launch(len(self._plan.parts) - 1, inputs, self._packed, self._stream)
         return ExitResult.viewing(self._packed, self._plan.layout, self._samples)

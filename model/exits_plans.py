@@ -35,24 +35,23 @@ class ExitsPlans(KeptPlans[ExitsPlan]):
         for head in exits:  # whose hooks, or forwards of their own, a plan would not call
             if head._forward_hooks or head._forward_pre_hooks or type(head).forward is not FusedAuxHead.forward:
                 return None
-        options = tuple([(head, head.pool, head.pool_size, head.return_probs) for head in exits])
         if captured:
-            made = self._make(exits, classifier, x, options, at_each=at_each)
+            made = self._make(exits, classifier, x, at_each=at_each)
             return None if made is None else made.plan
-        kept = self.unchanged(key, options)
+        kept = self.unchanged(key, exits)
         if kept is None:
             # A plan's launches share memory because one stream runs them one after another; the handle of one that its
             # owner may destroy might become that of another.
             if may_be_destroyed(torch.cuda.current_stream(x.device)):
                 return None
-            if (kept := self._make(exits, classifier, x, options, at_each=at_each)) is None:
+            if (kept := self._make(exits, classifier, x, at_each=at_each)) is None:
                 return None
             self.keep(key, kept)
         kept.wait_for_rules(exits, x)
         return kept.plan
 
     def _make(
-        self, exits: Sequence[FusedAuxHead], classifier: nn.Module | None, x: Tensor, options: Any, *, at_each: bool
+        self, exits: Sequence[FusedAuxHead], classifier: nn.Module | None, x: Tensor, *, at_each: bool
     ) -> Kept[ExitsPlan] | None:
         try:
             read = ReadTensors(exits)
@@ -68,4 +67,4 @@ class ExitsPlans(KeptPlans[ExitsPlan]):
             at_each=at_each,
             device=x.device,
         )
-        return Kept(plan, read, options)
+        return Kept(plan, read)

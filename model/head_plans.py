@@ -30,8 +30,7 @@ class HeadPlans(KeptPlans[HeadPlan]):
                 return call(x)
             stream = current_handle(x.device)
         key = (stream, x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16)
-        options = (head.pool, head.pool_size, head.return_probs, head._modules["rule"].criterion)
-        kept = self.unchanged(key, options)
+        kept = self.unchanged(key, [head])
         if kept is not None:
             kept.wait_for_rules([head], x)
             if torch.is_grad_enabled() and (x.requires_grad or any(one.requires_grad for one in kept.read.parameters)):
@@ -50,7 +49,7 @@ class HeadPlans(KeptPlans[HeadPlan]):
             return output
         plan = _plan_of(head, x, stream, launches, read) if read.are_plain() else None
         if plan is not None:
-            self.keep(key, Kept(plan, read, options, writes))
+            self.keep(key, Kept(plan, read, writes))
         return output
 
 

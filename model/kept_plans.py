@@ -1,25 +1,24 @@
 """``KeptPlans``: plans of heads, used again as long as nothing that they rest on has changed."""
 
-from collections.abc import Iterable, Mapping
-from operator import attrgetter, is_not
+from collections.abc import Iterable, Mapping, Sequence
+from operator import is_not
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
+from ..kernels.tensor_forms import TensorForms
 from .rule_order import count_writes, wait_for_write
 
 PlanT = TypeVar("PlanT")
 #: Plans that are kept; before there are more all are forgotten.
 _MOST_PLANS = 16
 
-_form = attrgetter("shape", "dtype")
-
 
 class ReadTensors:
-    """Parameters and rules of heads, as they were when something was made that knows where they lie."""
+    """Parameters, rules and options of heads, as they were when something was made that knows where they lie."""
 
-    def __init__(self, heads: Iterable[nn.Module]) -> None:
-        """Remember the heads' layers, rules and tensors, and where and how the tensors lie.
+    def __init__(self, heads: Sequence[nn.Module]) -> None:
+        """Remember the heads' layers, rules, options and tensors, and where and how the tensors lie.
 
         Raises:
             KeyError: a head's layer has no parameters of its own: it is parametrized or pruned, or part of a replica.
@@ -32,8 +31,10 @@ class ReadTensors:
             assert linear is not None and rule is not None
             holders += [
                 (modules, "linear"), (modules, "rule"), (linear._parameters, "weight"), (linear._parameters, "bias"),
-                (rule._buffers, "temperature_tensor"), (rule._buffers, "threshold_tensor"),
+                (rule._buffers, "temperature_tensor"), (rule._buffers, "threshold_tensor"), (vars(rule), "criterion"),
+                (vars(head), "pool"), (vars(head), "pool_size"), (vars(head), "return_probs"),
             ]  # fmt: skip
+        self._heads = list(heads)
         self._holders, self._names = zip(*holders, strict=True)
         self._objects = [holder[name] for holder, name in holders]
         self._tensors = [one for one in self._objects if isinstance(one, Tensor)]
@@ -41,8 +42,8 @@ class ReadTensors:
         """Weights and biases."""
         self.addresses = [*map(Tensor.data_ptr, self._tensors)]
         """Where the tensors lay, of each head weight, bias, temperature and threshold, those that there are."""
-        self._forms = [*map(_form, self._tensors)]
-        self._strides = [*map(Tensor.stride, self._tensors)]
+        self._distinct = [*{id(one): one for one in self._tensors}.values()]
+        self._forms = TensorForms(self._distinct)
 
     def are_plain(self) -> bool:
         """Return whether the memory of all is as it seems: none is of a subclass, lazily negated or without any."""
@@ -51,24 +52,23 @@ class ReadTensors:
             for one in self._tensors
         )
 
-    def are_unchanged(self) -> bool:
-        """Return whether the heads still have the same layers and tensors, in the same memory."""
-        tensors = self._tensors
+    def are_those_of(self, heads: Sequence[nn.Module]) -> bool:
+        """Return whether heads are these, with the same layers, options and tensors, in the same memory."""
         return not (
-            any(map(is_not, map(dict.get, self._holders, self._names), self._objects))
-            or [*map(Tensor.data_ptr, tensors)] != self.addresses
-            or [*map(_form, tensors)] != self._forms
-            or [*map(Tensor.stride, tensors)] != self._strides
-            or any(map(Tensor.is_neg, tensors))  # a change of what the memory means; none was so when plans were made
+            len(heads) != len(self._heads)
+            or any(map(is_not, heads, self._heads))
+            or any(map(is_not, map(dict.get, self._holders, self._names), self._objects))
+            or [*map(Tensor.data_ptr, self._tensors)] != self.addresses
+            or not self._forms.are_those_of(self._distinct)
         )
 
 
 class Kept(Generic[PlanT]):
     """A plan, and what it rests on."""
 
-    def __init__(self, plan: PlanT, read: ReadTensors, options: tuple[Any, ...], writes: int = -1) -> None:
+    def __init__(self, plan: PlanT, read: ReadTensors, writes: int = -1) -> None:
         """Keep a plan for a stream that has seen the first ``writes`` of all writes to rules in the process."""
-        self.plan, self.read, self.options = plan, read, options
+        self.plan, self.read = plan, read
         self._writes = writes
 
     def wait_for_rules(self, heads: Iterable[nn.Module], x: Tensor) -> None:
@@ -91,10 +91,10 @@ class KeptPlans(Generic[PlanT]):
         """Copies of the owner, deep or pickled, make plans of their own."""
         return type(self), ()
 
-    def unchanged(self, key: tuple[Any, ...], options: tuple[Any, ...]) -> Kept[PlanT] | None:
-        """Return a plan that was made with the same options and tensors, if there is one."""
+    def unchanged(self, key: tuple[Any, ...], heads: Sequence[nn.Module]) -> Kept[PlanT] | None:
+        """Return a plan that was made of the same heads with the same options and tensors, if there is one."""
         kept = self._kept.get(key)
-        return kept if kept is not None and kept.options == options and kept.read.are_unchanged() else None
+        return kept if kept is not None and kept.read.are_those_of(heads) else None
 
     def keep(self, key: tuple[Any, ...], kept: Kept[PlanT]) -> None:
         """Keep a plan instead of the one that there was."""

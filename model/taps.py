@@ -1,9 +1,8 @@
 """Taps: named layers of an unmodified module whose outputs feed heads."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from itertools import count, repeat
 from threading import get_ident
 from typing import Any
@@ -25,8 +24,8 @@ class ForwardLeft(BaseException):
     """Raised inside a tap's hook to leave the forward; not an Exception, lest the model catch it."""
 
 
-@contextmanager
-def listening(backbone: nn.Module, taps: Sequence[str], on_tap: OnTap) -> Iterator[None]:
+# A class, since at each pass a generator's context, and a stack of what to undo, would take the host twice the time.
+class listening:
     """While open, a forward of ``backbone`` in this thread calls ``on_tap`` as each tapped layer returns.
 
     Everything a runner does, it does in ``on_tap``: fork a head to another stream, leave the forward, or cut the
@@ -34,55 +33,67 @@ def listening(backbone: nn.Module, taps: Sequence[str], on_tap: OnTap) -> Iterat
     and two threads may run one backbone. A forward that is not left early must run every tap once and in order, as the
     dry run did, lest an answer be taken for another exit's.
     """
-    listener = _Listener(taps, on_tap)
-    with ExitStack() as stack:
+
+    def __init__(self, backbone: nn.Module, taps: Sequence[str], on_tap: OnTap) -> None:
+        """Listen to the layers of these names."""
+        self._backbone, self._taps = backbone, taps
+        self._listener = _Listener(taps, on_tap)
+        self._hooks: list[Any] = []
+        self._keys: list[int] = []
+
+    def __enter__(self) -> None:
         if torch.compiler.is_dynamo_compiling():
-            for index, tap in enumerate(taps):
-                stack.callback(_hook_while_traced(backbone.get_submodule(tap), listener, index))
-        else:
-            all_hooks: list[Any] = []
-            keys: list[int] = []
+            # In the one way that Dynamo can trace: hooks of all modules, gone again before the trace ends.
+            for index, tap in enumerate(self._taps):
+                key = -1 - len(_global_forward_hooks)  # handles count from 0
+                layer = self._backbone.get_submodule(tap)
+                _global_forward_hooks[key] = partial(_hear_of, layer, self._listener, index)
+                self._keys.append(key)
+            return
+        try:
             thread = get_ident()
-            # As the block ends, in functions of C alone, so that no interrupt comes before some of them.
-            stack.callback(deque, map(OrderedDict.pop, all_hooks, keys, repeat(None)), 0)
-            for index, tap in enumerate(taps):
+            for index, tap in enumerate(self._taps):
                 # As register_forward_hook does, without a handle, which takes longer to make than all else.
-                hooks, key, hook = _layer(backbone, tap)._forward_hooks, next(_keys), _TapHook(listener, index, thread)
-                all_hooks.append(hooks)
-                keys.append(key)
+                hooks, key = _layer(self._backbone, tap)._forward_hooks, next(_keys)
+                hook = _TapHook(self._listener, index, thread)
+                self._hooks.append(hooks)
+                self._keys.append(key)
                 hooks[key] = hook
-        yield
-        listener.check_all_returned()
+        except BaseException:
+            self._unhook()
+            raise
 
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._unhook()
+        if kind is None:
+            self._listener.check_all_returned()
 
-def _hook_while_traced(layer: nn.Module, listener: "_Listener", index: int) -> Callable[[], object]:
-    """Hook a layer in the one way that Dynamo can trace, and return what undoes it.
-
-    That is a change of the hooks of all modules, undone before the trace ends.
-    """
-    key = -1 - len(_global_forward_hooks)  # handles count from 0
-    _global_forward_hooks[key] = partial(_hear_of, layer, listener, index)
-    return partial(_global_forward_hooks.pop, key)
+    def _unhook(self) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            for key in self._keys:
+                _global_forward_hooks.pop(key)
+        else:  # in functions of C alone, so that no interrupt comes between them
+            deque(map(OrderedDict.pop, self._hooks, self._keys, repeat(None)), 0)
 
 
 class _Listener:
     """What hears of the taps in one forward, and looks after their order."""
 
     def __init__(self, taps: Sequence[str], on_tap: OnTap) -> None:
-        self._taps, self._on_tap = taps, on_tap
-        self._returned = 0
+        self.taps, self.on_tap = taps, on_tap
+        self.returned = 0
 
     def hear(self, index: int, output: Any) -> None:
-        if index != self._returned:
-            returned, taps = self._returned, self._taps
+        if index != self.returned:
+            returned, taps = self.returned, self.taps
             expected = f"{taps[returned]!r} should" if returned < len(taps) else "no tap should any more"
             raise RuntimeError(f"heads: layer {taps[index]!r} ran when {expected}, unlike in the dry run")
-        self._returned += 1
-        self._on_tap(index, output)
+        self.returned += 1
+        self.on_tap(index, output)
 
     def check_all_returned(self) -> None:
-        if self._returned != len(self._taps):
-            raise RuntimeError(f"heads: layer {self._taps[self._returned]!r} did not run, unlike in the dry run")
+        if self.returned != len(self.taps):
+            raise RuntimeError(f"heads: layer {self.taps[self.returned]!r} did not run, unlike in the dry run")
 
 
 class _TapHook(ThreadHook):
@@ -105,11 +116,16 @@ def _hear_of(layer: nn.Module, listener: _Listener, index: int, module: nn.Modul
 def _layer(backbone: nn.Module, tap: str) -> nn.Module:
     """Return a layer by its name, as ``get_submodule`` does in five times the time."""
     layer: Any = backbone
-    for name in tap.split("."):
+    for name in _path(tap):
         layer = layer._modules.get(name)
         if layer is None:
             return backbone.get_submodule(tap)
     return layer
+
+
+@lru_cache(maxsize=1024)
+def _path(tap: str) -> list[str]:
+    return tap.split(".")
 
 
 def list_taps(indices: Sequence[int], taps: Sequence[str]) -> str:

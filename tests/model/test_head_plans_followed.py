@@ -2,8 +2,9 @@
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Barrier
 from typing import Any
 
@@ -272,9 +273,24 @@ def test_an_exported_head_holds_the_operator(head: FusedAuxHead, x: Tensor) -> N
 # Launches
 
 
-@pytest.mark.parametrize("kind", ["overriding", "recording"])
-def test_who_looks_at_launches_sees_the_operator(head: FusedAuxHead, x: Tensor, kind: str) -> None:
-    with torch.no_grad(), overriding({}) if kind == "overriding" else recording():
+@contextmanager
+def profiled_by_triton() -> Iterator[None]:
+    """As Proton does."""
+    knobs = pytest.importorskip("triton").knobs.runtime
+
+    def hook(_metadata: Any) -> None:
+        pass
+
+    knobs.launch_enter_hook.add(hook)
+    try:
+        yield
+    finally:
+        knobs.launch_enter_hook.remove(hook)
+
+
+@pytest.mark.parametrize("looking", [lambda: overriding({}), recording, profiled_by_triton])
+def test_who_looks_at_launches_sees_the_operator(head: FusedAuxHead, x: Tensor, looking: Callable) -> None:
+    with torch.no_grad(), looking():
         with counting(head) as calls:
             head(x)
             head(x)

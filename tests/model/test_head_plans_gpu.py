@@ -1,11 +1,13 @@
 """head_plans.py on a GPU: compiled launches that are repeated by address, on any stream, thread and in captures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import torch
 from auxhead.kernels.choose_config import overriding
+from auxhead.kernels.driver_launch import DriverLaunch
 from auxhead.kernels.head_shape import HeadShape
 from auxhead.kernels.head_view import head_view
 from auxhead.kernels.launch_rule import config_by_rule
@@ -330,3 +332,46 @@ def test_answers_are_memory_of_the_stream_that_asked() -> None:
                     spoil()
                     stream.synchronize()
                     assert_same_bits(type(wanted)(*kept), wanted)
+
+
+# The driver's launches
+
+
+@contextmanager
+def driver_launches() -> Iterator[list[bool]]:
+    """While open, the list that is returned says of each launch by the driver whether it was made."""
+    made: list[bool] = []
+    launch = DriverLaunch.__call__
+
+    def counted(self: DriverLaunch, *given: object) -> bool:
+        made.append(launch(self, *given))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DriverLaunch, "__call__", counted)
+        yield made
+
+
+@pytest.mark.parametrize("shape, classes", SHAPES)
+@torch.no_grad()
+def test_launches_are_repeated_by_the_driver(shape: tuple[int, ...], classes: int) -> None:
+    head = head_for(shape, classes)
+    x = noise(shape, device="cuda", seed=1)
+    wanted = head(x)
+    with driver_launches() as made:
+        assert_same_bits(head(x), wanted)
+    assert made == [True]
+
+
+@torch.no_grad()
+def test_a_threads_first_launch() -> None:
+    """A new thread has no context of CUDA's until somebody makes it one, which no allocation from kept memory does."""
+    head = make_head(device="cuda")
+    x = make_input(head)
+    follows(head, x)
+    wanted = head(x)
+    with driver_launches() as made, ThreadPoolExecutor(1) as pool:
+        found = [pool.submit(torch.no_grad()(head), x).result() for _ in range(2)]
+    assert made[-1] and len(made) == 2
+    for answer in found:
+        assert_same_bits(answer, wanted)

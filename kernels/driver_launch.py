@@ -1,0 +1,153 @@
+"""DriverLaunch: a compiled kernel's launch, repeated through CUDA's driver with its arguments packed as it reads them.
+
+Triton's launcher takes every argument as a Python object and calls the hooks of profilers: with the 250 arguments of
+eight heads 30 us of a host that has done something else before, where this takes a few.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from ctypes import addressof, c_uint64
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+try:
+    from cuda.bindings import driver
+except ImportError:  # where torch has no CUDA
+    driver = None
+try:
+    from triton.knobs import runtime as triton_knobs
+except ImportError:  # no Triton for this platform
+    triton_knobs = None
+
+#: Where an argument stands: its name, and in nested tuples the indices that lead to it.
+Path = tuple[str | int, ...]
+
+#: Formats of ``struct`` by Triton's name of a type; pointers begin with "*".
+_FORMATS = {
+    "i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
+    "fp32": "f", "fp64": "d",
+}  # fmt: skip
+
+
+def are_launches_watched() -> bool:
+    """Return whether a profiler has set Triton's hooks of launches, which the driver's launches would not call."""
+    return triton_knobs is not None and bool(
+        triton_knobs.launch_enter_hook.calls or triton_knobs.launch_exit_hook.calls
+    )
+
+
+class DriverLaunch:
+    """A launch of which some pointers are others each time."""
+
+    def __init__(self, kernel: Any, grid: Sequence[int], parameters: "Sequence[_Parameter]", varying: Sequence[Path]):
+        """Take a kernel that Triton has loaded; see :func:`driver_launch`, which checks that it can be had."""
+        warps, _, shared = kernel.packed_metadata
+        self._function = driver.CUfunction(kernel.function)
+        self._sizes = (*grid, 1, 1)[:3] + (32 * warps, 1, 1, shared)
+        self._packed = b"".join(parameter.packed() for parameter in parameters)
+        paths = [parameter.path for parameter in parameters]
+        self._places = [paths.index(path) for path in varying]
+        self._free: list[_Block] = []  # each is used by one call at a time, whatever threads and handlers of signals do
+
+    def __call__(self, addresses: Sequence[int], stream: Any) -> bool:
+        """Launch with these addresses in the places that vary, on a stream, a ``driver.CUstream``.
+
+        Returns False if this thread has no CUDA context yet; nothing is launched then.
+
+        Raises:
+            RuntimeError: the driver refuses.
+        """
+        try:
+            block = self._free.pop()
+        except IndexError:
+            block = _Block.holding(self._packed)
+        words = block.words
+        for place, address in zip(self._places, addresses, strict=True):
+            words[place] = address
+        (error,) = driver.cuLaunchKernel(self._function, *self._sizes, stream, block.pointers_at, 0)
+        self._free.append(block)
+        if error == driver.CUresult.CUDA_SUCCESS:
+            return True
+        if error == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
+            return False
+        kind = torch.OutOfMemoryError if error == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY else RuntimeError
+        raise kind(f"{driver.cuGetErrorString(error)[1].decode()} ({error.name})")
+
+
+class _Block(NamedTuple):
+    """Memory for the arguments of one launch, 8 bytes each, and pointers to them."""
+
+    words: Any
+    pointers: Any
+    pointers_at: int
+
+    @classmethod
+    def holding(cls, packed: bytes) -> "_Block":
+        count = len(packed) // 8
+        words = (c_uint64 * count).from_buffer_copy(packed)
+        first = addressof(words)
+        pointers = (c_uint64 * count)(*range(first, first + 8 * count, 8))
+        return cls(words, pointers, addressof(pointers))
+
+
+class _Parameter(NamedTuple):
+    """One parameter of a kernel as it is compiled."""
+
+    path: Path
+    format: str
+    value: Any
+
+    def packed(self) -> bytes:
+        value = self.value.data_ptr() if isinstance(self.value, Tensor) else 0 if self.value is None else self.value
+        return struct.pack(self.format, value).ljust(8, b"\0")
+
+
+def driver_launch(
+    kernel: Any, grid: Sequence[int], given: Mapping[str, Any], varying: Sequence[Path]
+) -> DriverLaunch | None:
+    """Return what repeats a launch of a compiled kernel, given its arguments by name; None if that cannot be had.
+
+    It can be had of kernels whose parameters, by Triton's signature, have the sizes that the driver says they have, and
+    that need neither clusters, cooperation of all programs nor scratch memory.
+    """
+    metadata = kernel.metadata
+    if driver is None or len(kernel.packed_metadata) != 3 or metadata.num_ctas != 1:
+        return None
+    if any(
+        getattr(metadata, name, 0)
+        for name in ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
+    ):
+        return None
+    parameters = [
+        parameter for name, kind in kernel.src.signature.items() for parameter in _flat((name,), kind, given[name])
+    ]
+    sizes = _sizes(kernel.function)
+    expected = [struct.calcsize(parameter.format) for parameter in parameters]
+    scratch = sizes[len(expected) :]  # pointers that are null
+    if sizes[: len(expected)] != expected or any(size != 8 for size in scratch):
+        return None
+    parameters += [_Parameter(("scratch", index), "Q", None) for index in range(len(scratch))]
+    if not {*varying} <= {parameter.path for parameter in parameters if parameter.format == "Q"}:
+        return None
+    return DriverLaunch(kernel, grid, parameters, varying)
+
+
+def _flat(path: Path, kind: Any, value: Any) -> Iterator[_Parameter]:
+    """Yield the parameters that an argument becomes; constants are part of the code."""
+    if isinstance(kind, tuple):
+        for index, (inner, part) in enumerate(zip(kind, value, strict=True)):
+            yield from _flat((*path, index), inner, part)
+    elif kind != "constexpr":
+        yield _Parameter(path, "Q" if kind.startswith("*") else _FORMATS.get(kind, "x"), value)
+
+
+def _sizes(function: int) -> list[int]:
+    """Return the bytes of each parameter of a loaded kernel, as the driver knows them."""
+    sizes: list[int] = []
+    while True:
+        error, _offset, size = driver.cuFuncGetParamInfo(driver.CUfunction(function), len(sizes))
+        if error != driver.CUresult.CUDA_SUCCESS:
+            return sizes
+        sizes.append(int(size))
