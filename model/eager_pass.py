@@ -48,12 +48,14 @@ def run_eagerly(
     captured = has_streams(x) and is_capturing(x.device)
     # The network's memory, or its host, may wait for the device, beside another thread's capture too.
     with beside_captures() if has_streams(x) and not captured else nullcontext():
-        one = _Pass(heads, classifier, stop=stop)
+        plan: ExitsPlan | None = None
         if plans is not None and has_streams(x) and _may_be_planned(x):
             stream = current_handle(x.device)
             plan = plans.find(heads, classifier, x, stream, at_each=stop, captured=captured)
-            if plan is not None:
-                one = _PlannedPass(heads, classifier, plan, stream, x.shape[0], stop=stop)
+        if plan is None:
+            one = _Pass(heads, classifier, stop=stop)
+        else:
+            one = _PlannedPass(heads, classifier, plan, stream, x.shape[0], stop=stop)
         final: Tensor | None = None
         try:
             with listening(backbone, taps, one.on_tap):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import count, repeat
 from threading import get_ident
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -80,20 +80,24 @@ class _Listener:
     """What hears of the taps in one forward, and looks after their order."""
 
     def __init__(self, taps: Sequence[str], on_tap: OnTap) -> None:
-        self.taps, self.on_tap = taps, on_tap
+        self.on_tap = on_tap
         self.returned = 0
+        self._taps = taps
 
     def hear(self, index: int, output: Any) -> None:
         if index != self.returned:
-            returned, taps = self.returned, self.taps
-            expected = f"{taps[returned]!r} should" if returned < len(taps) else "no tap should any more"
-            raise RuntimeError(f"heads: layer {taps[index]!r} ran when {expected}, unlike in the dry run")
+            self.refuse(index)
         self.returned += 1
         self.on_tap(index, output)
 
+    def refuse(self, index: int) -> NoReturn:
+        returned, taps = self.returned, self._taps
+        expected = f"{taps[returned]!r} should" if returned < len(taps) else "no tap should any more"
+        raise RuntimeError(f"heads: layer {taps[index]!r} ran when {expected}, unlike in the dry run")
+
     def check_all_returned(self) -> None:
-        if self.returned != len(self.taps):
-            raise RuntimeError(f"heads: layer {self.taps[self.returned]!r} did not run, unlike in the dry run")
+        if self.returned != len(self._taps):
+            raise RuntimeError(f"heads: layer {self._taps[self.returned]!r} did not run, unlike in the dry run")
 
 
 class _TapHook(ThreadHook):
@@ -104,7 +108,11 @@ class _TapHook(ThreadHook):
 
     def __call__(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
         if get_ident() == self._thread:
-            self._listener.hear(self._index, output)
+            listener, index = self._listener, self._index
+            if index != listener.returned:  # as ``hear`` does: a call less at each tap of each pass
+                listener.refuse(index)
+            listener.returned = index + 1
+            listener.on_tap(index, output)
 
 
 def _hear_of(layer: nn.Module, listener: _Listener, index: int, module: nn.Module, _inputs: Any, output: Any) -> None:

@@ -44,7 +44,8 @@ class Runner(EagerRunner):
         self.forks = {size: candidate.forks for size in sizes}
         self.asked = 0
         gpu.made.append((candidate.name, trunk.kind))
-        gpu.seconds += gpu.first_s if len(gpu.made) == 1 and gpu.first_s else gpu.making_s
+        usual_s = gpu.first_s if len(gpu.made) == 1 and gpu.first_s else gpu.making_s
+        gpu.seconds += gpu.making_s_of.get(candidate.runner, usual_s)
         gpu.open += 1
 
     def __call__(self, x):
@@ -85,6 +86,8 @@ class FakeGpu:
         self.seconds = 0.0
         """Time, which passes only where these say so: in making a runner (the first), a trunk, in a request."""
         self.making_s = self.first_s = self.trunk_s = self.request_s = 0.0
+        self.making_s_of = {}
+        """Time by runner, where it takes another than ``making_s``."""
 
         def make(candidate, network, _example, size, smaller, trunk):
             assert candidate.trunk == trunk.kind

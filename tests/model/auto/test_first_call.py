@@ -111,6 +111,15 @@ def test_what_does_not_fit_into_the_budget_is_left_out(gpu: FakeGpu) -> None:
     assert plan.left_out["overlapped (2 forks)"] == TOO_LATE
 
 
+def test_what_compiles_kernels_of_its_own_is_not_begun_too_late(gpu: FakeGpu) -> None:
+    """On a new machine: graphs of known kernels take no time, and every other runner seconds."""
+    gpu.making_s, gpu.making_s_of = 0.1, {"polled": 2.5, "gated": 3.0, "serial": 3.0, "overlapped (2 forks)": 3.0}
+    gpu.first_s = 2.5
+    plan = first_call().plans[4]
+    assert gpu.seconds <= 10.0 and {"polled", "gated"} < set(plan.times)
+    assert {"serial on cudnn", "serial"} & set(plan.left_out)
+
+
 def test_the_plain_graph_is_measured_however_long_it_takes(gpu: FakeGpu) -> None:
     gpu.making_s = 20.0
     runner = first_call()
