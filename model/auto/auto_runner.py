@@ -58,9 +58,9 @@ class AutoRunner(Runner):
                 request, up to eight in all. That request takes as long as the budget allows; where a size cannot be
                 added, and beyond those eight, requests are padded or split, and ``describe`` says why.
             trunk: see :func:`make_trunk`, or "auto": the one on which the plain graph is fastest.
-            budget: "quick", 10 s, or "thorough", 60 s, in which the trunk "inductor" is measured, too; more the first
-                time on a machine, by what compiling the kernels takes. What does not fit is left out, and ``describe``
-                says so; the plain graph is always measured.
+            budget: "quick", 10 s, or "thorough", 60 s, in which the trunk "inductor" is measured, too. What does not
+                fit is left out, and ``describe`` says so; the plain graph is always measured. The first time on a
+                machine compiling the kernels takes most of it.
             plan: path of a JSON file for the plans of all batch sizes. It is used if device, versions, network, rules,
                 trunk, batch sizes, samples and, in steps of 5 %, the shares of samples that leave at each exit are
                 those that it was measured with, and the budget was no smaller; else all is measured, and the file

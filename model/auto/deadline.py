@@ -37,10 +37,6 @@ class Deadline:
         """Seconds, less than none once it is over."""
         return self.end - time.monotonic()
 
-    def put_off(self, seconds: float) -> "Deadline":
-        """Return the deadline so many seconds later."""
-        return Deadline(self.budget, self.seconds, self.end + seconds)
-
     def part(self, parts: int) -> "Deadline":
         """Return the end of the first of so many equal parts of what is left."""
         part = self.left / parts

@@ -20,9 +20,6 @@ from .shared_trunks import SharedTrunks
 
 #: Part of the time for a batch size that measuring one runner may take: ten are measured, and made before.
 _SHARE_OF_ONE = 1 / 32
-#: Part of a budget within which the first graph should be there. What it takes beyond that, up to a whole budget, is
-#: not counted: it is Triton compiling kernels, once on a machine.
-_SHARE_OF_THE_FIRST = 1 / 4
 #: Part of a budget that has to be left for making a trunk, which is not cut short, where it is not the first.
 _SHARE_FOR_A_TRUNK = {"cudnn": 1 / 4, "inductor": 1 / 2}
 
@@ -33,7 +30,7 @@ class Planner:
     def __init__(
         self, network: EarlyExitNetwork, example_input: Tensor, trunks: SharedTrunks, deadline: Deadline
     ) -> None:
-        """Plan for samples like those of the example; the deadline is put off by what compiling the kernels takes."""
+        """Plan for samples like those of the example."""
         self._network, self._example = network, example_input
         self._trunks, self._deadline = trunks, deadline
 
@@ -52,10 +49,7 @@ class Planner:
         contest = _Contest(self._network, self._example, len(batches[0]), self._trunks)
         chosen = ""
         try:
-            began = time.monotonic()
             plain = self._add_first(contest)
-            compiled = time.monotonic() - began - self._deadline.seconds * _SHARE_OF_THE_FIRST
-            self._deadline = self._deadline.put_off(max(0.0, min(compiled, self._deadline.seconds)))
             kinds = [kind for kind in self._trunks.kinds[1:] if self._make_trunk(kind, contest.left_out)]
             contest.begin(batches, self._deadline.part(parts))
             trunk_times = contest.measure_trunks(kinds)

@@ -6,12 +6,16 @@ from support.committed_records import BATCHES, benched, figure, report
 from support.documents import ROOT, Document
 
 FRONT = Document("README.md")
-#: The rows of its table, by their first words: variant, placement of the heads, where samples leave.
-ROWS = {
-    "eager PyTorch, no heads": ("eager-bare@as_is", "blocks", "never"),
-    "eager PyTorch, 8 plain heads, `.item()` after each: what people write first": (
-        "eager-naive-item@as_is", "blocks", "never",
-    ),
+#: Calls without a graph, all of one run at each batch size.
+EAGER = {
+    "eager PyTorch, no heads": "eager-bare@as_is",
+    "eager PyTorch, 8 plain heads": "eager-naive@as_is",
+    "the same, `.item()` after each to leave early: what people write first": "eager-naive-item@as_is",
+    "**auxhead** without a runner, 8 heads: `network(images)`": "eager@as_is",
+    "**auxhead** without a runner, 8 heads, asked after each: `network(images, stop=True)`": "eager-stop@as_is",
+}
+#: The other rows of its table, by their first words: variant, placement of the heads, where samples leave.
+CAPTURED = {
     "a CUDA graph of fused convolutions, no heads": ("graph-bare@cudnn", "blocks", "never"),
     "the same with 8 plain heads": ("graph-naive@cudnn", "blocks", "never"),
     '**auxhead**, all 8 heads computed, nobody leaves (`"overlapped"`)': ("overlapped@cudnn", "blocks", "never"),
@@ -22,13 +26,34 @@ ROWS = {
 
 def test_the_table_is_that_of_the_record():
     rows = []
-    for words, (variant, placement, exits) in ROWS.items():
-        found = [benched(variant, batch, placement=placement, exits=exits) for batch in BATCHES]
+    asked = {words: (variant, "blocks", "never", "h200/eager.jsonl") for words, variant in EAGER.items()}
+    asked |= {words: (*which, "h200/bench.jsonl") for words, which in CAPTURED.items()}
+    runs = set()
+    for words, (variant, placement, exits, name) in asked.items():
+        found = [benched(variant, batch, placement=placement, exits=exits, name=name) for batch in BATCHES]
         assert {len(record.cell["taps"]) for record in found} == {8 if placement == "blocks" else 4}
         assert {record.environment["gpu"] for record in found} == {"NVIDIA H200"}
+        if words in EAGER:
+            runs |= {record.run for record in found}
         cells = ["{median:,.0f}".format(**record.host_us) for record in found]
         rows.append(f"| {words} | {' | '.join(cells)} |")
+    assert len(runs) == len(BATCHES)
     FRONT.has_table("| | batch 1 | 8 | 32 | 128 |\n", rows)
+
+
+def test_a_first_call_helps():
+    """What the page says of the rows without a runner."""
+    for batch in BATCHES:
+        times = {
+            variant: benched(variant, batch, name="h200/eager.jsonl").host_us["median"] for variant in EAGER.values()
+        }
+        assert times["eager@as_is"] < times["eager-naive@as_is"]
+        assert times["eager-stop@as_is"] < times["eager-naive-item@as_is"]
+    alone = [
+        benched(f"eager-heads-{kind}@as_is", 1, name="h200/eager.jsonl").host_us["median"]
+        for kind in ("naive", "fused")
+    ]
+    FRONT.says(f"Eight heads by themselves take the host {alone[1]:.0f} us, eight plain ones {alone[0]:.0f}.")
 
 
 def test_what_early_exit_saves_is_that_of_the_figure():

@@ -33,11 +33,18 @@ def read_once(patch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
         patch.setattr(module, "read_records", lambda path: records(str(path.relative_to(COMMITTED))))
 
 
-def benched(variant: str, batch: int, classes: int = 10, placement: str = "blocks", exits: str = "never") -> Record:
-    """The benchmark's last record of ResNet-18 in float16."""
+def benched(
+    variant: str,
+    batch: int,
+    classes: int = 10,
+    placement: str = "blocks",
+    exits: str = "never",
+    name: str = "h200/bench.jsonl",
+) -> Record:
+    """The benchmark's last record of ResNet-18 in float16, in a file of records."""
     return [
         record
-        for record in records("h200/bench.jsonl")
+        for record in records(name)
         if (record.variant, record.exits) == (variant, exits)
         and (record.cell["model"], record.cell["dtype"]) == ("resnet18", "float16")
         and (record.cell["batch"], record.cell["classes"], record.cell["placement"]) == (batch, classes, placement)
