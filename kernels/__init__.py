@@ -10,6 +10,7 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
                          says; exit_kernel is the kernel
     head_plan            a head's call again, without what was checked and chosen before: a launch of which noted_launch
                          has noted all arguments, or cpu_head; exits_plan is the same for the exits of a network
+    criteria             what a head is sure by, in PyTorch; criteria_kernel is the same inside the kernels
     head_stages          shared by both kernels: pool, product, softmax, decision; numbers pass between programs by
                          hand_over, in memory of workspace and arrival_counters
     compaction           open samples move into a smaller batch; compact_kernel is the kernel
@@ -21,13 +22,13 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
     compile_only         compiles for a GPU that is not here
     json_text            reads JSON text, for tuned tables and for model's files
 
-To add a criterion: its name and range in criteria.py, its definition in ``fused_head_reference.decide``, the same in
-``head_stages.decide``, handed down from fused_head.py and exit_launch.py, and cases in
-tests/kernels/test_fused_head_decision.py. It changes kernel_hash, so that tables want a new sweep.
+To add a criterion: a row with its definition in criteria.py, the same in criteria_kernel.py, a case in
+tests/kernels/test_criteria.py. It changes kernel_hash, but not what is compiled for heads without it, which
+tests/kernels/test_machine_code.py shows: then the earlier hash goes into ``SAME_MACHINE_CODE``, and tables hold.
 """
 
 from .compaction import Answer, collect, destination, gather_open, moves_rows, new_destinations
-from .criteria import CRITERIA, check_criterion, check_temperature, check_threshold
+from .criteria import CRITERIA, Criterion, check_criterion, check_temperature, check_threshold, number_of
 from .exit_launch import ExitBuffers, ExitHead, ExitLaunch
 from .fused_head import fused_head, runs_triton
 from .fused_head_reference import decide, fused_head_reference, pooled_features
@@ -38,6 +39,7 @@ from .max_pool import max_pool2d
 
 __all__ = [
     "CRITERIA",
+    "Criterion",
     "Answer",
     "ExitBuffers",
     "ExitHead",
@@ -58,6 +60,7 @@ __all__ = [
     "max_pool2d",
     "moves_rows",
     "new_destinations",
+    "number_of",
     "pooled_features",
     "runs_triton",
 ]

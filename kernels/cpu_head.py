@@ -19,6 +19,7 @@ def cpu_head(
     *,
     pool: str,
     pool_size: tuple[int, int],
+    criterion: str = "max_prob",
     return_probs: bool,
 ) -> HeadOutput:
     """Answer as ``fused_head_reference`` does, bit for bit.
@@ -30,6 +31,9 @@ def cpu_head(
         x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
     logits = F.linear(pooled_features(x, pool, pool_size), weight, bias)
     divisor = temperature.item()
+    if criterion != "max_prob":
+        output = decide(logits, temperature, threshold, criterion)
+        return output if return_probs else output._replace(probs=None)
     if divisor == 1.0:
         label = logits.argmax(-1)
         probs = torch.softmax(logits, -1)  # which subtracts the largest itself, to the same effect

@@ -1,13 +1,77 @@
-"""Exit criteria by name with the range of their thresholds, and checks of criterion, temperature and threshold."""
+"""Exit criteria: their names, the ranges of their thresholds, their definitions in PyTorch; checks of rules' numbers.
+
+To add one: a row of ``CRITERIA`` with its definition here, the same in criteria_kernel.py, a case in
+tests/kernels/test_criteria.py.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 _SMALLEST, _LARGEST = torch.finfo(torch.float32).smallest_normal, torch.finfo(torch.float32).max
 
-#: For each criterion the closed range its threshold may take. A sample exits when its confidence is strictly greater
-#: than the threshold, so that 1.0 never exits under ``max_prob`` and 0.0 always does. State_dicts hold the position of
-#: a criterion in this order: new ones go to the end.
-CRITERIA: dict[str, tuple[float, float]] = {"max_prob": (0.0, 1.0)}
+
+class Softmax(NamedTuple):
+    """A softmax over classes, float32 or better, and what it was made of."""
+
+    probs: Tensor
+    """[N, K]."""
+    below: Tensor
+    """[N, K], the logits' distance from the largest one, divided by the temperature."""
+    top: Tensor
+    """[N], the largest logit."""
+    temperature: Tensor | float
+
+
+class Criterion(NamedTuple):
+    """What a head is sure by."""
+
+    low: float
+    high: float
+    """The closed range that a threshold may take. A sample exits when its confidence is strictly greater."""
+    confidence: Callable[[Softmax], Tensor]
+    """[N], larger where a head is surer; NaN where a probability is."""
+
+
+def _max_prob(softmax: Softmax) -> Tensor:
+    return softmax.probs.amax(dim=-1)
+
+
+def _entropy(softmax: Softmax) -> Tensor:
+    """1 - H / log K: the entropy of BranchyNet (Teerapittayanon et al., 2016), normalised and turned round."""
+    # a probability of 0 counts for nothing, and has no derivative
+    log_probs = torch.log_softmax(softmax.below, dim=-1).masked_fill(softmax.probs == 0, 0.0)
+    return 1.0 + (softmax.probs * log_probs).sum(dim=-1) / math.log(max(2, softmax.probs.shape[-1]))
+
+
+def _margin(softmax: Softmax) -> Tensor:
+    """The largest probability less the second largest, which is 0 if there is one class."""
+    if softmax.probs.shape[-1] == 1:
+        return _max_prob(softmax)
+    first, second = softmax.probs.topk(2, dim=-1).values.unbind(-1)
+    return first - second
+
+
+def _energy(softmax: Softmax) -> Tensor:
+    """Temperature * logsumexp(logits / temperature), less for unknown inputs (Liu et al., 2020: minus the energy)."""
+    return (softmax.top + softmax.temperature * softmax.below.logsumexp(dim=-1)).clamp(max=_LARGEST)
+
+
+#: Criteria by name. State_dicts hold the position of a criterion in this order: new ones go to the end.
+CRITERIA: dict[str, Criterion] = {
+    "max_prob": Criterion(0.0, 1.0, _max_prob),
+    "entropy": Criterion(0.0, 1.0, _entropy),
+    "margin": Criterion(0.0, 1.0, _margin),
+    "energy": Criterion(-_LARGEST, _LARGEST, _energy),
+}
+
+
+def number_of(criterion: str) -> int:
+    """Return the position of a criterion in ``CRITERIA``."""
+    return list(CRITERIA).index(criterion)
 
 
 def check_criterion(criterion: str) -> None:
@@ -26,7 +90,7 @@ def check_temperature(temperature: float) -> None:
 
 def check_threshold(criterion: str, threshold: float) -> None:
     """Raise ``TypeError`` for no number, ``ValueError`` unless it lies in the range of ``criterion``."""
-    low, high = CRITERIA[criterion]
+    low, high, _ = CRITERIA[criterion]
     if not isinstance(threshold, (int, float)):
         raise TypeError(f"threshold: got {threshold!r}, wants a number")
     if not low <= threshold <= high:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from triton.language import core
 
+from .criteria_kernel import MAX_PROB
 from .head_stages import decide, draw_ticket, head_program
 from .residency_kernel import clock, record_turn
 
@@ -106,7 +107,7 @@ def place_program(
             decide(
                 tl.zeros((1, BLOCK_J), tl.float32), logits, 0, stride_ln, stride_lk, None, 0, 1.0, 1.0,
                 probs, label, confidence, exits, off_n, off_n < N, K, K, 1,
-                False, False, INTERPRETED, 1, BLOCK_J, BLOCK_J >= K,
+                False, False, INTERPRETED, 1, BLOCK_J, BLOCK_J >= K, MAX_PROB,
             )  # fmt: skip
     else:
         (
@@ -130,7 +131,7 @@ def place_program(
                 CONFIGS[HEAD][0], CONFIGS[HEAD][1], INTERPRETED, True, True,
                 CONFIGS[HEAD][2], CONFIGS[HEAD][3], CONFIGS[HEAD][4], CONFIGS[HEAD][5], CONFIGS[HEAD][6],
                 CONFIGS[HEAD][7], CONFIGS[HEAD][8], CONFIGS[HEAD][9], CONFIGS[HEAD][10], CONFIGS[HEAD][11],
-                CONFIGS[HEAD][12], CONFIGS[HEAD][13], CONFIGS[HEAD][14], CONFIGS[HEAD][16],
+                CONFIGS[HEAD][12], CONFIGS[HEAD][13], CONFIGS[HEAD][14], CONFIGS[HEAD][16], CONFIGS[HEAD][17],
             )  # fmt: skip
     return decided, pid_n
 

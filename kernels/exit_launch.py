@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .criteria import number_of
 from .head_view import HeadView, head_view
 from .launch_config import LaunchConfig, Programs, most_registers, next_power_of_2
 from .residency import is_recording, new_turns
@@ -25,6 +26,8 @@ class ExitHead(NamedTuple):
     threshold: Tensor
     pool: str
     pool_size: tuple[int, int]
+    criterion: str = "max_prob"
+    """Part of the launch's code: another one wants another launch."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ class ExitLaunch:
                     config.block_n, config.block_c, config.block_p, config.block_a, config.block_f,
                     config.block_k, config.block_s, config.block_j, classes <= config.block_j, config.window_parts,
                     config.stages, config.multiplies_alone(view, classes), config.hands_over, programs.splits,
-                    config.weight_buffers,
+                    config.weight_buffers, number_of(head.criterion),
                 )
             )  # fmt: skip
             first_pool += programs.pools

@@ -101,7 +101,7 @@ class ExitsPlan:
             what = "backbone: its logits are" if head is None else "heads: a tap's output is"
             raise ValueError(f"{what} on {x.device}, wants {device}, where the batch is")
         if head is not None:
-            check_head_arguments(x, head.weight, head.bias, head.pool, head.pool_size, "max_prob")
+            check_head_arguments(x, head.weight, head.bias, head.pool, head.pool_size, head.criterion)
             check_countable(x, head.weight.shape[1])
         elif not x.is_floating_point() or x.ndim != 2 or x.shape[1] != self._classes:
             got = f"{x.dtype} of shape {list(x.shape)}"

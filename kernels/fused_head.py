@@ -52,12 +52,15 @@ def fused_head(
         pool: "avg" or "max": windows cut as by ``torch.nn.AdaptiveAvgPool2d(pool_size)`` (over T for tokens);
             "first": the first token; "none": flatten only. Pooled vectors are read as they are.
         pool_size: windows of a map, p or (p_h, p_w).
-        criterion: what the confidence is; "max_prob" is the largest probability.
+        criterion: what the confidence is, larger where a head is surer: "max_prob", the largest probability;
+            "margin", that less the second largest; "entropy", 1 - H / log K of the probabilities' entropy H, all three
+            from 0 to 1; or "energy", temperature * logsumexp(logits / temperature), of any size. Definitions and
+            sources are in criteria.py.
         temperature: divides the logits before the softmax; a float, or a float32 tensor of one element on x's device,
             which is read on the device alone, so that changing it needs no recapture of a graph. There nobody refuses
             one that is not finite and greater than 0: probabilities and confidence are NaN, and no sample exits.
-        threshold: a sample exits when its confidence is strictly greater; given like the temperature. The default 1.0
-            never exits.
+        threshold: a sample exits when its confidence is strictly greater; given like the temperature. No confidence
+            but an energy exceeds the default, 1.0.
         return_probs: whether to write the probabilities.
 
     Returns:
@@ -86,8 +89,9 @@ def fused_head(
         check_temperature(temperature_value)  # values of tensors cannot be read here
         check_threshold(criterion, threshold_value)
         output = fused_head_reference(
-            x, weight, bias, pool=pool, pool_size=grid, temperature=temperature, threshold=threshold
-        )
+            x, weight, bias, pool=pool, pool_size=grid, temperature=temperature, threshold=threshold,
+            criterion=criterion,
+        )  # fmt: skip
         return output if return_probs else output._replace(probs=None)
     probs, label, confidence, exits = torch.ops.auxhead.fused_head(
         x, weight, bias, temperature_tensor, threshold_tensor, temperature_value, threshold_value,
@@ -151,14 +155,17 @@ def _fused_head(
     if x.shape[0] == 0:
         return _empty_output(x, classes, return_probs)
     if not runs_triton(x):
-        output = fused_head_reference(x, weight, bias, pool=pool, pool_size=grid, temperature=heat, threshold=limit)
+        output = fused_head_reference(
+            x, weight, bias, pool=pool, pool_size=grid, temperature=heat, threshold=limit, criterion=criterion
+        )
     else:
         check_countable(x, weight.shape[1])
         view = head_view(x.shape, x.stride(), pool, grid)
         config = choose_config(view, classes, pool_max=pool_max, dtype=x.dtype, device=x.device, place="alone")
         output = kernel.launch_fused_head(
-            x, view, weight, bias, heat, limit, pool_max=pool_max, return_probs=return_probs, config=config
-        )
+            x, view, weight, bias, heat, limit, pool_max=pool_max, return_probs=return_probs, config=config,
+            criterion=criterion,
+        )  # fmt: skip
         arrival_counters(x.device).launched()
     probs = output.probs if return_probs and output.probs is not None else x.new_empty(0, dtype=torch.float32)
     return probs, output.label, output.confidence, output.exit
@@ -182,10 +189,10 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, temperature_tensor, _, temperature, _, pool, pool_size, _, return_probs = inputs
+    x, weight, bias, temperature_tensor, _, temperature, _, pool, pool_size, criterion, return_probs = inputs
     save_for_backward(
         ctx, (x, weight, bias, temperature_tensor), output,
-        temperature=temperature, pool=pool, pool_size=tuple(pool_size), return_probs=return_probs,
+        temperature=temperature, pool=pool, pool_size=tuple(pool_size), criterion=criterion, return_probs=return_probs,
     )  # fmt: skip
 
 

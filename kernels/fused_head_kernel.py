@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .arrival_counters import arrival_counters
+from .criteria import number_of
 from .head_output import HeadOutput
 from .head_stages import INTERPRETED, draw_ticket, head_program
 from .head_view import HeadView
@@ -32,7 +33,7 @@ def fused_head_kernel(
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_A: tl.constexpr,
     BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
     ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr, ALONE: tl.constexpr,
-    WAITS: tl.constexpr, WEIGHT_BUFFERS: tl.constexpr, BOUNDED: tl.constexpr,
+    WAITS: tl.constexpr, WEIGHT_BUFFERS: tl.constexpr, BOUNDED: tl.constexpr, CRITERION: tl.constexpr,
 ):  # fmt: skip
     """Run one head; see head_program for most arguments.
 
@@ -51,7 +52,7 @@ def fused_head_kernel(
                 N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
                 POOL_MAX, ONE_WINDOW, INTERPRETED, TEMPERATURE_TENSOR, THRESHOLD_TENSOR, BLOCK_N, BLOCK_C, BLOCK_P,
                 BLOCK_A, BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS, STAGES, ALONE, WAITS,
-                WEIGHT_BUFFERS,
+                WEIGHT_BUFFERS, CRITERION,
             )  # fmt: skip
             if residency is not None:
                 start = record_turn(residency, pid, start, INTERPRETED)
@@ -64,6 +65,7 @@ def fused_head_kernel(
             N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
             POOL_MAX, ONE_WINDOW, INTERPRETED, TEMPERATURE_TENSOR, THRESHOLD_TENSOR, BLOCK_N, BLOCK_C, BLOCK_P, BLOCK_A,
             BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS, STAGES, ALONE, WAITS, WEIGHT_BUFFERS,
+            CRITERION,
         )  # fmt: skip
         if residency is not None:
             record_turn(residency, pid, start, INTERPRETED)
@@ -83,6 +85,7 @@ def launch_fused_head(
     pool_max: bool,
     return_probs: bool,
     config: LaunchConfig,
+    criterion: str = "max_prob",
 ) -> HeadOutput:
     """Run the kernel once on arguments that ``fused_head`` has checked; N is at least 1.
 
@@ -117,7 +120,7 @@ def launch_fused_head(
             config.block_f, config.block_k, config.block_s, config.block_j,
             classes <= config.block_j, config.window_parts, config.stages,
             config.multiplies_alone(view, classes), config.hands_over,
-            config.weight_buffers, bounded,
+            config.weight_buffers, bounded, number_of(criterion),
         )  # fmt: skip
         # Everything by which Triton chooses a compiled kernel; its own look-up is half of a launch's time on the host.
         pointers = tuple(t is None or t.data_ptr() % 16 for t in (x, weight, bias))
@@ -125,7 +128,7 @@ def launch_fused_head(
         strides = (weight.stride(), bias is None or bias.stride(0))
         key = (
             x.device, x.dtype, view, classes, strides, pointers, rules, pool_max, return_probs, config,
-            residency is None,
+            residency is None, criterion,
         )  # fmt: skip
         compiled = _compiled.get(key)
         if compiled is not None:

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .criteria import CRITERIA, Softmax
 from .head_output import HeadOutput
 
 
@@ -22,7 +23,7 @@ def pooled_features(x: Tensor, pool: str, pool_size: tuple[int, int]) -> Tensor:
     return adaptive_pool(x, pool_size).flatten(1)
 
 
-def probabilities(logits: Tensor, temperature: Tensor | float) -> Tensor:
+def softmax_of(logits: Tensor, temperature: Tensor | float) -> Softmax:
     """Return softmax(logits / temperature) over the last dimension, in float32 or better.
 
     Divided is the distance from the largest logit, as in the kernel: a logit divided by the temperature may overflow.
@@ -31,17 +32,20 @@ def probabilities(logits: Tensor, temperature: Tensor | float) -> Tensor:
     if isinstance(temperature, Tensor):
         temperature = temperature.where((temperature > 0) & (temperature < torch.inf), torch.nan)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    below = logits - logits.amax(dim=-1, keepdim=True).detach()
-    return torch.softmax(below / temperature, dim=-1)
+    top = logits.amax(dim=-1)
+    below = (logits - top.detach()[..., None]) / temperature
+    return Softmax(torch.softmax(below, dim=-1), below, top.detach(), temperature)
 
 
-def decide(logits: Tensor, temperature: Tensor | float, threshold: Tensor | float) -> HeadOutput:
-    """Turn logits [N, K] into a :class:`HeadOutput` under the criterion ``max_prob``."""
-    probs = probabilities(logits, _scalar(temperature))
+def decide(
+    logits: Tensor, temperature: Tensor | float, threshold: Tensor | float, criterion: str = "max_prob"
+) -> HeadOutput:
+    """Turn logits [N, K] into a :class:`HeadOutput` under a criterion."""
+    softmax = softmax_of(logits, _scalar(temperature))
     # A NaN ranks as the largest logit, as it does for torch.argmax, so that a label is always a class index.
     label = logits.masked_fill(logits.isnan(), torch.inf).argmax(dim=-1)
-    confidence = probs.amax(dim=-1)
-    return HeadOutput(probs, label, confidence, confidence > _scalar(threshold))
+    confidence = CRITERIA[criterion].confidence(softmax)
+    return HeadOutput(softmax.probs, label, confidence, confidence > _scalar(threshold))
 
 
 def _scalar(number: Tensor | float) -> Tensor | float:
@@ -57,6 +61,7 @@ def fused_head_reference(
     pool_size: tuple[int, int],
     temperature: Tensor | float,
     threshold: Tensor | float,
+    criterion: str = "max_prob",
 ) -> HeadOutput:
     """Pool -> flatten -> linear -> softmax -> confidence check, computed in float32 (float64 for float64 input).
 
@@ -65,4 +70,4 @@ def fused_head_reference(
     dtype = torch.promote_types(x.dtype, torch.float32)
     features = pooled_features(x.to(dtype), pool, pool_size)
     logits = F.linear(features, weight.to(dtype), None if bias is None else bias.to(dtype))
-    return decide(logits, temperature, threshold)
+    return decide(logits, temperature, threshold, criterion)

@@ -19,11 +19,12 @@ def save_for_backward(
     temperature: float,
     pool: str,
     pool_size: tuple[int, int],
+    criterion: str,
     return_probs: bool,
 ) -> None:
     """Save what :func:`backward` needs; the tensors are x, weight, bias and, None for the number, the temperature."""
     ctx.save_for_backward(*tensors)
-    ctx.options = (temperature, pool, pool_size, return_probs)
+    ctx.options = (temperature, pool, pool_size, criterion, return_probs)
     ctx.mark_non_differentiable(output[1], output[3])
     ctx.set_materialize_grads(False)
 
@@ -36,14 +37,16 @@ def backward(ctx: Any, grad_probs: Tensor | None, grad_confidence: Tensor | None
     twice = torch.is_grad_enabled()
     inputs: list[Any]
     *inputs, temperature_tensor = ctx.saved_tensors
-    temperature, pool, pool_size, return_probs = ctx.options
+    temperature, pool, pool_size, criterion, return_probs = ctx.options
     needed = ctx.needs_input_grad[:3]
     with torch.enable_grad():
         leaves: list[Any] = [
             t if t is None or twice else t.detach().requires_grad_(need) for t, need in zip(inputs, needed, strict=True)
         ]
         heat = temperature if temperature_tensor is None else temperature_tensor
-        output = fused_head_reference(*leaves, pool=pool, pool_size=pool_size, temperature=heat, threshold=1.0)
+        output = fused_head_reference(
+            *leaves, pool=pool, pool_size=pool_size, temperature=heat, threshold=1.0, criterion=criterion
+        )
         # terms of the loss to first order, so that one call differentiates through both outputs
         terms = [] if grad_confidence is None else [(output.confidence * grad_confidence).sum()]
         if return_probs and grad_probs is not None and output.probs is not None:
@@ -61,7 +64,8 @@ def follow_differentiably(
 ) -> HeadOutput:
     """Answer by a plan, differentiably in x, weight and bias.
 
-    The temperature is that of the plan; options are ``pool``, ``pool_size`` and ``return_probs``, those of the plan.
+    The temperature is that of the plan; options are ``pool``, ``pool_size``, ``criterion`` and ``return_probs``, those
+    of the plan.
     """
     return HeadOutput(*_Followed.apply(x, weight, bias, temperature, plan, options))
 

@@ -3,7 +3,7 @@
     feature[n, f] = pool of x[n, c] over window (i, j),    f = (c * GRID_H + i) * GRID_W + j
     logit[n, k]   = sum_f feature[n, f] * weight[k, f] + bias[k]
     probs[n]      = softmax(logit[n] / temperature)
-    exit[n]       = max_k probs[n, k] > threshold
+    exit[n]       = confidence[n] > threshold,    such as max_k probs[n, k]; see criteria_kernel
 
 Two ways lead to the logits, and the configuration chooses:
 
@@ -29,6 +29,7 @@ import triton
 import triton.language as tl
 
 from . import launch_config
+from .criteria_kernel import MARGIN, MAX_PROB, confidence_of, update_state
 from .hand_over import awaited, awaited_sum, rows_waited_for, seen, send
 
 #: Triton's interpreter runs the kernels on CPU tensors (TRITON_INTERPRET=1 when this module was imported).
@@ -191,7 +192,7 @@ def decide(
     label, confidence, exits,  # [N] int64, float32, bool, contiguous
     off_n, mask_n, K, row_width, SPLITS,
     ALONE: tl.constexpr, WAITS: tl.constexpr, INTERPRETED: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr, ONE_BLOCK: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr, ONE_BLOCK: tl.constexpr, CRITERION: tl.constexpr,
 ):  # fmt: skip
     """Decide about samples [BLOCK_N]: softmax, class, confidence, exit.
 
@@ -204,6 +205,8 @@ def decide(
     total = tl.zeros((off_n.shape[0],), tl.float32)
     best = tl.zeros((off_n.shape[0],), tl.int32)
     exps = tl.zeros((off_n.shape[0], BLOCK_J), tl.float32)
+    if CRITERION != MAX_PROB:
+        state = tl.full((off_n.shape[0],), float("-inf") if CRITERION == MARGIN else 0.0, tl.float32)
     for start_k in range(0, K, BLOCK_J):
         off_j = start_k + tl.arange(0, BLOCK_J)
         logits = logits_block(
@@ -215,6 +218,11 @@ def decide(
         new_top = tl.maximum(top, block_top)
         exps = heated_exp(logits, new_top, cold)
         best = tl.where(block_top > top, first, best)
+        if CRITERION != MAX_PROB:
+            decay = tl.sum(heated_exp(top[:, None], new_top, cold), axis=1)
+            state = update_state(
+                state, logits, exps, off_j, first, block_top, top, new_top, total, decay, cold, CRITERION
+            )
         total = total * tl.sum(heated_exp(top[:, None], new_top, cold), axis=1) + tl.sum(exps, axis=1)
         top = new_top
         if probs is not None and not ONE_BLOCK:
@@ -222,8 +230,12 @@ def decide(
             tl.store(pointer, logits, mask=mask_n[:, None] & (off_j < K)[None, :])
     sure = tl.where(top == float("-inf"), float("nan"), tl.div_rn(1.0, total))
     tl.store(label + off_n, best.to(tl.int64), mask=mask_n)
-    tl.store(confidence + off_n, sure, mask=mask_n)
-    tl.store(exits + off_n, (sure > threshold) & (heat > 0), mask=mask_n)
+    if CRITERION == MAX_PROB:
+        score = sure
+    else:
+        score = confidence_of(state, sure, top, total, heat, cold, K, CRITERION)
+    tl.store(confidence + off_n, score, mask=mask_n)
+    tl.store(exits + off_n, (score > threshold) & (heat > 0), mask=mask_n)
     if probs is not None:
         if not ONE_BLOCK:
             tl.debug_barrier()
@@ -263,7 +275,7 @@ def head_program(
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_A: tl.constexpr,
     BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
     ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr, ALONE: tl.constexpr,
-    WAITS: tl.constexpr, WEIGHT_BUFFERS: tl.constexpr,
+    WAITS: tl.constexpr, WEIGHT_BUFFERS: tl.constexpr, CRITERION: tl.constexpr,
 ):  # fmt: skip
     """Do the work of program ``pid`` of a head; if tiled, those that pool come first, those that decide last.
 
@@ -414,7 +426,7 @@ def head_program(
         decide(
             product, partial, tl.cast(N, tl.int64) * row_width, row_width, 1, bias, stride_bk, heat, limit,
             probs, label, confidence, exits, off_n, off_n < N, K, row_width, BLOCK_S if TILED else SPLITS,
-            ALONE, WAITS, INTERPRETED, BLOCK_S, BLOCK_J, ONE_BLOCK,
+            ALONE, WAITS, INTERPRETED, BLOCK_S, BLOCK_J, ONE_BLOCK, CRITERION,
         )  # fmt: skip
         if TILED:  # all tiles have taken the features, since their products are here
             for start_f in range(0, F, BLOCK_F):

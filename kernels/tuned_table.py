@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .head_shape import DTYPES, LAYOUTS, POOLS, HeadShape
 from .json_text import parse_json
-from .kernel_hash import kernel_hash
+from .kernel_hash import is_measured_code
 from .launch_config import LaunchConfig, next_power_of_2
 
 #: Format of a table; readers refuse others.
@@ -157,7 +157,7 @@ def read_table(path: Path) -> TunedTable:
     except ValueError as error:
         raise BadTable(f"{path}: {error}") from None
     entries: dict[tuple[HeadShape, str], Entry] = {}
-    for number, row in enumerate(values["entries"] if head["kernel"] == kernel_hash() else [], start=1):
+    for number, row in enumerate(values["entries"] if is_measured_code(head["kernel"]) else [], start=1):
         try:
             entry = _entry(row)
             _check((entry.shape, entry.place) not in entries, "shape", str(entry.shape), "no second entry for it")

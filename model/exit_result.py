@@ -75,7 +75,7 @@ class ExitResult(Sequence[Any]):
 
     @property
     def confidence(self) -> Tensor:
-        """[N] float32."""
+        """[N] float32, by the criterion of the exit that answered; of the classifier the largest probability."""
         return cast(Tensor, self._part(1, 2))
 
     @property

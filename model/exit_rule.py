@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels import CRITERIA, check_criterion, check_temperature, check_threshold
+from ..kernels import CRITERIA, check_criterion, check_temperature, check_threshold, number_of
 from .arguments import kind_of
 from .rule_order import ordered_write
 
@@ -26,7 +26,7 @@ class ExitRule(nn.Module):
 
     def __init__(
         self,
-        threshold: float = 1.0,
+        threshold: float | None = None,
         *,
         criterion: str = "max_prob",
         temperature: float = 1.0,
@@ -36,8 +36,10 @@ class ExitRule(nn.Module):
 
         Args:
             threshold: a sample exits when its confidence is strictly greater; in the range of the criterion
-                (``auxhead.kernels.CRITERIA``). 1.0, the default, never exits.
-            criterion: what the confidence is; "max_prob" is the largest probability.
+                (``auxhead.kernels.CRITERIA``), from 0 to 1 for all but "energy". None is the end of that range, which
+                no confidence exceeds: 1.0 never exits.
+            criterion: what the confidence is: "max_prob", "entropy", "margin" or "energy"; see
+                :func:`auxhead.kernels.fused_head`. Other than the numbers it is part of what a runner captures.
             temperature: divides the logits before the softmax; greater than 0.
             enabled: False never exits, whatever the threshold.
 
@@ -46,13 +48,15 @@ class ExitRule(nn.Module):
         """
         super().__init__()
         check_criterion(criterion)
-        self.criterion = criterion
+        if not isinstance(threshold, (int, float, type(None))):
+            raise TypeError(f"threshold: got {kind_of(threshold)}, wants a number, or None never to exit")
+        self.criterion = list(CRITERIA)[number_of(criterion)]  # this very object, by which a change is told
         with torch.inference_mode(False):  # what is made in inference mode could not be written outside of it
             self.register_buffer("temperature_tensor", torch.ones((), dtype=torch.float32), persistent=False)
             self.register_buffer("threshold_tensor", torch.ones((), dtype=torch.float32), persistent=False)
         self._enabled = enabled
         self.temperature = temperature
-        self.threshold = threshold
+        self.threshold = CRITERIA[criterion].high if threshold is None else threshold
 
     @property
     def temperature(self) -> float:
@@ -101,7 +105,7 @@ class ExitRule(nn.Module):
         with torch.no_grad(), ordered_write(self, [self.temperature_tensor, self.threshold_tensor]):
             self.temperature_tensor.fill_(self._temperature)
             # no confidence exceeds the end of its range
-            self.threshold_tensor.fill_(self._threshold if self._enabled else CRITERIA[self.criterion][1])
+            self.threshold_tensor.fill_(self._threshold if self._enabled else CRITERIA[self.criterion].high)
 
     def get_extra_state(self) -> Tensor:
         """Return the values for a state_dict, float64: index in ``CRITERIA``, threshold, temperature, enabled.
@@ -109,7 +113,7 @@ class ExitRule(nn.Module):
         A tensor, and always of four numbers: what reads a state_dict (safetensors, distributed checkpoints, averages)
         takes it like any other.
         """
-        values = (list(CRITERIA).index(self.criterion), self.threshold, self.temperature, self.enabled)
+        values = (number_of(self.criterion), self.threshold, self.temperature, self.enabled)
         return torch.tensor(values, dtype=torch.float64, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:

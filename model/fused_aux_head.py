@@ -47,7 +47,7 @@ class FusedAuxHead(nn.Module):
             bias: whether the linear layer has one.
             dropout: probability, applied to the features by ``logits`` in training mode.
             rule: when a sample may exit, of which the head takes a copy; a number is the threshold of a ``max_prob``
-                rule. 1.0 never exits.
+                rule, of which 1.0 never exits.
             return_probs: whether the answer carries the probabilities.
             device: of the parameters.
             dtype: of the parameters.
@@ -190,6 +190,7 @@ class FusedAuxHead(nn.Module):
             self.rule.threshold_tensor,
             self.pool,
             self.pool_size,
+            self.rule.criterion,
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:

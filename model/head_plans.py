@@ -37,7 +37,7 @@ class HeadPlans(KeptPlans[HeadPlan]):
                 linear, rule = head.linear, head.rule
                 return follow_differentiably(
                     kept.plan, x, linear.weight, linear.bias, rule.temperature_tensor,
-                    pool=head.pool, pool_size=head.pool_size, return_probs=head.return_probs,
+                    pool=head.pool, pool_size=head.pool_size, criterion=rule.criterion, return_probs=head.return_probs,
                 )  # fmt: skip
             return kept.plan(x)
         writes = count_writes()
@@ -76,7 +76,7 @@ def _plan_of(head: Any, x: Tensor, stream: int, launches: list[NotedLaunch], rea
         linear, rule = head.linear, head.rule
         return CpuPlan(
             linear.weight, linear.bias, rule.temperature_tensor, rule.threshold_tensor,
-            pool=head.pool, pool_size=head.pool_size, return_probs=head.return_probs,
+            pool=head.pool, pool_size=head.pool_size, criterion=rule.criterion, return_probs=head.return_probs,
         )  # fmt: skip
     if len(launches) != 1 or not arrival_counters(x.device).are_kept(stream):
         return None

@@ -58,7 +58,7 @@ class Subject:
             return self.share_thresholds
         ranges = [CRITERIA[head.rule.criterion] for head in self.heads]
         # every confidence exceeds the low end, none the high one
-        return [low if tap == pattern else high for tap, (low, high) in zip(self.network.taps, ranges, strict=True)]
+        return [one.low if tap == pattern else one.high for tap, one in zip(self.network.taps, ranges, strict=True)]
 
     def exits(self, pattern: str) -> AbstractContextManager[None]:
         """Let samples leave as ``pattern`` says until the context ends."""

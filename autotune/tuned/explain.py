@@ -4,7 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from ...kernels.head_shape import HeadShape
-from ...kernels.kernel_hash import kernel_hash
+from ...kernels.kernel_hash import is_measured_code, kernel_hash
 from ...kernels.launch_config import LaunchConfig
 from ...kernels.launch_rule import config_by_rule
 from ...kernels.tuned_table import Entry, TunedTable, table_of, tuned_devices
@@ -62,7 +62,7 @@ def explain(device_name: str, shape: HeadShape, place: str) -> Explanation:
 
 def _differences(table: TunedTable, shape: HeadShape, place: str) -> list[str]:
     """Name the keys in which the nearest entry differs: the one with the fewest, and the nearest sizes."""
-    if table.kernel != kernel_hash():
+    if not is_measured_code(table.kernel):
         return [f"kernel: table tuned for another kernel, {table.kernel}; the one here is {kernel_hash()}"]
     if not table.entries:
         return ["entries: the table has none"]

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from ...kernels.head_shape import HeadShape
-from ...kernels.kernel_hash import kernel_hash
+from ...kernels.kernel_hash import is_measured_code, kernel_hash
 from ...kernels.launch_config import LaunchConfig
 from ...kernels.launch_rule import config_by_rule
 from ...kernels.tuned_table import VERSIONS, BadTable, Entry, TunedTable, read_table, table_path
@@ -67,7 +67,7 @@ def promote(paths: Sequence[Path], out: Path | None = None) -> Promotion:
     if not swept:
         raise BadRecord(f"{names}: got no records of kind 'sweep', wants those of `auxhead-tune sweep`")
     device, sm_count = _device(names, swept)
-    records = [record for record in swept if record.protocol["kernel"] == kernel_hash()]
+    records = [record for record in swept if is_measured_code(record.protocol["kernel"])]
     if not records:
         kernel = swept[-1].protocol["kernel"]
         raise BadRecord(f"{names}: kernel: got records of {kernel}, wants {kernel_hash()}, the one here; sweep again")

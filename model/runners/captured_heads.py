@@ -30,6 +30,8 @@ class CapturedHeads:
                 (head.linear._parameters, "bias", head.linear.bias),
             ):
                 self._objects.append((f"{its}: its {name} {replaced}", holder, name, captured))
+            changed = f"{its}: its rule's criterion was changed"
+            self._objects.append((changed, vars(head.rule), "criterion", head.rule.criterion))
             for name in ("weight", "bias", "temperature", "threshold"):
                 tensor = getattr(tensors, name)
                 if tensor is not None:

@@ -5,6 +5,7 @@ import io
 
 import pytest
 import torch
+from auxhead.kernels import CRITERIA
 from auxhead.model import ExitRule, FusedAuxHead
 from torch import nn
 
@@ -98,7 +99,7 @@ def test_temperature_divides_the_logits() -> None:
     torch.testing.assert_close(head(x).probs, torch.softmax(head.logits(x) / 0.25, 1))
 
 
-@pytest.mark.parametrize("value", [-1e-6, 1.0001, float("nan"), float("inf"), -float("inf"), "0.5", None])
+@pytest.mark.parametrize("value", [-1e-6, 1.0001, float("nan"), float("inf"), -float("inf"), "0.5"])
 def test_bad_thresholds_are_named(value: object) -> None:
     with pytest.raises((ValueError, TypeError), match="^threshold: got"):
         ExitRule(value)
@@ -191,3 +192,18 @@ def test_casting_a_model_leaves_the_values_exact(cast: str) -> None:
 def test_repr_shows_every_value() -> None:
     shown = repr(ExitRule(0.5, temperature=2.0, enabled=False))
     assert all(part in shown for part in ("threshold=0.5", "max_prob", "temperature=2.0", "enabled=False"))
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_without_a_threshold_no_sample_exits(criterion: str) -> None:
+    rule = ExitRule(criterion=criterion)
+    assert rule.threshold == rule.threshold_tensor.item() == CRITERIA[criterion].high
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_the_criterion_travels(criterion: str) -> None:
+    rule = ExitRule(0.25, criterion=criterion, temperature=2.0)
+    other = ExitRule()
+    other.load_state_dict(rule.state_dict())
+    assert (other.criterion, other.threshold, other.temperature) == (criterion, 0.25, 2.0)
+    assert other.criterion is ExitRule(criterion=criterion).criterion, "by which plans and runners tell a change"

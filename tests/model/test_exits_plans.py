@@ -13,6 +13,7 @@ import pytest
 import torch
 from auxhead.kernels import HeadOutput, runs_triton
 from auxhead.model import EagerRunner, EarlyExitNetwork, ExitResult, ExitRule, FusedAuxHead
+from auxhead.model.taps import listening
 from support.exits_plan_cases import (
     CLASSES,
     OF_A_HEAD,
@@ -83,6 +84,23 @@ def test_each_sample_gets_the_answer_of_its_exit(net: EarlyExitNetwork, samples:
     assert exits == {0, 1, 2, 3} or samples == 3
 
 
+@stops
+def test_each_head_decides_by_its_own_criterion(net: EarlyExitNetwork, stop: bool) -> None:
+    for head, criterion in zip(net.fused_heads, ("entropy", "margin", "energy"), strict=True):
+        head.rule.assign(ExitRule(criterion=criterion))
+    x = images(8)
+    with torch.no_grad():
+        said = [head(y) for head, y in zip(net.fused_heads, features_of(net, x), strict=True)]
+    for head, out in zip(net.fused_heads, said, strict=True):  # two leave at each
+        head.rule.threshold = out.confidence.sort().values[-3:-1].mean().item()
+    wanted = unplanned(net, x)
+    assert set(wanted.exit_index.tolist()) == {0, 1, 2, 3}
+    for _ in range(2):
+        assert_same(planned(net, x, stop=stop), wanted)
+    at = wanted.exit_index == 2
+    assert torch.equal(wanted.confidence[at], said[2].confidence[at]), "an energy"
+
+
 @pytest.mark.parametrize("index", range(4))
 def test_the_forward_is_left_once_all_are_sure(net: EarlyExitNetwork, index: int) -> None:
     for place, head in enumerate(net.fused_heads):
@@ -121,6 +139,13 @@ def test_logits_that_are_not_finite(net: EarlyExitNetwork) -> None:
         torch.testing.assert_close(found.probs, wanted.probs, equal_nan=True)
         torch.testing.assert_close(found.confidence, wanted.confidence, equal_nan=True)
     assert wanted.confidence.isnan().any()
+
+
+def features_of(net: EarlyExitNetwork, x: Tensor) -> list[Tensor]:
+    found: list[Tensor] = []
+    with listening(net.backbone, net.taps, lambda _index, y: found.append(y)):
+        net.backbone(x)
+    return found
 
 
 # What plans rest on

@@ -146,6 +146,8 @@ CHANGES: dict[str, Callable[[FusedAuxHead], object]] = {
     "temperature of 1": lambda head: setattr(head.rule, "temperature", 1.0),
     "disabled": lambda head: setattr(head.rule, "enabled", False),
     "values of another rule": lambda head: head.rule.assign(ExitRule(0.1, temperature=3.0)),
+    "criterion": lambda head: head.rule.assign(ExitRule(0.1, criterion="entropy", temperature=0.7)),
+    "criterion of any size": lambda head: head.rule.assign(ExitRule(2.0, criterion="energy", temperature=0.7)),
     "another rule": lambda head: setattr(
         head, "rule", ExitRule(0.1, temperature=3.0).to(head.linear.weight.device)
     ),

@@ -10,7 +10,7 @@ import torch
 import torch.nn.utils.parametrizations
 import torch.nn.utils.prune
 from auxhead.kernels import runs_triton
-from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, PolledRunner, make_runner
+from auxhead.model import CompactingRunner, EarlyExitNetwork, ExitResult, ExitRule, PolledRunner, make_runner
 from auxhead.model.auto.deadline import Deadline
 from auxhead.model.auto.pass_times import PassTimes
 from auxhead.model.auto.planner import Planner
@@ -107,6 +107,10 @@ def other_memory(tensor: Tensor) -> None:
 
 
 CHANGES = {
+    "a criterion": (
+        lambda net: net.heads[1].rule.assign(ExitRule(0.5, criterion="margin")),
+        r"heads\['block1'\]: its rule's criterion was changed since the capture",
+    ),
     "heads": (
         lambda net: setattr(net, "heads", copy.deepcopy(net.heads)),
         r"network: its heads were replaced by other objects",

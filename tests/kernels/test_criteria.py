@@ -1,0 +1,118 @@
+"""criteria.py and criteria_kernel.py: each criterion is its formula in float64, and decides by it."""
+
+import math
+
+import pytest
+import torch
+from auxhead.kernels import CRITERIA, fused_head
+from support.head_cases import assert_output_form, make_head
+from support.tolerance import assert_as_accurate_as_pytorch
+
+pytestmark = pytest.mark.usefixtures("poisoned_empty", "tiles_from_7")
+
+NAN, INF = float("nan"), float("inf")
+
+
+def by_definition(logits, temperature, criterion):
+    """As papers write it, in the logits' dtype."""
+    probs = torch.softmax(logits / temperature, -1)
+    if criterion == "max_prob":
+        return probs.max(-1).values
+    if criterion == "entropy":
+        entropy = -torch.xlogy(probs, probs).sum(-1)
+        return 1 - entropy / math.log(logits.shape[-1]) if logits.shape[-1] > 1 else torch.ones_like(entropy)
+    if criterion == "margin":
+        ordered = probs.sort(-1, descending=True).values
+        return ordered[:, 0] - ordered[:, 1] if logits.shape[-1] > 1 else ordered[:, 0]
+    assert criterion == "energy"
+    return temperature * torch.logsumexp(logits / temperature, -1)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 5, 33, 130, pytest.param(1000, marks=pytest.mark.long), 1500])
+@pytest.mark.parametrize("samples", [1, 7])
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_the_confidence_is_the_formula(criterion, samples, classes, device):
+    x, weight, bias = make_head((samples, 12), classes, device=device)
+    logits = x.double() @ weight.double().T + bias.double()
+    for temperature in (0.3, 1.0, 2.5):
+        out = fused_head(x, weight, bias, criterion=criterion, temperature=temperature, threshold=0.25)
+        assert_output_form(out, samples, classes, device)
+        exact = by_definition(logits, temperature, criterion)
+        pytorch = by_definition(torch.nn.functional.linear(x, weight, bias), temperature, criterion)
+        # what is rounded on the way: logits divided by the temperature, and for energy times it again
+        magnitude = logits.abs().max().item() / min(1.0, temperature) / max(exact.abs().max().item(), 1e-3)
+        assert_as_accurate_as_pytorch(out.confidence, exact, pytorch, magnitude=magnitude, what=criterion)
+        assert torch.equal(out.exit, out.confidence > 0.25)
+
+
+#: Rows of logits, and what each criterion says of them.
+EXTREME = {
+    "all equal": ([2.0, 2.0, 2.0, 2.0], {"max_prob": 0.25, "entropy": 0.0, "margin": 0.0, "energy": 2 + math.log(4)}),
+    "two first": ([5.0, -INF, 5.0, -INF], {"max_prob": 0.5, "entropy": 0.5, "margin": 0.0, "energy": 5 + math.log(2)}),
+    "one alone": ([-INF, 3.0, -INF, -INF], {"max_prob": 1.0, "entropy": 1.0, "margin": 1.0, "energy": 3.0}),
+    "far apart": ([3e38, -3e38, 0.0, 1.0], {"max_prob": 1.0, "entropy": 1.0, "margin": 1.0, "energy": 3e38}),
+    "beyond float32": ([3.4e38] * 4, {"max_prob": 0.25, "entropy": 0.0, "margin": 0.0, "energy": 3.4e38}),
+    "all small": ([-1e30] * 4, {"max_prob": 0.25, "entropy": 0.0, "margin": 0.0, "energy": -1e30}),
+    "a NaN": ([1.0, NAN, 0.0, 0.0], dict.fromkeys(CRITERIA, NAN)),
+    "an infinity": ([1.0, INF, 0.0, 0.0], dict.fromkeys(CRITERIA, NAN)),
+    "none": ([-INF] * 4, dict.fromkeys(CRITERIA, NAN)),
+}
+
+
+@pytest.mark.parametrize("row, wanted", EXTREME.values(), ids=EXTREME)
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_extreme_logits(criterion, row, wanted, device):
+    low, high, _ = CRITERIA[criterion]
+    head = torch.zeros(2, 1, device=device), torch.zeros(4, 1, device=device), torch.tensor(row, device=device)
+    out = fused_head(*head, criterion=criterion, threshold=low)
+    said = torch.full((2,), wanted[criterion], device=device)
+    torch.testing.assert_close(out.confidence, said, rtol=1e-6, atol=1e-6, equal_nan=True)
+    assert torch.equal(out.exit, out.confidence > low)
+    assert not fused_head(*head, criterion=criterion, threshold=high).exit.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_a_temperature_on_the_device_that_is_none_never_exits(criterion, device):
+    if device.type == "cpu":
+        pytest.skip("it is refused there")
+    head, low = make_head((3, 12), 5, device=device), CRITERIA[criterion].low
+    for temperature in (0.0, -1.0, NAN, *([INF] if criterion != "max_prob" else [])):
+        heat = torch.tensor(temperature, device=device)
+        assert not fused_head(*head, criterion=criterion, temperature=heat, threshold=low).exit.any()
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_gradients_are_those_of_the_formula(criterion, temperature, device):
+    x, weight, bias = (one.requires_grad_() for one in make_head((3, 12), 5, device=device))
+    seed = torch.tensor([1.0, -2.0, 0.5], device=device)
+    out = fused_head(x, weight, bias, criterion=criterion, temperature=temperature)
+    found = torch.autograd.grad(out.confidence, (x, weight, bias), seed)
+    exact = [one.detach().double().requires_grad_() for one in (x, weight, bias)]
+    logits = torch.nn.functional.linear(*exact)
+    wanted = torch.autograd.grad(by_definition(logits, temperature, criterion), exact, seed.double())
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_probability_of_0_has_no_say_in_the_gradient_of_the_entropy(device):
+    bias = torch.tensor([0.0, 1.0, -1e9], device=device, requires_grad=True)
+    out = fused_head(torch.zeros(1, 1, device=device), torch.zeros(3, 1, device=device), bias, criterion="entropy")
+    (found,) = torch.autograd.grad(out.confidence.sum(), bias)
+    assert found.isfinite().all() and found[0] != 0 and found[2] == 0
+
+
+def test_repeats_are_equal_bit_for_bit(device):
+    head = make_head((7, 12), 130, device=device)
+    for criterion in CRITERIA:
+        first = fused_head(*head, criterion=criterion)
+        for _ in range(3):
+            assert torch.equal(fused_head(*head, criterion=criterion).confidence, first.confidence)
+
+
+def test_an_unknown_criterion_is_refused(device):
+    with pytest.raises(ValueError, match=r"criterion: got 'entropie', wants one of \['energy', 'entropy'"):
+        fused_head(*make_head((3, 12), 5, device=device), criterion="entropie")
+    with pytest.raises(ValueError, match=r"threshold: got 2.0, wants a number in \[0.0, 1.0\] for criterion 'margin'"):
+        fused_head(*make_head((3, 12), 5, device=device), criterion="margin", threshold=2.0)

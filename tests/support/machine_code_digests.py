@@ -1,0 +1,58 @@
+"""Script: compiles launches of ``max_prob`` heads for compute capability 9.0, prints digests of their code as JSON.
+
+Of PTX without line numbers: what ptxas makes of it is the same whenever it is. A process of its own, since the tests'
+has Triton's interpreter in the kernels' place.
+"""
+
+import hashlib
+import json
+
+import torch
+import triton
+from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch
+from auxhead.kernels.compile_only import compile_only
+from auxhead.kernels.fused_head_kernel import launch_fused_head
+from auxhead.kernels.head_shape import HeadShape
+from auxhead.kernels.head_view import head_view
+from auxhead.kernels.launch_rule import config_by_rule
+from compile_by_rule import HEADS  # beside this script
+from torch import Tensor
+
+
+def image(samples: int, channels: int, size: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(samples, channels, size, size, dtype=dtype).to(memory_format=torch.channels_last)
+
+
+def main() -> dict[str, str]:
+    triton.knobs.compilation.disable_line_info = True
+    kernels = compile_only(90)
+    found: dict[str, str] = {}
+
+    def keep(name: str) -> None:
+        (kernel,) = kernels
+        found[name] = hashlib.sha256(kernel.asm["ptx"].encode()).hexdigest()[:16]
+        kernels.clear()
+
+    for samples, channels, size, classes, dtype in HEADS[::2]:
+        x, one = image(samples, channels, size, dtype), torch.ones(1)
+        weight, bias = torch.zeros(classes, channels, dtype=dtype), torch.zeros(classes, dtype=dtype)
+        view = head_view(tuple(x.shape), x.stride(), "avg", (1, 1))
+        config = config_by_rule(HeadShape.of(view, classes, pool_max=False, dtype=dtype))
+        launch_fused_head(x, view, weight, bias, one, one, pool_max=False, return_probs=True, config=config)
+        keep(f"alone: {samples} x {channels} x {size} x {size}, {classes} classes, {dtype}")
+        head = ExitHead(weight, bias, one, one, "avg", (1, 1))
+        buffers = ExitBuffers.allocate(3, samples, classes, with_probs=True, device=x.device)
+        told = torch.zeros(1, dtype=torch.int64)
+        launch = ExitLaunch(buffers, 0, [head, head], open_samples=told, condition=told)
+        launch([x, x])
+        keep(f"two of a network: {samples} x {channels} x {size} x {size}, {classes} classes, {dtype}")
+    x = image(8, 64, 14, torch.float16)
+    head = ExitHead(torch.zeros(10, 256).half(), None, torch.ones(1), torch.ones(1), "max", (2, 2))
+    buffers = ExitBuffers.allocate(2, 8, 10, with_probs=False, device=x.device)
+    ExitLaunch(buffers, 0, [head, None])([x, torch.zeros(8, 10).half()])
+    keep("the last head of a network and its classifier")
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(), indent=1))
