@@ -18,6 +18,7 @@ MAX_PROB = tl.constexpr(criteria.number_of("max_prob"))
 ENTROPY = tl.constexpr(criteria.number_of("entropy"))
 MARGIN = tl.constexpr(criteria.number_of("margin"))
 ENERGY = tl.constexpr(criteria.number_of("energy"))
+TALLY_BINS = tl.constexpr(criteria.TALLY_BINS)
 #: No energy exceeds it, so that a disabled exit has a threshold.
 LARGEST = tl.constexpr(criteria.CRITERIA["energy"].high)
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language import core
 
-from .criteria_kernel import MAX_PROB
+from .criteria_kernel import MAX_PROB, TALLY_BINS
 from .head_stages import decide, draw_ticket, head_program
 from .residency_kernel import clock, record_turn
 
@@ -48,6 +48,7 @@ def publish(pointer, value, INTERPRETED: tl.constexpr):
 def merge(
     probs, label, confidence, exits,  # [PLACES, N, K], [PLACES, N]
     answer_probs, answer_label, answer_confidence, answer_exit,  # [N, K], [N]
+    tallies,  # [PLACES, TALLY_BINS] int64, or None
     is_open, off_n, mask_n, N, K,
     PLACE: tl.constexpr, HEADS: tl.constexpr, LAST: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
@@ -74,6 +75,10 @@ def merge(
         tl.store(answer_exit + off_n, tl.where(is_open, chosen, 0).to(tl.int64), mask=mask_n)
     else:
         tl.store(answer_exit + off_n, chosen.to(tl.int64), mask=answers)
+    if tallies is not None:
+        share = tl.where(chosen_confidence == chosen_confidence, chosen_confidence, 0.0)
+        of_bin = tl.minimum(tl.maximum(share * TALLY_BINS, 0.0), TALLY_BINS - 1.0).to(tl.int32)
+        tl.atomic_add(tallies + tl.maximum(chosen, 0) * TALLY_BINS + of_bin, 1, mask=answers, sem="relaxed")
     source = tl.maximum(chosen, 0) * N + off_n
     if answer_probs is not None:
         for start_k in range(0, K, BLOCK_J):
@@ -139,7 +144,7 @@ def place_program(
 @triton.jit
 def exit_program(
     pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
-    valid, joined, tally, open_samples, requests, condition, N, K,
+    valid, joined, tally, open_samples, requests, condition, tallies, N, K,
     CONFIGS: tl.constexpr, PLACE: tl.constexpr, LAST: tl.constexpr,
     INTERPRETED: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
@@ -173,7 +178,7 @@ def exit_program(
             tl.store(joined + pid_n, 0)
         still_open = merge(
             probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
-            is_open, off_n, mask_n, N, K, PLACE, HEADS, LAST, BLOCK_J,
+            tallies, is_open, off_n, mask_n, N, K, PLACE, HEADS, LAST, BLOCK_J,
         )  # fmt: skip
         if open_samples is not None or condition is not None:
             # one number counts merged samples (above) and open ones (below), so that the last program knows both
@@ -211,6 +216,7 @@ def exit_kernel(
     open_samples,  # [1] int64 in pinned memory, or None
     requests,  # [1] int64: requests so far
     condition,  # [1] int64: handle of a conditional node, or None
+    tallies,  # [PLACES, TALLY_BINS] int64: answers of each place so far, by their confidence, or None
     total,  # pieces of work, one a program; if BOUNDED there are fewer programs, which go on until all is done
     residency,  # [total, 3] int64: see ``residency``, or None
     N, K: tl.constexpr,
@@ -227,7 +233,7 @@ def exit_kernel(
         while pid < total:
             exit_program(
                 pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
-                valid, joined, tally, open_samples, requests, condition, N, K,
+                valid, joined, tally, open_samples, requests, condition, tallies, N, K,
                 CONFIGS, PLACE, LAST, INTERPRETED, BLOCK_J,
             )  # fmt: skip
             if residency is not None:
@@ -237,7 +243,8 @@ def exit_kernel(
         pid = tl.program_id(0)
         exit_program(
             pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
-            valid, joined, tally, open_samples, requests, condition, N, K, CONFIGS, PLACE, LAST, INTERPRETED, BLOCK_J,
+            valid, joined, tally, open_samples, requests, condition, tallies, N, K,
+            CONFIGS, PLACE, LAST, INTERPRETED, BLOCK_J,
         )  # fmt: skip
         if residency is not None:
             record_turn(residency, pid, start, INTERPRETED)

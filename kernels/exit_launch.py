@@ -51,12 +51,21 @@ class ExitBuffers:
     """[1] int32: how many samples of the batch, the first ones, are no padding."""
     requests: Tensor
     """[1] int64: requests so far, counted by a launch at place 0 if it has ``open_samples``."""
+    tallies: Tensor | None
+    """[places, TALLY_BINS] int64: answers of each exit so far, in bins of their confidence, or None not to count."""
 
     @classmethod
     def allocate(
-        cls, places: int, samples: int, classes: int, *, with_probs: bool, device: torch.device
+        cls,
+        places: int,
+        samples: int,
+        classes: int,
+        *,
+        with_probs: bool,
+        device: torch.device,
+        tallies: Tensor | None = None,
     ) -> "ExitBuffers":
-        """Allocate buffers, zeroed, for a network with ``places`` exits, classifier included."""
+        """Allocate buffers, zeroed, for a network with ``places`` exits, classifier included; tallies are given."""
         return cls(
             label=torch.zeros(places, samples, dtype=torch.int64, device=device),
             confidence=torch.zeros(places, samples, dtype=torch.float32, device=device),
@@ -67,6 +76,7 @@ class ExitBuffers:
             ),
             valid=torch.full((1,), samples, dtype=torch.int32, device=device),
             requests=torch.zeros(1, dtype=torch.int64, device=device),
+            tallies=tallies,
         )
 
     def answer(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -198,7 +208,8 @@ class ExitLaunch:
                 buffers.probs, buffers.label, buffers.confidence, buffers.exits,
                 answer_probs, answer_label, answer_confidence, answer_exit,
                 buffers.valid, self._joined, self._tally, self._tickets,
-                self._open_samples, buffers.requests, self._condition, total, self._turns.get(total),
+                self._open_samples, buffers.requests, self._condition, buffers.tallies,
+                total, self._turns.get(total),
                 samples, classes,
                 CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last,
                 BOUNDED=bounded,

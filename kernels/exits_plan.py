@@ -31,16 +31,21 @@ class ExitsPlan:
 
     def __init__(
         self, exits: Sequence[ExitHead | None], samples: int, classes: int, *, with_probs: bool, at_each: bool,
-        device: torch.device,
+        device: torch.device, tallies: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Plan one launch for all exits, or one ``at_each``; None is a classifier whose logits are given."""
+        """Plan one launch for all exits, or one ``at_each``; None is a classifier whose logits are given.
+
+        For ``tallies``, to which every answer is added, see :class:`ExitBuffers`.
+        """
         self._exits = exits
         self.parts = [slice(place, place + 1) for place in range(len(exits))] if at_each else [slice(0, len(exits))]
         """The exits of each launch."""
         self.dtypes = [head.weight.dtype for head in exits if head is not None]
         """Of the heads' inputs."""
         self._samples, self._classes = samples, classes
-        self._buffers = ExitBuffers.allocate(len(exits), samples, classes, with_probs=with_probs, device=device)
+        self._buffers = ExitBuffers.allocate(
+            len(exits), samples, classes, with_probs=with_probs, device=device, tallies=tallies
+        )
         self.layout = AnswerLayout(self._buffers)
         """Of answers, which are complete after the last launch."""
         self._repeated: list[dict[tuple[Any, ...], _Repeated]] = [{} for _ in self.parts]

@@ -20,6 +20,8 @@ _MODULES = {
     "CompactingRunner": ".runners.compacting",
     "EagerRunner": ".runners.eager",
     "EarlyExitNetwork": ".early_exit_network",
+    "DriftWarning": ".exit_monitor",
+    "ExitMonitor": ".exit_monitor",
     "ExitResult": ".exit_result",
     "ExitRule": ".exit_rule",
     "FuseReport": ".fuse_aux_heads",

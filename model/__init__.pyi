@@ -8,6 +8,8 @@ from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint
 from .early_exit_network import EarlyExitNetwork as EarlyExitNetwork
+from .exit_monitor import DriftWarning as DriftWarning
+from .exit_monitor import ExitMonitor as ExitMonitor
 from .exit_result import ExitResult as ExitResult
 from .exit_rule import ExitRule as ExitRule
 from .fuse_aux_heads import FuseReport as FuseReport

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..kernels import HeadOutput, decide
 from ..kernels.cuda_runtime import beside_captures, is_capturing
 from ..kernels.exits_plan import ExitsPlan
+from .exit_monitor import ExitMonitor
 from .exit_result import ExitResult, first_sure
 from .exits_plans import ExitsPlans
 from .fused_aux_head import FusedAuxHead
@@ -27,6 +28,7 @@ def run_eagerly(
     classifier: FusedAuxHead | None = None,
     stop: bool = False,
     plans: ExitsPlans | None = None,
+    monitor: ExitMonitor | None = None,
 ) -> ExitResult:
     """Answer for a batch.
 
@@ -44,6 +46,7 @@ def run_eagerly(
         stop: leave the forward as soon as every sample of the batch is sure. The host then waits for each head's
             decision, which is what an ``if confidence > t`` costs.
         plans: of the network's exits, to be used again for the next batch.
+        monitor: counts the answers.
     """
     captured = has_streams(x) and is_capturing(x.device)
     # The network's memory, or its host, may wait for the device, beside another thread's capture too.
@@ -51,11 +54,11 @@ def run_eagerly(
         plan: ExitsPlan | None = None
         if plans is not None and has_streams(x) and _may_be_planned(x):
             stream = current_handle(x.device)
-            plan = plans.find(heads, classifier, x, stream, at_each=stop, captured=captured)
+            plan = plans.find(heads, classifier, x, stream, at_each=stop, captured=captured, monitor=monitor)
         if plan is None:
-            one = _Pass(heads, classifier, stop=stop)
+            one = _Pass(heads, classifier, stop=stop, monitor=monitor)
         else:
-            one = _PlannedPass(heads, classifier, plan, stream, x.shape[0], stop=stop)
+            one = _PlannedPass(heads, classifier, plan, stream, x.shape[0], stop=stop, monitor=monitor)
         final: Tensor | None = None
         try:
             with listening(backbone, taps, one.on_tap):
@@ -77,8 +80,15 @@ def _may_be_planned(x: Tensor) -> bool:
 class _Pass:
     """What is heard of the taps in one pass, and the answer."""
 
-    def __init__(self, heads: Sequence[FusedAuxHead], classifier: FusedAuxHead | None, *, stop: bool) -> None:
-        self._heads, self._classifier, self._stop = heads, classifier, stop
+    def __init__(
+        self,
+        heads: Sequence[FusedAuxHead],
+        classifier: FusedAuxHead | None,
+        *,
+        stop: bool,
+        monitor: ExitMonitor | None,
+    ) -> None:
+        self._heads, self._classifier, self._stop, self._monitor = heads, classifier, stop, monitor
         self._said: list[HeadOutput] = []
 
     def _ask(self, outputs: Sequence[Tensor]) -> None:
@@ -101,7 +111,10 @@ class _Pass:
         said, classifier = [*self._said], self._classifier
         if final is not None:
             said.append(decide(final, temperature=1.0, threshold=1.0) if classifier is None else classifier(final))
-        return first_sure(said, with_probs=all(head.return_probs for head in self._heads))
+        result = first_sure(said, with_probs=all(head.return_probs for head in self._heads))
+        if self._monitor is not None:
+            self._monitor.count(result.exit_index, result.confidence)
+        return result
 
 
 class _PlannedPass(_Pass):
@@ -116,9 +129,10 @@ class _PlannedPass(_Pass):
         samples: int,
         *,
         stop: bool,
+        monitor: ExitMonitor | None,
     ) -> None:
         """Answer on the current stream, given by its handle, too."""
-        super().__init__(heads, classifier, stop=stop)
+        super().__init__(heads, classifier, stop=stop, monitor=monitor)
         self._plan, self._stream, self._samples = plan, stream, samples
         self._dtypes = plan.dtypes
         self._outputs: list[Tensor] = []

@@ -11,6 +11,7 @@ from ..kernels.cuda_runtime import beside_captures
 from .arguments import check_batch, check_heads, check_module, kind_of
 from .dry_run import check_head_fits, dry_run
 from .eager_pass import run_eagerly
+from .exit_monitor import ExitMonitor
 from .exit_result import ExitResult
 from .exit_rule import ExitRule, as_exit_rule
 from .exits_plans import ExitsPlans
@@ -31,6 +32,8 @@ class EarlyExitNetwork(nn.Module):
     """
 
     heads: nn.ModuleList
+    monitor: ExitMonitor | None = None
+    """Counts the answers, if there is one: see :class:`ExitMonitor`."""
 
     def __init__(
         self,
@@ -160,7 +163,10 @@ class EarlyExitNetwork(nn.Module):
             stop: leave the forward as soon as every sample is sure; see :func:`run_eagerly`.
         """
         self._check_first(x)
-        return run_eagerly(self.backbone, self.taps, self.fused_heads, x, stop=stop, plans=self._plans)
+        return run_eagerly(
+            self.backbone, self.taps, self.fused_heads, x, stop=stop, plans=self._plans,
+            monitor=self.monitor,
+        )  # fmt: skip
 
     def logits(self, x: Tensor) -> list[Tensor]:
         """Return the logits [N, K] of every head and, last, of the classifier; differentiable, for training.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...kernels.cuda_runtime import beside_captures
 from ..early_exit_network import EarlyExitNetwork
+from ..exit_monitor import uncounted
 from ..exit_result import ExitResult, joined
 from ..owned_lock import OwnedLock
 from ..runners.checks import check_capturable, check_no_outer_capture, check_request, sizes_of
@@ -91,7 +92,7 @@ class AutoRunner(Runner):
         self._example: Tensor | None = None  # to add batch sizes by
         self._busy = OwnedLock()  # while one is added
         try:
-            with beside_captures():
+            with beside_captures(), uncounted(network.monitor):
                 self._make(example_input, sizes)
                 if on_demand:
                     self._example = example_input.detach().clone()  # whose owner may change it
@@ -162,7 +163,11 @@ class AutoRunner(Runner):
         with self._busy, torch.cuda.device_of(example_input):
             check_no_outer_capture()
             try:
-                with beside_captures(), torch.autocast(example_input.device.type, enabled=False):
+                with (
+                    beside_captures(),
+                    uncounted(self.network.monitor),
+                    torch.autocast(example_input.device.type, enabled=False),
+                ):
                     check_capturable(self.network, example_input)
                     self._make(example_input, [size])
             except (RuntimeError, ValueError) as error:

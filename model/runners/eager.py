@@ -33,8 +33,9 @@ class EagerRunner(Runner):
             read = wait_for_write(backbone, x)
             x = x.contiguous(memory_format=trunk.memory_format)
         answer = run_eagerly(
-            backbone, network.taps, network.fused_heads, x, classifier=classifier, stop=stop, plans=self._plans
-        )
+            backbone, network.taps, network.fused_heads, x, classifier=classifier, stop=stop, plans=self._plans,
+            monitor=network.monitor,
+        )  # fmt: skip
         if read is not None:
             read.record(torch.cuda.current_stream(x.device))
         if backbone is not network.backbone:

@@ -13,6 +13,7 @@ from ...kernels import ExitBuffers, ExitHead
 from ...kernels.cuda_runtime import beside_captures
 from ...kernels.memory_pool import MemoryPool, empty_cache
 from ..early_exit_network import EarlyExitNetwork
+from ..exit_monitor import uncounted
 from ..exit_result import ExitResult, joined
 from ..owned_lock import OwnedLock
 from ..rule_order import count_writes, note_reader, wait_for_writes
@@ -111,15 +112,19 @@ class GraphRunner(Runner):
                     *self._heads,
                     None if self._trunk.classifier is None else self._trunk.classifier.as_exit_head(),
                 ]
-                for size in reversed(self._sizes):
-                    repeats = -(-size // len(example_input))
-                    example = torch.cat([example_input[:size]] * repeats)[:size]
-                    example = example.contiguous(memory_format=self._trunk.memory_format)
-                    buffers = ExitBuffers.allocate(
-                        len(self._exits), size, self._classes, with_probs=with_probs, device=self._device
-                    )
-                    with self._trunk.choosing(size):
-                        self._captured[size] = self._capture(example, buffers)
+                monitor = network.monitor
+                tallies = None if monitor is None else monitor.tallies_on(self._device, len(self._exits))
+                with uncounted(monitor):
+                    for size in reversed(self._sizes):
+                        repeats = -(-size // len(example_input))
+                        example = torch.cat([example_input[:size]] * repeats)[:size]
+                        example = example.contiguous(memory_format=self._trunk.memory_format)
+                        buffers = ExitBuffers.allocate(
+                            len(self._exits), size, self._classes, with_probs=with_probs, device=self._device,
+                            tallies=tallies,
+                        )  # fmt: skip
+                        with self._trunk.choosing(size):
+                            self._captured[size] = self._capture(example, buffers)
             except BaseException:
                 captures.free()
                 raise
