@@ -8,8 +8,9 @@ from torch import nn
 
 from .arguments import check_module, close_names, kind_of
 from .exit_rule import ExitRule, as_exit_rule
+from .fold_head import match_or_fold
 from .fused_aux_head import FusedAuxHead
-from .head_pattern import could_be_head, match_head, number_of_classes
+from .head_pattern import could_be_head, number_of_classes
 
 
 class FuseReport(NamedTuple):
@@ -44,7 +45,8 @@ def fuse_aux_heads(
 
     Heads are found at every depth: each ``nn.Sequential`` that :meth:`FusedAuxHead.from_module` knows. state_dicts of
     the original model load into the changed one, with a warning that they have no rules. A replaced head returns a
-    ``HeadOutput`` where the original returned a tensor.
+    ``HeadOutput`` where the original returned a tensor. Heads whose steps are folded in eval mode have parameters of
+    their own.
 
     The report also names candidates: modules that look like heads and could not be replaced. A candidate has at most
     three convolutions and Linears, and the last of them is a Linear that gives class scores; a Linear by itself is one
@@ -65,7 +67,7 @@ def fuse_aux_heads(
         TypeError: an argument of another type.
     """
     check_module("model", model)
-    if not isinstance(match_head(model), str):
+    if not isinstance(match_or_fold(model), str):
         raise ValueError("model: is itself a head: use FusedAuxHead.from_module(model)")
     rule = as_exit_rule(rule)
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -113,7 +115,7 @@ def _find_heads(model: nn.Module, excluded: set[str], classes: int | None) -> It
             if isinstance(child, FusedAuxHead):
                 yield _Found(path, parent, name, child, None)
                 continue
-            reason = match_head(child)
+            reason = match_or_fold(child)
             candidate = not in_candidate and could_be_head(child, classes, alone=listed)
             # in a chain every module but the last one feeds the next
             feeds = isinstance(parent, nn.Sequential) and (fed_on or name != next(reversed(parent._modules)))
@@ -140,7 +142,7 @@ def _only(found: list[_Found], included: dict[str, list[str]], modules: dict[str
             if one.reason is not None:
                 raise ValueError(f"include: {one.path!r}: {one.reason}")
         if not its:
-            reason = match_head(modules[names[0]])
+            reason = match_or_fold(modules[names[0]])
             why = f"has no head in it: {reason}" if isinstance(reason, str) else "is excluded"
             raise ValueError(f"include: {names[0]!r} {why}")
         kept += its

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..kernels import ExitHead, HeadOutput, check_input, check_pool, fused_head, pooled_features
 from .arguments import check_module, is_plain, tensor_in_words
 from .exit_rule import ExitRule, as_exit_rule
-from .head_pattern import match_head
+from .fold_head import match_or_fold
 from .head_plans import HeadPlans
 from .rule_order import wait_for_write
 
@@ -80,7 +80,8 @@ class FusedAuxHead(nn.Module):
 
         Known are AdaptiveAvgPool2d or AdaptiveMaxPool2d, Flatten, Dropout, one Linear and a final Softmax, in the usual
         orders and with Identity anywhere, nested or not. Dropout acts in ``logits`` alone, and ``logits`` stops short
-        of the Softmax.
+        of the Softmax. In eval mode more is known, whose steps are folded into parameters that are new: BatchNorm1d and
+        further Linears without activations between them, Conv2d of 1x1 and BatchNorm2d before an average pool.
 
         Raises:
             ValueError: the module is not of a known shape; the message says why, and of a class with a forward of its
@@ -88,7 +89,7 @@ class FusedAuxHead(nn.Module):
             TypeError: it is no module.
         """
         check_module("module", module)
-        pattern = match_head(module)
+        pattern = match_or_fold(module)
         if isinstance(pattern, str):
             raise ValueError(f"module: {pattern}")
         linear = pattern.linear

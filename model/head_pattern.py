@@ -38,7 +38,7 @@ def match_head(module: nn.Module) -> HeadPattern | str:
     pooled = flattened = False
     linear: tuple[str, nn.Linear] | None = None
     softmaxed = False
-    for path, part in _parts(module):
+    for path, part in plain_parts(module):
         where = f"'{path}' ({type(part).__name__})"
         if "forward" in vars(part):
             return f"{where} has a forward of its own"
@@ -138,12 +138,12 @@ def _as_code(head: nn.Module, path: str) -> str:
     return code
 
 
-def _parts(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
+def plain_parts(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
     """Return the modules that a plain nn.Sequential calls, in order, nested ones unpacked."""
     parts: list[tuple[str, nn.Module]] = []
     for name, child in module._modules.items():  # named_children() would skip a module that occurs twice
         if child is None:
             continue
         nested = type(child) is nn.Sequential and not has_hooks(child) and "forward" not in vars(child)
-        parts += _parts(child, f"{prefix}{name}.") if nested else [(prefix + name, child)]
+        parts += plain_parts(child, f"{prefix}{name}.") if nested else [(prefix + name, child)]
     return parts

@@ -1,0 +1,95 @@
+"""fold_head.py: folded heads answer as the layers that they stand for, and what is not linear is left alone."""
+
+import pytest
+import torch
+from auxhead.model import FusedAuxHead, fuse_aux_heads
+from support.head_sequentials import MAP, avg, drop, flat, maximum, named, same, seq
+from torch import nn
+
+
+def norm(make: type[nn.Module], channels: int, **options: object) -> nn.Module:
+    """A batch norm that has seen something."""
+    layer = make(channels, **options)
+    layer.running_mean.normal_()
+    layer.running_var.uniform_(0.3, 3.0)
+    if layer.affine:
+        nn.init.normal_(layer.weight)
+        nn.init.normal_(layer.bias)
+    return layer
+
+
+def norm1(channels: int, **options: object) -> nn.Module:
+    return norm(nn.BatchNorm1d, channels, **options)
+
+
+def norm2(channels: int) -> nn.Module:
+    return norm(nn.BatchNorm2d, channels)
+
+
+FOLDED = {
+    "batch norm": lambda: seq(avg(1), flat(), norm1(6), nn.Linear(6, 5)),
+    "batch norm without parameters": lambda: seq(avg(1), flat(), norm1(6, affine=False), nn.Linear(6, 5)),
+    "batch norm of a grid": lambda: seq(avg((2, 3)), flat(), norm1(36), drop(0.5), nn.Linear(36, 5), nn.Softmax(1)),
+    "two linears": lambda: seq(avg(1), flat(), nn.Linear(6, 9), nn.Linear(9, 5, bias=False)),
+    "all behind the pool": lambda: seq(avg(1), flat(), norm1(6), nn.Linear(6, 9), norm1(9), nn.Linear(9, 5)),
+    "convolution": lambda: seq(nn.Conv2d(6, 4, 1), avg(1), flat(), nn.Linear(4, 5)),
+    "convolution of a grid": lambda: seq(nn.Conv2d(6, 4, 1, bias=False), avg((2, 3)), flat(), nn.Linear(24, 5)),
+    "convolution without a pool": lambda: seq(nn.Conv2d(6, 2, 1), flat(), nn.Linear(70, 5)),
+    "norms and convolutions": lambda: seq(
+        norm2(6), nn.Conv2d(6, 8, 1, padding="same"), norm2(8), same(), nn.Conv2d(8, 3, 1), avg(2), flat(),
+        norm1(12), nn.Linear(12, 5),
+    ),
+    "nested": lambda: named(
+        pool=seq(nn.Conv2d(6, 4, 1), avg(1)), rest=seq(flat(), named(norm=norm1(4), fc=nn.Linear(4, 5)))
+    ),
+    "a norm of the map": lambda: seq(norm2(6), avg(1), flat(), nn.Linear(6, 5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", FOLDED.values(), ids=FOLDED)
+def test_it_answers_as_its_layers(make, device):
+    module, x = make().eval().to(device), torch.randn(MAP, device=device)
+    head = FusedAuxHead.from_module(module)
+    with torch.no_grad():
+        wanted = module(x)
+        probs = wanted if isinstance(module[-1], nn.Softmax) else wanted.softmax(1)
+        torch.testing.assert_close(head(x).probs, probs, rtol=1e-4, atol=1e-5)
+    assert not set(map(id, head.parameters())) & set(map(id, module.parameters()))
+    assert not head.training and head.linear.bias is not None
+
+
+@pytest.mark.parametrize("make", FOLDED.values(), ids=FOLDED)
+def test_in_training_mode_it_is_left_as_it_is(make):
+    model = nn.ModuleDict({"head": make().train()})
+    report = fuse_aux_heads(model)
+    assert not report.replaced and "in eval mode it could be folded" in report.left_alone["head"]
+
+
+def test_heads_of_a_model_are_folded_in_place():
+    model = nn.ModuleDict({"exit": FOLDED["batch norm"](), "other": seq(avg(1), flat(), nn.Linear(6, 5))}).eval()
+    x = torch.randn(MAP)
+    with torch.no_grad():
+        wanted = model["exit"](x).softmax(1)
+        linear = model["other"][2]
+        report = fuse_aux_heads(model)
+        assert [*report.replaced] == ["exit", "other"] and not report.left_alone
+        torch.testing.assert_close(model["exit"](x).probs, wanted, rtol=1e-4, atol=1e-5)
+    assert model["other"].linear is linear, "what needs no folding shares its parameters"
+
+
+NOT_LINEAR = {
+    "an activation": lambda: seq(avg(1), flat(), nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 5)),
+    "a layer norm": lambda: seq(avg(1), flat(), nn.LayerNorm(6), nn.Linear(6, 5)),
+    "a convolution of 3x3": lambda: seq(nn.Conv2d(6, 4, 3), avg(1), flat(), nn.Linear(4, 5)),
+    "a convolution that strides": lambda: seq(nn.Conv2d(6, 4, 1, stride=2), avg(1), flat(), nn.Linear(4, 5)),
+    "a convolution that pads": lambda: seq(nn.Conv2d(6, 4, 1, padding=1), avg(1), flat(), nn.Linear(4, 5)),
+    "a convolution of groups": lambda: seq(nn.Conv2d(6, 4, 1, groups=2), avg(1), flat(), nn.Linear(4, 5)),
+    "a maximum of a convolution": lambda: seq(nn.Conv2d(6, 4, 1), maximum(1), flat(), nn.Linear(4, 5)),
+    "a norm of the batch": lambda: seq(avg(1), flat(), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 5)),
+}
+
+
+@pytest.mark.parametrize("make", NOT_LINEAR.values(), ids=NOT_LINEAR)
+def test_what_is_not_linear_is_refused(make):
+    with pytest.raises(ValueError, match="^module: "):
+        FusedAuxHead.from_module(make().eval())
