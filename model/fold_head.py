@@ -47,8 +47,8 @@ def _steps_of(module: nn.Sequential) -> _Steps | None:
     if places and places != [*range(places[0], places[0] + len(places))]:
         return None
     start, end = (places[0], places[-1] + 1) if places else (0, 0)
-    *after, last = parts[end:] or [None]
-    before = parts[:start]
+    before, after = parts[:start], parts[end:-1]
+    last = parts[-1] if parts[end:] else None
     if type(last) is not nn.Linear or not all(map(_is_map_step, before)) or not all(map(_is_vector_step, after)):
         return None
     return _Steps(before, parts[start:end], after, last, softmax)
@@ -85,7 +85,7 @@ def _fold(steps: _Steps) -> nn.Sequential:
 
 
 def _before(part: nn.Module, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weight [K, in, P] and bias [K] of a layer [K, out, P] and a step before it, the same at each of P places."""
+    """Return weight [K, in, P] and bias [K] of a layer [K, out, P] with a step before it, the same at P places."""
     if isinstance(part, (nn.Linear, nn.Conv2d)):
         matrix = part.weight.detach().double().flatten(1)  # [out, in]
         if part.bias is not None:
