@@ -1,10 +1,9 @@
 """One run of ``auxhead train``: from options to a checkpoint and a table of accuracies."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,7 +26,7 @@ from .plan import TrainingPlan, epochs_for
 from .several_processes import own_rank, ranks
 from .step_progress import show_steps
 from .tensorboard_log import TensorBoardLog
-from .train import Training, train
+from .train import Epoch, Training, train
 
 #: The file in ``--out`` that ``--resume`` reads.
 STATE = "training.safetensors"
@@ -81,19 +80,19 @@ def run_training(console: Console, job: TrainingJob, plan: TrainingPlan, device:
     source = load_source(job.data, job.dataset, job.root)
     network, image_size = _make_network(job, len(source.classes))
     network.to(device)
+    make_output_directory(job.out)
     console.print(
         f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes, {image_size}x{image_size} "
         f"pixels; {len(network.taps)} heads, {plan.method}, on {device}",
         soft_wrap=True,
     )
-    with PhaseProgress(console) as start_phase:
+    with _log(job, network) as on_epoch, PhaseProgress(console) as start_phase:
         advance = start_phase("reading images", len(source.open))
         source, splits = read_splits(
             source, image_size, job.seed, skip_damaged=job.skip_damaged,
             tell=lambda lines: console.print(lines, soft_wrap=True), on_image=lambda: advance(1, ""),
         )  # fmt: skip
-        make_output_directory(job.out)
-        done = _train(job, plan, network, splits, image_size, device, start_phase)
+        done = _train(job, plan, network, splits, image_size, start_phase, on_epoch)
     if own_rank() == 0:
         _save(console, job, network, source, splits, image_size, done)
 
@@ -110,6 +109,21 @@ def _check_options(job: TrainingJob, plan: TrainingPlan) -> None:
         raise BadInput("--method: heads wants a backbone that is trained already: give yours with --model")
     if plan.method == "heads" and ranks() > 1:
         raise BadInput("--method: heads takes seconds in one process; wants no torchrun")
+    if job.resume and not (job.out / STATE).exists():
+        raise BadInput(f"--resume: {job.out} has no {STATE}, wants what the same command left there")
+
+
+@contextmanager
+def _log(job: TrainingJob, network: EarlyExitNetwork) -> Iterator[Callable[[Epoch], object]]:
+    """Yield what writes each epoch for TensorBoard, if that is asked for, and close it at the end."""
+    if not job.tensorboard or own_rank() > 0:
+        yield lambda epoch: None
+        return
+    log = TensorBoardLog(job.out / "tensorboard", [*network.taps, "classifier"])
+    try:
+        yield log
+    finally:
+        log.close()
 
 
 def _make_network(job: TrainingJob, classes: int) -> tuple[EarlyExitNetwork, int]:
@@ -148,9 +162,10 @@ def _train(
     network: EarlyExitNetwork,
     splits: Splits,
     image_size: int,
-    device: torch.device,
     start_phase: PhaseProgress,
+    on_epoch: Callable[[Epoch], object],
 ) -> Training:
+    device = next(network.parameters()).device
     images = len(splits.train.labels)
     batch_size = min(job.batch_size, images // ranks() * ranks())
     plan = replace(plan, epochs=job.epochs or epochs_for(images, batch_size))
@@ -165,19 +180,10 @@ def _train(
     validation = PixelBatches(splits.validation, min(256, len(splits.validation.labels)), device=device)
     images_an_epoch = images // batch_size * batch_size
     advance = start_phase("training", images_an_epoch * plan.epochs)
-    log = None
-    if job.tensorboard and own_rank() == 0:
-        log = TensorBoardLog(job.out / "tensorboard", [*network.taps, "classifier"])
-    learn = partial(
-        train, network, batches, plan, validation=validation, seed=job.seed, state=job.out / STATE, resume=job.resume,
-        on_step=show_steps(advance, plan.epochs, images_an_epoch),
+    return train(
+        network, batches, plan, validation=validation, seed=job.seed, state=job.out / STATE, resume=job.resume,
+        on_step=show_steps(advance, plan.epochs, images_an_epoch), on_epoch=on_epoch,
     )  # fmt: skip
-    if log is None:
-        return learn()
-    try:
-        return learn(on_epoch=log)
-    finally:
-        log.close()
 
 
 def _save(

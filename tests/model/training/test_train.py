@@ -149,9 +149,7 @@ def test_heads_alone_are_dropped_out_shuffled_and_validated():
     validation = DataLoader(images(digits()[1], 50), 20)
     network = trainable(dropout=0.3)
     steps = []
-    done = train(
-        network, loader(100, 30), TrainingPlan("heads", epochs=3), validation=validation, on_step=steps.append
-    )
+    done = train(network, loader(100, 30), TrainingPlan("heads", epochs=3), validation=validation, on_step=steps.append)
     assert [step.images for step in steps] == [30] * 9
     assert done.epochs[done.best].accuracy == tuple(accuracy_of_exits(network, validation))
     other = trainable(dropout=0.0)
