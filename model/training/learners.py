@@ -26,6 +26,7 @@ class HeadsOnFeatures(nn.Module):
 
     def __init__(self, heads: Sequence[FusedAuxHead]) -> None:
         super().__init__()
+        self._in_order = tuple(heads)
         self.heads = nn.ModuleList(heads)
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
@@ -36,5 +37,8 @@ class HeadsOnFeatures(nn.Module):
                 handed on.
         """
         *pooled, final = features
-        dropped = (F.dropout(each, head.dropout, self.training) for head, each in zip(self.heads, pooled, strict=True))
-        return [*(head.linear(each) for head, each in zip(self.heads, dropped, strict=True)), final]
+        logits = [
+            head.linear(F.dropout(each, head.dropout, self.training))
+            for head, each in zip(self._in_order, pooled, strict=True)
+        ]
+        return [*logits, final]

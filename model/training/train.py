@@ -220,10 +220,10 @@ class _Run:
         if index == first:
             state.optimizer.zero_grad(set_to_none=True)
         steps = index == first + averaged_batches - 1
-        waits = not steps and isinstance(self._model, DistributedDataParallel)
-        with self._model.no_sync() if waits else nullcontext():
+        model = self._model
+        with model.no_sync() if isinstance(model, DistributedDataParallel) and not steps else nullcontext():
             with self._autocast:
-                exits = self._model(x)
+                exits = model(x)
             loss = self._loss(exits, labels)
             state.scaler.scale(loss / averaged_batches).backward()
         if steps:
