@@ -10,18 +10,18 @@ from ..arguments import kind_of
 from ..early_exit_network import EarlyExitNetwork
 
 
-def count_batches(batches: Any) -> int:
-    """Return how many batches an epoch has; raises ``TypeError`` where that is not known, ``ValueError`` for none."""
+def count_batches(name: str, batches: Any) -> int:
+    """Return the number of batches; raises ``TypeError`` where it is not known, ``ValueError`` where it is 0."""
     try:
         if not isinstance(batches, Sized):
             raise TypeError
         count = len(batches)
     except TypeError:
         raise TypeError(
-            f"batches: got {kind_of(batches)}, whose length is not known, wants a DataLoader or a list, which has one"
+            f"{name}: got {kind_of(batches)}, whose length is not known, wants a DataLoader or a list, which has one"
         ) from None
     if not count:
-        raise ValueError("batches: got none, wants at least one; has the DataLoader fewer images than a batch?")
+        raise ValueError(f"{name}: got none, wants at least one; has the DataLoader fewer images than a batch?")
     return count
 
 

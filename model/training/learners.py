@@ -1,4 +1,4 @@
-"""What is trained: all exits of a network as one forward, or its heads on features of the backbone."""
+"""``AllExits`` and ``HeadsOnFeatures``: the two kinds of module that are trained, with the logits of all exits."""
 
 from collections.abc import Sequence
 

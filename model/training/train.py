@@ -108,7 +108,7 @@ def train(
         seed_all(seed_of(seed, own_rank()))
         run = _Run(network, batches, validation, plan, seed, device)
         if resume and state is not None:
-            run.state.load(state, run.settings())
+            run.state.restore(state, run.settings())
         while not run.is_done():
             run.train_epoch(on_step)
             if state is not None and own_rank() == 0:
@@ -152,13 +152,16 @@ class _Run:
         self._network, self._plan, self._seed, self._device = network, plan, seed, device
         self._autocast = torch.autocast(device.type, dtype, enabled=plan.precision != "float32")
         self._learner: nn.Module = AllExits(network)
+        for name, each in (("batches", batches), ("validation", validation)):
+            if each is not None:
+                count_batches(name, each)
         if plan.method == "heads":
             self._learner = HeadsOnFeatures(network.fused_heads)
             batches = cache_features(network, batches, self._autocast, seed=seed)
             if validation is not None:
                 validation = cache_features(network, validation, self._autocast, seed=None)
         self._batches, self._validation = batches, validation
-        self._count = count_batches(batches)
+        self._count = count_batches("batches", batches)
         self._steps = math.ceil(self._count / plan.accumulate) * plan.epochs
         parameters = [parameter for parameter in self._learner.parameters() if parameter.requires_grad]
         if not parameters:
@@ -247,7 +250,7 @@ class _Run:
         found = torch.zeros(len(self._network.taps) + 1, dtype=torch.float64, device=self._device)
         if own_rank() == 0:
             moved = (self._moved(*batch) for batch in self._validation)
-            found += torch.tensor(accuracies(self._learner, moved), dtype=torch.float64)
+            found.copy_(torch.tensor(accuracies(self._learner, moved), dtype=torch.float64))
         from_rank_0([found])
         return found.tolist()
 

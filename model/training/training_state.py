@@ -69,7 +69,7 @@ class TrainingState:
         with replacing(path) as unfinished:
             save_file(copies, unfinished, {"auxhead": json.dumps(facts)})
 
-    def load(self, path: Path, settings: dict[str, Any]) -> None:
+    def restore(self, path: Path, settings: dict[str, Any]) -> None:
         """Take over what :meth:`save` wrote.
 
         Raises:

@@ -77,6 +77,29 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, kind, validated):
     assert_equal_bits(tensors(resumed), tensors(whole))
 
 
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_training_goes_on_on_any_device(tmp_path, device, precision):
+    """Within rounding: not all algorithms of a GPU repeat their results."""
+    state = tmp_path / "state.safetensors"
+    plan = TrainingPlan(epochs=4, precision=precision)
+    losses = []
+
+    def stop(epoch):
+        if epoch.epoch == 1:
+            raise Stopped
+
+    for options in ({}, {"state": state, "on_epoch": stop}, {"state": state, "resume": True}):
+        network = trainable().to(device)
+        validation = DataLoader(images(digits()[1], 40), 20)
+        try:
+            done = train(network, global_loader(), plan, validation=validation, seed=7, **options)
+        except Stopped:
+            continue
+        assert {tensor.device for tensor in network.parameters()} == {device}
+        losses.append([epoch.loss for epoch in done.epochs])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2) and losses[0][0] != losses[0][3]
+
+
 def test_a_training_that_is_done_is_only_loaded(tmp_path):
     _, plan = PLANS["joint"]
     state = tmp_path / "state.safetensors"

@@ -8,8 +8,11 @@ import torch
 from auxhead.model import TrainingPlan, accuracy_of_exits, joint_loss, train
 from auxhead.model.bad_input import BadInput
 from auxhead.model.training.pixel_batches import PixelBatches
+from support.pictures import write_image_folder
 from support.trainable import assert_equal_bits, digits, images, tensors, trainable
 from torch.utils.data import DataLoader, IterableDataset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
@@ -251,6 +254,30 @@ def test_batches_that_cannot_be_learned_from_are_refused(batches, error, message
     with pytest.raises(error, match=f"^{message}"):
         train(network, batches, TrainingPlan(epochs=1))
     assert_equal_bits(tensors(network), before)
+
+
+@pytest.mark.parametrize("method", ["joint", "heads"])
+def test_validation_that_ends_is_refused_before_anything_is_learned(method):
+    network = trainable()
+    before = tensors(network)
+    for validation, error in ((iter([(X, LABELS)]), TypeError), ([], ValueError)):
+        with pytest.raises(error, match="^validation: got"):
+            train(network, loader(), TrainingPlan(method, epochs=1), validation=validation)
+    assert_equal_bits(tensors(network), before)
+
+
+def test_a_folder_of_pictures_by_torchvision(tmp_path):
+    """Its transforms draw from the seed, in workers as well."""
+    flip = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
+    folder = ImageFolder(write_image_folder(tmp_path / "stripes", per_class=6), flip)
+    found = []
+    for seed, workers in ((0, 0), (0, 0), (1, 0), (0, 1), (0, 1)):
+        network = trainable()
+        train(network, DataLoader(folder, 4, num_workers=workers), TrainingPlan(epochs=1), seed=seed)
+        found.append(tensors(network))
+    assert_equal_bits(found[0], found[1])
+    assert_equal_bits(found[3], found[4])
+    assert not torch.equal(found[0]["backbone.fc.weight"], found[2]["backbone.fc.weight"])
 
 
 def test_arguments_that_do_not_fit_are_refused(tmp_path):
