@@ -8,6 +8,7 @@ import torch
 from auxhead.model import TrainingPlan, train
 from auxhead.model.bad_input import BadInput
 from auxhead.model.training.pixel_batches import PixelBatches
+from auxhead.model.training.training_state import TrainingState
 from safetensors import safe_open
 from safetensors.torch import save_file
 from support.trainable import assert_equal_bits, digits, images, tensors, trainable
@@ -109,14 +110,26 @@ def test_a_training_that_is_done_is_only_loaded(tmp_path):
     assert_equal_bits(tensors(resumed), tensors(whole))
 
 
-def test_the_layout_in_memory_is_that_of_the_optimizer(tmp_path):
-    """As channels_last, so that sums run in the same order."""
-    state = tmp_path / "state.safetensors"
-    whole, _ = run(pixels, TrainingPlan(epochs=2), state=state)
-    resumed, _ = run(pixels, TrainingPlan(epochs=2), state=state, resume=True)
-    weight = resumed.backbone.first[0].weight
-    assert weight.stride() == whole.backbone.first[0].weight.stride()
-    assert weight.is_contiguous(memory_format=torch.channels_last)
+def a_state(scale):
+    learner = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(learner.parameters())
+    return TrainingState(learner, optimizer, torch.amp.GradScaler("cpu", init_scale=scale), [])
+
+
+def test_the_scale_of_losses_and_the_layout_of_moments_come_back(tmp_path):
+    """Sums over another layout may round in another way."""
+    one, other = a_state(8.0), a_state(2.0)
+    one.scaler.scale(one.learner(torch.randn(2, 3, 5, 5)).sum()).backward()
+    one.scaler.step(one.optimizer)
+    one.save(tmp_path / "state.safetensors", {})
+    other.restore(tmp_path / "state.safetensors", {})
+    assert other.scaler.get_scale() == 8.0
+    weights = one.learner.weight, other.learner.weight
+    moments = [each.optimizer.state[weight] for each, weight in zip((one, other), weights, strict=True)]
+    for name in ("step", "exp_avg", "exp_avg_sq"):
+        assert torch.equal(moments[0][name], moments[1][name]) and moments[0][name].any()
+        assert moments[0][name].stride() == moments[1][name].stride()
+    assert torch.equal(*weights) and weights[1].is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from auxhead.model.bad_input import BadInput
 from auxhead.model.training.pixel_batches import PixelBatches
 from support.pictures import write_image_folder
 from support.trainable import assert_equal_bits, digits, images, tensors, trainable
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -264,6 +264,20 @@ def test_validation_that_ends_is_refused_before_anything_is_learned(method):
         with pytest.raises(error, match="^validation: got"):
             train(network, loader(), TrainingPlan(method, epochs=1), validation=validation)
     assert_equal_bits(tensors(network), before)
+
+
+@pytest.mark.parametrize("by_batches", [False, True])
+def test_samplers_of_several_processes_are_told_the_epoch(by_batches):
+    data = images(digits()[0], 48)
+    sampler = DistributedSampler(data, num_replicas=1, rank=0)
+    told = []
+    set_epoch = sampler.set_epoch
+    sampler.set_epoch = lambda epoch: (told.append(epoch), set_epoch(epoch))
+    batches = DataLoader(data, 16, sampler=sampler)
+    if by_batches:
+        batches = DataLoader(data, batch_sampler=BatchSampler(sampler, 16, drop_last=False))
+    train(trainable(), batches, TrainingPlan(epochs=3))
+    assert told == [0, 1, 2]
 
 
 def test_a_folder_of_pictures_by_torchvision(tmp_path):
