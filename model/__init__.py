@@ -31,15 +31,21 @@ _MODULES = {
     "OverlappedRunner": ".runners.overlapped",
     "PolledRunner": ".runners.polled",
     "Runner": ".runners.runner",
+    "Training": ".training.train",
+    "TrainingPlan": ".training.plan",
     "Trunk": ".trunk.trunk",
     "accelerate": ".accelerate",
+    "accuracy_of_exits": ".training.evaluation",
     "attach_exits": ".own_exits.attach_exits",
     "calibrate": ".calibration.thresholds",
+    "distillation_loss": ".training.losses",
     "fuse_aux_heads": ".fuse_aux_heads",
+    "joint_loss": ".training.losses",
     "load_checkpoint": ".checkpoint",
     "make_runner": ".make_runner",
     "make_trunk": ".trunk.trunk",
     "save_checkpoint": ".checkpoint",
+    "train": ".training.train",
 }
 __all__ = list(_MODULES)
 

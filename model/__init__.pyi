@@ -23,6 +23,12 @@ from .runners.gated import GatedRunner as GatedRunner
 from .runners.overlapped import OverlappedRunner as OverlappedRunner
 from .runners.polled import PolledRunner as PolledRunner
 from .runners.runner import Runner as Runner
+from .training.evaluation import accuracy_of_exits as accuracy_of_exits
+from .training.losses import distillation_loss as distillation_loss
+from .training.losses import joint_loss as joint_loss
+from .training.plan import TrainingPlan as TrainingPlan
+from .training.train import Training as Training
+from .training.train import train as train
 from .trunk.trunk import Trunk as Trunk
 from .trunk.trunk import make_trunk as make_trunk
 

@@ -4,6 +4,7 @@ import typer
 
 from .commands.version import version_option
 from .demo.command import BeyondModel, demo_command, infer
+from .training.command import train
 
 
 def _beyond_model() -> BeyondModel:
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 
 app.command()(demo_command(_beyond_model))
+app.command()(train)
 app.command()(infer)
 
 

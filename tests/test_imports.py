@@ -26,7 +26,8 @@ LEVELS = {
         {"auto"},
         {"make_runner"},
         {"accelerate"},
-        {"training", "calibration", "commands"},
+        {"commands"},
+        {"training", "calibration"},
         {"demo", "examples"},
     ),
     "autotune": (

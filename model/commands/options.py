@@ -1,8 +1,11 @@
-"""Options that several commands have: the device, and the directory for results."""
+"""Options that several commands have: images, seed, device, and the directory for results."""
 
 import os
 from enum import Enum
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from ..bad_input import BadInput
 
@@ -18,6 +21,33 @@ class Device(str, Enum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
+
+
+class Dataset(str, Enum):
+    """Data sets by name."""
+
+    digits = "digits"
+    cifar10 = "cifar10"
+
+
+DataOption = Annotated[
+    Path | None, typer.Option(help="Your own images: a directory with one folder of images a class.")
+]
+DatasetOption = Annotated[
+    Dataset | None, typer.Option(help="A data set by name; the digits (shipped with scikit-learn) by default.")
+]
+RootOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="For --dataset cifar10: the directory that holds cifar-10-batches-py. These are pickles, opened only if "
+        "their checksums are those of CIFAR-10."
+    ),
+]
+SkipDamagedOption = Annotated[
+    bool, typer.Option("--skip-damaged", help="Leave out image files that cannot be read, and name the first few.")
+]
+SeedOption = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of splits, parameters and order.")]
+DeviceOption = Annotated[Device, typer.Option(help="Where to run.")]
 
 
 def check_output_directory(out: Path) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import shlex
 from collections.abc import Callable, Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -11,7 +10,19 @@ import typer
 
 from ..commands.console import plain_console
 from ..commands.errors import one_line_errors
-from ..commands.options import RUNS_YOUR_CODE, Device, check_output_directory, make_output_directory
+from ..commands.options import (
+    RUNS_YOUR_CODE,
+    DataOption,
+    Dataset,
+    DatasetOption,
+    Device,
+    DeviceOption,
+    RootOption,
+    SeedOption,
+    SkipDamagedOption,
+    check_output_directory,
+    make_output_directory,
+)
 
 
 class BeyondModel(NamedTuple):
@@ -25,29 +36,6 @@ class BeyondModel(NamedTuple):
     """Writes a figure and its numbers to files that begin with a path: PNG, SVG and JSON."""
 
 
-class Dataset(str, Enum):
-    """Data sets by name."""
-
-    digits = "digits"
-    cifar10 = "cifar10"
-
-
-DataOption = Annotated[
-    Path | None, typer.Option(help="Your own images: a directory with one folder of images a class.")
-]
-DatasetOption = Annotated[
-    Dataset | None, typer.Option(help="A data set by name; the digits (shipped with scikit-learn) by default.")
-]
-RootOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="For --dataset cifar10: the directory that holds cifar-10-batches-py. These are pickles, opened only if "
-        "their checksums are those of CIFAR-10."
-    ),
-]
-SkipDamagedOption = Annotated[
-    bool, typer.Option("--skip-damaged", help="Leave out image files that cannot be read, and name the first few.")
-]
 OutOption = Annotated[Path, typer.Option(help="Where checkpoint, report and figure go.")]
 EpochsOption = Annotated[
     int | None,
@@ -60,8 +48,6 @@ ImageSizeOption = Annotated[
 DropOption = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="What leaving early may cost on the validation split, as a fraction.")
 ]
-SeedOption = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of splits, parameters and order.")]
-DeviceOption = Annotated[Device, typer.Option(help="Where to run.")]
 
 
 def demo_command(beyond: Callable[[], BeyondModel]) -> Callable[..., None]:
@@ -84,10 +70,10 @@ def demo_command(beyond: Callable[[], BeyondModel]) -> Callable[..., None]:
 
         from ..calibration.evaluation import batches
         from ..commands.devices import torch_device
+        from ..commands.progress import PhaseProgress
         from ..json_file import write_json
         from ..training.data_sets import load_source
         from .experiment import run_demo
-        from .progress import DemoProgress
         from .saved import save_demo
         from .tables import print_report
 
@@ -103,7 +89,7 @@ def demo_command(beyond: Callable[[], BeyondModel]) -> Callable[..., None]:
                 f"ResNet-18 with 8 heads on {where}",
                 soft_wrap=True,
             )
-            with DemoProgress(console) as start_phase:
+            with PhaseProgress(console) as start_phase:
                 run = run_demo(
                     source, image_size=size, device=where, seed=seed, epochs=epochs,
                     max_accuracy_drop=max_accuracy_drop, skip_damaged=skip_damaged,

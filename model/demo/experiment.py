@@ -1,7 +1,7 @@
 """The demo's experiment: train the network, choose thresholds, let a held-out test split leave early."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +11,11 @@ import torch
 from ..calibration.evaluation import answers_of_all_exits, early_exit_answers
 from ..calibration.thresholds import Calibration, calibrate
 from ..early_exit_network import EarlyExitNetwork
-from ..training.data_sets import LabelledImages, Split, Splits, decode, make_splits, split_indices
-from ..training.deep_supervision import Step, TrainingPlan, train
+from ..training.data_sets import LabelledImages, Split, Splits, read_splits
+from ..training.pixel_batches import PixelBatches
+from ..training.plan import TrainingPlan, epochs_for
+from ..training.step_progress import show_steps
+from ..training.train import train
 from .report import REPORT_FORMAT, DemoReport, ExitReport, environment
 from .small_resnet import BLOCKS, small_early_exit_network
 
@@ -61,20 +64,16 @@ def run_demo(
     """
     seconds: dict[str, float] = {}
     with _timed(seconds, "load"):
-        split_indices(source, seed)  # refuses a class that is too small before anything is read
         advance_reading = start_phase("reading images", len(source.open))
-        images = decode(source, image_size, lambda: advance_reading(1, ""), skip_damaged=skip_damaged)
-        if images.damaged:
-            tell(_describe_damaged(images.damaged, len(source.open)))
-        source = images.source
-        splits = make_splits(images, split_indices(source, seed))
+        source, splits = read_splits(
+            source, image_size, seed, skip_damaged=skip_damaged, tell=tell, on_image=lambda: advance_reading(1, "")
+        )
 
     with _timed(seconds, "train"):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             network = small_early_exit_network(len(source.classes)).to(device)
-        plan = TrainingPlan.choose(len(splits.train.labels), image_size, epochs)
-        _train(network, splits.train, plan, seed, start_phase)
+        epochs = _train(network, splits.train, image_size, epochs, seed, start_phase)
 
     with _timed(seconds, "calibrate"):
         calibration = calibrate_network(network, splits.validation, max_accuracy_drop)
@@ -92,7 +91,7 @@ def run_demo(
             classes=len(source.classes),
             image_size=image_size,
             seed=seed,
-            epochs=plan.epochs,
+            epochs=epochs,
             images={name: len(split.labels) for name, split in zip(Splits._fields, splits, strict=True)},
             blocks=len(BLOCKS),
             max_accuracy_drop=max_accuracy_drop,
@@ -105,21 +104,18 @@ def run_demo(
     )
 
 
-def _describe_damaged(damaged: Sequence[str], images: int, most: int = 3) -> str:
-    """Say how many images were left out, and name the first few, a line each."""
-    lines = [f"Left out {len(damaged):,} of {images:,} images, which cannot be read:", *damaged[:most]]
-    return "\n  ".join([*lines, f"and {len(damaged) - most:,} more"] if len(damaged) > most else lines)
-
-
-def _train(network: EarlyExitNetwork, split: Split, plan: TrainingPlan, seed: int, start_phase: StartPhase) -> None:
-    """Train the network, with progress counted in images."""
-    per_epoch = len(split.labels) // plan.batch_size * plan.batch_size
-    advance = start_phase("training", per_epoch * plan.epochs)
-
-    def on_step(step: Step) -> None:
-        advance(step.images, f"epoch {step.epoch + 1} of {plan.epochs}, loss {step.loss:.2f}")
-
-    train(network, split, plan, seed=seed, on_step=on_step)
+def _train(
+    network: EarlyExitNetwork, split: Split, image_size: int, epochs: int | None, seed: int, start_phase: StartPhase
+) -> int:
+    """Train the network, with progress counted in images; returns the number of epochs."""
+    batch_size = min(32, len(split.labels))
+    plan = TrainingPlan(epochs=epochs or epochs_for(len(split.labels), batch_size))
+    device = next(network.parameters()).device
+    batches = PixelBatches(split, batch_size, device=device, seed=seed, largest_shift=image_size // 16)
+    images = len(batches) * batch_size
+    advance = start_phase("training", images * plan.epochs)
+    train(network, batches, plan, seed=seed, on_step=show_steps(advance, plan.epochs, images))
+    return plan.epochs
 
 
 def calibrate_network(network: EarlyExitNetwork, validation: Split, max_accuracy_drop: float) -> Calibration:

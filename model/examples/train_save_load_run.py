@@ -7,9 +7,18 @@ import tempfile
 from collections import OrderedDict
 
 import torch
-import torch.nn.functional as F
-from auxhead.model import EarlyExitNetwork, FusedAuxHead, calibrate, load_checkpoint, make_runner, save_checkpoint
+from auxhead.model import (
+    EarlyExitNetwork,
+    FusedAuxHead,
+    TrainingPlan,
+    calibrate,
+    load_checkpoint,
+    make_runner,
+    save_checkpoint,
+    train,
+)
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 CLASSES = tuple(str(digit) for digit in range(10))
 EPOCHS = 10
@@ -36,19 +45,11 @@ def load_splits(device: str) -> list[tuple[Tensor, Tensor]]:
     return [(images[part], labels[part]) for part in order.split([1_000, 400, 397])]
 
 
-def train(network: EarlyExitNetwork, images: Tensor, labels: Tensor) -> None:
-    """Train backbone and heads together: the loss is the mean of the cross-entropies of all exits."""
-    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=0.05)
-    network.train()
-    for epoch in range(EPOCHS):
-        for batch in torch.randperm(len(images)).to(images.device).split(50):
-            exits = network.logits(images[batch])  # [50, 10] of each head and, last, of the classifier
-            loss = torch.stack([F.cross_entropy(logits, labels[batch]) for logits in exits]).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        print(f"epoch {epoch + 1} of {EPOCHS}: loss of the last batch {loss.item():.2f} nats")
-    network.eval()
+def train_exits(network: EarlyExitNetwork, images: Tensor, labels: Tensor) -> None:
+    """Train backbone and heads together; any DataLoader of (images, labels) will do."""
+    batches = DataLoader(TensorDataset(images, labels), batch_size=50, shuffle=True)
+    plan = TrainingPlan("joint", epochs=EPOCHS, learning_rate=3e-3)
+    train(network, batches, plan, on_epoch=lambda epoch: print(f"epoch {epoch.epoch + 1}: loss {epoch.loss:.2f} nats"))
 
 
 @torch.no_grad()
@@ -68,7 +69,7 @@ def main(device: str) -> None:
     learned, validation, (images, labels) = load_splits(device)
     heads = {tap: FusedAuxHead(None, len(CLASSES)) for tap in ("block1", "block2")}
     network = EarlyExitNetwork(make_backbone().to(device), heads, example_input=images[:2])
-    train(network, *learned)
+    train_exits(network, *learned)
     accuracy = choose_thresholds(network, *validation)
     before = network(images)
 

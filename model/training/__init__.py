@@ -1,4 +1,4 @@
-"""Training of early-exit networks: the loss of all exits, the loop, and data sets of images.
+"""Training of early-exit networks: one loop for all exits or heads alone, its losses, and data sets of images.
 
-In: a network and images with labels. Out: the network trained in place, and the splits it was trained on.
+In: a network and images with labels. Out: the network trained in place. ``auxhead train`` does it from the shell.
 """

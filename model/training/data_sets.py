@@ -129,7 +129,7 @@ def load_folder(directory: Path) -> LabelledImages:
     if _SPLIT_NAMES.issuperset(name.lower() for name in folders):
         raise BadInput(
             f"--data: the folders {', '.join(folders)} of {directory} look like splits, wants one folder a class; "
-            f"give {directory / folders[0]}, say: the demo draws its own splits"
+            f"give {directory / folders[0]}, say: splits are drawn from it"
         )
     found = ImageFolder(directory, allow_empty=True)
     paths = tuple(Path(path) for path, _ in found.samples)
@@ -263,3 +263,29 @@ def _only(source: LabelledImages, kept: Sequence[int]) -> LabelledImages:
 def make_splits(images: Decoded, indices: tuple[Tensor, Tensor, Tensor]) -> Splits:
     """Cut decoded images into the three splits that :func:`split_indices` drew."""
     return Splits(*(Split(images.pixels[own], images.source.labels[own], own) for own in indices))
+
+
+def read_splits(
+    source: LabelledImages,
+    image_size: int,
+    seed: int,
+    *,
+    skip_damaged: bool,
+    tell: Callable[[str], object],
+    on_image: Callable[[], None],
+) -> tuple[LabelledImages, Splits]:
+    """Decode and split the images of a source; returns those that could be read, and their splits.
+
+    ``tell`` takes lines about images that were left out; all else is as in :func:`decode` and :func:`split_indices`.
+    """
+    split_indices(source, seed)  # refuses a class that is too small before anything is read
+    images = decode(source, image_size, on_image, skip_damaged=skip_damaged)
+    if images.damaged:
+        tell(_describe_damaged(images.damaged, len(source.open)))
+    return images.source, make_splits(images, split_indices(images.source, seed))
+
+
+def _describe_damaged(damaged: Sequence[str], images: int, most: int = 3) -> str:
+    """Say how many images were left out, and name the first few, a line each."""
+    lines = [f"Left out {len(damaged):,} of {images:,} images, which cannot be read:", *damaged[:most]]
+    return "\n  ".join([*lines, f"and {len(damaged) - most:,} more"] if len(damaged) > most else lines)

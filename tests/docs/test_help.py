@@ -5,7 +5,7 @@ import re
 
 import pytest
 import typer
-from auxhead.model.training.deep_supervision import TrainingPlan
+from auxhead.model.training.plan import TrainingPlan
 from typer.testing import CliRunner
 
 

@@ -57,12 +57,12 @@ def test_a_network_is_run_from_graphs(printed, device):
 
 def test_heads_are_trained_on_a_frozen_backbone_of_timm(printed):
     said = printed("timm_backbone")
-    first, last = (float(loss) for loss in re.findall(r"loss ([\d.]+) nats", said.partition("heads")[2]))
-    assert last < first
+    first, last = (float(loss) for loss in re.search(r"fell from ([\d.]+) to ([\d.]+) nats", said).groups())
+    assert last < 0.8 * first
     assert float(re.search(r"trained on: ([\d.]+)% right", said)[1]) > 85.0
     left = {tap: int(count) for count, tap in re.findall(r"(\d+) left at (\w+)", said)}
     assert list(left) == ["layer1", "layer2", "layer3", "classifier"] and sum(left.values()) == 397
-    assert left["layer3"] > 100
+    assert left["layer1"] + left["layer2"] > 200
 
 
 def test_without_timm_its_example_says_so(monkeypatch, capsys):

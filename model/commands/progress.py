@@ -1,4 +1,4 @@
-"""Progress of the demo's phases: a bar on a terminal, elsewhere a line from time to time."""
+"""Progress of a command's phases: a bar on a terminal, elsewhere a line from time to time."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
-class DemoProgress(Progress):
+class PhaseProgress(Progress):
     """A progress bar on a terminal; elsewhere a line every ten seconds and one at the end."""
 
     def __init__(self, console: Console) -> None:

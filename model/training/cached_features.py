@@ -1,0 +1,97 @@
+"""Features of a frozen backbone, computed once: what each head reads of every image, pooled."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ...kernels import pooled_features
+from ..early_exit_network import EarlyExitNetwork
+from ..taps import listening
+from .batches import on_device
+
+#: Most memory that features may take; more are refused with advice.
+MOST_BYTES = 8 * 2**30
+
+
+class FeatureBatches:
+    """Batches (features, labels) of a data set, for :class:`HeadsOnFeatures`, on the device that trains.
+
+    With a seed they are shuffled in every epoch, and images that do not fill a last batch sit out.
+    """
+
+    def __init__(self, features: Sequence[Tensor], labels: Tensor, batch_size: int, seed: int | None) -> None:
+        """Take features [M, D] of each tap, logits [M, K] of the classifier, last, and labels [M]."""
+        self.generator = torch.Generator().manual_seed(0 if seed is None else seed)
+        self._features, self._labels = features, labels
+        self._batch_size, self._shuffled = min(batch_size, len(labels)), seed is not None
+
+    def __len__(self) -> int:
+        images = len(self._labels)
+        return images // self._batch_size if self._shuffled else -(-images // self._batch_size)
+
+    def __iter__(self) -> Iterator[tuple[list[Tensor], Tensor]]:
+        """Draw an epoch's order, if shuffled, and go through the batches."""
+        order = torch.arange(len(self._labels))
+        if self._shuffled:
+            order = torch.randperm(len(self._labels), generator=self.generator)
+        for batch in order.to(self._labels.device).split(self._batch_size)[: len(self)]:
+            yield [each[batch] for each in self._features], self._labels[batch]
+
+
+@torch.no_grad()
+def cache_features(
+    network: EarlyExitNetwork,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    autocast: torch.autocast,
+    *,
+    seed: int | None,
+) -> FeatureBatches:
+    """Run the backbone once over some batches, in eval mode, and keep what each head reads of every image.
+
+    Args:
+        network: heads that know their width; its mode stays as it is.
+        batches: (images, labels), as :func:`train` takes them. What they change of an image at random (a crop, a
+            flip) is drawn this once.
+        autocast: in which the backbone runs; features are kept in the heads' dtype.
+        seed: of the order of the images in each epoch; None keeps that of ``batches``.
+
+    Raises:
+        ValueError: features of more than ``MOST_BYTES``, or batches without an image.
+    """
+    device = next(network.parameters()).device
+    parts: list[list[Tensor]] = []
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        kept = 0
+        for images, labels in batches:
+            x, wanted = on_device(images, labels, network, device)
+            parts.append([*_features(network, x, autocast), wanted])
+            kept += sum(each.nbytes for each in parts[-1])
+            if kept > MOST_BYTES:
+                raise ValueError(
+                    f"batches: their features take more than {MOST_BYTES / 2**30:.0f} GiB of memory; to train heads "
+                    "alone without keeping them, freeze the backbone (backbone.requires_grad_(False)) and take the "
+                    "method 'joint'"
+                )
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    if not parts:
+        raise ValueError("batches: got none, wants at least one")
+    *features, all_labels = (torch.cat(each) for each in zip(*parts, strict=True))
+    return FeatureBatches(features, all_labels, len(parts[0][-1]), seed)
+
+
+def _features(network: EarlyExitNetwork, x: Tensor, autocast: torch.autocast) -> list[Tensor]:
+    """Return the pooled features of each tap and the classifier's logits of a batch."""
+    pooled: list[Tensor] = []
+
+    def pool(index: int, y: Tensor) -> None:
+        head = network.fused_heads[index]
+        pooled.append(pooled_features(y, head.pool, head.pool_size).to(head.linear.weight.dtype))
+
+    with autocast, listening(network.backbone, network.taps, pool):
+        final = network.backbone(x)
+    return [*pooled, final]

@@ -1,0 +1,44 @@
+"""``AllExits`` and ``HeadsOnFeatures``: the two kinds of module that are trained, with the logits of all exits."""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..early_exit_network import EarlyExitNetwork
+from ..fused_aux_head import FusedAuxHead
+
+
+class AllExits(nn.Module):
+    """The logits of all exits of a network as one forward, which DistributedDataParallel can wrap."""
+
+    def __init__(self, network: EarlyExitNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Return the logits of every head and, last, of the classifier."""
+        return self.network.logits(x)
+
+
+class HeadsOnFeatures(nn.Module):
+    """The linear layers of a network's heads, on features that its taps gave before; they share the parameters."""
+
+    def __init__(self, heads: Sequence[FusedAuxHead]) -> None:
+        super().__init__()
+        self._in_order = tuple(heads)
+        self.heads = nn.ModuleList(heads)
+
+    def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
+        """Return the logits of every head and the classifier's.
+
+        Args:
+            features: [N, D] of each tap, pooled as its head pools, and last the classifier's logits [N, K], which are
+                handed on.
+        """
+        *pooled, final = features
+        logits = [
+            head.linear(F.dropout(each, head.dropout, self.training))
+            for head, each in zip(self._in_order, pooled, strict=True)
+        ]
+        return [*logits, final]

@@ -1,0 +1,83 @@
+"""Losses of all exits at once: cross-entropies with a weight an exit, and self-distillation from the last exit."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def joint_loss(exits: Sequence[Tensor], labels: Tensor, weights: Sequence[float] | None = None) -> Tensor:
+    """Return the weighted mean of the exits' cross-entropies: deep supervision (Lee et al. 2015, BranchyNet 2016).
+
+    Args:
+        exits: logits [N, K] of each exit, as :meth:`EarlyExitNetwork.logits` returns them.
+        labels: [N] int64.
+        weights: one an exit, from 0; divided by their sum. None weighs all the same.
+
+    Returns:
+        A scalar in nats, float32.
+
+    Raises:
+        ValueError: weights that are not one an exit, or not numbers from 0 with a positive one among them.
+    """
+    losses = torch.stack([F.cross_entropy(logits.float(), labels) for logits in exits])
+    return _weighted_mean(losses, weights)
+
+
+def distillation_loss(
+    exits: Sequence[Tensor],
+    labels: Tensor,
+    weights: Sequence[float] | None = None,
+    *,
+    temperature: float = 3.0,
+    teacher_share: float = 0.5,
+) -> Tensor:
+    """Return the loss of self-distillation: each head learns from the labels and from the last exit.
+
+    Of a head it is (1 - s) CE(z, labels) + s T^2 KL(softmax(z_last / T) || softmax(z / T)), of the last exit its
+    cross-entropy alone; no gradient flows into the teacher. That is the loss of "Be Your Own Teacher" (Zhang et al.,
+    ICCV 2019) without its hint on feature maps, and of Phuong & Lampert (ICCV 2019) with a fixed temperature; the
+    factor T^2 keeps the gradients' size (Hinton et al. 2015).
+
+    Args:
+        exits: logits [N, K] of each exit, the teacher's last; at least two.
+        labels: [N] int64.
+        weights: as in :func:`joint_loss`.
+        temperature: T.
+        teacher_share: s, from 0 to 1.
+
+    Returns:
+        A scalar in nats, float32.
+
+    Raises:
+        ValueError: as :func:`joint_loss`.
+    """
+    teacher = F.log_softmax(exits[-1].detach().float() / temperature, dim=1)
+    losses = []
+    for logits in exits[:-1]:
+        student = F.log_softmax(logits.float() / temperature, dim=1)
+        divergence = F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+        by_labels = F.cross_entropy(logits.float(), labels)
+        losses.append((1.0 - teacher_share) * by_labels + teacher_share * temperature**2 * divergence)
+    losses.append(F.cross_entropy(exits[-1].float(), labels))
+    return _weighted_mean(torch.stack(losses), weights)
+
+
+def check_weights(weights: Sequence[float], exits: int) -> None:
+    """Raise ``ValueError`` unless there is a weight for each exit, none below 0 and not all 0."""
+    sound = all(0.0 <= weight < math.inf for weight in weights) and sum(weights) > 0
+    if len(weights) != exits or not sound:
+        raise ValueError(
+            f"weights: got {list(weights)}, wants {exits}, one an exit, numbers from 0 with a positive one among them"
+        )
+
+
+def _weighted_mean(losses: Tensor, weights: Sequence[float] | None) -> Tensor:
+    if weights is None:
+        return losses.mean()
+    check_weights(weights, len(losses))
+    total = sum(weights)
+    parts = [losses[index] * (weight / total) for index, weight in enumerate(weights)]  # no copy to the device
+    return torch.stack(parts).sum()

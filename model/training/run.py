@@ -1,0 +1,217 @@
+"""One run of ``auxhead train``: from options to a checkpoint and a table of accuracies."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+
+from ..bad_input import BadInput
+from ..checkpoint import save_checkpoint
+from ..commands.devices import torch_device
+from ..commands.options import Device, check_output_directory, make_output_directory
+from ..commands.progress import PhaseProgress
+from ..commands.user_model import load_factory
+from ..early_exit_network import EarlyExitNetwork
+from ..fused_aux_head import FusedAuxHead
+from .data_sets import LabelledImages, Splits, load_source, read_splits
+from .evaluation import accuracy_of_exits
+from .pixel_batches import PixelBatches
+from .plan import TrainingPlan, epochs_for
+from .several_processes import own_rank, ranks
+from .step_progress import show_steps
+from .tensorboard_log import TensorBoardLog
+from .train import Epoch, Training, train
+
+#: The file in ``--out`` that ``--resume`` reads.
+STATE = "training.safetensors"
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """Options of ``auxhead train``, but for those of its :class:`TrainingPlan`."""
+
+    data: Path | None
+    dataset: str | None
+    root: Path | None
+    skip_damaged: bool
+    model: str | None
+    backbone: str | None
+    taps: tuple[str, ...]
+    image_size: int | None
+    batch_size: int
+    epochs: int | None
+    seed: int
+    out: Path
+    resume: bool
+    tensorboard: bool
+
+
+@contextmanager
+def process_group(device: Device) -> Iterator[torch.device]:
+    """Join the processes of torchrun, if it started this one, and leave them at the end; yields the own device."""
+    if not (dist.is_available() and dist.is_torchelastic_launched()):
+        yield torch_device(device)
+        return
+    where = torch_device(device)
+    if where.type == "cuda":
+        where = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(where)
+    dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
+    try:
+        yield where
+    finally:
+        dist.destroy_process_group()
+
+
+def run_training(console: Console, job: TrainingJob, plan: TrainingPlan, device: torch.device) -> None:
+    """Read images, make the network, train it, save it, and print how its exits do; of several processes rank 0 does.
+
+    Raises:
+        BadInput: options that contradict each other, images that cannot be read, a network that does not fit them.
+    """
+    console.quiet = own_rank() > 0
+    _check_options(job, plan)
+    source = load_source(job.data, job.dataset, job.root)
+    network, image_size = _make_network(job, len(source.classes))
+    network.to(device)
+    make_output_directory(job.out)
+    console.print(
+        f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes, {image_size}x{image_size} "
+        f"pixels; {len(network.taps)} heads, {plan.method}, on {device}",
+        soft_wrap=True,
+    )
+    with _log(job, network) as on_epoch, PhaseProgress(console) as start_phase:
+        advance = start_phase("reading images", len(source.open))
+        source, splits = read_splits(
+            source, image_size, job.seed, skip_damaged=job.skip_damaged,
+            tell=lambda lines: console.print(lines, soft_wrap=True), on_image=lambda: advance(1, ""),
+        )  # fmt: skip
+        done = _train(job, plan, network, splits, image_size, start_phase, on_epoch)
+    if own_rank() == 0:
+        _save(console, job, network, source, splits, image_size, done)
+
+
+def _check_options(job: TrainingJob, plan: TrainingPlan) -> None:
+    check_output_directory(job.out)
+    if (job.model is None) == (job.backbone is None):
+        raise BadInput("--model: wants a network, by either --model or --backbone")
+    if job.model is not None and job.taps:
+        raise BadInput("--tap: belongs to --backbone; the network of --model has its heads")
+    if job.backbone is not None and not job.taps:
+        raise BadInput("--tap: missing; --backbone wants the layers that get a head, --tap layer2 --tap layer3, say")
+    if plan.method == "heads" and job.backbone is not None:
+        raise BadInput("--method: heads wants a backbone that is trained already: give yours with --model")
+    if plan.method == "heads" and ranks() > 1:
+        raise BadInput("--method: heads takes seconds in one process; wants no torchrun")
+    if job.resume and not (job.out / STATE).exists():
+        raise BadInput(f"--resume: {job.out} has no {STATE}, wants what the same command left there")
+
+
+@contextmanager
+def _log(job: TrainingJob, network: EarlyExitNetwork) -> Iterator[Callable[[Epoch], object]]:
+    """Yield what writes each epoch for TensorBoard, if that is asked for, and close it at the end."""
+    if not job.tensorboard or own_rank() > 0:
+        yield lambda epoch: None
+        return
+    log = TensorBoardLog(job.out / "tensorboard", [*network.taps, "classifier"])
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def _make_network(job: TrainingJob, classes: int) -> tuple[EarlyExitNetwork, int]:
+    """Return the network, freshly initialised by the seed, and the size of its images."""
+    with torch.random.fork_rng():
+        torch.manual_seed(job.seed)
+        if job.model is not None:
+            network, example = load_factory(job.model)()
+            if example.ndim != 4 or example.shape[1] != 3 or example.shape[2] != example.shape[3]:
+                raise BadInput(f"--model: {job.model} returned a batch {list(example.shape)}, wants [N, 3, size, size]")
+            network.check_taps(example)
+            found = network.fused_heads[0].num_classes
+            if found != classes:
+                raise BadInput(f"--model: {job.model} has {found} classes, wants {classes}, as the images have")
+            return network, job.image_size or example.shape[-1]
+        size = job.image_size or 224
+        return _attach(str(job.backbone), job.taps, classes, size), size
+
+
+def _attach(name: str, taps: tuple[str, ...], classes: int, size: int) -> EarlyExitNetwork:
+    from torchvision.models import get_model, list_models  # takes a second: refusals need not wait for it
+
+    if name not in list_models():
+        raise BadInput(f"--backbone: got {name!r}, wants a network of torchvision.models, resnet18 say")
+    try:
+        backbone = get_model(name, weights=None, num_classes=classes)
+        heads = {tap: FusedAuxHead(None, classes) for tap in taps}
+        return EarlyExitNetwork(backbone, heads, example_input=torch.zeros(2, 3, size, size))
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"--tap: {name} with {', '.join(taps)}: {error}") from None
+
+
+def _train(
+    job: TrainingJob,
+    plan: TrainingPlan,
+    network: EarlyExitNetwork,
+    splits: Splits,
+    image_size: int,
+    start_phase: PhaseProgress,
+    on_epoch: Callable[[Epoch], object],
+) -> Training:
+    device = next(network.parameters()).device
+    images = len(splits.train.labels)
+    batch_size = min(job.batch_size, images // ranks() * ranks())
+    plan = replace(plan, epochs=job.epochs or epochs_for(images, batch_size))
+    heads_alone = plan.method == "heads"  # whose images go through the backbone once, as they are
+    try:
+        batches = PixelBatches(
+            splits.train, batch_size, device=device, seed=None if heads_alone else job.seed,
+            largest_shift=0 if heads_alone else image_size // 16,
+        )  # fmt: skip
+    except ValueError as error:
+        raise BadInput(f"--batch-size: {str(error).removeprefix('batch_size: ')}") from None
+    validation = PixelBatches(splits.validation, min(256, len(splits.validation.labels)), device=device)
+    images_an_epoch = images // batch_size * batch_size
+    advance = start_phase("training", images_an_epoch * plan.epochs)
+    return train(
+        network, batches, plan, validation=validation, seed=job.seed, state=job.out / STATE, resume=job.resume,
+        on_step=show_steps(advance, plan.epochs, images_an_epoch), on_epoch=on_epoch,
+    )  # fmt: skip
+
+
+def _save(
+    console: Console,
+    job: TrainingJob,
+    network: EarlyExitNetwork,
+    source: LabelledImages,
+    splits: Splits,
+    image_size: int,
+    done: Training,
+) -> None:
+    """Write the checkpoint, and print the accuracy of every exit on the validation split."""
+    device = next(network.parameters()).device
+    validation = PixelBatches(splits.validation, min(256, len(splits.validation.labels)), device=device)
+    accuracy = dict(zip([*network.taps, "classifier"], accuracy_of_exits(network, validation), strict=True))
+    made_by = job.model or f"torchvision.models:{job.backbone}"
+    save_checkpoint(
+        job.out, network, backbone=made_by, classes=source.classes, image_size=image_size,
+        accuracy={f"validation of {name}": share for name, share in accuracy.items()},
+    )  # fmt: skip
+    table = Table(title=f"Validation split: {len(splits.validation.labels):,} images, each exit answering for all")
+    table.add_column("exit")
+    table.add_column("accuracy", justify="right")
+    for name, share in accuracy.items():
+        table.add_row(name, f"{share:.1%}")
+    console.print(table)
+    console.print(
+        f"As after epoch {done.best + 1} of {len(done.epochs)}, the best. No head exits yet: thresholds come next.\n"
+        f"Saved in {job.out}: model.safetensors, model.json, {STATE} (for --resume)",
+        soft_wrap=True,
+    )

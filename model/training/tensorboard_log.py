@@ -1,0 +1,40 @@
+"""``TensorBoardLog``: writes loss, learning rate and accuracies of each epoch for TensorBoard."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..bad_input import BadInput
+from .train import Epoch
+
+
+class TensorBoardLog:
+    """An ``on_epoch`` for :func:`train` that writes event files; close it at the end."""
+
+    def __init__(self, directory: Path, exits: Sequence[str]) -> None:
+        """Open a log.
+
+        Args:
+            directory: gets the event files.
+            exits: names of the exits, the classifier's last.
+
+        Raises:
+            BadInput: TensorBoard is not installed.
+        """
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise BadInput("--tensorboard: it is not installed: pip install 'auxhead[tensorboard]'") from None
+        self._writer = SummaryWriter(str(directory))
+        self._exits = tuple(exits)
+
+    def __call__(self, epoch: Epoch) -> None:
+        """Write one epoch."""
+        self._writer.add_scalar("loss", epoch.loss, epoch.epoch)
+        self._writer.add_scalar("learning_rate", epoch.learning_rate, epoch.epoch)
+        for name, accuracy in zip(self._exits, epoch.accuracy or (), strict=False):
+            self._writer.add_scalar(f"accuracy/{name}", accuracy, epoch.epoch)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._writer.close()

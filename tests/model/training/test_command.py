@@ -1,0 +1,171 @@
+"""``auxhead train`` as users type it: networks of theirs and of torchvision, images, files, refusals."""
+
+import json
+import sys
+
+import pytest
+import torch
+import torchvision
+from auxhead.model import accuracy_of_exits, load_checkpoint
+from auxhead.model.commands.options import Device
+from auxhead.model.training.data_sets import load_folder, read_splits
+from auxhead.model.training.pixel_batches import PixelBatches
+from auxhead.model.training.run import process_group
+from support.command_line import assert_one_line_error, auxhead
+from support.pictures import write_image_folder
+from support.trainable import Blocks, assert_equal_bits, tensors
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+SOURCE = """
+import torch
+from auxhead.model import EarlyExitNetwork, FusedAuxHead
+from support.trainable import Blocks, trainable
+
+def make(classes=10, size=8):
+    heads = {"first": FusedAuxHead(None, classes, dropout=0.1), "second": FusedAuxHead(None, classes)}
+    backbone = Blocks()
+    backbone.fc = torch.nn.Linear(16, classes)
+    return EarlyExitNetwork(backbone, heads), torch.zeros(2, 3, size, size)
+
+def for_stripes():
+    return make(2, 16)
+
+def grey():
+    network, _ = make()
+    network.backbone.first[0] = torch.nn.Conv2d(1, 8, 3)
+    return network, torch.zeros(2, 1, 8, 8)
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of the user's in the current directory; returns its name."""
+    (tmp_path / "my_model.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    yield "my_model"
+    sys.modules.pop("my_model", None)
+
+
+def trained(*options, out="out"):
+    result = auxhead("train", "--device", "cpu", "--out", out, *options)
+    assert result.exit_code == 0, result.output + result.stderr
+    return result
+
+
+def rows(result):
+    """The table at the end, accuracy by exit as printed."""
+    lines = [line.strip("│ ").split("│") for line in result.output.splitlines() if line.startswith("│")]
+    return {name.strip(): share.strip() for name, share in lines}
+
+
+def test_a_network_of_yours_on_a_folder_of_pictures(module, tmp_path):
+    folder = write_image_folder(tmp_path / "stripes", per_class=20)
+    result = trained("--data", folder, "--model", f"{module}:for_stripes", "--epochs", 6, "--learning-rate", 0.02)
+    backbone = Blocks()
+    backbone.fc = torch.nn.Linear(16, 2)
+    loaded = load_checkpoint("out", backbone)
+    assert loaded.classes == ("lying", "standing") and loaded.image_size == 16
+    assert json.loads((tmp_path / "out" / "model.json").read_text())["backbone"] == f"{module}:for_stripes"
+    _, splits = read_splits(load_folder(folder), 16, 0, skip_damaged=False, tell=print, on_image=lambda: None)
+    validation = PixelBatches(splits.validation, 8, device=torch.device("cpu"))
+    wanted = dict(zip(["first", "second", "classifier"], accuracy_of_exits(loaded.network, validation), strict=True))
+    found = rows(result)
+    assert {name: f"{share:.1%}" for name, share in wanted.items()} == found
+    assert {f"validation of {name}": share for name, share in wanted.items()} == pytest.approx(dict(loaded.accuracy))
+    assert wanted["second"] > 0.8
+    assert all(head.rule.threshold == 1.0 for head in loaded.network.fused_heads)
+    assert "No head exits yet" in result.output
+
+
+@pytest.mark.parametrize("method", ["heads", "distill"])
+def test_the_digits_by_other_methods(module, method):
+    result = trained("--model", f"{module}:make", "--method", method, "--epochs", 1, "--precision", "bfloat16")
+    assert f"2 heads, {method}, on cpu" in result.output
+    assert list(rows(result)) == ["first", "second", "classifier"]
+
+
+def test_a_backbone_of_torchvision_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = write_image_folder(tmp_path / "stripes", per_class=6)
+    result = trained(
+        "--data", folder, "--backbone", "resnet18", "--tap", "layer1", "--tap", "layer2.0",
+        "--image-size", 32, "--epochs", 1, "--batch-size", 4,
+    )  # fmt: skip
+    assert list(rows(result)) == ["layer1", "layer2.0", "classifier"]
+    loaded = load_checkpoint("out", torchvision.models.resnet18(num_classes=2))
+    assert loaded.network.taps == ("layer1", "layer2.0") and loaded.image_size == 32
+
+
+def test_a_stopped_command_goes_on(module, tmp_path, monkeypatch):
+    options = ("--model", f"{module}:make", "--epochs", 2, "--batch-size", 256)
+    trained(*options, out="whole")
+
+    def stop(step):
+        if step.epoch == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("auxhead.model.training.run.show_steps", lambda *_: stop)
+        assert auxhead("train", "--device", "cpu", "--out", "out", *options).exit_code == 130
+    assert not (tmp_path / "out" / "model.json").exists()
+    result = trained(*options, "--resume")
+    assert "training: 2,048 of 2,048 images, epoch 2 of 2" in result.output
+    states = [load_checkpoint(name, Blocks()).network for name in ("whole", "out")]
+    assert_equal_bits(*(tensors(network) for network in states))
+
+
+def test_tensorboard_gets_every_epoch(module, tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    trained("--model", f"{module}:make", "--epochs", 2, "--batch-size", 256, "--tensorboard")
+    events = accumulator.EventAccumulator(str(tmp_path / "out" / "tensorboard"))
+    events.Reload()
+    names = ["accuracy/first", "accuracy/second", "accuracy/classifier", "learning_rate", "loss"]
+    assert sorted(events.Tags()["scalars"]) == sorted(names)
+    assert [event.step for event in events.Scalars("loss")] == [0, 1]
+
+
+def test_without_tensorboard_the_error_says_what_to_install(module, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    result = auxhead("train", "--model", f"{module}:make", "--epochs", 1, "--tensorboard", "--device", "cpu")
+    assert_one_line_error(result, "--tensorboard: it is not installed: pip install 'auxhead[tensorboard]'")
+
+
+REFUSED = {
+    "no network": ((), "--model: wants a network, by either --model or --backbone"),
+    "two networks": (("--model", "a:b", "--backbone", "resnet18"), "by either --model or --backbone"),
+    "taps of yours": (("--model", "my_model:make", "--tap", "first"), "--tap: belongs to --backbone"),
+    "no taps": (("--backbone", "resnet18"), "--tap: missing; --backbone wants the layers"),
+    "no such layer": (("--backbone", "resnet18", "--tap", "layer9"), "the backbone has no layer 'layer9'"),
+    "no such network": (("--backbone", "resnet19", "--tap", "layer1"), "--backbone: got 'resnet19'"),
+    "untrained": (("--backbone", "resnet18", "--tap", "layer1", "--method", "heads"), "--method: heads wants a back"),
+    "classes": (("--model", "my_model:for_stripes"), "my_model:for_stripes has 2 classes, wants 10"),
+    "grey": (("--model", "my_model:grey"), "returned a batch [2, 1, 8, 8], wants [N, 3, size, size]"),
+    "nothing to resume": (
+        ("--model", "my_model:make", "--epochs", "1", "--resume"),
+        "--resume: auxhead-train has no training.safetensors",
+    ),
+    "two sources": (("--model", "my_model:make", "--data", "x", "--dataset", "digits"), "--data: cannot be given"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_is_refused_in_one_line(module, kind):
+    options, message = REFUSED[kind]
+    assert_one_line_error(auxhead("train", "--device", "cpu", "--image-size", "32", *options), message)
+
+
+def test_torchruns_processes_find_each_other(monkeypatch, tmp_path):
+    """As it starts them: by variables of the environment; the group is gone at the end."""
+    if not torch.distributed.is_gloo_available():
+        pytest.skip("needs gloo")
+    variables = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    for name, value in {**variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with process_group(Device.cpu) as where:
+        assert where == torch.device("cpu") and torch.distributed.get_world_size() == 1
+    assert not torch.distributed.is_initialized()
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    with process_group(Device.cpu):
+        assert not torch.distributed.is_initialized()

@@ -1,0 +1,210 @@
+"""A training that was stopped and goes on gives, bit for bit, what one without a stop gives."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from auxhead.model import TrainingPlan, train
+from auxhead.model.bad_input import BadInput
+from auxhead.model.training.pixel_batches import PixelBatches
+from auxhead.model.training.training_state import TrainingState
+from safetensors import safe_open
+from safetensors.torch import save_file
+from support.trainable import assert_equal_bits, digits, images, tensors, trainable
+from torch.utils.data import DataLoader
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+
+class Stopped(Exception):
+    pass
+
+
+def pixels():
+    split = type(digits()[0])(*(part[:80] for part in digits()[0]))
+    return PixelBatches(split, 16, device=torch.device("cpu"), seed=5, largest_shift=1)
+
+
+def global_loader():
+    return DataLoader(images(digits()[0], 80), 16, shuffle=True)
+
+
+def own_loader():
+    return DataLoader(images(digits()[0], 80), 16, shuffle=True, generator=torch.Generator().manual_seed(3))
+
+
+def in_workers():
+    return DataLoader(images(digits()[0], 40), 20, shuffle=True, num_workers=1)
+
+
+PLANS = {
+    "joint": (pixels, TrainingPlan(epochs=5)),
+    "rest": (global_loader, TrainingPlan(epochs=5, accumulate=2)),
+    "generator": (own_loader, TrainingPlan("distill", epochs=5)),
+    "float16": (global_loader, TrainingPlan(epochs=5, precision="float16")),
+    "heads": (global_loader, TrainingPlan("heads", epochs=5)),
+    "workers": (in_workers, TrainingPlan(epochs=3)),
+}
+
+
+def run(make_batches, plan, *, validation=None, **options):
+    network = trainable(dropout=0.2)
+    done = train(network, make_batches(), plan, validation=validation, seed=7, **options)
+    return network, done
+
+
+@pytest.mark.parametrize("kind", PLANS)
+@pytest.mark.parametrize("validated", [False, True], ids=["last", "best"])
+def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, kind, validated):
+    make_batches, plan = PLANS[kind]
+    validation = DataLoader(images(digits()[1], 40), 20) if validated else None
+    whole, wanted = run(make_batches, plan, validation=validation)
+
+    state, steps = tmp_path / "state.safetensors", []
+
+    def stop(step):
+        steps.append(step)
+        if step.epoch == 2 and len([one for one in steps if one.epoch == 2]) == 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run(make_batches, plan, validation=validation, state=state, on_step=stop)
+    torch.manual_seed(99)  # another process has drawn other numbers
+    seen = []
+    resumed, done = run(make_batches, plan, validation=validation, state=state, resume=True, on_step=seen.append)
+    assert {step.epoch for step in seen} == set(range(2, plan.epochs))
+    assert done == wanted
+    assert_equal_bits(tensors(resumed), tensors(whole))
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_training_goes_on_on_any_device(tmp_path, device, precision):
+    """Within rounding: not all algorithms of a GPU repeat their results."""
+    state = tmp_path / "state.safetensors"
+    plan = TrainingPlan(epochs=4, precision=precision)
+    losses = []
+
+    def stop(epoch):
+        if epoch.epoch == 1:
+            raise Stopped
+
+    for options in ({}, {"state": state, "on_epoch": stop}, {"state": state, "resume": True}):
+        network = trainable().to(device)
+        validation = DataLoader(images(digits()[1], 40), 20)
+        try:
+            done = train(network, global_loader(), plan, validation=validation, seed=7, **options)
+        except Stopped:
+            continue
+        assert {tensor.device for tensor in network.parameters()} == {device}
+        losses.append([epoch.loss for epoch in done.epochs])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2) and losses[0][0] != losses[0][3]
+
+
+def test_a_training_that_is_done_is_only_loaded(tmp_path):
+    _, plan = PLANS["joint"]
+    state = tmp_path / "state.safetensors"
+    whole, wanted = run(pixels, plan, state=state)
+    resumed, done = run(pixels, plan, state=state, resume=True, on_step=lambda step: pytest.fail("trained again"))
+    assert done == wanted
+    assert_equal_bits(tensors(resumed), tensors(whole))
+
+
+def a_state(scale):
+    learner = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(learner.parameters())
+    return TrainingState(learner, optimizer, torch.amp.GradScaler("cpu", init_scale=scale), [])
+
+
+def test_the_scale_of_losses_and_the_layout_of_moments_come_back(tmp_path):
+    """Sums over another layout may round in another way."""
+    one, other = a_state(8.0), a_state(2.0)
+    one.scaler.scale(one.learner(torch.randn(2, 3, 5, 5)).sum()).backward()
+    one.scaler.step(one.optimizer)
+    one.save(tmp_path / "state.safetensors", {})
+    other.restore(tmp_path / "state.safetensors", {})
+    assert other.scaler.get_scale() == 8.0
+    weights = one.learner.weight, other.learner.weight
+    moments = [each.optimizer.state[weight] for each, weight in zip((one, other), weights, strict=True)]
+    for name in ("step", "exp_avg", "exp_avg_sq"):
+        assert torch.equal(moments[0][name], moments[1][name]) and moments[0][name].any()
+        assert moments[0][name].stride() == moments[1][name].stride()
+    assert torch.equal(*weights) and weights[1].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.fixture(scope="module")
+def saved(without_interpreter, tmp_path_factory):
+    state = tmp_path_factory.mktemp("saved") / "state.safetensors"
+    run(pixels, TrainingPlan(epochs=2), state=state)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"learning_rate": 0.5}, "is of a training with learning_rate 0.001, got 0.5; wants the same"),
+        ({"epochs": 3}, "is of a training with epochs 2, got 3"),
+        ({"method": "heads"}, "is of a training with method 'joint', got 'heads'"),
+        ({"weights": (1.0, 1.0, 2.0)}, "is of a training with weights None"),
+    ],
+)
+def test_a_state_of_other_settings_is_refused(saved, change, message):
+    plan = TrainingPlan(**{"epochs": 2, **change})
+    with pytest.raises(BadInput, match=message):
+        run(pixels, plan, state=saved, resume=True)
+
+
+def test_a_state_of_another_network_is_refused(saved):
+    network = trainable(norm=False)
+    before = tensors(network)
+    with pytest.raises(BadInput, match=r"has none for '.*first.0.bias', wants \[8\], as this network has"):
+        train(network, pixels(), TrainingPlan(epochs=2), seed=7, state=saved, resume=True)
+    assert_equal_bits(tensors(network), before)
+
+
+def rewritten(path, change):
+    with safe_open(path, "pt") as file:
+        facts = json.loads(file.metadata()["auxhead"])
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    change(facts, found)
+    save_file(found, path, {"auxhead": json.dumps(facts)})
+
+
+DAMAGE = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-40]),
+    "empty": lambda path: path.write_bytes(b""),
+    "no facts": lambda path: save_file({"x": torch.zeros(2)}, path),
+    "newer": lambda path: rewritten(path, lambda facts, _: facts.update(format="auxhead training state 2")),
+    "no step": lambda path: rewritten(path, lambda facts, _: facts.pop("step")),
+    "no moments": lambda path: rewritten(path, lambda _, found: found.pop("optimizer.1.exp_avg")),
+    "no generator": lambda path: rewritten(path, lambda _, found: found.pop("generator.0")),
+    "bad generator": lambda path: rewritten(path, lambda _, found: found.update({"generator.0": torch.zeros(3)})),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_state_is_told(saved, tmp_path, kind):
+    state = tmp_path / "state.safetensors"
+    shutil.copy(saved, state)
+    DAMAGE[kind](state)
+    with pytest.raises(BadInput, match=r"state.safetensors: is (damaged|no state of a training, or of another ver)"):
+        run(pixels, TrainingPlan(epochs=2), state=state, resume=True)
+
+
+def test_a_state_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(BadInput, match="no such file, so that there is no training to resume"):
+        run(pixels, TrainingPlan(epochs=2), state=tmp_path / "none.safetensors", resume=True)
+
+
+def test_a_failed_write_leaves_the_last_state(saved, tmp_path, monkeypatch):
+    state = tmp_path / "state.safetensors"
+    shutil.copy(saved, state)
+
+    def no_space(_tensors, path, _metadata):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("auxhead.model.training.training_state.save_file", no_space)
+    with pytest.raises(OSError, match="No space"):
+        run(pixels, TrainingPlan(epochs=2), state=state)
+    assert state.read_bytes() == saved.read_bytes() and list(tmp_path.iterdir()) == [state]

@@ -1,0 +1,330 @@
+"""The loop that trains exits: methods, batches, accumulation, precision, early stopping, random numbers."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from auxhead.model import TrainingPlan, accuracy_of_exits, joint_loss, train
+from auxhead.model.bad_input import BadInput
+from auxhead.model.training.pixel_batches import PixelBatches
+from support.pictures import write_image_folder
+from support.trainable import assert_equal_bits, digits, images, tensors, trainable
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+CPU = torch.device("cpu")
+
+
+def loader(count=96, size=16, **options):
+    return DataLoader(images(digits()[0], count), size, **options)
+
+
+def pixels(device=CPU, seed=0, count=None, size=32):
+    split = digits()[0]
+    if count:
+        split = type(split)(*(part[:count] for part in split))
+    return PixelBatches(split, size, device=device, seed=seed, largest_shift=1)
+
+
+@pytest.mark.parametrize("method", ["joint", "distill"])
+def test_every_exit_learns_the_digits(method, device):
+    network = trainable().to(device)
+    validation = DataLoader(images(digits()[1]), 128)
+    before = accuracy_of_exits(network, validation)
+    steps = []
+    plan = TrainingPlan(method, epochs=6, learning_rate=2e-2)
+    done = train(network, pixels(device), plan, validation=validation, on_step=steps.append)
+    found = accuracy_of_exits(network, validation)
+    for early, late, least in zip(before, found, (0.6, 0.85, 0.7), strict=True):
+        assert late > least > early
+    assert done.epochs[done.best].accuracy == tuple(found)
+    assert len(steps) == 6 * (1079 // 32) and steps[0].loss > 1.3 * steps[-1].loss
+    assert [epoch.epoch for epoch in done.epochs] == list(range(6))
+    assert not any(module.training for module in network.modules())
+
+
+def test_the_same_seed_gives_the_same_network_and_another_one_another():
+    found = []
+    for seed in (0, 0, 1):
+        network = trainable(dropout=0.2)
+        train(network, pixels(seed=seed, count=64), TrainingPlan(epochs=2), seed=seed)
+        found.append(tensors(network))
+    assert_equal_bits(found[0], found[1])
+    assert not torch.equal(found[0]["heads.0.linear.weight"], found[2]["heads.0.linear.weight"])
+
+
+def test_the_seed_decides_what_a_data_loader_and_dropout_draw():
+    found = []
+    for seed, noise in ((0, 1), (0, 2), (3, 1)):
+        network = trainable(dropout=0.2)
+        torch.manual_seed(noise)
+        train(network, loader(shuffle=True), TrainingPlan(epochs=2), seed=seed)
+        found.append(tensors(network))
+    assert_equal_bits(found[0], found[1])
+    assert not torch.equal(found[0]["heads.0.linear.weight"], found[2]["heads.0.linear.weight"])
+
+
+def test_random_numbers_outside_go_on_as_before():
+    def drawn():
+        return random.random(), np.random.random(), torch.rand(1).item()
+
+    network = trainable(dropout=0.2)
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    wanted = drawn()
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+    train(network, loader(32, shuffle=True), TrainingPlan(epochs=1), seed=9)
+    assert drawn() == wanted
+
+
+def test_the_loop_is_that_of_plain_pytorch():
+    """AdamW on the mean of the cross-entropies, with a learning rate a step."""
+    batches = list(loader(48))
+    network, plain = trainable(), trainable()
+    train(network, batches, TrainingPlan(epochs=1, learning_rate=1e-2, weight_decay=0.1))
+    plain.train()
+    optimizer = torch.optim.AdamW(plain.parameters(), weight_decay=0.1)
+    for (x, labels), share in zip(batches, (1.0, 0.75, 0.25), strict=True):
+        optimizer.param_groups[0]["lr"] = 1e-2 * share
+        optimizer.zero_grad()
+        joint_loss(plain.logits(x), labels).backward()
+        optimizer.step()
+    for name, value in tensors(plain).items():
+        torch.testing.assert_close(tensors(network)[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_accumulated_batches_are_one_large_one():
+    """The rest, four batches of ten, is a step of its own."""
+    found = []
+    for size, accumulate in ((24, 1), (4, 6)):
+        network = trainable(norm=False)
+        train(network, list(loader(64, size)), TrainingPlan(epochs=2, accumulate=accumulate), seed=0)
+        found.append(tensors(network))
+    assert not torch.equal(found[0]["backbone.fc.weight"], trainable(norm=False).backbone.fc.weight)
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("method", ["joint", "heads"])
+def test_a_frozen_backbone_stays_bit_for_bit(method):
+    """Its batch norms, too; of "heads" the parameters may require gradients."""
+    network = trainable()
+    network.backbone.requires_grad_(method == "heads")
+    before = tensors(network)
+    train(network, loader(), TrainingPlan(method, epochs=2))
+    for name, value in tensors(network).items():
+        assert torch.equal(value, before[name]) == name.startswith("backbone."), name
+    assert all(parameter.requires_grad == (method == "heads") for parameter in network.backbone.parameters())
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_heads_on_kept_features_learn_what_they_learn_behind_the_backbone():
+    """The backbone runs once over the images; the loss is that of the heads alone."""
+    found, rates = [], []
+    runs = 0
+
+    def count(*_):
+        nonlocal runs
+        runs += 1
+
+    for method in ("heads", "joint"):
+        network = trainable()
+        network.backbone.requires_grad_(False)
+        hook = network.backbone.register_forward_hook(count)
+        runs = 0
+        # one batch an epoch, so that no order matters
+        done = train(network, list(loader(64, 64)), TrainingPlan(method, epochs=5, learning_rate=1e-2))
+        hook.remove()
+        found.append(tensors(network))
+        rates.append(runs)
+        assert done.epochs[0].loss > done.epochs[-1].loss
+    assert rates[0] < rates[1]
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=1e-3, atol=1e-4)
+
+
+def test_heads_alone_are_dropped_out_shuffled_and_validated():
+    validation = DataLoader(images(digits()[1], 50), 20)
+    network = trainable(dropout=0.3)
+    steps = []
+    done = train(network, loader(100, 30), TrainingPlan("heads", epochs=3), validation=validation, on_step=steps.append)
+    assert [step.images for step in steps] == [30] * 9
+    assert done.epochs[done.best].accuracy == tuple(accuracy_of_exits(network, validation))
+    other = trainable(dropout=0.0)
+    train(other, loader(100, 30), TrainingPlan("heads", epochs=3), validation=validation)
+    assert not torch.equal(other.heads[0].linear.weight, network.heads[0].linear.weight)
+
+
+def test_features_beyond_memory_are_refused(monkeypatch):
+    monkeypatch.setattr("auxhead.model.training.cached_features.MOST_BYTES", 10_000)
+    network = trainable()
+    with pytest.raises(ValueError, match="^batches: their features take more than .*take the method 'joint'"):
+        train(network, loader(), TrainingPlan("heads"))
+
+
+@pytest.mark.parametrize("method", ["joint", "heads"])
+def test_an_exit_of_weight_0_stays(method):
+    network = trainable()
+    before = tensors(network)
+    weights = (0.0, 1.0) if method == "heads" else (0.0, 1.0, 1.0)
+    train(network, loader(), TrainingPlan(method, epochs=1, weights=weights, weight_decay=0.0))
+    after = tensors(network)
+    assert torch.equal(after["heads.0.linear.weight"], before["heads.0.linear.weight"])
+    assert not torch.equal(after["heads.1.linear.weight"], before["heads.1.linear.weight"])
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("method", ["joint", "heads"])
+def test_half_precision_learns_with_parameters_in_float32(precision, method):
+    found = []
+    for each in ("float32", precision):
+        network, steps = trainable(), []
+        plan = TrainingPlan(method, epochs=3, learning_rate=1e-2, precision=each)
+        train(network, loader(64, 32), plan, on_step=lambda step, to=steps: to.append(step.loss.item()))
+        assert {parameter.dtype for parameter in network.parameters()} == {torch.float32}
+        found.append(steps)
+    assert found[0] != found[1] and found[1][-1] < found[1][0]
+    assert found[1] == pytest.approx(found[0], rel=0.05)
+
+
+def test_training_stops_where_it_gets_no_better_and_keeps_the_best():
+    """It learns wrong labels from the third epoch on."""
+    x, labels = images(digits()[0], 64).tensors
+
+    class Spoiled:
+        """The digits for two epochs, then labels that are one too large."""
+
+        def __init__(self):
+            self.epoch = -1
+
+        def __len__(self):
+            return 8
+
+        def __iter__(self):
+            self.epoch += 1
+            wrong = (labels + (self.epoch > 1)) % 10
+            return zip(x.split(8), wrong.split(8), strict=True)
+
+    network, states = trainable(), []
+    done = train(
+        network, Spoiled(), TrainingPlan(epochs=30, learning_rate=2e-2, patience=3),
+        validation=[(x, labels)], on_epoch=lambda _: states.append(tensors(network)),
+    )  # fmt: skip
+    means = [sum(epoch.accuracy) for epoch in done.epochs]
+    assert len(done.epochs) < 30
+    assert done.best == means.index(max(means)) == len(done.epochs) - 4
+    assert_equal_bits(tensors(network), states[done.best])
+    assert not torch.equal(states[-1]["backbone.fc.weight"], states[done.best]["backbone.fc.weight"])
+
+
+def test_a_loss_that_is_no_number_is_told():
+    with pytest.raises(BadInput, match=r"^learning_rate: got 1e\+30, with which the loss is (nan|inf) in epoch 1"):
+        train(trainable(norm=False), loader(), TrainingPlan(epochs=2, learning_rate=1e30))
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield torch.zeros(3, 8, 8), 0
+
+
+X, LABELS = torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("batches", "error", "message"),
+    [
+        (iter([(X, LABELS)]), TypeError, "batches: got list_iterator, whose length is not known"),
+        (DataLoader(Endless(), 1), TypeError, "batches: got DataLoader, whose length is not known"),
+        ([], ValueError, "batches: got none, wants at least one"),
+        ([(X, [0] * 4)], TypeError, "batches: got list for labels"),
+        ([(X, LABELS.float())], TypeError, "batches: got labels of torch.float32, wants torch.int64"),
+        ([(X, LABELS[:3])], ValueError, r"batches: got labels \[3\] for images \[4, 3, 8, 8\]"),
+        ([(X, LABELS + 10)], ValueError, "batches: got label 10, wants 0 to 9"),
+    ],
+    ids=["iterator", "endless", "none", "no-tensor", "floats", "fewer", "no-class"],
+)
+def test_batches_that_cannot_be_learned_from_are_refused(batches, error, message):
+    network = trainable()
+    before = tensors(network)
+    with pytest.raises(error, match=f"^{message}"):
+        train(network, batches, TrainingPlan(epochs=1))
+    assert_equal_bits(tensors(network), before)
+
+
+@pytest.mark.parametrize("method", ["joint", "heads"])
+def test_validation_that_ends_is_refused_before_anything_is_learned(method):
+    network = trainable()
+    before = tensors(network)
+    for validation, error in ((iter([(X, LABELS)]), TypeError), ([], ValueError)):
+        with pytest.raises(error, match="^validation: got"):
+            train(network, loader(), TrainingPlan(method, epochs=1), validation=validation)
+    assert_equal_bits(tensors(network), before)
+
+
+@pytest.mark.parametrize("by_batches", [False, True])
+def test_samplers_of_several_processes_are_told_the_epoch(by_batches):
+    data = images(digits()[0], 48)
+    sampler = DistributedSampler(data, num_replicas=1, rank=0)
+    told = []
+    set_epoch = sampler.set_epoch
+    sampler.set_epoch = lambda epoch: (told.append(epoch), set_epoch(epoch))
+    batches = DataLoader(data, 16, sampler=sampler)
+    if by_batches:
+        batches = DataLoader(data, batch_sampler=BatchSampler(sampler, 16, drop_last=False))
+    train(trainable(), batches, TrainingPlan(epochs=3))
+    assert told == [0, 1, 2]
+
+
+def test_a_folder_of_pictures_by_torchvision(tmp_path):
+    """Its transforms draw from the seed, in workers as well."""
+    flip = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
+    folder = ImageFolder(write_image_folder(tmp_path / "stripes", per_class=6), flip)
+    found = []
+    for seed, workers in ((0, 0), (0, 0), (1, 0), (0, 1), (0, 1)):
+        network = trainable()
+        train(network, DataLoader(folder, 4, num_workers=workers), TrainingPlan(epochs=1), seed=seed)
+        found.append(tensors(network))
+    assert_equal_bits(found[0], found[1])
+    assert_equal_bits(found[3], found[4])
+    assert not torch.equal(found[0]["backbone.fc.weight"], found[2]["backbone.fc.weight"])
+
+
+def test_arguments_that_do_not_fit_are_refused(tmp_path):
+    with pytest.raises(TypeError, match="^network: got Linear, wants an EarlyExitNetwork"):
+        train(torch.nn.Linear(2, 2), loader())
+    with pytest.raises(ValueError, match="^weights: got .* wants 3"):
+        train(trainable(), loader(), TrainingPlan(weights=(1.0, 1.0)))
+    with pytest.raises(ValueError, match="^weights: got .* wants 2"):
+        train(trainable(), loader(), TrainingPlan("heads", weights=(1.0, 1.0, 1.0)))
+    with pytest.raises(ValueError, match="^validation: missing"):
+        train(trainable(), loader(), TrainingPlan(patience=2))
+    with pytest.raises(ValueError, match="^state: missing"):
+        train(trainable(), loader(), resume=True)
+    with pytest.raises(TypeError, match="^network: has parameters of torch.bfloat16, wants torch.float32"):
+        train(trainable().bfloat16(), loader())
+    with pytest.raises(ValueError, match="^network: has no parameter that requires a gradient"):
+        train(trainable().requires_grad_(False), loader())
+    with pytest.raises(ValueError, match="^batch_size: got 2000, wants 1 to 1079"):
+        pixels(size=2000)
+
+
+def test_heads_without_a_width_are_named():
+    from auxhead.model import EarlyExitNetwork, FusedAuxHead
+
+    network = EarlyExitNetwork(trainable().backbone, {"first": FusedAuxHead(None, 10)})
+    with pytest.raises(ValueError, match=r"^network: the heads at \['first'\] do not know their width"):
+        train(network, loader())
+
+
+def test_unshuffled_pixels_are_all_images_in_order():
+    split = digits()[1]
+    batches = PixelBatches(split, 100, device=CPU)
+    found = list(batches)
+    assert len(found) == len(batches) == 4
+    assert torch.equal(torch.cat([labels for _, labels in found]), split.labels)
+    torch.testing.assert_close(torch.cat([x for x, _ in found]), split.pixels / 127.5 - 1.0)
