@@ -5,8 +5,8 @@ eight heads 30 us of a host that has done something else before, where this take
 """
 
 import struct
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from ctypes import addressof, c_uint64
 from typing import Any, NamedTuple
 
 import torch
@@ -79,17 +79,16 @@ class DriverLaunch:
 class _Block(NamedTuple):
     """Memory for the arguments of one launch, 8 bytes each, and pointers to them."""
 
-    words: Any
-    pointers: Any
+    words: "array[int]"
+    pointers: "array[int]"
     pointers_at: int
 
     @classmethod
     def holding(cls, packed: bytes) -> "_Block":
-        count = len(packed) // 8
-        words = (c_uint64 * count).from_buffer_copy(packed)
-        first = addressof(words)
-        pointers = (c_uint64 * count)(*range(first, first + 8 * count, 8))
-        return cls(words, pointers, addressof(pointers))
+        words = array("Q", packed)
+        first, count = words.buffer_info()
+        pointers = array("Q", range(first, first + 8 * count, 8))
+        return cls(words, pointers, pointers.buffer_info()[0])
 
 
 class _Parameter(NamedTuple):

@@ -3,7 +3,8 @@
 import typer
 
 from .commands.version import version_option
-from .demo.command import BeyondModel, demo_command, infer
+from .demo.command import BeyondModel, demo_command
+from .inference.command import infer
 from .training.command import train
 
 

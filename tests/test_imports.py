@@ -29,6 +29,7 @@ LEVELS = {
         {"commands"},
         {"training", "calibration"},
         {"demo", "examples"},
+        {"inference"},
     ),
     "autotune": (
         {"records"},

@@ -1,4 +1,4 @@
-"""The commands ``auxhead demo`` and ``auxhead infer``."""
+"""The command ``auxhead demo``."""
 
 import dataclasses
 import shlex
@@ -11,7 +11,6 @@ import typer
 from ..commands.console import plain_console
 from ..commands.errors import one_line_errors
 from ..commands.options import (
-    RUNS_YOUR_CODE,
     DataOption,
     Dataset,
     DatasetOption,
@@ -113,40 +112,3 @@ def demo_command(beyond: Callable[[], BeyondModel]) -> Callable[..., None]:
                 console.print(f"  auxhead infer --checkpoint {shlex.quote(str(out))} {chosen}", soft_wrap=True)
 
     return demo
-
-
-def infer(
-    images: Annotated[list[Path], typer.Argument(help="Picture files.", show_default=False)],
-    checkpoint: Annotated[
-        Path, typer.Option(help="A directory written by `auxhead demo` or by save_checkpoint.", show_default=False)
-    ],
-    backbone: Annotated[
-        str | None,
-        typer.Option(
-            help="Makes the backbone of a checkpoint of your own: package.module:function, called without arguments. "
-            f"{RUNS_YOUR_CODE} What a checkpoint names is never called."
-        ),
-    ] = None,
-    device: DeviceOption = Device.auto,
-) -> None:
-    """Answer for image files, and say which exit answered."""
-    from ..checkpoint import load_checkpoint
-    from ..commands.devices import torch_device
-    from ..commands.user_model import import_function
-    from ..exit_result import joined
-    from .saved import load_demo
-    from .tables import answers_table
-
-    with one_line_errors():
-        if backbone is None:
-            loaded = load_demo(checkpoint)
-        else:
-            loaded = load_checkpoint(checkpoint, import_function("--backbone", backbone)())
-        pixels = loaded.read_images(images)
-        where = torch_device(device)
-        network = loaded.network.to(where)
-        for head in network.fused_heads:
-            head.return_probs = True  # which the table shows
-        result = joined([network(part.to(where)) for part in pixels.split(256)])
-        names = loaded.classes or [str(label) for label in range(network.fused_heads[0].num_classes)]
-        plain_console().print(answers_table(images, result, [*network.taps, "classifier"], names))

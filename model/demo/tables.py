@@ -1,13 +1,11 @@
-"""Tables that ``auxhead demo`` and ``auxhead infer`` print: exits on the test split, latencies, answers for files."""
+"""Tables that ``auxhead demo`` prints: exits on the test split, and latencies."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
-from ..exit_result import ExitResult
 from .report import DemoReport
 
 
@@ -52,30 +50,6 @@ def _latency_table(rows: Sequence[Mapping[str, Any]], device: str) -> Table:
             for kind in ("device_us", "host_us")
         ]
         table.add_row(str(row["batch"]), row["mode"], row["variant"], *times)
-    return table
-
-
-def answers_table(files: Sequence[Path], result: ExitResult, exits: Sequence[str], classes: Sequence[str]) -> Table:
-    """Return the table of answers for image files, a row each; the last of ``exits`` is the classifier."""
-    assert result.probs is not None
-    top = result.probs.topk(min(3, len(classes)), dim=1)
-    table = Table(
-        Column("file", overflow="fold"),
-        "answer",
-        Column("sure", justify="right"),
-        Column(f"exit (of {len(exits)})", no_wrap=True),
-        "most likely",
-    )
-    for row, file in enumerate(files):
-        exit_index = int(result.exit_index[row])
-        likely = zip(top.indices[row].tolist(), top.values[row].tolist(), strict=True)
-        table.add_row(
-            str(file),
-            classes[int(result.label[row])],
-            f"{result.confidence[row].item():.1%}",
-            f"{exit_index + 1}: {exits[exit_index]}",
-            ", ".join(f"{classes[label]} {share:.0%}" for label, share in likely),
-        )
     return table
 
 

@@ -1,0 +1,61 @@
+"""The command ``auxhead infer``."""
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..commands.console import plain_console
+from ..commands.errors import one_line_errors
+from ..commands.options import RUNS_YOUR_CODE, Device
+
+
+class RunnerName(str, Enum):
+    """Ways to run the network, as of ``make_runner``."""
+
+    eager = "eager"
+    auto = "auto"
+    overlapped = "overlapped"
+    polled = "polled"
+    gated = "gated"
+
+
+def infer(
+    images: Annotated[
+        list[Path], typer.Argument(help="Picture files, or folders of them with all that is below.", show_default=False)
+    ],
+    checkpoint: Annotated[
+        Path,
+        typer.Option(help="A directory written by `auxhead demo`, `train` or save_checkpoint.", show_default=False),
+    ],
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            help="Makes the backbone of a checkpoint of your own: package.module:function, called without arguments. "
+            f"{RUNS_YOUR_CODE} What a checkpoint names is never called."
+        ),
+    ] = None,
+    runner: Annotated[
+        RunnerName,
+        typer.Option(help="How the network is run; auto measures for ten seconds first, and pays for thousands."),
+    ] = RunnerName.eager,
+    batch: Annotated[int, typer.Option(min=1, help="Images that are read and answered together.")] = 64,
+    json_lines: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", help="Write a JSON object a line to this file, - for standard output.", show_default=False
+        ),
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.auto,
+) -> None:
+    """Answer for image files, and say which exit answered."""
+    from ..commands.devices import torch_device
+    from .load import load_network
+    from .run import run_infer
+
+    with one_line_errors():
+        loaded = load_network(checkpoint, backbone)
+        loaded.network.to(torch_device(device))
+        console = plain_console()
+        run_infer(loaded, images, exits=runner.value, batch=batch, out=json_lines, console=console)

@@ -1,0 +1,138 @@
+"""Answers for image files with any runner: finds the files, reads them batch by batch, and writes what is answered."""
+
+import json
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from PIL import Image
+from rich.console import Console
+
+from ..bad_input import BadInput
+from ..checkpoint import Checkpoint
+from ..exit_result import ExitResult, joined
+from ..images import FORMATS
+from ..make_runner import make_runner
+from ..replacing import replacing
+from ..runners.runner import Runner
+from .tables import answers_table
+
+
+class Batch(NamedTuple):
+    """Images that were answered together."""
+
+    files: Sequence[Path]
+    result: ExitResult
+    """On the CPU."""
+
+
+def image_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files that paths are, or that lie below them: in folders those named as images are, in order.
+
+    Raises:
+        BadInput: a folder without images.
+    """
+    endings = {ending for ending, form in Image.registered_extensions().items() if form in FORMATS}
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        below = sorted(file for file in path.rglob("*") if file.suffix.lower() in endings and file.is_file())
+        if not below:
+            raise BadInput(f"{path}: has no images below it, wants files that end in {', '.join(sorted(endings))}")
+        found += below
+    return found
+
+
+def answers(checkpoint: Checkpoint, files: Sequence[Path], *, exits: str, batch: int) -> Iterator[Batch]:
+    """Answer for files, a batch at a time, on the device where the network is.
+
+    Args:
+        checkpoint: whose network, in eval mode, answers.
+        files: of images, at least one.
+        exits: the runner, as of :func:`make_runner`, made for the first batch.
+        batch: images that are read and answered together.
+
+    Raises:
+        BadInput: a file that cannot be read as an image, or a runner that cannot be made of this network.
+    """
+    runner: Runner | None = None
+    try:
+        for start in range(0, len(files), batch):
+            of_batch = files[start : start + batch]
+            x = checkpoint.read_images(of_batch)
+            if runner is None:
+                try:
+                    runner = make_runner(checkpoint.network, x, exits=exits)
+                except (RuntimeError, ValueError) as error:
+                    raise BadInput(f"--runner: {exits}: {' '.join(str(error).split())}") from None
+            yield Batch(of_batch, runner(x).cpu())
+    finally:
+        if runner is not None:
+            runner.close()
+
+
+def run_infer(
+    checkpoint: Checkpoint, paths: Sequence[Path], *, exits: str, batch: int, out: Path | None, console: Console
+) -> None:
+    """Answer for images, and print a table or, where ``out`` is given, write JSON lines.
+
+    A file gets its name once all is answered; ``-`` is standard output, where each batch's lines stand at once.
+
+    Raises:
+        BadInput: as :func:`image_files` and :func:`answers`.
+    """
+    files = image_files(paths)
+    network = checkpoint.network
+    names = checkpoint.classes or [str(label) for label in range(network.fused_heads[0].num_classes)]
+    exit_names = [*network.taps, "classifier"]
+    left: Counter[int] = Counter()
+    began = time.perf_counter()
+    if out is None:
+        for head in network.fused_heads:
+            head.return_probs = True  # which the table shows
+        done = list(answers(checkpoint, files, exits=exits, batch=batch))
+        result = joined([one.result for one in done])
+        console.print(answers_table(files, result, exit_names, names))
+        left.update(result.exit_index.tolist())
+    else:
+        to_stdout = str(out) == "-"
+        with nullcontext(out) if to_stdout else replacing(out) as unfinished:
+            with nullcontext(sys.stdout) if to_stdout else unfinished.open("w", encoding="utf-8") as lines:
+                for one in answers(checkpoint, files, exits=exits, batch=batch):
+                    _write_lines(lines, one, exit_names, names)
+                    left.update(one.result.exit_index.tolist())
+        if to_stdout:
+            return
+    seconds = time.perf_counter() - began
+    shares = ", ".join(f"{left[index] / len(files):.0%} {name}" for index, name in enumerate(exit_names) if left[index])
+    saved = "" if out is None else f" Saved in {out}."
+    console.print(
+        f"{len(files):,} images in {seconds:.1f} s, reading included; left at: {shares}.{saved}", soft_wrap=True
+    )
+
+
+def _write_lines(lines: TextIO, batch: Batch, exits: Sequence[str], classes: Sequence[str]) -> None:
+    """Write an object a line: image, class by name and index, confidence (null if there is none), exit."""
+    values = zip(
+        batch.files,
+        *(part.tolist() for part in (batch.result.label, batch.result.confidence, batch.result.exit_index)),
+        strict=True,
+    )
+    for file, label, confidence, exit_index in values:
+        line = {
+            "image": str(file),
+            "class": classes[label],
+            "class_index": label,
+            "confidence": confidence if math.isfinite(confidence) else None,
+            "exit": exits[exit_index],
+            "exit_index": exit_index,
+        }
+        lines.write(json.dumps(line) + "\n")
+    lines.flush()
