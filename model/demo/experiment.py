@@ -77,7 +77,7 @@ def run_demo(
         _train(network, splits.train, plan, seed, start_phase)
 
     with _timed(seconds, "calibrate"):
-        calibration = calibrate_network(network, splits.validation, max_accuracy_drop)
+        calibration = calibrate_demo(network, splits.validation, max_accuracy_drop)
 
     with _timed(seconds, "evaluate"):
         report = _evaluate(network, splits.test, calibration)
@@ -122,7 +122,7 @@ def _train(network: EarlyExitNetwork, split: Split, plan: TrainingPlan, seed: in
     train(network, split, plan, seed=seed, on_step=on_step)
 
 
-def calibrate_network(network: EarlyExitNetwork, validation: Split, max_accuracy_drop: float) -> Calibration:
+def calibrate_demo(network: EarlyExitNetwork, validation: Split, max_accuracy_drop: float) -> Calibration:
     """Choose the thresholds on a validation split and set the network's rules to them."""
     answers = answers_of_all_exits(network, validation.pixels)
     correct = answers.label == validation.labels
