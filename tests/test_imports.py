@@ -26,7 +26,9 @@ LEVELS = {
         {"auto"},
         {"make_runner"},
         {"accelerate"},
-        {"training", "calibration", "commands"},
+        {"commands"},
+        {"training"},
+        {"calibration"},
         {"demo", "examples"},
     ),
     "autotune": (
@@ -34,7 +36,7 @@ LEVELS = {
         {"measuring"},
         {"heads", "bench", "profile"},
         {"sweep", "overlap", "pareto", "plan"},
-        {"tuned", "footprint"},
+        {"tuned", "footprint", "coverage"},
     ),
 }
 STANDARD = set(sys.stdlib_module_names)

@@ -72,7 +72,7 @@ def calibrate_network(
         TypeError, ValueError: arguments that are none of these, or splits that share a sample, with each other or with
             ``train``, by index or content; nothing is changed.
     """
-    budget = _budget(max_accuracy_drop, max_latency_ms, latencies)
+    _check_budget(max_accuracy_drop, max_latency_ms, latencies)
     _check(network, latencies, confidence, seed, static_model)
     collected, parts = _collect(network, data, splits, train, seed, static_model)
     if latencies is not None and latencies.batch_size > min(map(len, parts.values())):
@@ -80,23 +80,54 @@ def calibrate_network(
             f"latencies: are of batches of {latencies.batch_size}, wants at most {min(map(len, parts.values()))}, the "
             "samples of the smallest split"
         )
+    report, rules = calibrate_exits(
+        network, collected, parts, max_accuracy_drop=max_accuracy_drop, max_latency_ms=max_latency_ms,
+        latencies=latencies, confidence=confidence, seed=None if splits is not None or isinstance(data, Mapping) else seed,
+    )  # fmt: skip
+    for head, rule in zip(network.fused_heads, rules, strict=True):
+        head.rule.assign(rule)
+    return report
+
+
+def calibrate_exits(
+    network: EarlyExitNetwork,
+    collected: ExitLogits,
+    parts: Mapping[str, Tensor],
+    *,
+    max_accuracy_drop: float | None,
+    max_latency_ms: float | None,
+    latencies: ExitLatencies | None,
+    confidence: float,
+    seed: int | None,
+) -> tuple[CalibrationReport, list[ExitRule]]:
+    """Return the report and the rules for what a network has said, and leave its own rules as they are.
+
+    Args:
+        network: whose criteria, enabled heads and taps count.
+        collected: what its exits say of all samples.
+        parts: indices of each split.
+        max_accuracy_drop: this and the rest as in :func:`calibrate_network`, which checks them.
+        max_latency_ms: likewise.
+        latencies: likewise.
+        confidence: likewise.
+        seed: for the report.
+    """
     rules = [head.rule for head in network.fused_heads]
     temperatures, samples = _scored(collected, parts, [rule.criterion for rule in rules])
-    fitting, testing = samples["temperature"], samples["test"]
+    fitting, testing, count = samples["temperature"], samples["test"], len(parts["thresholds"])
 
     ranges = [CRITERIA[rule.criterion] for rule in rules]
     path = threshold_path(fitting.scores, fitting.correct, ranges, [rule.enabled for rule in rules])
-    curve, count = (
-        curve_of(path, samples["thresholds"], [high for _, high in ranges], latencies),
-        len(parts["thresholds"]),
-    )
+    curve = curve_of(path, samples["thresholds"], [high for _, high in ranges], latencies)
     if max_accuracy_drop is not None:
         curve = judged(curve, count, max_accuracy_drop, confidence)
         chosen, bound = within_accuracy(curve, count, max_accuracy_drop, confidence)
+        budget = {"max_accuracy_drop": float(max_accuracy_drop)}
     else:
         assert max_latency_ms is not None and latencies is not None
         expected = [expected_latency(exit_indices(fitting.scores, one), latencies) for one in path]
         chosen, bound = within_latency(curve, expected, count, max_latency_ms, confidence)
+        budget = {"max_latency_ms": float(max_latency_ms)}
 
     exits = exit_indices(testing.scores, path[chosen])
     accuracy, full = testing.right(exits).double().mean().item(), testing.correct[-1].double().mean().item()
@@ -105,7 +136,7 @@ def calibrate_network(
     report = CalibrationReport(
         format=REPORT_FORMAT,
         data=None,
-        seed=None if splits is not None or isinstance(data, Mapping) else seed,
+        seed=seed,
         samples={name: len(part) for name, part in parts.items()},
         budget=budget,
         bound=bound,
@@ -121,20 +152,21 @@ def calibrate_network(
         curve=curve,
         environment=environment(network.fused_heads[0].linear.weight.device),
     )
-    for rule, threshold, temperature in zip(rules, path[chosen].tolist(), temperatures[:-1], strict=True):
-        rule.assign(ExitRule(threshold, criterion=rule.criterion, temperature=temperature, enabled=rule.enabled))
-    return report
+    found = [
+        ExitRule(threshold, criterion=rule.criterion, temperature=temperature, enabled=rule.enabled)
+        for rule, threshold, temperature in zip(rules, path[chosen].tolist(), temperatures[:-1], strict=True)
+    ]
+    return report, found
 
 
-def _budget(
+def _check_budget(
     max_accuracy_drop: float | None, max_latency_ms: float | None, latencies: ExitLatencies | None
-) -> dict[str, float]:
-    """Return the one budget that was given, by its name."""
+) -> None:
     budgets = {"max_accuracy_drop": max_accuracy_drop, "max_latency_ms": max_latency_ms}
     for name, value in budgets.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise TypeError(f"{name}: got {value!r}, wants a number or None")
-    given = {name: float(value) for name, value in budgets.items() if value is not None}
+    given = [name for name, value in budgets.items() if value is not None]
     if len(given) != 1:
         raise ValueError(f"max_accuracy_drop, max_latency_ms: got {'both' if given else 'neither'}, wants one of them")
     if max_accuracy_drop is not None and not 0.0 <= max_accuracy_drop <= 1.0:
@@ -144,7 +176,6 @@ def _budget(
             raise ValueError(f"max_latency_ms: got {max_latency_ms}, wants milliseconds greater than 0")
         if latencies is None:
             raise ValueError("latencies: got None, wants those of measure_exit_latencies for max_latency_ms")
-    return given
 
 
 def _check(

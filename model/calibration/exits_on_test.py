@@ -1,4 +1,4 @@
-"""What each exit does on the test split: reliability, share, accuracy."""
+"""Rows of the report: reliability, share and accuracy of each exit on the test split."""
 
 from collections.abc import Sequence
 
