@@ -68,4 +68,5 @@ def run_coverage(
         f"{drops[-1]:.2f}. Images that leave early: {100 * mean(1 - row['shares'][-1] for row in rows):.1f} %, at exit "
         f"{mean(row['mean_exit'] for row in rows):.1f} of 0 to {len(loaded.network.taps)} on average.",
         highlight=False,
+        soft_wrap=True,
     )

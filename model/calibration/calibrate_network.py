@@ -80,9 +80,10 @@ def calibrate_network(
             f"latencies: are of batches of {latencies.batch_size}, wants at most {min(map(len, parts.values()))}, the "
             "samples of the smallest split"
         )
+    given = splits is not None or isinstance(data, Mapping)
     report, rules = calibrate_exits(
         network, collected, parts, max_accuracy_drop=max_accuracy_drop, max_latency_ms=max_latency_ms,
-        latencies=latencies, confidence=confidence, seed=None if splits is not None or isinstance(data, Mapping) else seed,
+        latencies=latencies, confidence=confidence, seed=None if given else seed,
     )  # fmt: skip
     for head, rule in zip(network.fused_heads, rules, strict=True):
         head.rule.assign(rule)

@@ -1,4 +1,4 @@
-"""What ``auxhead calibrate`` does: loads a checkpoint and images, calibrates, and saves the result."""
+"""Work of ``auxhead calibrate``: loads a checkpoint and images, calibrates, and saves the result."""
 
 import functools
 from collections.abc import Callable, Iterator

@@ -12,11 +12,9 @@ from ..records import Known
 from ..reports import read_one_report
 from ..style import BLUE, GREEN, GREY, ORANGE, SKY, frame, new_figure, note, tidy
 
-#: The format of the report that this figure reads.
-REPORT_FORMAT = "auxhead calibration report 1"
 _NULL_OR_NUMBER = Maybe(NUMBER, absent=False)
 _RELIABILITY = {"ece": NUMBER, "samples": [WHOLE], **dict.fromkeys(("confidence", "accuracy"), [_NULL_OR_NUMBER])}
-#: All that it reads of one.
+#: All that it reads of a report.
 _REPORT = {
     "data": Maybe(TEXT, absent=False),
     "samples": dict.fromkeys(("temperature", "thresholds", "test"), WHOLE),
@@ -42,7 +40,7 @@ _REPORT = {
 
 def read_report(paths: Sequence[Path], kinds: Sequence[str], known: Known) -> dict[str, Any]:
     """Read one report.json of ``auxhead calibrate``; ``kinds`` and ``known`` are for records."""
-    return read_one_report(paths, REPORT_FORMAT, "auxhead calibrate", _REPORT)
+    return read_one_report(paths, "auxhead calibrate", _REPORT)
 
 
 def draw(report: Mapping[str, Any]) -> tuple[Figure, dict[str, Any]]:

@@ -11,9 +11,7 @@ from ..records import Known
 from ..reports import read_one_report
 from ..style import BLUE, GREY, ORANGE, frame, new_figure, note, tidy
 
-#: The format of the report that this figure reads.
-REPORT_FORMAT = "auxhead demo report 1"
-#: All that it reads of one.
+#: All that it reads of a report.
 _REPORT = {
     "data": TEXT,
     **dict.fromkeys(("image_size", "seed"), WHOLE),
@@ -34,7 +32,7 @@ _REPORT = {
 
 def read_report(paths: Sequence[Path], kinds: Sequence[str], known: Known) -> dict[str, Any]:
     """Read one report.json of ``auxhead demo``; ``kinds`` and ``known`` are for records."""
-    return read_one_report(paths, REPORT_FORMAT, "auxhead demo", _REPORT)
+    return read_one_report(paths, "auxhead demo", _REPORT)
 
 
 def draw(report: Mapping[str, Any]) -> tuple[Figure, dict[str, Any]]:
