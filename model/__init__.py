@@ -22,6 +22,7 @@ _MODULES = {
     "EagerRunner": ".runners.eager",
     "EarlyExitNetwork": ".early_exit_network",
     "ExitLatencies": ".calibration.exit_latency",
+    "ExitLog": ".calibration.exit_log",
     "ExitResult": ".exit_result",
     "ExitRule": ".exit_rule",
     "FuseReport": ".fuse_aux_heads",
@@ -41,6 +42,8 @@ _MODULES = {
     "make_runner": ".make_runner",
     "make_trunk": ".trunk.trunk",
     "measure_exit_latencies": ".calibration.exit_latency",
+    "replay": ".calibration.replay",
+    "retune_thresholds": ".calibration.retuning",
     "sample_identities": ".calibration.splits",
     "save_checkpoint": ".checkpoint",
 }

@@ -20,9 +20,8 @@ def labelled(axes):
 def test_panels_show_the_numbers_of_the_report(report):
     figure, drawn = calibration.draw(report)
     _before, after, shares, curve = figure.axes
-    assert [bar.get_height() for bar in shares.patches] == pytest.approx(
-        [100 * one["share"] for one in report["exits"]]
-    )
+    heights = [bar.get_height() for bar in shares.patches]
+    assert heights == pytest.approx([100 * one["share"] for one in report["exits"]])
     lines = labelled(curve)
     x, y = lines["candidates, split for thresholds"]
     assert x == [one["mean_exit"] for one in report["curve"]]
