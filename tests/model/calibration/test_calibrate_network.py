@@ -12,8 +12,10 @@ from auxhead.model import (
     ExitRule,
     FusedAuxHead,
     calibrate_network,
+    measure_exit_latencies,
     sample_identities,
 )
+from auxhead.model.calibration.scores import exit_scores
 from torch import nn
 
 
@@ -253,3 +255,36 @@ def test_a_network_in_training_mode_is_refused(network, held_out):
         calibrate_network(network.train(), held_out, max_accuracy_drop=0.01)
     with pytest.raises(TypeError, match="network: got Sequential, wants an EarlyExitNetwork"):
         calibrate_network(network.backbone, held_out, max_accuracy_drop=0.01)
+
+
+def test_a_network_is_calibrated_on_its_device(network, held_out, device, without_interpreter):
+    on_cpu = calibrate_network(network, held_out, max_accuracy_drop=0.03)
+    network.to(device)
+    x = held_out[0][0].to(device)
+    latencies = measure_exit_latencies(network, functools.partial(network, stop=True), x, rounds=2)
+    assert all(one > 0 for one in latencies.milliseconds) and latencies.batch_size == len(x)
+    moved = [(images.to(device), labels.to(device)) for images, labels in held_out]
+    for data in (held_out, moved):
+        report = calibrate_network(network, data, max_accuracy_drop=0.03, latencies=latencies)
+        assert report.samples == on_cpu.samples and report.bound.reachable
+        # rounding on a device may move a threshold past a sample
+        assert report.mean_exit == pytest.approx(on_cpu.mean_exit, abs=0.1)
+        assert [row.temperature for row in report.exits] == pytest.approx(
+            [row.temperature for row in on_cpu.exits], rel=1e-3
+        )
+
+
+def test_scores_are_the_confidences_of_the_heads(network, held_out):
+    images = held_out[0][0]
+    network.set_rules({"0": ExitRule(0.0, temperature=0.7), "1": ExitRule(0.0, temperature=2.0)})
+    with torch.no_grad():
+        logits = torch.stack(network.logits(images))
+    scores = exit_scores(logits[:2], ["max_prob"] * 2, [0.7, 2.0])
+    answer = network(images[:20])
+    assert (answer.exit_index == 0).all()
+    torch.testing.assert_close(answer.confidence, scores[0, :20])
+    network.set_rules({"0": ExitRule(0.0, enabled=False)})
+    torch.testing.assert_close(network(images[:20]).confidence, scores[1, :20])
+    assert exit_scores(torch.full((1, 2, 3), torch.nan), ["max_prob"], [1.0]).tolist() == [[0.0, 0.0]]
+    with pytest.raises(ValueError, match=r"criteria\[1\]: got 'luck', wants 'max_prob'"):
+        exit_scores(logits[:2], ["max_prob", "luck"], [1.0, 1.0])
