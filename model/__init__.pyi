@@ -2,6 +2,14 @@ from ..kernels import HeadOutput as HeadOutput
 from .accelerate import Accelerated as Accelerated
 from .accelerate import accelerate as accelerate
 from .auto.auto_runner import AutoRunner as AutoRunner
+from .calibration.calibrate_network import calibrate_network as calibrate_network
+from .calibration.exit_latency import ExitLatencies as ExitLatencies
+from .calibration.exit_latency import measure_exit_latencies as measure_exit_latencies
+from .calibration.exit_log import ExitLog as ExitLog
+from .calibration.replay import replay as replay
+from .calibration.report import CalibrationReport as CalibrationReport
+from .calibration.retuning import retune_thresholds as retune_thresholds
+from .calibration.splits import sample_identities as sample_identities
 from .calibration.thresholds import Calibration as Calibration
 from .calibration.thresholds import calibrate as calibrate
 from .checkpoint import Checkpoint as Checkpoint

@@ -1,7 +1,9 @@
-"""The command ``auxhead``: registers its subcommands, and hands ``demo`` its GPU latencies and its figure."""
+"""The command ``auxhead``: registers its subcommands, and hands them what other packages measure and draw."""
 
 import typer
 
+from .calibration.beyond import BeyondCalibration
+from .calibration.command import calibrate_command
 from .commands.version import version_option
 from .demo.command import BeyondModel, demo_command
 from .inference.command import infer
@@ -17,6 +19,16 @@ def _beyond_model() -> BeyondModel:
     return BeyondModel(demo_latency, draw, save_figure)
 
 
+def _beyond_calibration() -> BeyondCalibration:
+    """Import what ``calibrate`` needs of packages and folders that calibration may not import."""
+    from ..autotune.pareto.demo_splits import demo_splits
+    from ..plots.figures.calibration import draw
+    from ..plots.files import save_figure
+    from .demo.saved import load_demo
+
+    return BeyondCalibration(load_demo, demo_splits, draw, save_figure)
+
+
 app = typer.Typer(
     help="Early-exit heads that cost next to nothing on a GPU.",
     callback=version_option,
@@ -27,6 +39,7 @@ app = typer.Typer(
 
 app.command()(demo_command(_beyond_model))
 app.command()(train)
+app.command()(calibrate_command(_beyond_calibration))
 app.command()(infer)
 
 

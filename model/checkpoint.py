@@ -48,6 +48,8 @@ class Checkpoint:
     """Divides each channel after that."""
     accuracy: Mapping[str, float]
     """Facts for people, 0 to 1."""
+    calibration: Mapping[str, Any] | None
+    """How the rules were found, as :meth:`CalibrationReport.to_json` says it; None if it was not saved."""
 
     def read_images(self, paths: Sequence[str | os.PathLike[str]]) -> Tensor:
         """Read image files as the network's input, [N, 3, image_size, image_size], in its dtype and on its device.
@@ -73,6 +75,7 @@ def save_checkpoint(
     mean: Sequence[float] = MEAN,
     std: Sequence[float] = STD,
     accuracy: Mapping[str, float] | None = None,
+    calibration: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a network: parameters as safetensors; taps, heads and exit rules as JSON that people can read.
 
@@ -89,6 +92,7 @@ def save_checkpoint(
         mean: of the channels, see :class:`Checkpoint`.
         std: likewise.
         accuracy: facts for people, 0 to 1.
+        calibration: the report of :func:`calibrate_network`, by its ``to_json()``.
 
     Raises:
         ValueError, TypeError: a network that could not be loaded again: a head of another class or with a parametrized
@@ -108,6 +112,7 @@ def save_checkpoint(
         "mean": _as_list(mean),
         "std": _as_list(std),
         "accuracy": {} if accuracy is None else accuracy,
+        "calibration": calibration,
     }
     wrong = wrong_field(description)
     if wrong is not None:
@@ -176,6 +181,7 @@ def load_checkpoint(directory: str | os.PathLike[str], backbone: nn.Module) -> C
         tuple(description["mean"]),
         tuple(description["std"]),
         description["accuracy"],
+        description["calibration"],
     )
 
 

@@ -1,5 +1,6 @@
 """``model.json`` of a checkpoint: its fields, the form that each must have, and reading it."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from .json_file import read_json
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
-FORMAT = 2
+FORMAT = 3
+#: The format before, which had no calibration; read all the same.
+_UNCALIBRATED = 2
 
 #: Arguments of :class:`ExitRule` that a checkpoint keeps.
 RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
@@ -45,9 +48,12 @@ def read_description(directory: Path) -> dict[str, Any]:
         content = read_json(path)
     except (OSError, ValueError) as error:
         raise BadInput(f"checkpoint: {path} is not JSON ({one_line(error)})") from None
+    if isinstance(content, dict) and content.get("format") == _UNCALIBRATED:
+        content = {"calibration": None, **content, "format": FORMAT}
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
-        raise BadInput(f"checkpoint: {path} has format {found!r:.60}, wants {FORMAT}; written by another version?")
+        by = "a newer" if type(found) is int and found > FORMAT else "another"
+        raise BadInput(f"checkpoint: {path} has format {found!r:.60}, wants {FORMAT}; written by {by} version?")
     wrong = wrong_field(content)
     if wrong is not None:
         raise BadInput(f"checkpoint: {path} has {wrong}")
@@ -106,6 +112,14 @@ def _are_numbers_by_name(value: Any) -> bool:
     return isinstance(value, Mapping) and _are_names(list(value)) and all(map(_is_number, value.values()))
 
 
+def _is_report(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return value is None or isinstance(value, dict) and _is_text(value.get("format"))
+
+
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 < value < 2**31
 
@@ -128,6 +142,7 @@ _DESCRIPTION: _Forms = {
     "mean": ("three numbers", _are_numbers),
     "std": ("three numbers greater than 0", lambda value: _are_numbers(value) and min(value) > 0),
     "accuracy": ("numbers by name", _are_numbers_by_name),
+    "calibration": ("a report with its format, or None", _is_report),
 }
 _HEAD: _Forms = {
     "in_features": ("a positive int", _is_count),

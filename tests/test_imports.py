@@ -27,7 +27,8 @@ LEVELS = {
         {"make_runner"},
         {"accelerate"},
         {"commands"},
-        {"training", "calibration"},
+        {"training"},
+        {"calibration"},
         {"demo", "examples"},
         {"inference"},
     ),
@@ -36,7 +37,7 @@ LEVELS = {
         {"measuring"},
         {"heads", "bench", "profile"},
         {"sweep", "overlap", "pareto", "plan"},
-        {"tuned", "footprint"},
+        {"tuned", "footprint", "coverage"},
     ),
 }
 STANDARD = set(sys.stdlib_module_names)

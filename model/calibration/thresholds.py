@@ -1,10 +1,12 @@
 """Chooses thresholds on a validation split: samples leave as early as a given loss of accuracy allows."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...kernels.criteria import CRITERIA
 from ..arguments import kind_of
 
 #: Error rates that the search tries, each for all heads alike.
@@ -62,11 +64,12 @@ def calibrate(confidence: Tensor, correct: Tensor, max_accuracy_drop: float = 0.
     samples = confidence.shape[1]
     needed = int(correct[-1].sum()) - max_accuracy_drop * samples - 1e-6  # samples that must be answered right
 
+    ranges = [CRITERIA["max_prob"]] * confidence.shape[0]
     best = torch.ones(confidence.shape[0])
     earliest = nobody_leaves = float(confidence.shape[0])
     stricter: list[Tensor] = []  # candidates that hold and let some samples leave, the strictest first
     for rate in _ERROR_RATES:
-        candidate = _thresholds_for(confidence, correct, rate)
+        candidate = thresholds_at_error_rate(confidence, correct, rate, ranges)
         exits = exit_indices(confidence, candidate)
         if _right(correct, exits) < needed:
             continue
@@ -74,7 +77,7 @@ def calibrate(confidence: Tensor, correct: Tensor, max_accuracy_drop: float = 0.
         if mean_exit == nobody_leaves:
             continue
         stricter.append(candidate)
-        held_out = _lost_held_out(confidence, correct, rate)
+        held_out = _lost_held_out(confidence, correct, rate, ranges)
         if mean_exit < earliest and held_out <= max_accuracy_drop * samples + 1e-6:
             earliest = mean_exit
             best = stricter[-1 - _STEPS_BACK :][0] if held_out else candidate
@@ -116,31 +119,40 @@ def _check(confidence: Tensor, correct: Tensor, max_accuracy_drop: float) -> Non
 
 
 def exit_indices(confidence: Tensor, thresholds: Tensor) -> Tensor:
-    """Return the exit index of each sample, [M] int64: the first head with confidence > threshold, else E."""
+    """Return the exit index of each sample, [M] int64: the first head with score > threshold, else E."""
     sure = torch.cat([confidence > thresholds[:, None], torch.ones(1, confidence.shape[1], dtype=torch.bool)])
     return sure.to(torch.uint8).argmax(dim=0)  # the first of equals
 
 
-def _thresholds_for(confidence: Tensor, correct: Tensor, error_rate: float) -> Tensor:
-    """Return the smallest thresholds [E] above which each head's error rate is low enough."""
-    thresholds = torch.ones(confidence.shape[0])
-    samples = torch.arange(1, confidence.shape[1] + 1, dtype=torch.float64)  # [M], surer than each cut
-    for head, unsorted in enumerate(confidence):
+def thresholds_at_error_rate(
+    scores: Tensor, correct: Tensor, error_rate: float, ranges: Sequence[tuple[float, float]]
+) -> Tensor:
+    """Return the smallest thresholds [E] above which each head's error rate is low enough.
+
+    Args:
+        scores: [E, M] float32, larger is surer; no NaN.
+        correct: [E, M] bool, or more rows, which are passed over.
+        error_rate: 0 to 1, counted as :func:`calibrate` says.
+        ranges: of each head the range of its scores; the upper end, above which none is, never exits.
+    """
+    thresholds = torch.tensor([high for _, high in ranges])
+    samples = torch.arange(1, scores.shape[1] + 1, dtype=torch.float64)  # [M], surer than each cut
+    for head, unsorted in enumerate(scores):
+        low = unsorted.new_tensor([ranges[head][0]])
         sure, order = unsorted.sort(descending=True, stable=True)
         right = correct[head, order].double().cumsum(0)
         enough = (right + 1) / (samples + 2) >= 1.0 - error_rate
-        below = torch.cat([sure[1:], sure.new_zeros(1)])  # the first confidence that stays
+        below = torch.cat([sure[1:], low])  # the first score that stays
         cuts = (enough & (sure > below)).nonzero()  # equals leave together
         if len(cuts):
             cut = int(cuts[-1])
-            thresholds[head] = _between(below[cut], sure[cut], last=cut + 1 == len(sure))
+            last = cut + 1 == len(sure)
+            thresholds[head] = torch.nextafter(sure[cut], low[0]) if last else between(below[cut], sure[cut])
     return thresholds
 
 
-def _between(stays: Tensor, leaves: Tensor, last: bool) -> Tensor:
-    """Return a threshold that lets ``leaves`` exit and not ``stays``: half-way, or just below if nothing stays."""
-    if last:
-        return torch.nextafter(leaves, torch.zeros(()))
+def between(stays: Tensor, leaves: Tensor) -> Tensor:
+    """Return a threshold half-way, that lets ``leaves`` exit and not ``stays``."""
     middle = ((stays.double() + leaves.double()) / 2).float()
     return middle if middle < leaves else stays
 
@@ -149,7 +161,9 @@ def _right(correct: Tensor, exits: Tensor) -> int:
     return int(correct.gather(0, exits[None]).sum())
 
 
-def _lost_held_out(confidence: Tensor, correct: Tensor, error_rate: float) -> int:
+def _lost_held_out(
+    confidence: Tensor, correct: Tensor, error_rate: float, ranges: Sequence[tuple[float, float]]
+) -> int:
     """Count, in cross-validation, the samples that the classifier gets right and early exit gets wrong.
 
     Samples that only a head gets right do not make up for them: on another split they may not be there.
@@ -158,7 +172,7 @@ def _lost_held_out(confidence: Tensor, correct: Tensor, error_rate: float) -> in
     lost = 0
     for held_out in range(_FOLDS):
         own = fold == held_out
-        thresholds = _thresholds_for(confidence[:, ~own], correct[:, ~own], error_rate)
+        thresholds = thresholds_at_error_rate(confidence[:, ~own], correct[:, ~own], error_rate, ranges)
         exits = exit_indices(confidence[:, own], thresholds)
         lost += int((correct[-1, own] & ~correct[:, own].gather(0, exits[None])[0]).sum())
     return lost

@@ -76,7 +76,7 @@ def run_demo(
         epochs = _train(network, splits.train, image_size, epochs, seed, start_phase)
 
     with _timed(seconds, "calibrate"):
-        calibration = calibrate_network(network, splits.validation, max_accuracy_drop)
+        calibration = calibrate_demo(network, splits.validation, max_accuracy_drop)
 
     with _timed(seconds, "evaluate"):
         report = _evaluate(network, splits.test, calibration)
@@ -118,7 +118,7 @@ def _train(
     return plan.epochs
 
 
-def calibrate_network(network: EarlyExitNetwork, validation: Split, max_accuracy_drop: float) -> Calibration:
+def calibrate_demo(network: EarlyExitNetwork, validation: Split, max_accuracy_drop: float) -> Calibration:
     """Choose the thresholds on a validation split and set the network's rules to them."""
     answers = answers_of_all_exits(network, validation.pixels)
     correct = answers.label == validation.labels

@@ -6,16 +6,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ...autotune.records.checks import NUMBER, TEXT, WHOLE, Maybe, Wanted, check
-from ...autotune.records.json_text import parse_json
-from ...autotune.records.record import BadRecord
-from ..records import Known, NoRecords
+from ...autotune.records.checks import NUMBER, TEXT, WHOLE, Maybe
+from ..records import Known
+from ..reports import read_one_report
 from ..style import BLUE, GREY, ORANGE, frame, new_figure, note, tidy
 
-#: The format of the report that this figure reads.
-REPORT_FORMAT = "auxhead demo report 1"
-_SOME = Wanted("an exit or more", bool)
-#: All that it reads of one.
+#: All that it reads of a report.
 _REPORT = {
     "data": TEXT,
     **dict.fromkeys(("image_size", "seed"), WHOLE),
@@ -36,28 +32,7 @@ _REPORT = {
 
 def read_report(paths: Sequence[Path], kinds: Sequence[str], known: Known) -> dict[str, Any]:
     """Read one report.json of ``auxhead demo``; ``kinds`` and ``known`` are for records."""
-    if len(paths) > 1:
-        raise BadRecord(f"{', '.join(map(str, paths))}: got {len(paths)} reports, wants one")
-    (path,) = paths
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise NoRecords(f"{path}: no such file, wants a report.json") from None
-    except OSError as error:
-        raise BadRecord(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise BadRecord(f"{path}: is not JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise BadRecord(f"{path}: holds a JSON {type(content).__name__}, wants an object")
-    if content.get("format") != REPORT_FORMAT:
-        got = content.get("format")
-        raise BadRecord(f"{path}: format: got {got!r:.60}, wants {REPORT_FORMAT!r}, as `auxhead demo` writes it")
-    try:
-        check(content, _REPORT)
-        check(content, {"exits": _SOME})
-    except ValueError as error:
-        raise BadRecord(f"{path}: {error}") from None
-    return content
+    return read_one_report(paths, "auxhead demo", _REPORT)
 
 
 def draw(report: Mapping[str, Any]) -> tuple[Figure, dict[str, Any]]:

@@ -6,10 +6,23 @@ from ..timelines import KINDS
 
 def _drawing(name: str) -> Drawing:
     from ..sweep_heads import read_swept
-    from . import exits, footprint, landscape, latency, pareto, profile, ranks, roofline, time_to_answer, timeline
+    from . import (
+        calibration,
+        exits,
+        footprint,
+        landscape,
+        latency,
+        pareto,
+        profile,
+        ranks,
+        roofline,
+        time_to_answer,
+        timeline,
+    )
 
     return {
         "exits": Drawing(exits.draw, exits.read_report),
+        "calibration": Drawing(calibration.draw, calibration.read_report),
         "footprint": Drawing(footprint.draw),
         "latency": Drawing(latency.draw),
         "time-to-answer": Drawing(time_to_answer.draw),
@@ -32,6 +45,14 @@ FIGURES = (
         ("demo",),
         ("cpu/demo-digits.json",),
         "auxhead demo",
+        _drawing,
+    ),
+    FigureKind(
+        "calibration",
+        "Confidences before and after temperatures, where samples leave, and what the thresholds were chosen from.",
+        ("calibrate",),
+        ("cpu/calibration-digits.json",),
+        "auxhead calibrate --checkpoint DIR",
         _drawing,
     ),
     FigureKind(

@@ -104,3 +104,14 @@ def test_the_gallery_is_drawn_from_the_record():
 
     _, drawn = exits.draw(report("cpu/demo-digits.json"))
     assert json.loads((ROOT / "plots" / "gallery" / "exits.json").read_text()) == json.loads(json.dumps(drawn))
+
+
+def test_how_often_the_bound_holds_is_that_of_the_record():
+    record = json.loads((ROOT / "autotune" / "records" / "cpu" / "coverage-digits.json").read_text())
+    drops = [100 * row["accuracy_drop"] for row in record["repeats"]]
+    beyond = [drop for drop, row in zip(drops, record["repeats"], strict=True) if not row["within"]]
+    early = 100 - 100 * sum(row["shares"][-1] for row in record["repeats"]) / len(drops)
+    page = Document("model/README.md")
+    page.says(f"in {record['within']} the drop on the {record['samples']['test']} images of the test split was within")
+    page.says(f"({sum(drops) / len(drops):.2f} points on average, {max(beyond):.2f} in the one that was not)")
+    page.says(f"{early:.1f} % of the images left early")

@@ -217,8 +217,15 @@ class WithNotes(SmallNet):
         (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"backbone": SmallNet}, "^backbone: got <class.*a str"),
         (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"mean": 0.5}, "^mean: got 0.5, wants three numbers"),
         (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"accuracy": {"test": "good"}}, "^accuracy: .*numbers"),
+        (lambda: EarlyExitNetwork(SmallNet(), plain_heads()), {"calibration": {"format": 1}}, "^calibration: .*report"),
+        (
+            lambda: EarlyExitNetwork(SmallNet(), plain_heads()),
+            {"calibration": {"format": "a", "drop": math.nan}},
+            "^calibration: got .*report",
+        ),
     ],
-    ids="no-network head lazy parametrized state classes more-classes classes-text backbone mean accuracy".split(),
+    ids="no-network head lazy parametrized state classes more-classes classes-text backbone mean accuracy report "
+    "report-nan".split(),
 )
 def test_what_could_not_be_loaded_is_not_saved(
     tmp_path: Path, made: Callable[[], EarlyExitNetwork], arguments: dict[str, Any], message: str
@@ -306,11 +313,13 @@ def other_classes(heads: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda _: {"format": 1}, "has format 1, wants 2"),
+        (lambda _: {"format": 1}, "has format 1, wants 3; written by another version"),
+        (lambda _: {"format": 4}, "has format 4, wants 3; written by a newer version"),
+        (lambda _: {"calibration": {}}, "has calibration: got {}, wants a report with its format, or None"),
         (lambda _: {"image_size": "16"}, "has image_size: got '16', wants a positive int or None"),
         (lambda _: {"std": [0.5, 0.5, 0.0]}, "has std: got .*, wants three numbers greater than 0"),
         (lambda _: {"mean": [0.5, 0.5, math.nan]}, "has mean: got .*, wants three numbers"),
-        (lambda _: {"surprise": 1}, "has surprise, which format 2 has not"),
+        (lambda _: {"surprise": 1}, "has surprise, which format 3 has not"),
         (lambda _: {"heads": [1]}, r"has heads: got \[1\], wants heads by tap"),
         (lambda _: {"heads": {}}, "has heads: got {}, wants heads by tap"),
         (lambda old: with_head(old, pool="median"), "has a head 'block0' that cannot be made: pool: got 'median'"),
@@ -332,8 +341,8 @@ def other_classes(heads: dict[str, Any]) -> dict[str, Any]:
         (lambda old: with_head(old, rule=3), "has a head 'block0' that cannot be made"),
         (lambda old: with_head(old, in_features=9), r"'heads.0.linear.weight' is \[5, 9\], saved was \[5, 8\]"),
     ],
-    ids="format size std nan extra-key heads no-heads pool head-key threshold half-a-rule enabled probs lazy memory "
-    "no-pool all-classes classes names surrogate pixels large true rule width".split(),
+    ids="format newer report size std nan extra-key heads no-heads pool head-key threshold half-a-rule enabled "
+    "probs lazy memory no-pool all-classes classes names surrogate pixels large true rule width".split(),
 )
 def test_descriptions_that_do_not_fit(saved: Path, change: Callable[[Any], Any], message: str) -> None:
     path = saved / "model.json"
@@ -348,3 +357,18 @@ def test_damaged_files(saved: Path, name: str, content: str) -> None:
     (saved / name).write_text(content)
     with pytest.raises(BadInput, match=name):
         load_checkpoint(saved, SmallNet())
+
+
+def test_a_calibration_is_kept_and_a_checkpoint_without_one_is_read(saved: Path) -> None:
+    report = {"format": "a report", "exits": [{"temperature": 1.5, "threshold": None}]}
+    save_checkpoint(saved, load_checkpoint(saved, SmallNet()).network, calibration=report)
+    loaded = load_checkpoint(saved, SmallNet())
+    assert loaded.calibration == report
+    path = saved / "model.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**without(content, "calibration"), "format": 2}))
+    older = load_checkpoint(saved, SmallNet())
+    assert older.calibration is None
+    assert [head.rule.threshold for head in older.network.fused_heads] == [
+        head.rule.threshold for head in loaded.network.fused_heads
+    ]

@@ -7,7 +7,7 @@ import torch
 import torchvision
 from auxhead.model import EarlyExitNetwork, FusedAuxHead, save_checkpoint
 from auxhead.model.calibration.evaluation import answers_of_all_exits, early_exit_answers
-from auxhead.model.demo.experiment import calibrate_network, run_demo
+from auxhead.model.demo.experiment import calibrate_demo, run_demo
 from auxhead.model.demo.saved import load_demo
 from auxhead.model.images import normalise, open_image, to_pixels
 from auxhead.model.training.data_sets import load_folder
@@ -108,7 +108,7 @@ def test_a_trained_network_leaves_early_and_keeps_its_promise():
     label, exit_index = early_exit_answers(run.network, run.splits.test.pixels)
     answers = answers_of_all_exits(run.network, run.splits.test.pixels)
     assert torch.equal(label, answers.label.gather(0, exit_index[None])[0])
-    calibration = calibrate_network(run.network, run.splits.validation, 1.0)
+    calibration = calibrate_demo(run.network, run.splits.validation, 1.0)
     assert calibration.shares[0] > 0.0  # anything goes, so the first exit is open
 
 

@@ -1,0 +1,18 @@
+"""``BeyondCalibration``: what ``auxhead calibrate`` is handed of packages and folders it may not import."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class BeyondCalibration(NamedTuple):
+    """Functions of packages and folders that calibration may not import."""
+
+    load_demo: Callable[[Path], Any]
+    """Loads a checkpoint of ``auxhead demo``."""
+    demo_splits: Callable[[Path, Any, Any], Any]
+    """Cuts images as the demo did that wrote a checkpoint, given its folder, the checkpoint and the images."""
+    draw: Callable[[Mapping[str, Any]], tuple[Any, dict[str, Any]]]
+    """Draws the content of ``report.json``; returns a figure and the numbers in it."""
+    save_figure: Callable[[Any, Mapping[str, Any], Path], object]
+    """Writes a figure and its numbers to files that begin with a path: PNG, SVG and JSON."""

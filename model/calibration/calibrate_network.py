@@ -1,0 +1,252 @@
+"""``calibrate_network``: temperatures and thresholds for a network, with a bound on what leaving early costs."""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels.criteria import CRITERIA
+from ..arguments import check_module, kind_of
+from ..early_exit_network import EarlyExitNetwork
+from ..exit_rule import ExitRule
+from .candidates import threshold_path
+from .exit_latency import ExitLatencies, expected_latency
+from .exit_logits import ExitLogits, collect_logits, joined
+from .exits_on_test import exits_on_test
+from .report import REPORT_FORMAT, CalibrationReport, environment
+from .scores import exit_scores
+from .search import ScoredSamples, curve_of, judged, within_accuracy, within_latency
+from .splits import SHARES, check_indices, check_names, draw_splits, learned_from, refuse_shared
+from .temperatures import fit_temperatures
+from .thresholds import exit_indices
+
+#: Whatever yields batches of input and labels, such as a DataLoader.
+Loader = Iterable[tuple[Tensor, Tensor]]
+#: Samples by their places in the order of a loader.
+Indices = Sequence[int] | Tensor
+
+
+def calibrate_network(
+    network: EarlyExitNetwork,
+    data: Loader | Mapping[str, Loader],
+    *,
+    max_accuracy_drop: float | None = None,
+    max_latency_ms: float | None = None,
+    latencies: ExitLatencies | None = None,
+    confidence: float = 0.9,
+    seed: int = 0,
+    splits: Mapping[str, Indices] | None = None,
+    train: Set[bytes] | Indices | None = None,
+    static_model: nn.Module | None = None,
+) -> CalibrationReport:
+    """Fit temperatures, choose thresholds under a budget, test them on samples that nothing was chosen with.
+
+    The network runs once over the data; all else is tensor maths. On the split "temperature" each exit gets its
+    temperature and a path of candidates is laid, from no exit at all to everyone at the first head. Under an accuracy
+    budget the split "thresholds" decides how far along the path it can be shown, with ``confidence``, that accuracy on
+    new samples drops by at most the budget (Learn then Test, see the module ``bound``); the last such candidate is
+    taken. Under a latency budget the strictest candidate that meets it on the split "temperature" is taken, and the
+    split "thresholds" bounds what it costs. The split "test" is looked at once, for the report.
+
+    The rules of the network are then set: threshold and temperature; criteria stay, and heads that are not enabled stay
+    so. A budget that cannot be kept raises nothing: ``report.bound`` says so, with the best that is reachable; under
+    an accuracy budget nobody leaves early then.
+
+    Args:
+        network: in eval mode.
+        data: yields batches of input [N, ...] and labels [N]: one loader that is split here, or a dict of three,
+            "temperature", "thresholds" and "test".
+        max_accuracy_drop: 0.01 is one percentage point. This or ``max_latency_ms``.
+        max_latency_ms: what a batch may take on average, milliseconds, from the call until the host has the answer.
+        latencies: of the runner that will answer, by :func:`measure_exit_latencies`. A batch leaves when its last
+            sample does; batches are samples in a row, in the order of each split.
+        confidence: of the bound, between 0 and 1.
+        seed: of the splits that are drawn: 20, 50 and 30 %, equal samples together.
+        splits: indices of samples instead, in the order of the loader, for each of the three.
+        train: the samples that the network has learned from, by their contents (:func:`sample_identities`) or by their
+            indices in the order of the loader. Drawn splits leave them out, and what equals them; given ones that hold
+            one are refused.
+        static_model: another network, for comparison on the test split.
+
+    Raises:
+        TypeError, ValueError: arguments that are none of these, or splits that share a sample, with each other or with
+            ``train``, by index or content; nothing is changed.
+    """
+    _check_budget(max_accuracy_drop, max_latency_ms, latencies)
+    _check(network, latencies, confidence, seed, static_model)
+    collected, parts = _collect(network, data, splits, train, seed, static_model)
+    if latencies is not None and latencies.batch_size > min(map(len, parts.values())):
+        raise ValueError(
+            f"latencies: are of batches of {latencies.batch_size}, wants at most {min(map(len, parts.values()))}, the "
+            "samples of the smallest split"
+        )
+    given = splits is not None or isinstance(data, Mapping)
+    report, rules = calibrate_exits(
+        network, collected, parts, max_accuracy_drop=max_accuracy_drop, max_latency_ms=max_latency_ms,
+        latencies=latencies, confidence=confidence, seed=None if given else seed,
+    )  # fmt: skip
+    for head, rule in zip(network.fused_heads, rules, strict=True):
+        head.rule.assign(rule)
+    return report
+
+
+def calibrate_exits(
+    network: EarlyExitNetwork,
+    collected: ExitLogits,
+    parts: Mapping[str, Tensor],
+    *,
+    max_accuracy_drop: float | None,
+    max_latency_ms: float | None,
+    latencies: ExitLatencies | None,
+    confidence: float,
+    seed: int | None,
+) -> tuple[CalibrationReport, list[ExitRule]]:
+    """Return the report and the rules for what a network has said, and leave its own rules as they are.
+
+    Args:
+        network: whose criteria, enabled heads and taps count.
+        collected: what its exits say of all samples.
+        parts: indices of each split.
+        max_accuracy_drop: this and the rest as in :func:`calibrate_network`, which checks them.
+        max_latency_ms: likewise.
+        latencies: likewise.
+        confidence: likewise.
+        seed: for the report.
+    """
+    rules = [head.rule for head in network.fused_heads]
+    temperatures, samples = _scored(collected, parts, [rule.criterion for rule in rules])
+    fitting, testing, count = samples["temperature"], samples["test"], len(parts["thresholds"])
+
+    ranges = [CRITERIA[rule.criterion] for rule in rules]
+    path = threshold_path(fitting.scores, fitting.correct, ranges, [rule.enabled for rule in rules])
+    curve = curve_of(path, samples["thresholds"], [high for _, high in ranges], latencies)
+    if max_accuracy_drop is not None:
+        curve = judged(curve, count, max_accuracy_drop, confidence)
+        chosen, bound = within_accuracy(curve, count, max_accuracy_drop, confidence)
+        budget = {"max_accuracy_drop": float(max_accuracy_drop)}
+    else:
+        assert max_latency_ms is not None and latencies is not None
+        expected = [expected_latency(exit_indices(fitting.scores, one), latencies) for one in path]
+        chosen, bound = within_latency(curve, expected, count, max_latency_ms, confidence)
+        budget = {"max_latency_ms": float(max_latency_ms)}
+
+    exits = exit_indices(testing.scores, path[chosen])
+    accuracy, full = testing.right(exits).double().mean().item(), testing.correct[-1].double().mean().item()
+    logits, labels = collected.logits[:, parts["test"]], collected.labels[parts["test"]]
+    static = None if collected.static_labels is None else collected.static_labels[parts["test"]] == labels
+    report = CalibrationReport(
+        format=REPORT_FORMAT,
+        data=None,
+        seed=seed,
+        samples={name: len(part) for name, part in parts.items()},
+        budget=budget,
+        bound=bound,
+        exits=exits_on_test(network, logits, labels, exits, temperatures, curve[chosen].thresholds, latencies),
+        accuracy=accuracy,
+        full_accuracy=full,
+        accuracy_drop=full - accuracy,
+        mean_exit=exits.double().mean().item(),
+        latencies=latencies,
+        expected_latency_ms=None if latencies is None else expected_latency(exits, latencies),
+        static_accuracy=None if static is None else static.double().mean().item(),
+        chosen=chosen,
+        curve=curve,
+        environment=environment(network.fused_heads[0].linear.weight.device),
+    )
+    found = [
+        ExitRule(threshold, criterion=rule.criterion, temperature=temperature, enabled=rule.enabled)
+        for rule, threshold, temperature in zip(rules, path[chosen].tolist(), temperatures[:-1], strict=True)
+    ]
+    return report, found
+
+
+def _check_budget(
+    max_accuracy_drop: float | None, max_latency_ms: float | None, latencies: ExitLatencies | None
+) -> None:
+    budgets = {"max_accuracy_drop": max_accuracy_drop, "max_latency_ms": max_latency_ms}
+    for name, value in budgets.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise TypeError(f"{name}: got {value!r}, wants a number or None")
+    given = [name for name, value in budgets.items() if value is not None]
+    if len(given) != 1:
+        raise ValueError(f"max_accuracy_drop, max_latency_ms: got {'both' if given else 'neither'}, wants one of them")
+    if max_accuracy_drop is not None and not 0.0 <= max_accuracy_drop <= 1.0:
+        raise ValueError(f"max_accuracy_drop: got {max_accuracy_drop}, wants a number in [0, 1]")
+    if max_latency_ms is not None:
+        if not 0.0 < max_latency_ms < float("inf"):
+            raise ValueError(f"max_latency_ms: got {max_latency_ms}, wants milliseconds greater than 0")
+        if latencies is None:
+            raise ValueError("latencies: got None, wants those of measure_exit_latencies for max_latency_ms")
+
+
+def _check(
+    network: EarlyExitNetwork,
+    latencies: ExitLatencies | None,
+    confidence: float,
+    seed: int,
+    static_model: nn.Module | None,
+) -> None:
+    if not isinstance(network, EarlyExitNetwork):
+        raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
+    if network.training or network.backbone.training:
+        raise ValueError("network: is in training mode, wants network.eval()")
+    if latencies is not None:
+        if not isinstance(latencies, ExitLatencies):
+            raise TypeError(f"latencies: got {kind_of(latencies)}, wants those of measure_exit_latencies")
+        if len(latencies.milliseconds) != len(network.taps) + 1:
+            raise ValueError(
+                f"latencies: are of {len(latencies.milliseconds)} exits, wants {len(network.taps) + 1}, as the network "
+                "has"
+            )
+    if isinstance(confidence, bool) or not isinstance(confidence, (int, float)):
+        raise TypeError(f"confidence: got {confidence!r}, wants a number between 0 and 1")
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"confidence: got {confidence}, wants a number between 0 and 1")
+    if type(seed) is not int:
+        raise TypeError(f"seed: got {seed!r}, wants a whole number")
+    if static_model is not None:
+        check_module("static_model", static_model)
+
+
+def _collect(
+    network: EarlyExitNetwork,
+    data: Loader | Mapping[str, Loader],
+    splits: Mapping[str, Indices] | None,
+    train: Set[bytes] | Indices | None,
+    seed: int,
+    static_model: nn.Module | None,
+) -> tuple[ExitLogits, dict[str, Tensor]]:
+    """Run the network over all data, and return what it says with the indices of each split."""
+    if isinstance(data, Mapping):
+        check_names("data", data)
+        if splits is not None:
+            raise ValueError("splits: got indices, wants None where data is a dict of three loaders")
+        each = [collect_logits(network, data[name], static_model, f"data[{name!r}]") for name in SHARES]
+        collected = joined(each)
+        ends = torch.tensor([len(one.labels) for one in each]).cumsum(0).tolist()
+        places = torch.arange(ends[-1]).tensor_split(ends[:-1])
+        parts = dict(zip(SHARES, places, strict=True))
+    else:
+        if splits is not None:
+            check_names("splits", splits)
+        collected = collect_logits(network, data, static_model)
+        parts = {}
+        if splits is not None:
+            count = len(collected.labels)
+            parts = {name: check_indices(f"splits[{name!r}]", splits[name], count) for name in SHARES}
+    learned = learned_from(train, collected.identities, by_index=not isinstance(data, Mapping))
+    if not parts:
+        parts = draw_splits(collected.identities, seed, set(learned.tolist()))
+    refuse_shared(collected.identities, {"train": learned, **parts})
+    return collected, parts
+
+
+def _scored(
+    collected: ExitLogits, parts: Mapping[str, Tensor], criteria: Sequence[str]
+) -> tuple[list[float], dict[str, ScoredSamples]]:
+    """Fit the temperatures of all exits on their split, and return the scores of each split under them."""
+    own = parts["temperature"]
+    temperatures = fit_temperatures(collected.logits[:, own], collected.labels[own]).tolist()
+    scores = exit_scores(collected.logits[:-1], criteria, temperatures[:-1])
+    correct = collected.logits.argmax(2) == collected.labels
+    return temperatures, {name: ScoredSamples(scores[:, part], correct[:, part]) for name, part in parts.items()}

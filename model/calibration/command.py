@@ -1,0 +1,95 @@
+"""The command ``auxhead calibrate``."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..bad_input import BadInput
+from ..commands.console import plain_console
+from ..commands.errors import one_line_errors
+from ..commands.options import RUNS_YOUR_CODE, Device, check_output_directory, make_output_directory
+from .beyond import BeyondCalibration
+
+
+def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., None]:
+    """Return the command ``calibrate``, given what imports functions of other packages when it runs."""
+
+    def calibrate(
+        checkpoint: Annotated[
+            Path, typer.Option(help="A directory written by `auxhead demo` or by save_checkpoint.", show_default=False)
+        ],
+        data: Annotated[
+            Path | None,
+            typer.Option(help="Labelled images: a directory with one folder of images a class."),
+        ] = None,
+        dataset: Annotated[str | None, typer.Option(help="Or a data set by name: digits or cifar10.")] = None,
+        root: Annotated[Path | None, typer.Option(help="Where cifar10 lies.")] = None,
+        backbone: Annotated[
+            str | None,
+            typer.Option(
+                help="Makes the backbone of a checkpoint of your own: package.module:function, called without "
+                f"arguments. {RUNS_YOUR_CODE}"
+            ),
+        ] = None,
+        train_data: Annotated[
+            Path | None,
+            typer.Option(help="Images that a network of your own has learned from, which are left out, folders alike."),
+        ] = None,
+        skip_damaged: Annotated[
+            bool, typer.Option("--skip-damaged", help="Leave out image files that cannot be read.")
+        ] = False,
+        max_accuracy_drop: Annotated[
+            float | None,
+            typer.Option(
+                min=0.0,
+                max=1.0,
+                help="What leaving early may cost, a fraction.",
+                show_default="0.01, or none with --max-latency-ms",
+            ),
+        ] = None,
+        confidence: Annotated[float, typer.Option(help="Of the bound on that, between 0 and 1.")] = 0.9,
+        batch: Annotated[
+            int | None, typer.Option(min=1, help="Images a request; times of the answers are measured for it.")
+        ] = None,
+        max_latency_ms: Annotated[
+            float | None, typer.Option(help="What a request may take on average instead; wants --batch.")
+        ] = None,
+        seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the splits.")] = 0,
+        out: Annotated[Path, typer.Option(help="Where the calibrated checkpoint, report and figure go.")] = Path(
+            "auxhead-calibrated"
+        ),
+        device: Annotated[Device, typer.Option(help="Where to run.")] = Device.auto,
+    ) -> None:
+        """Fit temperatures and thresholds to images that the network has not seen, with a bound on what they cost.
+
+        Images that a network of the demo was trained on are left out. Of the others 20 % are for temperatures, 50 % for
+        thresholds, and 30 % for the test, whose numbers are printed.
+        """
+        from ..commands.devices import torch_device
+        from ..json_file import write_json
+        from .run import Request, run_calibration, save_calibrated
+        from .tables import print_report
+
+        outside = beyond()
+        console = plain_console()
+        with one_line_errors(ValueError):
+            check_output_directory(out)
+            request = Request(
+                checkpoint, data, dataset, root, backbone, train_data, skip_damaged, max_accuracy_drop, max_latency_ms,
+                confidence, batch, seed, torch_device(device),
+            )  # fmt: skip
+            if out.resolve() == checkpoint.resolve():
+                raise BadInput(f"--out: {out} is the checkpoint itself, wants another directory")
+            run = run_calibration(request, outside)
+            make_output_directory(out)
+            save_calibrated(out, checkpoint, run)
+            content = run.report.to_json()
+            write_json(out / "report.json", content)
+            outside.save_figure(*outside.draw(content), out / "calibration")
+            print_report(console, run.report)
+            files = "model.safetensors, model.json, report.json, calibration.png, .svg, .json"
+            console.print(f"\nSaved in {out}: {files}", soft_wrap=True)
+
+    return calibrate

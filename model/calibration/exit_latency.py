@@ -1,0 +1,110 @@
+"""Latency of a runner by exit: measured, and what it comes to when samples arrive in batches."""
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...kernels.criteria import CRITERIA
+from ..arguments import check_batch
+from ..early_exit_network import EarlyExitNetwork
+from ..exit_result import ExitResult
+from ..exit_rule import ExitRule
+from ..machine import processor_name
+
+
+@dataclass(frozen=True)
+class ExitLatencies:
+    """Time to the answer of a runner when all samples of a batch leave at one exit."""
+
+    milliseconds: tuple[float, ...]
+    """For each of the E heads and, last, the classifier: from the call on an idle device until the host has the
+    answer."""
+    batch_size: int
+    runner: str
+    device: str
+
+
+def measure_exit_latencies(
+    network: EarlyExitNetwork, runner: Callable[[Tensor], ExitResult], x: Tensor, *, rounds: int = 30
+) -> ExitLatencies:
+    """Measure the time to the answer for each exit; medians of rounds in which the exits take turns.
+
+    The network's rules are changed meanwhile, and are as before when this returns or raises.
+
+    Args:
+        network: whose rules the runner follows.
+        runner: a runner of that network, or what else turns a batch into its answers, such as
+            ``functools.partial(network, stop=True)``; one whose batches leave when all their samples have.
+        x: a batch of the size that requests have.
+        rounds: timed calls for each exit, after three that are not.
+
+    Raises:
+        TypeError, ValueError: arguments that are none of these, or a runner that does not follow the network's rules.
+    """
+    if not isinstance(network, EarlyExitNetwork):
+        raise TypeError(f"network: got {type(network).__name__}, wants an EarlyExitNetwork")
+    check_batch("x", x)
+    if type(rounds) is not int or rounds < 1:
+        raise ValueError(f"rounds: got {rounds!r}, wants a whole number of at least 1")
+    heads = network.fused_heads
+    before = [copy.deepcopy(head.rule) for head in heads]
+    times: list[list[float]] = [[] for _ in range(len(heads) + 1)]
+    try:
+        for number in range(-3, rounds):
+            for exit_index, own in enumerate(times):
+                _leave_at(network, before, exit_index)
+                took, answer = _timed(runner, x)
+                if number >= 0:
+                    own.append(took)
+                elif not bool((answer.exit_index == exit_index).all()):
+                    raise ValueError(
+                        f"runner: answered at exits {sorted(set(answer.exit_index.tolist()))} where exit {exit_index} "
+                        "alone is open, wants a runner of this network"
+                    )
+    finally:
+        for head, rule in zip(heads, before, strict=True):
+            head.rule.assign(rule)
+    device = torch.cuda.get_device_name(x.device) if x.is_cuda else processor_name() or "CPU"
+    return ExitLatencies(tuple(map(statistics.median, times)), len(x), type(runner).__name__, device)
+
+
+def _leave_at(network: EarlyExitNetwork, rules: Sequence[ExitRule], exit_index: int) -> None:
+    """Let all samples leave at one exit."""
+    for index, (head, rule) in enumerate(zip(network.fused_heads, rules, strict=True)):
+        lowest = CRITERIA[rule.criterion][0]
+        head.rule.assign(ExitRule(lowest, criterion=rule.criterion, enabled=index == exit_index))
+
+
+def _timed(runner: Callable[[Tensor], ExitResult], x: Tensor) -> tuple[float, ExitResult]:
+    """Return the milliseconds of a call from an idle device until the labels are on the host, and its answer."""
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+    began = time.perf_counter()
+    answer = runner(x)
+    answer.label.cpu()
+    return (time.perf_counter() - began) * 1e3, answer
+
+
+def expected_latency(exits: Tensor, latencies: ExitLatencies) -> float:
+    """Return the mean time to the answer, milliseconds, of batches that leave when their last sample does.
+
+    A batch is ``latencies.batch_size`` samples in a row, from any sample on; after the last one come the first
+    again. The order of samples is the pattern of arrival.
+
+    Args:
+        exits: [M] int64, exit index of each sample in the order in which they arrive.
+        latencies: of batches of at most M samples.
+
+    Raises:
+        ValueError: fewer samples than one batch has.
+    """
+    size = latencies.batch_size
+    if not 1 <= size <= len(exits):
+        raise ValueError(f"latencies: are of batches of {size}, wants 1 to {len(exits)}, as many as there are samples")
+    last = torch.cat([exits, exits[: size - 1]]).unfold(0, size, 1).amax(1)
+    return torch.tensor(latencies.milliseconds, dtype=torch.float64)[last].mean().item()

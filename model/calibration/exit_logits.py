@@ -1,0 +1,94 @@
+"""Logits of every exit of a network for the samples of a loader, collected in one pass."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..arguments import check_batch, kind_of
+from ..early_exit_network import EarlyExitNetwork
+from .splits import identities
+
+
+class ExitLogits(NamedTuple):
+    """The logits of E heads and, last, of the classifier for M samples, on the CPU."""
+
+    logits: Tensor
+    """[E + 1, M, K] float32."""
+    labels: Tensor
+    """[M] int64."""
+    identities: list[bytes]
+    """Of each sample, by its content."""
+    static_labels: Tensor | None
+    """[M] int64, what another network answers; None without one."""
+
+
+@torch.no_grad()
+def collect_logits(
+    network: EarlyExitNetwork,
+    loader: Iterable[tuple[Tensor, Tensor]],
+    static_model: nn.Module | None = None,
+    name: str = "data",
+) -> ExitLogits:
+    """Run a network once over a loader, all exits.
+
+    Args:
+        network: in eval mode.
+        loader: yields batches of input [N, ...], which is brought to the network's device, and labels [N].
+        static_model: another network, from the same input to logits [N, K].
+        name: of the argument, for errors.
+
+    Raises:
+        TypeError, ValueError: no such network or loader, one without samples, labels that are no classes, or logits
+            that are no finite numbers.
+    """
+    weight = network.fused_heads[0].linear.weight
+    logits, labels, samples, static = [], [], [], []
+    for batch in loader:
+        x, y = _checked(batch, name)
+        moved = x.to(weight.device)
+        exits = torch.stack(network.logits(moved)).float()
+        answers = None if static_model is None else static_model(moved).argmax(1)
+        samples += identities(x)  # while the device is at work
+        logits.append(exits.cpu())
+        labels.append(y.detach().cpu().long())
+        if answers is not None:
+            static.append(answers.cpu())
+    if not logits:
+        raise ValueError(f"{name}: got no batches, wants at least one; a generator that was read before has none")
+    found = ExitLogits(torch.cat(logits, 1), torch.cat(labels), samples, torch.cat(static) if static else None)
+    classes = found.logits.shape[2]
+    low, high = (int(label) for label in found.labels.aminmax())
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"{name}: got labels from {low} to {high}, wants 0 to {classes - 1}, as the network has classes"
+        )
+    if not found.logits.isfinite().all():
+        raise ValueError(f"{name}: the network's logits for it are not all finite, wants numbers")
+    return found
+
+
+def _checked(batch: object, name: str) -> tuple[Tensor, Tensor]:
+    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+        raise TypeError(f"{name}: yields {kind_of(batch)}, wants pairs of input [N, ...] and labels [N]")
+    x, y = batch
+    check_batch(f"{name}: input", x)
+    if not isinstance(y, Tensor):
+        raise TypeError(f"{name}: yields labels as {kind_of(y)}, wants a torch.Tensor [N]")
+    if y.is_floating_point() or y.dtype == torch.bool or y.shape != x.shape[:1]:
+        raise ValueError(
+            f"{name}: yields labels {list(y.shape)} of {y.dtype}, wants class indices [{len(x)}], whole numbers"
+        )
+    return x, y
+
+
+def joined(parts: Sequence[ExitLogits]) -> ExitLogits:
+    """Return the samples of several loaders as those of one."""
+    static = [part.static_labels for part in parts if part.static_labels is not None]
+    return ExitLogits(
+        torch.cat([part.logits for part in parts], 1),
+        torch.cat([part.labels for part in parts]),
+        [identity for part in parts for identity in part.identities],
+        torch.cat(static) if static else None,
+    )

@@ -1,0 +1,138 @@
+"""The report of a calibration: what was chosen, what is promised, and what the untouched test split says of it."""
+
+import dataclasses
+import math
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..machine import package_version, processor_name
+from .exit_latency import ExitLatencies
+from .temperatures import Reliability
+
+#: The value of ``format``; figures refuse others.
+REPORT_FORMAT = "auxhead calibration report 1"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What holds for new samples of the same distribution with the stated confidence; see the module ``bound``."""
+
+    confidence: float
+    """0.9: for at most one split of thresholds in ten it does not hold."""
+    max_accuracy_drop: float
+    """Accuracy under the thresholds is lower than the classifier's by at most this; 0 where nobody leaves early."""
+    reachable: bool
+    """False: no candidate keeps the budget, and nobody leaves early; or the latency budget is below all of them."""
+    reason: str | None
+    """Why it is not, and the best that is; else None."""
+    samples: int
+    """Of the split for thresholds."""
+    lost: int
+    """Of these, samples that the classifier gets right and early exit gets wrong."""
+
+
+@dataclass(frozen=True)
+class CalibratedExit:
+    """One exit on the test split; shares and accuracies are from 0 to 1."""
+
+    name: str
+    """The tap, or "classifier"."""
+    criterion: str
+    temperature: float
+    """Of the classifier it is for the reader alone: a network answers there without one."""
+    threshold: float | None
+    """The score that a sample must exceed; None where nobody leaves by it: a head that never exits, the classifier."""
+    samples: int
+    """Number of samples that left here."""
+    share: float
+    accuracy: float | None
+    """Accuracy on the samples that left here; None where none did."""
+    accuracy_on_all: float
+    """Accuracy if this exit answered for all: the network cut off here, a smaller static model."""
+    latency_ms: float | None
+    """When a whole batch leaves here; None if it was not measured."""
+    before: Reliability
+    """Of the largest probability, at temperature 1."""
+    after: Reliability
+    """At the fitted temperature."""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One candidate on the split for thresholds; the first is no exit at all, and each lets samples leave earlier."""
+
+    thresholds: list[float | None]
+    """For each head; None never exits."""
+    lost: int
+    p_value: float | None
+    """That accuracy drops by more than the budget; None for a latency budget, where none is tested."""
+    holds: bool | None
+    """True where this and all before it passed; None as above."""
+    accuracy: float
+    shares: list[float]
+    """Of the samples that leave at each exit."""
+    mean_exit: float
+    """Mean exit index."""
+    latency_ms: float | None
+    """Expected; None without measured latencies."""
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """The result of :func:`calibrate_network`; shares and accuracies are from 0 to 1, latencies milliseconds."""
+
+    format: str
+    data: str | None
+    """Name of the data, for people."""
+    seed: int | None
+    """Of the splits; None where they were given."""
+    samples: dict[str, int]
+    """Number of samples in each split."""
+    budget: dict[str, float]
+    """``max_accuracy_drop`` or ``max_latency_ms``, as asked for."""
+    bound: Bound
+    exits: list[CalibratedExit]
+    """The heads, then the classifier, on the test split."""
+    accuracy: float
+    """Accuracy of early exit on the test split."""
+    full_accuracy: float
+    """Accuracy of the classifier on the same samples."""
+    accuracy_drop: float
+    """The difference; less than 0 where early exit is better."""
+    mean_exit: float
+    """Mean exit index on the test split."""
+    latencies: ExitLatencies | None
+    """As measured."""
+    expected_latency_ms: float | None
+    """On the test split, at the batch size of the latencies."""
+    static_accuracy: float | None
+    """Accuracy of the given other model on the test split."""
+    chosen: int
+    """Index of the chosen candidate in ``curve``."""
+    curve: list[CurvePoint]
+    environment: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values: dicts, lists, numbers, strings and None."""
+        content = dataclasses.asdict(self)
+        if self.latencies is not None:
+            content["latencies"]["milliseconds"] = list(self.latencies.milliseconds)
+        return content
+
+
+def reported(threshold: float, highest: float) -> float | None:
+    """Return a threshold for the report: None for the end of the range, which never exits."""
+    return None if threshold >= highest or not math.isfinite(threshold) else threshold
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Return the device and the versions that a report belongs to."""
+    processor = processor_name() or platform.processor() or "CPU"
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
+        "python": platform.python_version(),
+        **{name: package_version(name) for name in ("torch", "auxhead")},
+    }

@@ -1,0 +1,139 @@
+"""Work of ``auxhead calibrate``: loads a checkpoint and images, calibrates, and saves the result."""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..bad_input import BadInput
+from ..checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from ..commands.user_model import import_function
+from ..description import read_description
+from ..exit_result import ExitResult
+from ..images import normalise
+from ..make_runner import make_runner
+from ..training.data_sets import LabelledImages, decode, load_folder, load_source
+from .beyond import BeyondCalibration
+from .calibrate_network import calibrate_network
+from .exit_latency import ExitLatencies, measure_exit_latencies
+from .report import CalibrationReport
+from .splits import sample_identities
+
+#: Images in a batch while all exits answer.
+_BATCH = 256
+
+
+class Request(NamedTuple):
+    """The options of ``auxhead calibrate``, by their names."""
+
+    checkpoint: Path
+    data: Path | None
+    dataset: str | None
+    root: Path | None
+    backbone: str | None
+    train_data: Path | None
+    skip_damaged: bool
+    max_accuracy_drop: float | None
+    max_latency_ms: float | None
+    confidence: float
+    batch: int | None
+    seed: int
+    device: torch.device
+
+
+class CalibrationRun(NamedTuple):
+    """A checkpoint whose network has its new rules, and the report."""
+
+    loaded: Checkpoint
+    report: CalibrationReport
+
+
+def run_calibration(request: Request, outside: BeyondCalibration) -> CalibrationRun:
+    """Calibrate the network of a checkpoint on images that it has not learned from.
+
+    Raises:
+        BadInput: no such checkpoint or images, or images that do not fit it.
+        ValueError: other options that cannot be used, as :func:`calibrate_network` says.
+    """
+    loaded = _load(request, outside)
+    source = load_source(request.data, request.dataset, request.root)
+    learned = None
+    if request.backbone is None:
+        cut = outside.demo_splits(request.checkpoint, loaded, source)
+        pixels = torch.cat([cut.validation.pixels, cut.test.pixels])
+        labels = torch.cat([cut.validation.labels, cut.test.labels])
+    else:
+        pixels, labels = _decoded(source, loaded, request)
+        if request.train_data is not None:
+            learned = sample_identities(_batches(*_decoded(load_folder(request.train_data), loaded, request), loaded))
+    network = loaded.network.to(request.device)
+    drop = request.max_accuracy_drop
+    report = calibrate_network(
+        network, _batches(pixels, labels, loaded),
+        max_accuracy_drop=0.01 if drop is None and request.max_latency_ms is None else drop,
+        max_latency_ms=request.max_latency_ms, latencies=_latencies(request, loaded, pixels),
+        confidence=request.confidence, seed=request.seed, train=learned,
+    )  # fmt: skip
+    return CalibrationRun(loaded, replace(report, data=source.name))
+
+
+def save_calibrated(directory: Path, checkpoint: Path, run: CalibrationRun) -> None:
+    """Write the checkpoint again, with its new rules and the report."""
+    loaded, report = run
+    description = read_description(checkpoint)
+    save_checkpoint(
+        directory, loaded.network, backbone=description["backbone"], with_backbone=description["with_backbone"],
+        classes=loaded.classes, image_size=loaded.image_size, mean=loaded.mean, std=loaded.std,
+        accuracy={"test": report.accuracy, "test_full_network": report.full_accuracy}, calibration=report.to_json(),
+    )  # fmt: skip
+
+
+def _load(request: Request, outside: BeyondCalibration) -> Checkpoint:
+    if request.backbone is not None:
+        loaded = load_checkpoint(request.checkpoint, import_function("--backbone", request.backbone)())
+    elif request.train_data is not None:
+        raise BadInput("--train-data: is for --backbone; of a demo's checkpoint the training images are known")
+    else:
+        loaded = outside.load_demo(request.checkpoint)
+    if loaded.image_size is None:
+        raise BadInput("--checkpoint: was saved without image_size, wants one to turn image files into input")
+    return loaded
+
+
+def _decoded(source: LabelledImages, loaded: Checkpoint, request: Request) -> tuple[Tensor, Tensor]:
+    """Return the pixels and labels of images that have the network's classes."""
+    if loaded.classes and source.classes != loaded.classes:
+        raise BadInput(
+            f"--checkpoint: its network has the classes {', '.join(loaded.classes):.100}, got images of "
+            f"{', '.join(source.classes):.100}; wants the same, in the same order"
+        )
+    assert loaded.image_size is not None
+    images = decode(source, loaded.image_size, skip_damaged=request.skip_damaged)
+    return images.pixels, images.source.labels
+
+
+def _batches(pixels: Tensor, labels: Tensor, loaded: Checkpoint) -> Iterator[tuple[Tensor, Tensor]]:
+    dtype = loaded.network.fused_heads[0].linear.weight.dtype
+    for chunk, own in zip(pixels.split(_BATCH), labels.split(_BATCH), strict=True):
+        yield normalise(chunk, loaded.mean, loaded.std).to(dtype), own
+
+
+def _latencies(request: Request, loaded: Checkpoint, pixels: Tensor) -> ExitLatencies | None:
+    """Measure the runner that a user would take, if a batch size is given."""
+    if request.batch is None:
+        if request.max_latency_ms is not None:
+            raise BadInput("--max-latency-ms: wants --batch, the images of a request")
+        return None
+    network = loaded.network
+    some = pixels[torch.arange(request.batch) % len(pixels)]
+    dtype = network.fused_heads[0].linear.weight.dtype
+    x = normalise(some, loaded.mean, loaded.std).to(request.device, dtype)
+    if not x.is_cuda:
+        stopping: Callable[[Tensor], ExitResult] = functools.partial(network, stop=True)
+        return replace(measure_exit_latencies(network, stopping, x), runner="eager, stop=True")
+    with make_runner(network, x) as runner:
+        return measure_exit_latencies(network, runner, x)

@@ -1,0 +1,28 @@
+"""Scores of logits: how sure each head is of each sample under its criterion and temperature; larger is surer."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...kernels import CRITERIA, decide
+
+
+def exit_scores(logits: Tensor, criteria: Sequence[str], temperatures: Sequence[float]) -> Tensor:
+    """Return the scores that E heads compare with their thresholds; a sample exits where score > threshold.
+
+    Args:
+        logits: [E, M, K] float32, of the heads in the order in which they run.
+        criteria: of each head.
+        temperatures: of each head, a divisor of its logits.
+
+    Returns:
+        [E, M] float32, each head's within ``auxhead.kernels.CRITERIA[criterion]``; NaN, which never exits, is its lower
+        end.
+    """
+    scores = []
+    for of_head, criterion, temperature in zip(logits, criteria, temperatures, strict=True):
+        low, high, _ = CRITERIA[criterion]
+        confidence = decide(of_head, temperature, high, criterion).confidence
+        scores.append(confidence.nan_to_num(nan=low).clamp(low, high))
+    return torch.stack(scores)

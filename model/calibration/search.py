@@ -1,0 +1,121 @@
+"""Chooses one of the candidates: the loosest that is shown to keep an accuracy budget, or one for a latency budget."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .bound import holding, p_value, samples_needed, smallest_budget
+from .exit_latency import ExitLatencies, expected_latency
+from .report import Bound, CurvePoint, reported
+from .thresholds import exit_indices
+
+
+class ScoredSamples(NamedTuple):
+    """The samples of one split, under the temperatures."""
+
+    scores: Tensor
+    """[E, M] float32, of the heads."""
+    correct: Tensor
+    """[E + 1, M] bool, of heads and classifier."""
+
+    def right(self, exits: Tensor) -> Tensor:
+        """Return whether early exit is right, [M] bool, given the exit index of each sample."""
+        return self.correct.gather(0, exits[None])[0]
+
+
+class Choice(NamedTuple):
+    """The chosen candidate, by its index, and what is promised of it."""
+
+    candidate: int
+    bound: Bound
+
+
+def curve_of(
+    path: Sequence[Tensor],
+    samples: ScoredSamples,
+    never: Sequence[float],
+    latencies: ExitLatencies | None,
+) -> list[CurvePoint]:
+    """Return what each candidate does to the samples of a split.
+
+    Args:
+        path: thresholds [E] of each candidate.
+        samples: of the split.
+        never: of each head the threshold that never exits.
+        latencies: of the runner, if there are.
+    """
+    curve = []
+    for thresholds in path:
+        exits = exit_indices(samples.scores, thresholds)
+        right = samples.right(exits)
+        shares = torch.bincount(exits, minlength=len(samples.correct)) / len(exits)
+        curve.append(
+            CurvePoint(
+                thresholds=[reported(*one) for one in zip(thresholds.tolist(), never, strict=True)],
+                lost=int((samples.correct[-1] & ~right).sum()),
+                p_value=None,
+                holds=None,
+                accuracy=right.double().mean().item(),
+                shares=shares.tolist(),
+                mean_exit=exits.double().mean().item(),
+                latency_ms=None if latencies is None else expected_latency(exits, latencies),
+            )
+        )
+    return curve
+
+
+def judged(curve: Sequence[CurvePoint], samples: int, budget: float, confidence: float) -> list[CurvePoint]:
+    """Return the curve with the test of each candidate; the first, under which nobody leaves, needs none."""
+    count = 1 + holding([point.lost for point in curve[1:]], samples, budget, confidence)
+    return [
+        replace(point, p_value=p_value(point.lost, samples, budget) if index else 0.0, holds=index < count)
+        for index, point in enumerate(curve)
+    ]
+
+
+def within_accuracy(curve: Sequence[CurvePoint], samples: int, budget: float, confidence: float) -> Choice:
+    """Choose the last candidate that holds an accuracy budget; ``curve`` is that of :func:`judged`."""
+    index = sum(bool(point.holds) for point in curve) - 1
+    lost = curve[index].lost
+    if index or len(curve) == 1:
+        reason = None if index else "no head is enabled that is sure of any sample; nobody leaves early"
+        return Choice(index, Bound(confidence, budget if index else 0.0, bool(index), reason, samples, lost))
+    needed, first = samples_needed(budget, confidence), curve[1]
+    if needed is not None and samples < needed:
+        more = f"it takes {needed:,} samples for thresholds if none of them is lost"
+    else:
+        more = f"the strictest thresholds lose {first.lost:,} of them"
+    reason = (
+        f"a drop of at most {budget:.3%} cannot be shown with {samples:,} samples: {more}. With {confidence:.0%} "
+        f"confidence they would show {smallest_budget(first.lost, samples, confidence):.3%} for thresholds under which "
+        f"{1 - first.shares[-1]:.1%} leave early; now nobody does"
+    )
+    return Choice(0, Bound(confidence, 0.0, False, reason, samples, 0))
+
+
+def within_latency(
+    curve: Sequence[CurvePoint], expected: Sequence[float], samples: int, budget: float, confidence: float
+) -> Choice:
+    """Choose the strictest candidate that meets a latency budget, or the fastest if none does.
+
+    Args:
+        curve: on the split for thresholds, which only bounds what the choice costs.
+        expected: latency of each candidate, milliseconds, on samples of another split: with them it is chosen.
+        samples: of the split for thresholds.
+        budget: milliseconds.
+        confidence: of the bound.
+    """
+    fastest = min(range(len(curve)), key=expected.__getitem__)
+    reachable = expected[fastest] <= budget
+    index = next(index for index, one in enumerate(expected) if one <= budget) if reachable else fastest
+    lost = curve[index].lost
+    drop = smallest_budget(lost, samples, confidence) if index else 0.0
+    reason = None
+    if not reachable:
+        reason = (
+            f"the fastest thresholds take {expected[fastest]:.4g} ms on average, more than {budget:.4g}; they are set"
+        )
+    return Choice(index, Bound(confidence, drop, reachable, reason, samples, lost))

@@ -1,0 +1,64 @@
+"""The table that ``auxhead calibrate`` prints: each exit on the test split, and what is promised of new images."""
+
+from rich.console import Console
+from rich.table import Table
+
+from .report import CalibrationReport
+
+
+def print_report(console: Console, report: CalibrationReport) -> None:
+    """Print a calibration for someone who has not read how it is made."""
+    samples = report.samples
+    table = Table(title=f"Test split: {samples['test']:,} images that nothing was chosen with")
+    table.add_column("exit")
+    columns = ["leave if\nscore >", "leave\nhere", "right\nof these", "right\nof all", "temper-\nature", "off by, %"]
+    if report.latencies is not None:
+        columns.append("answer\nin, ms")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in report.exits:
+        last = row is report.exits[-1]
+        cells = [
+            row.name,
+            "the rest" if last else "never" if row.threshold is None else f"{row.threshold:.3f}",
+            f"{row.share:.1%}",
+            "-" if row.accuracy is None else f"{row.accuracy:.1%}",
+            f"{row.accuracy_on_all:.1%}",
+            f"{row.temperature:.2f}",
+            f"{100 * row.before.ece:.1f} / {100 * row.after.ece:.1f}",
+        ]
+        if row.latency_ms is not None:
+            cells.append(f"{row.latency_ms:.3g}")
+        table.add_row(*cells)
+    console.print(table)
+    console.print("\n".join(_sentences(report)), soft_wrap=True)
+
+
+def _sentences(report: CalibrationReport) -> list[str]:
+    bound, said = report.bound, []
+    said.append(
+        "Right of all: if this exit answered for all images, as a network cut off there does. Off by: how far its "
+        "confidence is from the rate of right answers, before / after its temperature (ECE)."
+    )
+    said.append(
+        f"Early exit is right about {report.accuracy:.2%}, the full network about {report.full_accuracy:.2%}. On "
+        f"average an image left at exit {report.mean_exit:.1f} of 0 to {len(report.exits) - 1}."
+    )
+    if bound.reason is not None:
+        said.append(f"The budget cannot be kept: {bound.reason}.")
+    if bound.max_accuracy_drop > 0.0:
+        said.append(
+            f"With {bound.confidence:.0%} confidence, accuracy on new images like these drops by at most "
+            f"{bound.max_accuracy_drop:.2%}: of {bound.samples:,} images for thresholds, {bound.lost:,} were lost to "
+            "early exit."
+        )
+    if report.latencies is not None:
+        said.append(
+            f"Expected time to the answer of a batch of {report.latencies.batch_size:,}: "
+            f"{report.expected_latency_ms:.3g} ms; {report.latencies.milliseconds[-1]:.3g} ms if nobody leaves early "
+            f"({report.latencies.runner}, {report.latencies.device})."
+        )
+    within = [row for row in report.exits[:-1] if row.accuracy_on_all >= report.accuracy]
+    if within:
+        said.append(f"The network cut off at {within[0].name} is as accurate on these images.")
+    return said

@@ -1,0 +1,290 @@
+"""``calibrate_network`` on digits: rules that are set, numbers that plain loops find again, arguments refused."""
+
+import functools
+import json
+from itertools import pairwise
+
+import pytest
+import torch
+from auxhead.model import (
+    EarlyExitNetwork,
+    ExitLatencies,
+    ExitRule,
+    FusedAuxHead,
+    calibrate_network,
+    measure_exit_latencies,
+    sample_identities,
+)
+from auxhead.model.calibration.scores import exit_scores
+from torch import nn
+
+
+def batches(images, labels, size=100):
+    return list(zip(images.split(size), labels.split(size), strict=True))
+
+
+@functools.cache
+def digits():
+    """Images [1797, 1, 8, 8], 0 to 1, and labels, in random order."""
+    pytest.importorskip("sklearn")
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(0))
+    images = torch.from_numpy(found.images / 16.0).float()[:, None]
+    return images[order], torch.from_numpy(found.target).long()[order]
+
+
+@functools.cache
+def trained_state():
+    images, labels = (part[:500] for part in digits())
+    torch.manual_seed(0)
+    network = untrained()
+    optimizer = torch.optim.Adam(network.parameters(), 3e-3)
+    for _ in range(60):
+        loss = sum(nn.functional.cross_entropy(logits, labels) for logits in network.logits(images))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return network.state_dict()
+
+
+def untrained():
+    backbone = nn.Sequential(
+        nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU()),
+        nn.Sequential(nn.Flatten(), nn.Linear(128, 10)),
+    )
+    heads = {"0": FusedAuxHead(8 * 4, 10, pool_size=(2, 2)), "1": FusedAuxHead(16 * 4, 10, pool_size=(2, 2))}
+    return EarlyExitNetwork(backbone, heads)
+
+
+@pytest.fixture
+def network():
+    made = untrained()
+    made.load_state_dict(trained_state())
+    return made.eval()
+
+
+@pytest.fixture
+def held_out():
+    images, labels = digits()
+    return batches(images[500:], labels[500:])
+
+
+LATENCIES = ExitLatencies((1.0, 2.0, 4.0), 4, "made up", "none")
+
+
+def test_rules_are_set_and_the_network_answers_as_the_report_says(network, held_out, without_interpreter):
+    images, labels = digits()
+    parts = {name: torch.arange(*ends) for name, ends in
+             {"temperature": (0, 250), "thresholds": (250, 900), "test": (900, 1297)}.items()}  # fmt: skip
+    report = calibrate_network(network, held_out, max_accuracy_drop=0.03, splits=parts)
+    assert report.bound.reachable and report.bound.max_accuracy_drop == 0.03
+    for rule, row in zip((head.rule for head in network.fused_heads), report.exits, strict=False):
+        assert rule.temperature == row.temperature != 1.0
+        assert rule.threshold == (1.0 if row.threshold is None else row.threshold)
+    test_images, test_labels = images[1400:], labels[1400:]
+    answer = network(test_images)
+    assert report.accuracy == pytest.approx((answer.label == test_labels).double().mean().item())
+    assert [row.samples for row in report.exits] == torch.bincount(answer.exit_index, minlength=3).tolist()
+    assert report.mean_exit == pytest.approx(answer.exit_index.double().mean().item())
+    with torch.no_grad():
+        alone = [(logits.argmax(1) == test_labels).double().mean().item() for logits in network.logits(test_images)]
+    assert [row.accuracy_on_all for row in report.exits] == pytest.approx(alone)
+    assert report.full_accuracy == pytest.approx(alone[-1])
+    assert report.accuracy_drop == pytest.approx(alone[-1] - report.accuracy)
+    assert 0 < report.exits[0].share + report.exits[1].share
+    early = network(images[750:1400])
+    with torch.no_grad():
+        classifier = network.logits(images[750:1400])[-1].argmax(1)
+    lost = ((classifier == labels[750:1400]) & (early.label != labels[750:1400])).sum()
+    assert report.bound.lost == report.curve[report.chosen].lost == int(lost)
+
+
+def test_the_loosest_candidate_that_holds_is_taken(network, held_out):
+    report = calibrate_network(network, held_out, max_accuracy_drop=0.02)
+    held = [point.holds for point in report.curve]
+    assert report.chosen == held.index(False) - 1 > 0 and all(held[: report.chosen])
+    assert all(point.p_value <= 0.1 + 1e-12 for point in report.curve[: report.chosen + 1])
+    assert report.curve[report.chosen + 1].p_value > 0.1
+    assert all(later.mean_exit <= earlier.mean_exit for earlier, later in pairwise(report.curve))
+
+
+def test_a_larger_budget_or_less_confidence_never_leaves_later(network, held_out):
+    chosen = [
+        calibrate_network(network, held_out, max_accuracy_drop=drop, confidence=confidence).chosen
+        for drop, confidence in ((0.002, 0.9), (0.02, 0.99), (0.02, 0.9), (0.2, 0.9))
+    ]
+    assert chosen == sorted(chosen) and chosen[0] == 0 < chosen[-1]
+
+
+def test_temperatures_make_up_for_logits_that_are_too_large(network, held_out):
+    first = calibrate_network(network, held_out, max_accuracy_drop=0.05)
+    with torch.no_grad():
+        for layer in (*(head.linear for head in network.fused_heads), network.backbone[3][1]):
+            layer.weight *= 10
+            layer.bias *= 10
+    second = calibrate_network(network, held_out, max_accuracy_drop=0.05)
+    for was, row in zip(first.exits, second.exits, strict=True):
+        assert row.temperature == pytest.approx(10 * was.temperature, rel=1e-4)
+        assert row.after.ece == pytest.approx(was.after.ece, abs=1e-3) and row.after.ece < row.before.ece
+
+
+def test_a_latency_budget_takes_the_strictest_candidate_that_meets_it(network, held_out):
+    report = calibrate_network(network, held_out, max_latency_ms=2.5, latencies=LATENCIES)
+    assert report.bound.reachable and report.expected_latency_ms < 3.0
+    assert report.curve[report.chosen].latency_ms < 3.0 < report.curve[0].latency_ms == 4.0
+    assert 0.0 < report.bound.max_accuracy_drop < 1.0 and report.budget == {"max_latency_ms": 2.5}
+    slow = calibrate_network(network, held_out, max_latency_ms=5.0, latencies=LATENCIES)
+    assert slow.chosen == 0 and slow.bound.max_accuracy_drop == 0.0
+
+
+def test_a_latency_below_all_is_out_of_reach_and_the_fastest_is_set(network, held_out):
+    report = calibrate_network(network, held_out, max_latency_ms=0.5, latencies=LATENCIES)
+    assert not report.bound.reachable and "the fastest thresholds take 1 ms" in report.bound.reason
+    assert report.exits[0].share == 1.0 and report.expected_latency_ms == 1.0
+
+
+def test_a_head_that_is_not_enabled_stays_so(network, held_out):
+    network.set_rules({"0": ExitRule(0.5, enabled=False)})
+    report = calibrate_network(network, held_out, max_accuracy_drop=0.1)
+    assert [head.rule.enabled for head in network.fused_heads] == [False, True]
+    assert report.exits[0].samples == 0 and report.exits[0].threshold is None and report.exits[1].samples > 0
+
+
+def test_three_loaders_do_as_one_and_the_report_is_json(network, held_out):
+    data = {"temperature": held_out[:3], "thresholds": held_out[3:9], "test": iter(held_out[9:])}
+    report = calibrate_network(
+        network, data, max_accuracy_drop=0.03, latencies=LATENCIES, static_model=network.backbone
+    )
+    assert report.samples == {"temperature": 300, "thresholds": 600, "test": 397} and report.seed is None
+    assert report.static_accuracy == report.full_accuracy
+    assert json.loads(json.dumps(report.to_json(), allow_nan=False)) == report.to_json()
+    one = calibrate_network(
+        network, held_out, max_accuracy_drop=0.03, latencies=LATENCIES, static_model=network.backbone,
+        splits={"temperature": range(300), "thresholds": range(300, 900), "test": range(900, 1297)},
+    )  # fmt: skip
+    assert one == report
+
+
+def test_the_network_runs_once(network, held_out):
+    seen = []
+    network.backbone[3].register_forward_hook(lambda _module, inputs, _output: seen.append(len(inputs[0])))
+    network.check_taps(held_out[0][0])
+    seen.clear()
+    calibrate_network(network, held_out, max_accuracy_drop=0.02)
+    assert seen == [len(labels) for _, labels in held_out]
+
+
+def test_training_samples_are_left_out_or_refused(network, held_out):
+    images, labels = digits()
+    everything = batches(images, labels)
+    learned = sample_identities(everything[:5])
+    for train in (learned, range(500)):
+        report = calibrate_network(network, everything, max_accuracy_drop=0.05, train=train)
+        assert sum(report.samples.values()) == 1297
+    before = [head.rule.threshold for head in network.fused_heads]
+    loaders = {"temperature": everything[5:8], "thresholds": everything[8:15], "test": everything[4:5]}
+    with pytest.raises(ValueError, match="splits: train and test share 100 samples"):
+        calibrate_network(network, loaders, max_accuracy_drop=0.9, train=learned)
+    with pytest.raises(ValueError, match="splits: temperature and test share 100 samples"):
+        calibrate_network(network, {**loaders, "test": everything[5:6]}, max_accuracy_drop=0.9)
+    given = {"temperature": [501, 502], "thresholds": range(600, 900), "test": [499, 1000]}
+    with pytest.raises(ValueError, match="splits: train and test share 1 samples, such as sample 499"):
+        calibrate_network(network, everything, max_accuracy_drop=0.9, train=range(500), splits=given)
+    assert [head.rule.threshold for head in network.fused_heads] == before
+
+
+BAD = {
+    "no budget": ({"max_accuracy_drop": None}, ValueError, "max_accuracy_drop, max_latency_ms: got neither"),
+    "two budgets": ({"max_latency_ms": 1.0}, ValueError, "max_accuracy_drop, max_latency_ms: got both"),
+    "per cent": ({"max_accuracy_drop": 5}, ValueError, "max_accuracy_drop: got 5, wants a number in"),
+    "words": ({"max_accuracy_drop": "1%"}, TypeError, "max_accuracy_drop: got '1%', wants a number"),
+    "not measured": ({"max_accuracy_drop": None, "max_latency_ms": 1.0}, ValueError, "latencies: got None, wants"),
+    "no latencies": ({"latencies": (1.0, 2.0, 3.0)}, TypeError, "latencies: got tuple, wants"),
+    "other exits": ({"latencies": ExitLatencies((1.0,), 1, "", "")}, ValueError, "latencies: are of 1 exits, wants 3"),
+    "large batches": (
+        {"latencies": ExitLatencies((1.0,) * 3, 900, "", "")},
+        ValueError,
+        "latencies: are of batches of 900, wants at most 259",
+    ),
+    "certain": ({"confidence": 1.0}, ValueError, "confidence: got 1.0, wants a number between 0 and 1"),
+    "seed": ({"seed": 0.5}, TypeError, "seed: got 0.5, wants a whole number"),
+    "missing split": ({"splits": {"test": [1]}}, ValueError, r"splits: got splits \['test'\], wants"),
+    "no such sample": (
+        {"splits": {"temperature": [0], "thresholds": [1], "test": [1297]}},
+        ValueError,
+        r"splits\['test'\]: got indices from 1297 to 1297, wants 0 to 1296",
+    ),
+    "static": ({"static_model": 3}, TypeError, "static_model: got int, wants an nn.Module"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_arguments_are_named(kind, network, held_out):
+    given, error, message = BAD[kind]
+    with pytest.raises(error, match=f"^{message}"):
+        calibrate_network(network, held_out, **{"max_accuracy_drop": 0.01, **given})
+
+
+DATA = {
+    "nothing": ([], ValueError, "data: got no batches"),
+    "images alone": ([torch.zeros(2, 1, 8, 8)], TypeError, "data: yields Tensor, wants pairs"),
+    "scores": ([(torch.zeros(2, 1, 8, 8), torch.zeros(2, 10))], ValueError, r"data: yields labels \[2, 10\] of"),
+    "no class": (
+        [(torch.zeros(2, 1, 8, 8), torch.tensor([3, 10]))],
+        ValueError,
+        "data: got labels from 3 to 10, wants",
+    ),
+    "no numbers": ([(torch.full((3, 1, 8, 8), torch.nan), torch.arange(3))], ValueError, "data: the network's logits"),
+    "two loaders": ({"test": [], "thresholds": []}, ValueError, r"data: got splits \['test', 'thresholds'\], wants"),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_bad_data_is_named(kind, network):
+    data, error, message = DATA[kind]
+    with pytest.raises(error, match=f"^{message}"):
+        calibrate_network(network, data, max_accuracy_drop=0.01)
+
+
+def test_a_network_in_training_mode_is_refused(network, held_out):
+    with pytest.raises(ValueError, match="network: is in training mode, wants"):
+        calibrate_network(network.train(), held_out, max_accuracy_drop=0.01)
+    with pytest.raises(TypeError, match="network: got Sequential, wants an EarlyExitNetwork"):
+        calibrate_network(network.backbone, held_out, max_accuracy_drop=0.01)
+
+
+def test_a_network_is_calibrated_on_its_device(network, held_out, device, without_interpreter):
+    on_cpu = calibrate_network(network, held_out, max_accuracy_drop=0.03)
+    network.to(device)
+    x = held_out[0][0].to(device)
+    latencies = measure_exit_latencies(network, functools.partial(network, stop=True), x, rounds=2)
+    assert all(one > 0 for one in latencies.milliseconds) and latencies.batch_size == len(x)
+    moved = [(images.to(device), labels.to(device)) for images, labels in held_out]
+    for data in (held_out, moved):
+        report = calibrate_network(network, data, max_accuracy_drop=0.03, latencies=latencies)
+        assert report.samples == on_cpu.samples and report.bound.reachable
+        # rounding on a device may move a threshold past a sample
+        assert report.mean_exit == pytest.approx(on_cpu.mean_exit, abs=0.1)
+        assert [row.temperature for row in report.exits] == pytest.approx(
+            [row.temperature for row in on_cpu.exits], rel=1e-3
+        )
+
+
+def test_scores_are_the_confidences_of_the_heads(network, held_out):
+    images = held_out[0][0]
+    network.set_rules({"0": ExitRule(0.0, temperature=0.7), "1": ExitRule(0.0, temperature=2.0)})
+    with torch.no_grad():
+        logits = torch.stack(network.logits(images))
+    scores = exit_scores(logits[:2], ["max_prob"] * 2, [0.7, 2.0])
+    answer = network(images[:20])
+    assert (answer.exit_index == 0).all()
+    torch.testing.assert_close(answer.confidence, scores[0, :20])
+    network.set_rules({"0": ExitRule(0.0, enabled=False)})
+    torch.testing.assert_close(network(images[:20]).confidence, scores[1, :20])
+    assert exit_scores(torch.full((1, 2, 3), torch.nan), ["max_prob"], [1.0]).tolist() == [[0.0, 0.0]]
+    with pytest.raises(ValueError, match=r"criteria\[1\]: got 'luck', wants 'max_prob'"):
+        exit_scores(logits[:2], ["max_prob", "luck"], [1.0, 1.0])

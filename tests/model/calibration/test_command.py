@@ -1,0 +1,125 @@
+"""``auxhead calibrate``: what it writes and leaves out, and how it refuses."""
+
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, load_checkpoint, save_checkpoint
+from support.command_line import assert_one_line_error, auxhead, plot
+from support.pictures import write_image_folder
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+OWN = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU())
+    return nn.Sequential(first, nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()), nn.Flatten(), nn.Linear(8 * 25, 2))
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A checkpoint of a network that tells stripes apart by their first convolution, and pictures of them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.delitem(sys.modules, "own_stripes", raising=False)
+    (tmp_path / "own_stripes.py").write_text(OWN)
+    write_image_folder(tmp_path / "pictures", per_class=120)
+    scope: dict = {}
+    exec(OWN, scope)
+    network = EarlyExitNetwork(scope["make"](), {"0": FusedAuxHead(8, 2)})
+    _train(network)
+    classes = ("lying", "standing")
+    save_checkpoint(tmp_path / "own", network.eval(), backbone="own_stripes:make", classes=classes, image_size=16)
+    return tmp_path
+
+
+def _train(network):
+    """On stripes without noise; class 0 is "lying"."""
+    wave = torch.where(torch.arange(16) // 2 % 2 > 0, 0.57, -0.69)
+    lying = wave[:, None].expand(3, 16, 16)
+    x = torch.stack([lying, lying.transpose(1, 2)]) + 0.2 * torch.randn(32, 2, 3, 16, 16)
+    x, y = x.flatten(0, 1), torch.arange(2).repeat(32)
+    optimizer = torch.optim.Adam(network.parameters(), 1e-2)
+    for _ in range(40):
+        loss = sum(nn.functional.cross_entropy(logits, y) for logits in network.logits(x))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+ARGUMENTS = ("calibrate", "--checkpoint", "own", "--backbone", "own_stripes:make", "--device", "cpu")
+
+
+def test_a_checkpoint_of_ones_own_is_calibrated(own):
+    result = auxhead(*ARGUMENTS, "--data", "pictures", "--max-accuracy-drop", 0.05, "--batch", 2, "--out", "new")
+    assert result.exit_code == 0, result.output
+    files = ["calibration.json", "calibration.png", "calibration.svg", "model.json", "model.safetensors", "report.json"]
+    assert sorted(path.name for path in (own / "new").iterdir()) == files
+    report = json.loads((own / "new" / "report.json").read_text())
+    assert report["samples"] == {"temperature": 48, "thresholds": 120, "test": 72} and report["data"] == "pictures"
+    assert report["bound"]["reachable"] and report["exits"][0]["share"] > 0.5
+    assert report["latencies"]["batch_size"] == 2 and report["expected_latency_ms"] > 0
+    loaded = load_checkpoint(own / "new", nn_backbone(own))
+    assert loaded.network.heads[0].rule.threshold == report["exits"][0]["threshold"]
+    assert loaded.network.heads[0].rule.temperature == report["exits"][0]["temperature"]
+    assert loaded.calibration == {**report, "data": "pictures"} and loaded.classes == ("lying", "standing")
+    assert "accuracy on new images like these drops by at most 5.00%" in result.output
+    drawn = plot("calibration", "--records", own / "new" / "report.json", "--out", own / "again")
+    assert drawn.exit_code == 0
+    assert (own / "again.json").read_text() == (own / "new" / "calibration.json").read_text()
+
+
+def nn_backbone(own):
+    scope: dict = {}
+    exec((own / "own_stripes.py").read_text(), scope)
+    return scope["make"]()
+
+
+def test_images_that_were_learned_from_are_left_out(own):
+    learned = own / "learned"
+    for folder in (own / "pictures").iterdir():
+        (learned / folder.name).mkdir(parents=True)
+        for number in range(30):
+            shutil.copy(folder / f"{number}.png", learned / folder.name / f"a{number}.png")
+    result = auxhead(*ARGUMENTS, "--data", "pictures", "--train-data", "learned", "--out", "new")
+    assert result.exit_code == 0, result.output
+    assert sum(json.loads((own / "new" / "report.json").read_text())["samples"].values()) == 180
+    assert "The budget cannot be kept" in result.output and "it takes 230 samples" in result.output
+
+
+def test_what_cannot_be_done_is_one_line(own):
+    def refused(message, *arguments):
+        assert_one_line_error(auxhead(*arguments), message)
+        assert not (own / "new").exists()
+
+    to = ("--data", "pictures", "--out", "new")
+    refused("--max-latency-ms: wants --batch", *ARGUMENTS, *to, "--max-latency-ms", 1)
+    both = ("--max-latency-ms", 1, "--max-accuracy-drop", 0.1, "--batch", 1)
+    refused("max_accuracy_drop, max_latency_ms: got both", *ARGUMENTS, *to, *both)
+    refused("confidence: got 1.5, wants", *ARGUMENTS, *to, "--confidence", 1.5)
+    refused("wants another directory", *ARGUMENTS, "--data", "pictures", "--out", "own")
+    refused("was not written by `auxhead demo`", "calibrate", "--checkpoint", "own", *to)
+    (own / "pictures" / "standing").rename(own / "pictures" / "upright")
+    refused("its network has the classes lying, standing, got images of lying, upright", *ARGUMENTS, *to)
+
+
+def test_of_a_demo_the_images_that_it_learned_from_are_left_out(tmp_path):
+    folder = write_image_folder(tmp_path / "stripes", per_class=20)
+    out = tmp_path / "demo"
+    made = auxhead("demo", "--data", folder, "--out", out, "--image-size", 8, "--epochs", 1, "--device", "cpu")
+    assert made.exit_code == 0, made.output
+    result = auxhead("calibrate", "--checkpoint", out, "--data", folder, "--out", tmp_path / "new", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    images = json.loads((out / "report.json").read_text())["images"]
+    report = json.loads((tmp_path / "new" / "report.json").read_text())
+    assert sum(report["samples"].values()) == images["validation"] + images["test"] == 16
+    answered = auxhead("infer", "--checkpoint", tmp_path / "new", folder / "lying" / "0.png", "--device", "cpu")
+    assert answered.exit_code == 0, answered.output

@@ -1,0 +1,121 @@
+"""Thresholds retuned on a log, and the simulator that shows what that comes to."""
+
+import functools
+
+import pytest
+import torch
+from auxhead.model import ExitLatencies, ExitLog, replay, retune_thresholds
+from auxhead.model.calibration.exit_latency import expected_latency
+from auxhead.model.calibration.thresholds import exit_indices
+
+LATENCIES = ExitLatencies((1.0, 2.0, 4.0), 1, "made up", "none")
+NEVER = (1.0, 1.0)
+
+
+def made(samples, unsure=0.3, seed=0):
+    """A log of two heads that disagree where their scores are below ``unsure``, half the time."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(2, samples, generator=generator)
+    limits = torch.tensor([[unsure + 0.1], [unsure]])
+    return ExitLog(scores, (scores > limits) | (torch.rand(2, samples, generator=generator) < 0.5), ("max_prob",) * 2)
+
+
+def outcome(log, thresholds, latencies=LATENCIES):
+    exits = exit_indices(log.scores, torch.tensor(thresholds))
+    return log.disagreement(exits), expected_latency(exits, latencies)
+
+
+@pytest.mark.parametrize("most", [0.0, 0.01, 0.1, 1.0])
+def test_disagreement_is_kept_and_time_is_saved(most):
+    log = made(1000)
+    disagreement, milliseconds = outcome(log, retune_thresholds(log, LATENCIES, max_disagreement=most))
+    assert disagreement <= most
+    assert milliseconds < 2.0  # 4 if nobody leaves; the sure ones leave for nothing
+
+
+def test_more_disagreement_saves_more():
+    log = made(1000)
+    times = [outcome(log, retune_thresholds(log, LATENCIES, max_disagreement=one))[1] for one in (0.0, 0.05, 0.5)]
+    assert times == sorted(times, reverse=True) and times[0] > times[-1] == 1.0
+
+
+def test_close_to_the_best_of_a_fine_grid():
+    log = made(400)
+    grid = torch.linspace(0, 1, 41).tolist()
+    tried = [outcome(log, (first, second)) for first in grid for second in grid]
+    best = min(milliseconds for disagreement, milliseconds in tried if disagreement <= 0.02)
+    assert outcome(log, retune_thresholds(log, LATENCIES, max_disagreement=0.02))[1] <= 1.05 * best
+
+
+def test_with_a_latency_budget_heads_open_no_further_than_that():
+    log = made(1000)
+    disagreement, milliseconds = outcome(
+        log, retune_thresholds(log, LATENCIES, max_disagreement=0.5, max_latency_ms=3.0)
+    )
+    assert 2.0 < milliseconds <= 3.0 and disagreement == 0.0
+
+
+def test_heads_that_always_disagree_let_nobody_go():
+    log = ExitLog(torch.rand(2, 50), torch.zeros(2, 50, dtype=torch.bool), ("max_prob",) * 2)
+    assert retune_thresholds(log, LATENCIES, max_disagreement=0.0) == NEVER
+
+
+def test_scores_that_are_no_numbers_do_not_leave():
+    log = made(100)
+    log.scores[:, :50] = torch.nan
+    thresholds = retune_thresholds(log, LATENCIES, max_disagreement=1.0)
+    assert torch.tensor(thresholds).isfinite().all()
+
+
+def test_a_drift_breaks_fixed_thresholds_and_a_policy_follows_it():
+    early, late = made(1500), made(1500, unsure=0.7, seed=1)
+    log = ExitLog(torch.cat([early.scores, late.scores], 1), torch.cat([early.agrees, late.agrees], 1), early.criteria)
+    policy = functools.partial(retune_thresholds, latencies=LATENCIES, max_disagreement=0.02)
+    fixed = replay(log, LATENCIES, policy(early), window=500)
+    followed = replay(log, LATENCIES, policy(early), window=500, policy=policy)
+    assert len(fixed) == len(followed) == 6 and {one.thresholds for one in fixed} == {policy(early)}
+    assert max(one.disagreement for one in fixed[:3]) < 0.05 < 0.1 < min(one.disagreement for one in fixed[3:])
+    assert followed[3].disagreement > 0.1 > 0.05 > max(one.disagreement for one in followed[4:])  # one window late
+    assert all(sum(one.shares) == pytest.approx(1.0) for one in fixed + followed)
+
+
+def test_a_window_is_what_its_thresholds_do_to_its_samples():
+    log = made(100)
+    first, second = replay(log, LATENCIES, (0.5, 0.6), window=50)
+    assert (second.disagreement, second.milliseconds) == outcome(log.between(50, 100), (0.5, 0.6))
+    assert first.shares[0] == pytest.approx((log.scores[0, :50] > 0.5).double().mean().item())
+
+
+BAD = {
+    "no log": ((1, LATENCIES), TypeError, "log: got int, wants an ExitLog"),
+    "scores": ((ExitLog([0.5], None, ()), LATENCIES), ValueError, "log.scores: got list, wants"),
+    "agrees": (
+        (made(5)._replace(agrees=torch.ones(2, 4) > 0), LATENCIES),
+        ValueError,
+        r"log.agrees: got shape \[2, 4\]",
+    ),
+    "criteria": ((made(5)._replace(criteria=("max_prob",)), LATENCIES), ValueError, "log.criteria: got 1, wants 2"),
+    "criterion": ((made(5)._replace(criteria=("max_prob", "luck")), LATENCIES), ValueError, "criterion: got 'luck'"),
+    "latencies": ((made(5), (1.0, 2.0)), TypeError, "latencies: got tuple, wants"),
+    "exits": ((made(5), ExitLatencies((1.0, 2.0), 1, "", "")), ValueError, "latencies: are of 2 exits, wants 3"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_arguments_are_named(kind):
+    arguments, error, message = BAD[kind]
+    with pytest.raises(error, match=f"^{message}"):
+        retune_thresholds(*arguments, max_disagreement=0.1)
+    with pytest.raises(error, match=f"^{message}"):
+        replay(*arguments, NEVER, window=5)
+
+
+def test_other_bad_arguments_are_named():
+    with pytest.raises(ValueError, match=r"max_disagreement: got 2, wants a number in \[0, 1\]"):
+        retune_thresholds(made(5), LATENCIES, max_disagreement=2)
+    with pytest.raises(TypeError, match="max_latency_ms: got 'fast', wants a number"):
+        retune_thresholds(made(5), LATENCIES, max_disagreement=0.1, max_latency_ms="fast")
+    with pytest.raises(ValueError, match="window: got 9, wants a whole number from 1, a batch, to 5"):
+        replay(made(5), LATENCIES, NEVER, window=9)
+    with pytest.raises(ValueError, match="thresholds: got 1, wants 2"):
+        replay(made(5), LATENCIES, (1.0,), window=5)
