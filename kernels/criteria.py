@@ -39,6 +39,11 @@ class Criterion(NamedTuple):
     confidence: Callable[[Softmax], Tensor]
     """[N], larger where a head is surer; NaN where a probability is."""
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """The range of thresholds."""
+        return self.low, self.high
+
 
 def _max_prob(softmax: Softmax) -> Tensor:
     return softmax.probs.amax(dim=-1)

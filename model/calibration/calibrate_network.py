@@ -117,7 +117,7 @@ def calibrate_exits(
     temperatures, samples = _scored(collected, parts, [rule.criterion for rule in rules])
     fitting, testing, count = samples["temperature"], samples["test"], len(parts["thresholds"])
 
-    ranges = [CRITERIA[rule.criterion] for rule in rules]
+    ranges = [CRITERIA[rule.criterion].range for rule in rules]
     path = threshold_path(fitting.scores, fitting.correct, ranges, [rule.enabled for rule in rules])
     curve = curve_of(path, samples["thresholds"], [high for _, high in ranges], latencies)
     if max_accuracy_drop is not None:

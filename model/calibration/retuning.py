@@ -97,7 +97,7 @@ def _try(log: ExitLog, falling: torch.Tensor, shares: Sequence[float], latencies
     samples = falling.shape[1]
     thresholds = torch.empty(len(falling))
     for head, (share, own) in enumerate(zip(shares, falling, strict=True)):
-        low, high = CRITERIA[log.criteria[head]]
+        low, high = CRITERIA[log.criteria[head]].range
         leaving = round(share * samples)
         if not leaving:
             thresholds[head] = high

@@ -64,7 +64,7 @@ def calibrate(confidence: Tensor, correct: Tensor, max_accuracy_drop: float = 0.
     samples = confidence.shape[1]
     needed = int(correct[-1].sum()) - max_accuracy_drop * samples - 1e-6  # samples that must be answered right
 
-    ranges = [CRITERIA["max_prob"]] * confidence.shape[0]
+    ranges = [CRITERIA["max_prob"].range] * confidence.shape[0]
     best = torch.ones(confidence.shape[0])
     earliest = nobody_leaves = float(confidence.shape[0])
     stricter: list[Tensor] = []  # candidates that hold and let some samples leave, the strictest first

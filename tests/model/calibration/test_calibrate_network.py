@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from auxhead.kernels import CRITERIA
 from auxhead.model import (
     EarlyExitNetwork,
     ExitLatencies,
@@ -76,15 +77,18 @@ def held_out():
 LATENCIES = ExitLatencies((1.0, 2.0, 4.0), 4, "made up", "none")
 
 
-def test_rules_are_set_and_the_network_answers_as_the_report_says(network, held_out, without_interpreter):
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_rules_are_set_and_the_network_answers_as_the_report_says(network, held_out, criterion, without_interpreter):
     images, labels = digits()
+    network.set_rules(ExitRule(criterion=criterion))
     parts = {name: torch.arange(*ends) for name, ends in
              {"temperature": (0, 250), "thresholds": (250, 900), "test": (900, 1297)}.items()}  # fmt: skip
     report = calibrate_network(network, held_out, max_accuracy_drop=0.03, splits=parts)
     assert report.bound.reachable and report.bound.max_accuracy_drop == 0.03
     for rule, row in zip((head.rule for head in network.fused_heads), report.exits, strict=False):
         assert rule.temperature == row.temperature != 1.0
-        assert rule.threshold == (1.0 if row.threshold is None else row.threshold)
+        assert rule.threshold == (CRITERIA[criterion].high if row.threshold is None else row.threshold)
+        assert rule.criterion == row.criterion == criterion
     test_images, test_labels = images[1400:], labels[1400:]
     answer = network(test_images)
     assert report.accuracy == pytest.approx((answer.label == test_labels).double().mean().item())
@@ -286,5 +290,3 @@ def test_scores_are_the_confidences_of_the_heads(network, held_out):
     network.set_rules({"0": ExitRule(0.0, enabled=False)})
     torch.testing.assert_close(network(images[:20]).confidence, scores[1, :20])
     assert exit_scores(torch.full((1, 2, 3), torch.nan), ["max_prob"], [1.0]).tolist() == [[0.0, 0.0]]
-    with pytest.raises(ValueError, match=r"criteria\[1\]: got 'luck', wants 'max_prob'"):
-        exit_scores(logits[:2], ["max_prob", "luck"], [1.0, 1.0])
