@@ -24,9 +24,9 @@ def _beyond_calibration() -> BeyondCalibration:
     from ..autotune.pareto.demo_splits import demo_splits
     from ..plots.figures.calibration import draw
     from ..plots.files import save_figure
-    from .demo.saved import load_demo
+    from .inference.load import load_network
 
-    return BeyondCalibration(load_demo, demo_splits, draw, save_figure)
+    return BeyondCalibration(load_network, demo_splits, draw, save_figure)
 
 
 app = typer.Typer(

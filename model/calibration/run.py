@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from ..bad_input import BadInput
-from ..checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from ..commands.user_model import import_function
+from ..checkpoint import Checkpoint, save_checkpoint
 from ..description import read_description
 from ..exit_result import ExitResult
 from ..images import normalise
 from ..make_runner import make_runner
 from ..training.data_sets import LabelledImages, decode, load_folder, load_source
+from ..training.split_record import unseen_split
 from .beyond import BeyondCalibration
 from .calibrate_network import calibrate_network
 from .exit_latency import ExitLatencies, measure_exit_latencies
@@ -62,7 +62,12 @@ def run_calibration(request: Request, outside: BeyondCalibration) -> Calibration
     loaded = _load(request, outside)
     source = load_source(request.data, request.dataset, request.root)
     learned = None
-    if request.backbone is None:
+    unseen = unseen_split(request.checkpoint, source)
+    if request.train_data is not None and (unseen is not None or request.backbone is None):
+        raise BadInput("--train-data: of checkpoints of `auxhead demo` and `train` the training images are known")
+    if unseen is not None:
+        pixels, labels = unseen.pixels, unseen.labels
+    elif request.backbone is None:
         cut = outside.demo_splits(request.checkpoint, loaded, source)
         pixels = torch.cat([cut.validation.pixels, cut.test.pixels])
         labels = torch.cat([cut.validation.labels, cut.test.labels])
@@ -93,12 +98,7 @@ def save_calibrated(directory: Path, checkpoint: Path, run: CalibrationRun) -> N
 
 
 def _load(request: Request, outside: BeyondCalibration) -> Checkpoint:
-    if request.backbone is not None:
-        loaded = load_checkpoint(request.checkpoint, import_function("--backbone", request.backbone)())
-    elif request.train_data is not None:
-        raise BadInput("--train-data: is for --backbone; of a demo's checkpoint the training images are known")
-    else:
-        loaded = outside.load_demo(request.checkpoint)
+    loaded: Checkpoint = outside.load_network(request.checkpoint, request.backbone)
     if loaded.image_size is None:
         raise BadInput("--checkpoint: was saved without image_size, wants one to turn image files into input")
     return loaded

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ..bad_input import BadInput
 from ..checkpoint import Checkpoint, load_checkpoint
-from ..commands.user_model import import_function
+from ..commands.user_model import import_function, load_factory
 from ..demo.saved import load_demo
 from ..description import read_description
 
@@ -17,14 +17,17 @@ def load_network(directory: Path, backbone: str | None) -> Checkpoint:
 
     Args:
         directory: of the checkpoint.
-        backbone: ``package.module:function``, which makes it; None for one that torchvision has, or the demo's. What a
-            checkpoint names besides is never called.
+        backbone: ``package.module:function``, which makes it, or a network with it and a batch; None for one that
+            torchvision has, or the demo's. What a checkpoint names besides is never called.
 
     Raises:
         BadInput: what is there is no checkpoint, or its backbone has to be given.
     """
     if backbone is not None:
-        return load_checkpoint(directory, import_function("--backbone", backbone)())
+        made = import_function("--backbone", backbone)()
+        if isinstance(made, tuple):  # a factory of `auxhead train --model`, whose network has other heads than saved
+            made = load_factory(backbone)().network.backbone
+        return load_checkpoint(directory, made)
     description = read_description(directory)
     named, classes = description["backbone"] or "", len(description["classes"])
     if not named.startswith(TORCHVISION):

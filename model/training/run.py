@@ -24,6 +24,8 @@ from .evaluation import accuracy_of_exits
 from .pixel_batches import PixelBatches
 from .plan import TrainingPlan, epochs_for
 from .several_processes import own_rank, ranks
+from .split_record import FILE as RECORD
+from .split_record import write_split_record
 from .step_progress import show_steps
 from .tensorboard_log import TensorBoardLog
 from .train import Epoch, Training, train
@@ -204,6 +206,7 @@ def _save(
         job.out, network, backbone=made_by, classes=source.classes, image_size=image_size,
         accuracy={f"validation of {name}": share for name, share in accuracy.items()},
     )  # fmt: skip
+    write_split_record(job.out, source, splits, seed=job.seed, image_size=image_size)
     table = Table(title=f"Validation split: {len(splits.validation.labels):,} images, each exit answering for all")
     table.add_column("exit")
     table.add_column("accuracy", justify="right")
@@ -212,6 +215,6 @@ def _save(
     console.print(table)
     console.print(
         f"As after epoch {done.best + 1} of {len(done.epochs)}, the best. No head exits yet: thresholds come next.\n"
-        f"Saved in {job.out}: model.safetensors, model.json, {STATE} (for --resume)",
+        f"Saved in {job.out}: model.safetensors, model.json, {RECORD} (the splits), {STATE} (for --resume)",
         soft_wrap=True,
     )
