@@ -1,7 +1,7 @@
 """One run of a backbone that checks its taps before anything depends on them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -63,18 +63,11 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and note outputs of layers that it writes to."""
         kwargs = kwargs or {}
-        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
-            given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-            for argument in func._schema.arguments:
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    for tensor in tree_leaves(given.get(argument.name)):
-                        if isinstance(tensor, Tensor):
-                            self._note_write(tensor)
+        for tensor in written_tensors(func, args, kwargs):
+            self._note_write(tensor)
         return func(*args, **kwargs)
 
     def _note_write(self, tensor: Tensor) -> None:
-        if not is_plain(tensor):
-            return  # it has no storage to compare
         memory = tensor.untyped_storage()._cdata
         self.changed_in_place |= {
             layer for output, _, layer in self._alive if output.untyped_storage()._cdata == memory
@@ -89,6 +82,15 @@ class _Watch(TorchDispatchMode):
             else:
                 alive.append((output, version, layer))
         self._alive = alive
+
+
+def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the arguments that an operator writes to, but for those without memory of their own to compare."""
+    if not (isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable):
+        return []
+    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
+    written = [arg.name for arg in func._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
+    return [tensor for name in written for tensor in tree_leaves(given.get(name)) if is_plain(tensor)]
 
 
 def dry_run(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> DryRun:
