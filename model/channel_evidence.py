@@ -30,7 +30,8 @@ class ChannelEvidence(TorchDispatchMode):
 
     A convolution's and a batch norm's is the second, a layer norm's and a linear layer's the last. Views of a tensor
     lie in the same memory, so that a dimension of theirs is told by its size and stride in whatever order a view has
-    them; operators on single elements leave the order as it is.
+    them. Operators on single elements leave the order as it is, which counts where nothing else tells: of a sum's two
+    terms one may come from a layer that mixes tokens, and took those for its channels.
     """
 
     supports_higher_order_operators = True
@@ -42,14 +43,17 @@ class ChannelEvidence(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._channels: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)  # size and stride, by memory
+        # Sizes and strides, by memory: of what is read and made, and of what follows from that.
+        self._seen: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
+        self._followed: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
         self._kept: list[Any] = []  # memory that was freed could be taken for what lay there before
 
     def dims_of(self, tensor: Tensor) -> set[int]:
         """Return the dimensions of a tensor that operators have taken for its channels: one, none or several."""
         if not is_plain(tensor):
             return set()
-        noted = self._channels.get(tensor.untyped_storage()._cdata, ())
+        memory = tensor.untyped_storage()._cdata
+        noted = self._seen.get(memory) or self._followed.get(memory, ())
         dims = list(zip(tensor.shape, tensor.stride(), strict=True))
         return {dims.index(one, 1) for one in noted if one in dims[1:]}
 
@@ -72,11 +76,12 @@ class ChannelEvidence(TorchDispatchMode):
                 self._pass_on(args, made)
         return output
 
-    def _note(self, tensor: Any, dim: int) -> None:
+    def _note(self, tensor: Any, dim: int, *, follows: bool = False) -> None:
         if is_plain(tensor) and tensor.ndim > 1 and tensor.shape[dim] > 1:
             memory = tensor.untyped_storage()
             self._kept.append(memory)
-            self._channels[memory._cdata].add((tensor.shape[dim], tensor.stride(dim)))
+            known = self._followed if follows else self._seen
+            known[memory._cdata].add((tensor.shape[dim], tensor.stride(dim)))
 
     def _note_mean(self, tensor: Any, dims: Any, *, keeps: bool) -> None:
         """A mean over all positions leaves samples and channels; one that keeps them may belong to a norm."""
@@ -88,5 +93,4 @@ class ChannelEvidence(TorchDispatchMode):
         for each in args:
             if is_plain(each) and each.shape == made.shape:
                 for dim in self.dims_of(each):
-                    self._note(made, dim)
-
+                    self._note(made, dim, follows=True)

@@ -80,6 +80,7 @@ class EarlyExitNetwork(nn.Module):
             raise TypeError(f"logits: got {kind_of(logits)}, wants an index, a key or None")
         self.logits_part = logits
         self.shares: dict[str, float] = {}
+        """Of the backbone's work, how much is done when a tap returns, 0 to 1; of taps of which that is known."""
         self._set_reading()
         self._checked = False
         self._plans = ExitsPlans()
@@ -192,6 +193,16 @@ class EarlyExitNetwork(nn.Module):
         self.extract, self.logits_part = extract, run.part
         self._set_reading()
         self._checked = True
+
+    def describe(self) -> str:
+        """Say in a line each where the heads are and what they read, once the taps are checked."""
+        lines = []
+        for tap, head in zip(self.taps, self.fused_heads, strict=True):
+            extract = self.extract.get(tap, Extract())
+            reads = extract.describe(tap) if isinstance(extract, Extract) else f"a function of {tap}"
+            share = f", behind {self.shares[tap]:.0%} of the work" if tap in self.shares else ""
+            lines.append(f"{reads}: pool {head.pool!r}, {head.num_classes} classes{share}")
+        return "\n".join(lines)
 
     def forward(self, x: Batch, *, stop: bool = False) -> ExitResult:
         """Answer for a batch, eagerly: all that the backbone and every head say of it, merged.

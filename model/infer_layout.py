@@ -13,9 +13,7 @@ from .reading import Extract
 _BY_CHANNELS = {4: {1: "NCHW", 3: "NHWC"}, 3: {2: "NTD", 1: "NCL"}}
 
 
-def with_layout(
-    tap: str, extract: Extract, features: Tensor, head: FusedAuxHead, evidence: ChannelEvidence
-) -> Extract:
+def with_layout(tap: str, extract: Extract, features: Tensor, head: FusedAuxHead, evidence: ChannelEvidence) -> Extract:
     """Return an extract with the layout of its tensor, which the dry run has made.
 
     Heads with pool="none" read elements in the order in which they are, and pool="first" is for tokens alone. A width

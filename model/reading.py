@@ -1,4 +1,4 @@
-"""``Extract``: what a head reads of its tap's output, and in which order its dimensions lie; and a backbone's logits."""
+"""``Extract``: what a head reads of its tap's output, and how its dimensions lie; and a backbone's logits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +48,12 @@ class Extract:
         if tensor.ndim != len(dims):
             raise ValueError(f"got {tensor_in_words(tensor)}, wants one of rank {len(dims)} for layout={self.layout!r}")
         return tensor.permute(dims)
+
+    def describe(self, tap: str) -> str:
+        """Return in words what is read of a tap."""
+        item = "" if self.item is None else f"item {self.item!r} of "
+        layout = "" if self.layout is None else f" [{', '.join(self.layout)}]"
+        return f"{item}{tap}{layout}"
 
     @property
     def changes(self) -> bool:

@@ -35,10 +35,8 @@ class listening:
     dry run did, lest an answer be taken for another exit's.
     """
 
-    def __init__(
-        self, backbone: nn.Module, taps: Sequence[str], on_tap: OnTap, reading: Reading | None = None
-    ) -> None:
-        """Listen to the layers of these names, with ``reading`` in between; of a backbone it leaves the logits alone."""
+    def __init__(self, backbone: nn.Module, taps: Sequence[str], on_tap: OnTap, reading: Reading | None = None) -> None:
+        """Listen to the layers of these names, with ``reading`` in between, also for the backbone's logits."""
         self._backbone, self._taps = backbone, taps
         self._reads = (None,) * len(taps) if reading is None else reading.taps
         self._logits = None if reading is None else reading.logits

@@ -7,9 +7,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...kernels.cuda_runtime import beside_captures
+from ..batches import Batch, call_with, first_tensor, map_tensors
 from ..hooks import ThreadHook
 
 _WARM_UP, _TIMED = 3, 5
@@ -17,7 +18,7 @@ _WARM_UP, _TIMED = 3, 5
 _HELD_UP = 100_000_000
 
 
-def measured_work(model: nn.Module, layers: Sequence[str], x: Tensor) -> list[float]:
+def measured_work(model: nn.Module, layers: Sequence[str], x: Batch) -> list[float]:
     """Run a model a few times in eval mode, and return how far it is, from 0 to 1, when each layer returns.
 
     Args:
@@ -26,7 +27,7 @@ def measured_work(model: nn.Module, layers: Sequence[str], x: Tensor) -> list[fl
         x: a batch of the size that will be run.
     """
     shares: list[list[float]] = []
-    with ExitStack() as stack, torch.cuda.device(x.device):
+    with ExitStack() as stack, torch.cuda.device(first_tensor(x).device):
         stack.enter_context(beside_captures())  # which the host must not wait beside otherwise
         for module in model.modules():
             stack.callback(setattr, module, "training", module.training)
@@ -38,10 +39,10 @@ def measured_work(model: nn.Module, layers: Sequence[str], x: Tensor) -> list[fl
             stack.callback(model.get_submodule(name).register_forward_hook(hook).remove)
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for turn in range(_WARM_UP + _TIMED):
-            batch = x.clone(memory_format=torch.preserve_format)  # which the model may change in place
+            batch = map_tensors(x, torch.clone)  # which the model may change in place
             torch.cuda._sleep(_HELD_UP if turn >= _WARM_UP else 0)
             began.record()
-            model(batch)
+            call_with(model, batch)
             ended.record()
             ended.synchronize()
             if turn >= _WARM_UP:

@@ -1,8 +1,6 @@
 """``place_taps``: picks, of the layers that may carry a head, those that return nearest to given shares of the work."""
 
-from collections.abc import Sequence
-
-from .main_path import Cut
+from collections.abc import Mapping, Sequence
 
 #: Shares of the model's work behind which heads are placed.
 TARGETS = (0.25, 0.5, 0.75)
@@ -14,18 +12,20 @@ _APART = 0.1
 _LATEST = 0.95
 
 
-def place_taps(cuts: Sequence[Cut]) -> list[Cut]:
-    """Return a cut for each target, in order; fewer where those of two targets are next to each other.
+def place_taps(cuts: Sequence[str], work: Mapping[str, float]) -> list[str]:
+    """Return a layer for each target, in order; fewer where those of two targets are next to each other.
 
     Args:
-        cuts: of the model, their work as it was counted or measured.
+        cuts: layers that may carry a head.
+        work: done when each of them returns, as it was counted or measured: 0 to 1.
     """
-    usable = [cut for cut in cuts if 0.0 < cut.work <= _LATEST]
-    chosen: list[Cut] = []
+    usable = [name for name in cuts if 0.0 < work[name] <= _LATEST]
+    chosen: list[str] = []
     for target in TARGETS if usable else ():
-        nearest = min(abs(cut.work - target) for cut in usable)
-        near = [cut for cut in usable if abs(cut.work - target) <= max(_NEAR, nearest + _NEAR / 4)]
-        best = min(near, key=lambda cut: (cut.name.count("."), abs(cut.work - target)))
-        if all(best.work - other.work > _APART for other in chosen):
+        off = {name: abs(work[name] - target) for name in usable}
+        within = max(_NEAR, min(off.values()) + _NEAR / 4)
+        near = [(name.count("."), off[name], name) for name in usable if off[name] <= within]
+        best = min(near)[2]
+        if all(work[best] - work[other] > _APART for other in chosen):
             chosen.append(best)
     return chosen
