@@ -152,7 +152,10 @@ def dry_run(
     _check_taps(taps, layers, watch)
     if logits is None and not isinstance(output, Tensor) and _has_logits(output):
         logits = LOGITS
-    picked = output if logits is None else logits_of(output, logits)
+    try:
+        picked = output if logits is None else logits_of(output, logits)
+    except ValueError as error:
+        raise ValueError(f"logits: of what the backbone returns: {error}") from None
     if not (is_plain(picked) and picked.ndim == 2 and picked.shape[0] == batch):
         name = "" if isinstance(output, Tensor) else "; if they are a part of that, name it: logits=0, or logits='name'"
         raise ValueError(f"backbone: returned {parts_in_words(picked)}, wants logits [{batch}, num_classes]{name}")

@@ -98,9 +98,13 @@ def check_extract(extract: object, taps: Sequence[str]) -> dict[str, AnyExtract]
 def part_of(output: Any, part: int | str) -> Any:
     """Return an item of a tuple, list or dict, or a field of an object; ``ValueError`` if it has no such part."""
     try:
-        return output[part] if isinstance(output, Mapping) or isinstance(part, int) else getattr(output, part)
-    except (AttributeError, IndexError, KeyError, TypeError):
-        raise ValueError(f"got {parts_in_words(output)}, which has no {part!r}") from None
+        if isinstance(output, Mapping) or (isinstance(part, int) and isinstance(output, (tuple, list))):
+            return output[part]
+        if isinstance(part, str) and not isinstance(output, Tensor):
+            return getattr(output, part)
+    except (AttributeError, IndexError, KeyError):
+        pass
+    raise ValueError(f"got {parts_in_words(output)}, which has no {part!r}")
 
 
 def logits_of(output: Any, part: int | str | None) -> Any:

@@ -55,6 +55,8 @@ def attach(
     check_input_batch("example_input", example_input)
     if isinstance(taps, str) and taps != "auto":
         raise ValueError(f"taps: got {taps!r}, wants 'auto' or a list of names of layers")
+    if not taps:
+        raise ValueError("taps: got none, wants 'auto' or a list of names of layers")
     if not isinstance(taps, (str, Sequence)) or not all(isinstance(tap, str) for tap in taps):
         raise TypeError(f"taps: got {kind_of(taps)}, wants 'auto' or a list of names of layers")
     flow = watch_forward(model, two_samples(example_input))

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 TARGETS = (0.25, 0.5, 0.75)
 #: A block or stage this near to a target is taken before a layer inside of one that is nearer.
 _NEAR = 0.1
+#: Nothing further from a target is taken for it.
+_FAR = 0.2
 #: Less work than this between two heads is not worth the second.
 _APART = 0.1
 #: A head that comes later saves next to nothing.
@@ -13,7 +15,7 @@ _LATEST = 0.95
 
 
 def place_taps(cuts: Sequence[str], work: Mapping[str, float]) -> list[str]:
-    """Return a layer for each target, in order; fewer where those of two targets are next to each other.
+    """Return a layer for each target, in order; fewer where there is none, or those of two are next to each other.
 
     Args:
         cuts: layers that may carry a head.
@@ -26,6 +28,6 @@ def place_taps(cuts: Sequence[str], work: Mapping[str, float]) -> list[str]:
         within = max(_NEAR, min(off.values()) + _NEAR / 4)
         near = [(name.count("."), off[name], name) for name in usable if off[name] <= within]
         best = min(near)[2]
-        if all(work[best] - work[other] > _APART for other in chosen):
+        if off[best] < _FAR and all(work[best] - work[other] > _APART for other in chosen):
             chosen.append(best)
     return chosen

@@ -306,11 +306,11 @@ def other_classes(heads: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda _: {"format": 1}, "has format 1, wants 2"),
+        (lambda _: {"format": 1}, "has format 1, wants 3"),
         (lambda _: {"image_size": "16"}, "has image_size: got '16', wants a positive int or None"),
         (lambda _: {"std": [0.5, 0.5, 0.0]}, "has std: got .*, wants three numbers greater than 0"),
         (lambda _: {"mean": [0.5, 0.5, math.nan]}, "has mean: got .*, wants three numbers"),
-        (lambda _: {"surprise": 1}, "has surprise, which format 2 has not"),
+        (lambda _: {"surprise": 1}, "has surprise, which format 3 has not"),
         (lambda _: {"heads": [1]}, r"has heads: got \[1\], wants heads by tap"),
         (lambda _: {"heads": {}}, "has heads: got {}, wants heads by tap"),
         (lambda old: with_head(old, pool="median"), "has a head 'block0' that cannot be made: pool: got 'median'"),
