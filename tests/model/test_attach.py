@@ -36,7 +36,10 @@ PLACED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "efficientnet": (lambda: of_torchvision("efficientnet_b0"), ["features.3", "features.4", "features.6.1"]),
     "densenet": (lambda: of_torchvision("densenet121"), ["features.denseblock1", "features.transition2"]),
     "googlenet": (lambda: of_torchvision("googlenet", init_weights=False), ["conv3", "inception3b", "inception4c"]),
-    "inception": (lambda: of_torchvision("inception_v3", init_weights=False), ["Conv2d_4a_3x3", "Mixed_5d", "Mixed_6d"]),
+    "inception": (
+        lambda: of_torchvision("inception_v3", init_weights=False),
+        ["Conv2d_4a_3x3", "Mixed_6a", "Mixed_6d"],
+    ),
     "regnet": (
         lambda: of_torchvision("regnet_y_400mf"),
         ["trunk_output.block2", "trunk_output.block3.block3-2", "trunk_output.block3"],
