@@ -53,7 +53,7 @@ class ChannelEvidence(TorchDispatchMode):
         if not is_plain(tensor):
             return set()
         memory = tensor.untyped_storage()._cdata
-        noted = self._seen.get(memory) or self._followed.get(memory, ())
+        noted = self._seen.get(memory) or self._followed.get(memory) or set()
         dims = list(zip(tensor.shape, tensor.stride(), strict=True))
         return {dims.index(one, 1) for one in noted if one in dims[1:]}
 

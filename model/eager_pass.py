@@ -49,8 +49,7 @@ def run_eagerly(
         plans: of the network's exits, to be used again for the next batch.
         reading: how outputs of taps and of the backbone are read; None as they are.
     """
-    alone = isinstance(x, Tensor)
-    y = x if alone else first_tensor(x)
+    y = x if isinstance(x, Tensor) else first_tensor(x)
     captured = has_streams(y) and is_capturing(y.device)
     # The network's memory, or its host, may wait for the device, beside another thread's capture too.
     with beside_captures() if has_streams(y) and not captured else nullcontext():
@@ -65,7 +64,7 @@ def run_eagerly(
         final: Tensor | None = None
         try:
             with listening(backbone, taps, one.on_tap, reading):
-                final = backbone(x) if alone else call_with(backbone, x)
+                final = backbone(x) if y is x else call_with(backbone, x)
         except ForwardLeft:
             pass
         return one.answer(final)

@@ -98,7 +98,9 @@ def check_extract(extract: object, taps: Sequence[str]) -> dict[str, AnyExtract]
 def part_of(output: Any, part: int | str) -> Any:
     """Return an item of a tuple, list or dict, or a field of an object; ``ValueError`` if it has no such part."""
     try:
-        if isinstance(output, Mapping) or (isinstance(part, int) and isinstance(output, (tuple, list))):
+        if isinstance(output, Mapping):
+            return output[part]
+        if isinstance(part, int) and isinstance(output, (tuple, list)):
             return output[part]
         if isinstance(part, str) and not isinstance(output, Tensor):
             return getattr(output, part)
