@@ -1,6 +1,7 @@
 from ..kernels import HeadOutput as HeadOutput
 from .accelerate import Accelerated as Accelerated
 from .accelerate import accelerate as accelerate
+from .attaching.attach import attach as attach
 from .auto.auto_runner import AutoRunner as AutoRunner
 from .calibration.calibrate_network import calibrate_network as calibrate_network
 from .calibration.exit_latency import ExitLatencies as ExitLatencies
@@ -25,6 +26,7 @@ from .fuse_aux_heads import fuse_aux_heads as fuse_aux_heads
 from .fused_aux_head import FusedAuxHead as FusedAuxHead
 from .make_runner import make_runner as make_runner
 from .own_exits.attach_exits import attach_exits as attach_exits
+from .reading import Extract as Extract
 from .runners.compacting import CompactingRunner as CompactingRunner
 from .runners.eager import EagerRunner as EagerRunner
 from .runners.gated import GatedRunner as GatedRunner

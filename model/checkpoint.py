@@ -1,7 +1,8 @@
 """Checkpoints: parameters in ``model.safetensors``; taps, heads, exit rules and input format in ``model.json``."""
 
+import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from .exit_rule import ExitRule
 from .fused_aux_head import FusedAuxHead
 from .images import MEAN, STD, normalise, open_image, to_pixels
 from .json_file import write_json
+from .reading import AnyExtract, Extract
 from .replacing import replacing
 
 
@@ -101,7 +103,7 @@ def save_checkpoint(
     """
     if not isinstance(network, EarlyExitNetwork):
         raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
-    heads = {tap: _describe_head(tap, head) for tap, head in zip(network.taps, network.heads, strict=True)}
+    heads = {tap: _describe_head(network, tap, head) for tap, head in zip(network.taps, network.heads, strict=True)}
     description = {
         "format": FORMAT,
         "backbone": backbone,
@@ -113,6 +115,7 @@ def save_checkpoint(
         "std": _as_list(std),
         "accuracy": {} if accuracy is None else accuracy,
         "calibration": calibration,
+        "logits": network.logits_part,
     }
     wrong = wrong_field(description)
     if wrong is not None:
@@ -135,7 +138,12 @@ def save_checkpoint(
     write_json(where / DESCRIPTION, description)
 
 
-def load_checkpoint(directory: str | os.PathLike[str], backbone: nn.Module) -> Checkpoint:
+def load_checkpoint(
+    directory: str | os.PathLike[str],
+    backbone: nn.Module,
+    *,
+    extract: Mapping[str, Callable[[Any], Tensor]] | None = None,
+) -> Checkpoint:
     """Read what :func:`save_checkpoint` wrote: make the heads, attach them, and load every parameter that was saved.
 
     Nothing named in the files is imported or called: the backbone comes from the caller, as ``model.json`` names it.
@@ -145,10 +153,12 @@ def load_checkpoint(directory: str | os.PathLike[str], backbone: nn.Module) -> C
         backbone: made like the one that was saved. Parameters that the checkpoint holds are copied into it, in the
             dtype in which they were saved; it keeps its device and is set to eval mode. If the checkpoint holds the
             heads alone it keeps its parameters.
+        extract: the functions by which heads read what their taps return, where the network had some, by tap: they
+            cannot be saved. An :class:`Extract` was.
 
     Raises:
-        BadInput: files that are missing, damaged or of another format, or a backbone that they do not fit, which is
-            left as it was.
+        BadInput: files that are missing, damaged or of another format, a backbone that they do not fit, which is left
+            as it was, or a function that is missing.
     """
     where = Path(directory)
     description = read_description(where)
@@ -164,7 +174,12 @@ def load_checkpoint(directory: str | os.PathLike[str], backbone: nn.Module) -> C
         if tap not in layers:
             kind = type(backbone).__name__
             raise BadInput(f"backbone: {kind} has no layer {tap!r:.60}, behind which {where} has a head{made_by}")
-    network = EarlyExitNetwork(backbone, _make_heads(where / DESCRIPTION, description["heads"], tensors))
+    network = EarlyExitNetwork(
+        backbone,
+        _make_heads(where / DESCRIPTION, description["heads"], tensors),
+        extract=_extract(where, description["heads"], {} if extract is None else extract),
+        logits=description["logits"],
+    )
     network.heads.to(_device_of(backbone))
     saved = _kept_state(network, description["with_backbone"])
     misfit = _misfit(saved, tensors)
@@ -189,7 +204,22 @@ def _as_list(value: Any) -> Any:
     return list(value) if isinstance(value, (list, tuple)) else value
 
 
-def _describe_head(tap: str, head: nn.Module) -> dict[str, Any]:
+def _extract(
+    where: Path, described: Mapping[str, Any], given: Mapping[str, Callable[[Any], Tensor]]
+) -> dict[str, AnyExtract]:
+    """Return what is extracted by tap: as it was saved, and the functions that are given."""
+    functions = {tap for tap, head in described.items() if head["extract"] is None}
+    for tap in sorted(given.keys() - functions):
+        raise BadInput(f"extract: {where} has no function at {tap!r:.60}, wants those of {sorted(functions)} alone")
+    for tap in sorted(functions - given.keys()):
+        raise BadInput(
+            f"extract: the head at {tap!r:.60} in {where} reads its tap by a function of yours, which cannot be saved; "
+            f"wants it again: load_checkpoint(..., extract={{{tap!r:.60}: function}})"
+        )
+    return {tap: given[tap] if tap in functions else Extract(**head["extract"]) for tap, head in described.items()}
+
+
+def _describe_head(network: EarlyExitNetwork, tap: str, head: nn.Module) -> dict[str, Any]:
     """Return the arguments that make a head of the same kind and rule."""
     if type(head) is not FusedAuxHead:
         raise TypeError(f"heads[{tap!r}]: is a {type(head).__name__}, of which no checkpoint is known")
@@ -200,6 +230,7 @@ def _describe_head(tap: str, head: nn.Module) -> dict[str, Any]:
             f"heads[{tap!r}]: its linear layer is a {type(head.linear).__name__}, wants an nn.Linear; remove its "
             "parametrizations before"
         )
+    extract = network.extract.get(tap, Extract())
     return {
         "in_features": head.linear.in_features,
         "num_classes": head.num_classes,
@@ -208,6 +239,7 @@ def _describe_head(tap: str, head: nn.Module) -> dict[str, Any]:
         "bias": head.linear.bias is not None,
         "dropout": head.dropout,
         "return_probs": head.return_probs,
+        "extract": dataclasses.asdict(extract) if isinstance(extract, Extract) else None,
         "rule": {name: getattr(head.rule, name) for name in RULE_ARGUMENTS},
     }
 
@@ -222,6 +254,7 @@ def _make_heads(path: Path, described: Mapping[str, Any], tensors: Mapping[str, 
             if size != saved:
                 raise ValueError(f"its {name!r} is {size}, saved was {saved}")
             rest = {**arguments, "pool_size": tuple(arguments["pool_size"]), "rule": ExitRule(**arguments["rule"])}
+            del rest["extract"]  # which is the network's
             heads[tap] = FusedAuxHead(**rest)
         except (TypeError, ValueError) as error:
             raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None

@@ -9,12 +9,13 @@ from ..kernels.head_arguments import POOLS
 from .bad_input import BadInput
 from .images import MOST_PIXELS
 from .json_file import read_json
+from .reading import LAYOUTS
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
 FORMAT = 3
-#: The format before, which had no calibration; read all the same.
-_UNCALIBRATED = 2
+#: The format before, which had neither calibrations nor what heads read of their taps; read all the same.
+_BEFORE = 2
 
 #: Arguments of :class:`ExitRule` that a checkpoint keeps.
 RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
@@ -48,8 +49,8 @@ def read_description(directory: Path) -> dict[str, Any]:
         content = read_json(path)
     except (OSError, ValueError) as error:
         raise BadInput(f"checkpoint: {path} is not JSON ({one_line(error)})") from None
-    if isinstance(content, dict) and content.get("format") == _UNCALIBRATED:
-        content = {"calibration": None, **content, "format": FORMAT}
+    if isinstance(content, dict) and content.get("format") == _BEFORE:
+        content = _as_of_now(content)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
         by = "a newer" if type(found) is int and found > FORMAT else "another"
@@ -59,6 +60,8 @@ def read_description(directory: Path) -> dict[str, Any]:
         raise BadInput(f"checkpoint: {path} has {wrong}")
     for tap, head in content["heads"].items():
         wrong = _first_wrong(head, _HEAD, "which a head has") or _first_wrong(head["rule"], _RULE, "which a rule has")
+        if wrong is None and head["extract"] is not None:
+            wrong = _first_wrong(head["extract"], _EXTRACT, "which an extract has")
         if wrong is not None:
             raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {wrong}")
     sizes = {head["num_classes"] for head in content["heads"].values()}
@@ -68,6 +71,15 @@ def read_description(directory: Path) -> dict[str, Any]:
         count = len(content["classes"])
         raise BadInput(f"checkpoint: {path} has {count} names of classes, wants {sizes.pop()} or none")
     return content
+
+
+def _as_of_now(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a description of the format before in the one of now."""
+    heads = content.get("heads")
+    if isinstance(heads, dict):
+        whole = {"item": None, "layout": None}
+        heads = {tap: {"extract": whole, **head} if isinstance(head, dict) else head for tap, head in heads.items()}
+    return {"calibration": None, "logits": None, **content, "heads": heads, "format": FORMAT}
 
 
 def wrong_field(description: Mapping[str, Any]) -> str | None:
@@ -128,6 +140,10 @@ def _is_pool_size(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
 
 
+def _is_part(value: Any) -> bool:
+    return value is None or type(value) is int or _is_text(value)
+
+
 _BOOL = ("a bool", lambda value: isinstance(value, bool))
 _DESCRIPTION: _Forms = {
     "format": (str(FORMAT), lambda value: value == FORMAT),
@@ -143,6 +159,7 @@ _DESCRIPTION: _Forms = {
     "std": ("three numbers greater than 0", lambda value: _are_numbers(value) and min(value) > 0),
     "accuracy": ("numbers by name", _are_numbers_by_name),
     "calibration": ("a report with its format, or None", _is_report),
+    "logits": ("an index, a key or None", _is_part),
 }
 _HEAD: _Forms = {
     "in_features": ("a positive int", _is_count),
@@ -152,7 +169,12 @@ _HEAD: _Forms = {
     "bias": _BOOL,
     "dropout": ("a probability in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1),
     "return_probs": _BOOL,
+    "extract": ("item and layout, or None for a function", lambda value: value is None or isinstance(value, dict)),
     "rule": (", ".join(RULE_ARGUMENTS), lambda value: isinstance(value, dict)),
+}
+_EXTRACT: _Forms = {
+    "item": ("an index, a key or None", _is_part),
+    "layout": (f"one of {list(LAYOUTS)} or None", lambda value: value is None or value in list(LAYOUTS)),
 }
 _RULE: _Forms = {
     "threshold": ("a number", _is_number),

@@ -1,7 +1,7 @@
 """One run of a backbone that checks its taps before anything depends on them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -12,17 +12,21 @@ from torch.utils._pytree import tree_leaves
 
 from ..kernels import check_input
 from ..kernels.head_arguments import FLOAT_DTYPES, check_countable
-from .arguments import HEAD_DTYPES, close_names, is_plain, tensor_in_words
+from .arguments import HEAD_DTYPES, close_names, is_plain
+from .batches import Batch, call_with, first_tensor, map_tensors
 from .hooks import ThreadHook
+from .reading import LOGITS, AnyExtract, logits_of, part_of, parts_in_words
 
 
 class DryRun(NamedTuple):
     """Outputs of one forward of the backbone."""
 
     features: list[Tensor]
-    """The output of each tapped layer."""
+    """Of each tap what is extracted of its output."""
     logits: Tensor
-    """[N, K], the output of the backbone."""
+    """[N, K], of what the backbone returned."""
+    part: int | str | None
+    """The part of what the backbone returned that is its logits; None if it returned nothing else."""
 
 
 class _Watch(TorchDispatchMode):
@@ -39,42 +43,46 @@ class _Watch(TorchDispatchMode):
         """Let compiled layers run compiled."""
         return True
 
-    def __init__(self, batch: int, tapped: set[nn.Module]) -> None:
+    def __init__(self, batch: int, tapped: Mapping[str, nn.Module], extract: Mapping[str, AnyExtract]) -> None:
         super().__init__()
         self.order: list[nn.Module] = []
-        self.outputs: dict[nn.Module, Any] = {}  # of the tapped layers
+        self.outputs: dict[str, Any] = {}  # of the taps
         self.unreadable: set[nn.Module] = set()
         self.changed_in_place: set[nn.Module] = set()
         self._batch = batch
-        self._tapped = tapped
+        self._taps: dict[nn.Module, list[str]] = {}
+        for tap, layer in tapped.items():
+            self._taps.setdefault(layer, []).append(tap)
+        self._extract = extract
         self._alive: list[tuple[Tensor, int | None, nn.Module]] = []
 
     def __call__(self, layer: nn.Module, _inputs: Any, output: Any) -> None:
         """The forward hook."""
         self.order.append(layer)
         self.look_for_changes()
-        if layer in self._tapped:
-            self.outputs[layer] = output
+        for tap in self._taps.get(layer, ()):
+            self.outputs[tap] = output = self._extracted(tap, output)
         if not is_readable(output, self._batch):
             self.unreadable.add(layer)
         else:
             self._alive.append((output, None if output.is_inference() else output._version, layer))
 
+    def _extracted(self, tap: str, output: Any) -> Any:
+        if tap not in self._extract:
+            return output
+        try:
+            return self._extract[tap](output)
+        except Exception as error:  # whatever a user's function may raise
+            raise ValueError(f"extract[{tap!r}]: of what the layer returns: {error}") from error
+
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and note outputs of layers that it writes to."""
         kwargs = kwargs or {}
-        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
-            given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
-            for argument in func._schema.arguments:
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    for tensor in tree_leaves(given.get(argument.name)):
-                        if isinstance(tensor, Tensor):
-                            self._note_write(tensor)
+        for tensor in written_tensors(func, args, kwargs):
+            self._note_write(tensor)
         return func(*args, **kwargs)
 
     def _note_write(self, tensor: Tensor) -> None:
-        if not is_plain(tensor):
-            return  # it has no storage to compare
         memory = tensor.untyped_storage()._cdata
         self.changed_in_place |= {
             layer for output, _, layer in self._alive if output.untyped_storage()._cdata == memory
@@ -91,13 +99,33 @@ class _Watch(TorchDispatchMode):
         self._alive = alive
 
 
-def dry_run(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> DryRun:
+def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the arguments that an operator writes to, but for those without memory of their own to compare."""
+    if not (isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable):
+        return []
+    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
+    written = [arg.name for arg in func._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
+    return [tensor for name in written for tensor in tree_leaves(given.get(name)) if is_plain(tensor)]
+
+
+def dry_run(
+    backbone: nn.Module,
+    taps: Sequence[str],
+    example_input: Batch,
+    *,
+    extract: Mapping[str, AnyExtract] | None = None,
+    logits: int | str | None = None,
+    watching: TorchDispatchMode | None = None,
+) -> DryRun:
     """Run ``backbone`` once in eval mode and check that every tap can feed a head.
 
     Args:
-        backbone: returns logits [N, K].
+        backbone: returns logits [N, K], or something of which they are a part.
         taps: names of its layers, in the order in which they run.
         example_input: a batch that the backbone takes; its values do not matter.
+        extract: by tap, what its head reads of its output.
+        logits: the part of what the backbone returns that is its logits; None is a tensor, or a field "logits".
+        watching: sees every operator, too.
 
     Raises:
         ValueError: a tap that does not exist, runs never, more than once or out of order, is not a tensor [N, ...] of
@@ -105,8 +133,8 @@ def dry_run(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> 
             Or a backbone whose output is not [N, K].
     """
     layers = dict(backbone.named_modules(remove_duplicate=False))
-    batch = example_input.shape[0]
-    watch = _Watch(batch, {layers[tap] for tap in taps if tap in layers})
+    batch = first_tensor(example_input).shape[0]
+    watch = _Watch(batch, {tap: layers[tap] for tap in taps if tap in layers}, extract or {})
     with ExitStack() as stack:
         for module in backbone.modules():
             stack.callback(module.register_forward_hook(ThreadHook(watch)).remove)
@@ -115,13 +143,30 @@ def dry_run(backbone: nn.Module, taps: Sequence[str], example_input: Tensor) -> 
         stack.enter_context(torch.inference_mode(False))  # tensors of inference mode do not count their versions
         stack.enter_context(torch.no_grad())
         stack.enter_context(watch)
-        logits = backbone(example_input.clone())  # a normal tensor of ours, which the backbone may change in place
+        if watching is not None:
+            stack.enter_context(watching)
+        # Normal tensors of ours, which the backbone may change in place.
+        output = call_with(backbone, map_tensors(example_input, torch.clone))
         watch.look_for_changes()
 
     _check_taps(taps, layers, watch)
-    if not (is_plain(logits) and logits.ndim == 2 and logits.shape[0] == batch):
-        raise ValueError(f"backbone: returned {_described(logits)}, wants logits [{batch}, num_classes]")
-    return DryRun([watch.outputs[layers[tap]] for tap in taps], logits)
+    if logits is None and not isinstance(output, Tensor) and _has_logits(output):
+        logits = LOGITS
+    try:
+        picked = output if logits is None else logits_of(output, logits)
+    except ValueError as error:
+        raise ValueError(f"logits: of what the backbone returns: {error}") from None
+    if not (is_plain(picked) and picked.ndim == 2 and picked.shape[0] == batch):
+        name = "" if isinstance(output, Tensor) else "; if they are a part of that, name it: logits=0, or logits='name'"
+        raise ValueError(f"backbone: returned {parts_in_words(picked)}, wants logits [{batch}, num_classes]{name}")
+    return DryRun([watch.outputs[tap] for tap in taps], picked, logits)
+
+
+def _has_logits(output: Any) -> bool:
+    try:
+        return isinstance(part_of(output, LOGITS), Tensor)
+    except ValueError:
+        return False
 
 
 def _check_taps(taps: Sequence[str], layers: dict[str, nn.Module], watch: _Watch) -> None:
@@ -141,9 +186,9 @@ def _check_taps(taps: Sequence[str], layers: dict[str, nn.Module], watch: _Watch
                 )
             raise ValueError(f"heads: layer {tap!r} {times} in a forward, wants once{would_work}")
         if layer in watch.unreadable:
-            output = watch.outputs[layer]
+            output = watch.outputs[tap]
             raise ValueError(
-                f"heads: layer {tap!r} returns {_described(output)}, which a head cannot read: "
+                f"heads: layer {tap!r} returns {parts_in_words(output)}, which a head cannot read: "
                 f"wants {_wanted(output)}{would_work}"
             )
         if layer in watch.changed_in_place:
@@ -187,10 +232,6 @@ def _wanted(output: Any) -> str:
         remedy = " (call .float() on the backbone and on its input)" if output.dtype == torch.float64 else ""
         return HEAD_DTYPES + remedy
     return "a floating-point tensor [N, C, H, W], [N, T, D] or [N, D] of as many samples as the input"
-
-
-def _described(output: Any) -> str:
-    return tensor_in_words(output) if isinstance(output, Tensor) else f"a {type(output).__name__}"
 
 
 def _listing(names: Sequence[str], most: int = 40) -> str:

@@ -9,11 +9,13 @@ from torch import Tensor, nn
 from ..kernels import HeadOutput, decide
 from ..kernels.cuda_runtime import beside_captures, is_capturing
 from ..kernels.exits_plan import ExitsPlan
+from .batches import Batch, call_with, first_tensor
 from .exit_monitor import ExitMonitor
 from .exit_result import ExitResult, first_sure
 from .exits_plans import ExitsPlans
 from .fused_aux_head import FusedAuxHead
 from .head_plans import is_plain_call
+from .reading import Reading
 from .streams import current_handle, has_streams
 from .taps import ForwardLeft, listening
 
@@ -23,12 +25,13 @@ def run_eagerly(
     backbone: nn.Module,
     taps: Sequence[str],
     heads: Sequence[FusedAuxHead],
-    x: Tensor,
+    x: Batch,
     *,
     classifier: FusedAuxHead | None = None,
     stop: bool = False,
     plans: ExitsPlans | None = None,
     monitor: ExitMonitor | None = None,
+    reading: Reading | None = None,
 ) -> ExitResult:
     """Answer for a batch.
 
@@ -47,22 +50,24 @@ def run_eagerly(
             decision, which is what an ``if confidence > t`` costs.
         plans: of the network's exits, to be used again for the next batch.
         monitor: counts the answers.
+        reading: how outputs of taps and of the backbone are read; None as they are.
     """
-    captured = has_streams(x) and is_capturing(x.device)
+    y = x if isinstance(x, Tensor) else first_tensor(x)
+    captured = has_streams(y) and is_capturing(y.device)
     # The network's memory, or its host, may wait for the device, beside another thread's capture too.
-    with beside_captures() if has_streams(x) and not captured else nullcontext():
+    with beside_captures() if has_streams(y) and not captured else nullcontext():
         plan: ExitsPlan | None = None
-        if plans is not None and has_streams(x) and _may_be_planned(x):
-            stream = current_handle(x.device)
-            plan = plans.find(heads, classifier, x, stream, at_each=stop, captured=captured, monitor=monitor)
+        if plans is not None and has_streams(y) and _may_be_planned(y):
+            stream = current_handle(y.device)
+            plan = plans.find(heads, classifier, y, stream, at_each=stop, captured=captured, monitor=monitor)
         if plan is None:
             one = _Pass(heads, classifier, stop=stop, monitor=monitor)
         else:
-            one = _PlannedPass(heads, classifier, plan, stream, x.shape[0], stop=stop, monitor=monitor)
+            one = _PlannedPass(heads, classifier, plan, stream, y.shape[0], stop=stop, monitor=monitor)
         final: Tensor | None = None
         try:
-            with listening(backbone, taps, one.on_tap):
-                final = backbone(x)
+            with listening(backbone, taps, one.on_tap, reading):
+                final = backbone(x) if y is x else call_with(backbone, x)
         except ForwardLeft:
             pass
         return one.answer(final)

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.cuda_runtime import beside_captures
-from .arguments import check_batch, check_heads, check_module, kind_of
+from .arguments import check_heads, check_module, kind_of
+from .batches import Batch, call_with, check_input_batch, first_tensor, two_samples
+from .channel_evidence import ChannelEvidence
 from .dry_run import check_head_fits, dry_run
 from .eager_pass import run_eagerly
 from .exit_monitor import ExitMonitor
@@ -16,6 +18,8 @@ from .exit_result import ExitResult
 from .exit_rule import ExitRule, as_exit_rule
 from .exits_plans import ExitsPlans
 from .fused_aux_head import FusedAuxHead
+from .infer_layout import with_layout
+from .reading import LOGITS, AnyExtract, Extract, Reading, check_extract, reading_of
 from .streams import has_streams
 from .taps import listening
 
@@ -41,17 +45,26 @@ class EarlyExitNetwork(nn.Module):
         heads: Mapping[str, nn.Module],
         rules: ExitRule | float | Mapping[str, ExitRule | float] | None = None,
         *,
-        example_input: Tensor | None = None,
+        example_input: Batch | None = None,
+        extract: Mapping[str, AnyExtract] | None = None,
+        logits: int | str | None = None,
     ) -> None:
         """Attach heads to a backbone.
 
         Args:
-            backbone: any module that turns a batch into logits [N, K]; the network takes over its mode.
+            backbone: any module that turns a batch into logits [N, K], or into a tuple, dict or object that has them;
+                the network takes over its mode.
             heads: for each tap, the name of a layer (``backbone.get_submodule``), in the order in which they run: a
                 :class:`FusedAuxHead`, or an ``nn.Sequential`` that :meth:`FusedAuxHead.from_module` knows. A head made
                 with ``in_features=None`` takes its width from the dry run.
             rules: a rule or threshold for all heads (each gets its own copy) or by tap; None leaves the heads' own.
-            example_input: a batch for the dry run that checks the taps; without one, the first batch serves.
+            example_input: a batch for the dry run that checks the taps; without one, the first batch serves. For a
+                backbone of several arguments a tuple of them, or a dict by name; see :meth:`forward`.
+            extract: for taps that do not return just what their head is to read, an :class:`Extract` (an item of a
+                tuple or dict, a layout), or a function of the layer's output that returns it, called at each pass.
+                Layouts of other taps are inferred from the operators that make and read their outputs.
+            logits: index, key or field of the logits in what the backbone returns; None is all of it, if that is a
+                tensor, and else its field "logits".
 
         Raises:
             ValueError: a tap or head that cannot work; the message names layers that would have worked.
@@ -65,6 +78,13 @@ class EarlyExitNetwork(nn.Module):
         self.heads = nn.ModuleList(_as_fused(tap, head) for tap, head in heads.items())
         _check_distinct(heads)
         by_tap = None if rules is None else self._rules_by_tap(rules)
+        self.extract = check_extract(extract, self.taps)
+        if isinstance(logits, bool) or not (logits is None or isinstance(logits, (int, str))):
+            raise TypeError(f"logits: got {kind_of(logits)}, wants an index, a key or None")
+        self.logits_part = logits
+        self.shares: dict[str, float] = {}
+        """Of the backbone's work, how much is done when a tap returns, 0 to 1; of taps of which that is known."""
+        self._set_reading()
         self._checked = False
         self._plans = ExitsPlans()
         if example_input is not None:
@@ -109,31 +129,51 @@ class EarlyExitNetwork(nn.Module):
             as_exit_rule(rule, f"rules[{tap!r}]")  # refuses what is none before any head is changed
         return by_tap
 
-    def check_taps(self, example_input: Tensor) -> None:
+    def _set_reading(self) -> None:
+        self.reading = reading_of(self.taps, self.extract, self.logits_part)
+
+    def _reading_now(self) -> Reading | None:
+        """Return how outputs are read in the current mode: in training some backbones return more than logits."""
+        if not self.backbone.training or self.logits_part is not None:
+            return self.reading
+        return Reading((None,) * len(self.taps) if self.reading is None else self.reading.taps, LOGITS)
+
+    def check_taps(self, example_input: Batch) -> None:
         """Check taps and heads by one dry run of the backbone, the first time; see ``__init__`` for what it raises."""
         if not self._checked:
             self._check_taps_once(example_input)
 
     @torch.compiler.disable(reason="check_taps, or an example_input, has to come before torch.compile(fullgraph=True)")
-    def _check_taps_once(self, example_input: Tensor) -> None:
-        check_batch("example_input", example_input)
-        beside = beside_captures() if has_streams(example_input) else nullcontext()
+    def _check_taps_once(self, example_input: Batch) -> None:
+        check_input_batch("example_input", example_input)
+        beside = beside_captures() if has_streams(first_tensor(example_input)) else nullcontext()
         with _DRY_RUNS, beside, torch.inference_mode(False):  # lazy parameters made in it could not be trained
             if not self._checked:
                 self._check_taps(example_input)
 
-    def _check_first(self, x: Tensor) -> None:
+    def _check_first(self, x: Batch) -> None:
         """Check a batch, and by the first one the taps; an empty one gets an empty answer and says nothing of them."""
-        check_batch("x", x, may_be_empty=True)
-        if x.shape[0]:
+        check_input_batch("x", x, may_be_empty=True)
+        if first_tensor(x).shape[0]:
             self.check_taps(x)
 
-    def _check_taps(self, example_input: Tensor) -> None:
-        example = torch.cat([example_input[:2]] * 2)[:2]  # two samples, to tell a batch from a constant
-        autocasts = torch.is_autocast_enabled(example.device.type)
-        run = dry_run(self.backbone, self.taps, example)
+    def _check_taps(self, example_input: Batch) -> None:
+        autocasts = torch.is_autocast_enabled(first_tensor(example_input).device.type)
+        evidence, extract = ChannelEvidence(), dict(self.extract)
+        run = dry_run(
+            self.backbone,
+            self.taps,
+            two_samples(example_input),
+            extract=self.extract,
+            logits=self.logits_part,
+            watching=evidence,
+        )
         lazy: list[tuple[FusedAuxHead, Tensor]] = []
         for tap, head, features in zip(self.taps, self.fused_heads, run.features, strict=True):
+            given = self.extract.get(tap, Extract())
+            if isinstance(given, Extract):
+                extract[tap] = read = with_layout(tap, given, features, head, evidence)
+                features = read.view(features) if given.layout is None else features
             weight, width = head.linear.weight, None
             if isinstance(head.linear, nn.LazyLinear):
                 lazy.append((head, features))
@@ -153,22 +193,41 @@ class EarlyExitNetwork(nn.Module):
             head.to(features.device, None if autocasts else features.dtype)
             with torch.no_grad():
                 head.take_width_of(features)
+        self.extract, self.logits_part = extract, run.part
+        self._set_reading()
         self._checked = True
 
-    def forward(self, x: Tensor, *, stop: bool = False) -> ExitResult:
+    def describe(self) -> str:
+        """Say in a line each where the heads are and what they read, once the taps are checked."""
+        lines = []
+        for tap, head in zip(self.taps, self.fused_heads, strict=True):
+            extract = self.extract.get(tap, Extract())
+            reads = extract.describe(tap) if isinstance(extract, Extract) else f"a function of {tap}"
+            share = f", behind {self.shares[tap]:.0%} of the work" if tap in self.shares else ""
+            lines.append(f"{reads}: pool {head.pool!r}, {head.num_classes} classes{share}")
+        return "\n".join(lines)
+
+    def forward(self, x: Batch, *, stop: bool = False) -> ExitResult:
         """Answer for a batch, eagerly: all that the backbone and every head say of it, merged.
 
         Args:
-            x: a batch that the backbone takes.
+            x: a batch that the backbone takes: a tensor; a tuple of its arguments or a dict of its keywords, the first
+                tensor of which tells samples and device.
             stop: leave the forward as soon as every sample is sure; see :func:`run_eagerly`.
         """
         self._check_first(x)
         return run_eagerly(
-            self.backbone, self.taps, self.fused_heads, x, stop=stop, plans=self._plans,
+            self.backbone,
+            self.taps,
+            self.fused_heads,
+            x,
+            stop=stop,
+            plans=self._plans,
             monitor=self.monitor,
-        )  # fmt: skip
+            reading=self._reading_now(),
+        )
 
-    def logits(self, x: Tensor) -> list[Tensor]:
+    def logits(self, x: Batch) -> list[Tensor]:
         """Return the logits [N, K] of every head and, last, of the classifier; differentiable, for training.
 
         Heads train where the backbone runs without gradients or is checkpointed, too: they come after it.
@@ -180,8 +239,8 @@ class EarlyExitNetwork(nn.Module):
             kind = y.device.type  # a backbone may enter autocast by itself
             features.append((y, torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))))
 
-        with listening(self.backbone, self.taps, keep):
-            final = self.backbone(x)
+        with listening(self.backbone, self.taps, keep, self._reading_now()):
+            final = call_with(self.backbone, x)
         logits = []
         for head, (y, autocast) in zip(self.fused_heads, features, strict=True):
             with autocast:

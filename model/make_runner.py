@@ -128,5 +128,5 @@ def _eager(
     check_kind("trunk", trunk)
     check_mode(network)
     network.check_taps(example_input)
-    made = make_trunk(network.backbone, network.taps, example_input, trunk)
+    made = make_trunk(network.backbone, network.taps, example_input, trunk, network.reading)
     return EagerRunner(network, trunk=dataclasses.replace(made, notes=(*notes, *made.notes)))

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks
 
 from .hooks import ThreadHook
+from .reading import Reading, logits_of
 
-#: Called at the moment a tapped layer returns, with the index of the tap and the layer's output.
+#: Called at the moment a tapped layer returns, with the index of the tap and what a head reads of the layer's output.
 OnTap = Callable[[int, Tensor], None]
 
 #: Keys of hooks; those of handles count up from 0.
@@ -34,9 +35,11 @@ class listening:
     dry run did, lest an answer be taken for another exit's.
     """
 
-    def __init__(self, backbone: nn.Module, taps: Sequence[str], on_tap: OnTap) -> None:
-        """Listen to the layers of these names."""
+    def __init__(self, backbone: nn.Module, taps: Sequence[str], on_tap: OnTap, reading: Reading | None = None) -> None:
+        """Listen to the layers of these names, with ``reading`` in between, also for the backbone's logits."""
         self._backbone, self._taps = backbone, taps
+        self._reads = (None,) * len(taps) if reading is None else reading.taps
+        self._logits = None if reading is None else reading.logits
         self._listener = _Listener(taps, on_tap)
         self._hooks: list[Any] = []
         self._keys: list[int] = []
@@ -47,7 +50,11 @@ class listening:
             for index, tap in enumerate(self._taps):
                 key = -1 - len(_global_forward_hooks)  # handles count from 0
                 layer = self._backbone.get_submodule(tap)
-                _global_forward_hooks[key] = partial(_hear_of, layer, self._listener, index)
+                _global_forward_hooks[key] = partial(_hear_of, layer, self._listener, index, self._reads[index])
+                self._keys.append(key)
+            if self._logits is not None:
+                key = -1 - len(_global_forward_hooks)
+                _global_forward_hooks[key] = partial(_pick_of, self._backbone, self._logits)
                 self._keys.append(key)
             return
         try:
@@ -55,10 +62,18 @@ class listening:
             for index, tap in enumerate(self._taps):
                 # As register_forward_hook does, without a handle, which takes longer to make than all else.
                 hooks, key = _layer(self._backbone, tap)._forward_hooks, next(_keys)
-                hook = _TapHook(self._listener, index, thread)
+                read = self._reads[index]
+                hook: ThreadHook = _TapHook(self._listener, index, thread)
+                if read is not None:
+                    hook = _ReadingHook(self._listener, index, thread, read)
                 self._hooks.append(hooks)
                 self._keys.append(key)
                 hooks[key] = hook
+            if self._logits is not None:
+                hooks, key = self._backbone._forward_hooks, next(_keys)
+                self._hooks.append(hooks)
+                self._keys.append(key)
+                hooks[key] = _LogitsHook(self._logits, thread)
         except BaseException:
             self._unhook()
             raise
@@ -115,10 +130,45 @@ class _TapHook(ThreadHook):
             listener.on_tap(index, output)
 
 
-def _hear_of(layer: nn.Module, listener: _Listener, index: int, module: nn.Module, _inputs: Any, output: Any) -> None:
+class _ReadingHook(_TapHook):
+    """The hook of a tap of which a head reads something else than its output."""
+
+    def __init__(self, listener: _Listener, index: int, thread: int, read: Callable[[Any], Tensor]) -> None:
+        super().__init__(listener, index, thread)
+        self._read = read
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if get_ident() == self._thread:
+            super().__call__(module, inputs, self._read(output))
+
+
+class _LogitsHook(ThreadHook):
+    """The hook of a backbone that returns more than its logits."""
+
+    def __init__(self, part: int | str, thread: int) -> None:
+        self._part, self._thread = part, thread
+
+    def __call__(self, _module: nn.Module, _inputs: Any, output: Any) -> Any:
+        return logits_of(output, self._part) if get_ident() == self._thread else None
+
+
+def _hear_of(
+    layer: nn.Module,
+    listener: _Listener,
+    index: int,
+    read: Callable[[Any], Tensor] | None,
+    module: nn.Module,
+    _inputs: Any,
+    output: Any,
+) -> None:
     """Hear of one layer by a hook of all."""
     if module is layer:
-        listener.hear(index, output)
+        listener.hear(index, output if read is None else read(output))
+
+
+def _pick_of(backbone: nn.Module, part: int | str, module: nn.Module, _inputs: Any, output: Any) -> Any:
+    """Leave the logits of what one module returns, by a hook of all."""
+    return logits_of(output, part) if module is backbone else None
 
 
 def _layer(backbone: nn.Module, tap: str) -> nn.Module:

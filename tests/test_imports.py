@@ -22,7 +22,7 @@ LEVELS = {
     "model": (
         {""},  # the flat files
         {"trunk", "own_exits"},
-        {"runners"},
+        {"runners", "attaching"},
         {"auto"},
         {"make_runner"},
         {"accelerate"},

@@ -45,7 +45,7 @@ class SegmentGraphs:
             if capture is not None:
                 capture.cut()
 
-        with listening(self._trunk.module, self._taps, on_tap):
+        with listening(self._trunk.module, self._taps, on_tap, self._trunk.reading):
             self._answer = bare(self._trunk, self._taps, self._input)
 
     def answer(self, x: Tensor) -> Answer:

@@ -94,7 +94,7 @@ class VariantCaptures:
         """Return the trunk of that kind, made once."""
         if kind not in self.trunks:
             network = self.subject.network
-            self.trunks[kind] = make_trunk(network.backbone, network.taps, self.subject.example, kind)
+            self.trunks[kind] = make_trunk(network.backbone, network.taps, self.subject.example, kind, network.reading)
         return self.trunks[kind]
 
     def truth(self, kind: str) -> EagerTruth:

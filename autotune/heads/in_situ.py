@@ -50,9 +50,9 @@ class HeadsInSitu:
     def __init__(self, subject: Subject, trunk: str) -> None:
         """Run the heads of ``subject`` beside a trunk of that kind; see :func:`auxhead.model.make_trunk`."""
         self.subject = subject
-        self._network = subject.network
+        self._network = network = subject.network
         self._kind = trunk
-        self._trunk: Trunk = make_trunk(self._network.backbone, self._network.taps, subject.example, trunk)
+        self._trunk: Trunk = make_trunk(network.backbone, network.taps, subject.example, trunk, network.reading)
         features, self._final = self._run_trunk()
         self.heads = [AloneHead(head, x) for head, x in zip(subject.heads, features, strict=True)]
         """Those of the taps, each with what its tap gives it."""
@@ -65,9 +65,13 @@ class HeadsInSitu:
         """Return the input of each head, as its tap lays it out in memory, and the input of the classifier."""
         features: list[Tensor] = []
         x = self.subject.example.contiguous(memory_format=self._trunk.memory_format)
-        taps = self._network.taps
-        with torch.no_grad(), listening(self._trunk.module, taps, lambda _index, y: features.append(y.clone())):
-            final = self._trunk.module(x)
+        taps, trunk = self._network.taps, self._trunk
+
+        def keep(_index: int, y: Tensor) -> None:
+            features.append(y.clone())
+
+        with torch.no_grad(), listening(trunk.module, taps, keep, trunk.reading):
+            final = trunk.module(x)
         return features, final.clone()
 
     @property

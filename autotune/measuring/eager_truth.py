@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...model import EarlyExitNetwork, FusedAuxHead, Trunk
+from ...model.reading import Reading
 from ...model.taps import listening
 from .correctness import Answer, Comparison, Truth
 
@@ -42,7 +43,12 @@ class EagerTruth:
         classifier = None if trunk.classifier is None else trunk.classifier.logits
         by_input = (
             logits_of_exits(
-                trunk.module, self._taps, heads, x.contiguous(memory_format=trunk.memory_format), classifier
+                trunk.module,
+                self._taps,
+                heads,
+                x.contiguous(memory_format=trunk.memory_format),
+                classifier,
+                trunk.reading,
             )
             for x in inputs
         )
@@ -75,11 +81,11 @@ class EagerTruth:
 
 def logits_of_exits(
     module: nn.Module, taps: Sequence[str], heads: Sequence[Callable[[Tensor], Tensor]], x: Tensor,
-    classifier: Callable[[Tensor], Tensor] | None = None,
+    classifier: Callable[[Tensor], Tensor] | None = None, reading: Reading | None = None,
 ) -> list[Tensor]:  # fmt: skip
     """Run eagerly and return the logits [N, K] of every exit, the classifier's last."""
     logits: list[Tensor] = []
-    with torch.no_grad(), listening(module, taps, lambda index, y: logits.append(heads[index](y))):
+    with torch.no_grad(), listening(module, taps, lambda index, y: logits.append(heads[index](y)), reading):
         final = module(x)
     return [*logits, final if classifier is None else classifier(final)]
 
@@ -92,9 +98,11 @@ def measure_rounding(network: EarlyExitNetwork, inputs: Sequence[Tensor]) -> Rou
     heads, exact_heads = network.fused_heads, exact.fused_heads
     temperatures = [*(head.rule.temperature for head in heads), 1.0]
     for x in inputs:
-        found = logits_of_exits(network.backbone, network.taps, [head.logits for head in heads], x)
+        of_heads = [head.logits for head in heads]
+        found = logits_of_exits(network.backbone, network.taps, of_heads, x, reading=network.reading)
         wide = x.double() if x.is_floating_point() else x
-        wanted = logits_of_exits(exact.backbone, exact.taps, [head.logits for head in exact_heads], wide)
+        of_exact = [head.logits for head in exact_heads]
+        wanted = logits_of_exits(exact.backbone, exact.taps, of_exact, wide, reading=exact.reading)
         for index, (had, want) in enumerate(zip(found, wanted, strict=True)):
             step = 2.0 * _eps(had)
             off = (had.double() - want).abs().max() + step * want.abs().max()

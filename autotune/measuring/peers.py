@@ -69,7 +69,7 @@ def bare(trunk: Trunk, taps: Sequence[str], x: Tensor) -> PeerAnswer:
 def in_line(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> PeerAnswer:
     """Run every head on the stream of the trunk."""
     answers: list[Any] = []
-    with listening(trunk.module, taps, lambda index, y: answers.append(heads[index](y))):
+    with listening(trunk.module, taps, lambda index, y: answers.append(heads[index](y)), trunk.reading):
         y = trunk.module(x)
     return PeerAnswer(answers, _last(trunk, y), len(taps))
 
@@ -104,7 +104,7 @@ def forked(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> PeerAn
         with torch.cuda.stream(side):
             answers.append(heads[index](y))
 
-    with listening(trunk.module, taps, on_tap):
+    with listening(trunk.module, taps, on_tap, trunk.reading):
         last = _last(trunk, trunk.module(x))
     main.wait_stream(side)
     return PeerAnswer(answers, last, len(taps))
@@ -120,7 +120,7 @@ def truncated(trunk: Trunk, taps: Sequence[str], heads: Heads, stop_at: int, x: 
             raise ForwardLeft
 
     try:
-        with listening(trunk.module, taps, on_tap):
+        with listening(trunk.module, taps, on_tap, trunk.reading):
             trunk.module(x)
     except ForwardLeft:
         pass
@@ -140,7 +140,7 @@ def with_item(trunk: Trunk, taps: Sequence[str], heads: Heads, x: Tensor) -> Pee
             raise ForwardLeft
 
     try:
-        with listening(trunk.module, taps, on_tap):
+        with listening(trunk.module, taps, on_tap, trunk.reading):
             y = trunk.module(x)
     except ForwardLeft:
         return PeerAnswer(answers[:-1], HeadOutput(None, *answers[-1]), len(answers) - 1)

@@ -60,7 +60,7 @@ def compare(
     """
     try:
         network.check_taps(x)
-        backbone = make_trunk(network.backbone, network.taps, x)
+        backbone = make_trunk(network.backbone, network.taps, x, reading=network.reading)
         runner = make_runner(network, x, exits=exits, batch_sizes=(len(x),), trunk=trunk)
     except (TypeError, ValueError) as error:
         raise BadInput(f"profile: {' '.join(str(error).split())}") from None
@@ -68,7 +68,7 @@ def compare(
         heads = [NaiveHead(head) for head in network.fused_heads]
         before = torch.no_grad()(partial(with_item, backbone, network.taps, heads))
         calls: dict[str, Callable[[Tensor], object]] = {BEFORE: before, AFTER: runner}
-        own = EagerTruth(network, make_trunk(network.backbone, network.taps, x, trunk), [x])
+        own = EagerTruth(network, make_trunk(network.backbone, network.taps, x, trunk, network.reading), [x])
         compared: dict[str, tuple[EagerTruth, Callable[[Tensor], Answer]]] = {
             BEFORE: (EagerTruth(network, backbone, [x]), lambda x: merged_answer(before(x))),
             AFTER: (own, lambda x: Answer.of(runner(x))),

@@ -39,7 +39,7 @@ class SharedTrunks:
             began = time.monotonic()
             backbone = self._network.backbone
             with torch.cuda.device_of(self._example):
-                trunk = make_trunk(backbone, self._network.taps, self._example, kind)
+                trunk = make_trunk(backbone, self._network.taps, self._example, kind, self._network.reading)
             if kind != "as_is" and trunk.module is backbone:
                 self._refused[kind] = " ".join(trunk.notes).removeprefix(f"Not {kind}: ")
             else:

@@ -1,6 +1,6 @@
 """``attach_exits``: makes an :class:`EarlyExitNetwork` of a model that returns the logits of several exits."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from ..arguments import check_batch, check_module
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_rule import ExitRule
 from ..fused_aux_head import FusedAuxHead
+from ..reading import Extract
 from ..rounding import double_copy, in_double, relative_error, truth_of
 from ..shallow_copy import shallow_copy
 from .find_exits import ExitCalls, FoundExits, find_exits, shortest
@@ -55,7 +56,8 @@ def attach_exits(
         with torch.no_grad():
             truth = _Truth(model, backbone, two)
             truth.check_silence()
-        network = EarlyExitNetwork(backbone, heads, rules, example_input=two)
+        extract = {tap: Extract(layout=layout) for tap, layout in _layouts(found, list(heads)).items()}
+        network = EarlyExitNetwork(backbone, heads, rules, example_input=two, extract=extract)
         with torch.no_grad():
             truth.check_logits(network)
     return network
@@ -89,6 +91,14 @@ def _silence(model: nn.Module, found: FoundExits) -> tuple[SilencedModel, dict[s
     softmax = last.probabilities and found.softmax is None
     backbone = SilencedModel(model, tuple(exits), by_attribute=found.by_attribute, softmax=softmax)
     return backbone.eval(), heads
+
+
+def _layouts(found: FoundExits, taps: Sequence[str]) -> dict[str, str]:
+    """Return the layouts in which heads read their taps: pools were found for the dimensions in just this order."""
+    by_rank = {3: "NTD", 4: "NCHW"}
+    sources = (one.source for one in found.exits[:-1])
+    ranks = (0 if source is None else source.call.y.ndim for source in sources)
+    return {tap: by_rank[rank] for tap, rank in zip(taps, ranks, strict=True) if rank in by_rank}
 
 
 def _fused(one: ExitCalls, found: FoundExits) -> FusedAuxHead:

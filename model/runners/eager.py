@@ -27,15 +27,22 @@ class EagerRunner(Runner):
         network, trunk = self.network, self._trunk
         check_batch("x", x)
         network.check_taps(x)
-        backbone, classifier, read = network.backbone, None, None
+        backbone, classifier, reading, read = network.backbone, None, network.reading, None
         if trunk is not None:
-            backbone, classifier = trunk.module, trunk.classifier
+            backbone, classifier, reading = trunk.module, trunk.classifier, trunk.reading
             read = wait_for_write(backbone, x)
             x = x.contiguous(memory_format=trunk.memory_format)
         answer = run_eagerly(
-            backbone, network.taps, network.fused_heads, x, classifier=classifier, stop=stop, plans=self._plans,
+            backbone,
+            network.taps,
+            network.fused_heads,
+            x,
+            classifier=classifier,
+            stop=stop,
+            plans=self._plans,
             monitor=network.monitor,
-        )  # fmt: skip
+            reading=reading,
+        )
         if read is not None:
             read.record(torch.cuda.current_stream(x.device))
         if backbone is not network.backbone:

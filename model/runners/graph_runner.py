@@ -98,7 +98,7 @@ class GraphRunner(Runner):
                 self._trunk = (
                     trunk
                     if isinstance(trunk, Trunk)
-                    else make_trunk(network.backbone, network.taps, example_input, trunk)
+                    else make_trunk(network.backbone, network.taps, example_input, trunk, network.reading)
                 )
                 self._written = [*(head.rule for head in network.fused_heads), self._trunk.module]
                 note_reader(self._written, self)
@@ -171,7 +171,7 @@ class GraphRunner(Runner):
             if index in stops:
                 at_stop(stops.index(index), outputs)
 
-        with listening(self._trunk.module, self.network.taps, on_tap):
+        with listening(self._trunk.module, self.network.taps, on_tap, self._trunk.reading):
             outputs.append(self._trunk.module(x).resolve_neg())
         return outputs
 

@@ -52,7 +52,11 @@ def train(
         str | None, typer.Option(help="In place of --model a network of torchvision by name, without parameters.")
     ] = None,
     tap: Annotated[
-        list[str] | None, typer.Option(help="With --backbone a layer that gets a head; once for each, as they run.")
+        list[str] | None,
+        typer.Option(
+            help="With --backbone a layer that gets a head; once for each, as they run. Without any, up to three are placed "
+            "by shares of the work."
+        ),
     ] = None,
     method: Annotated[
         Method,

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from ..attaching.attach import attach
 from ..bad_input import BadInput
 from ..checkpoint import save_checkpoint
 from ..commands.devices import torch_device
@@ -18,7 +19,6 @@ from ..commands.options import Device, check_output_directory, make_output_direc
 from ..commands.progress import PhaseProgress
 from ..commands.user_model import load_factory
 from ..early_exit_network import EarlyExitNetwork
-from ..fused_aux_head import FusedAuxHead
 from .data_sets import LabelledImages, Splits, load_source, read_splits
 from .evaluation import accuracy_of_exits
 from .pixel_batches import PixelBatches
@@ -85,7 +85,7 @@ def run_training(console: Console, job: TrainingJob, plan: TrainingPlan, device:
     make_output_directory(job.out)
     console.print(
         f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes, {image_size}x{image_size} "
-        f"pixels; {len(network.taps)} heads, {plan.method}, on {device}",
+        f"pixels; {len(network.taps)} heads, {plan.method}, on {device}\n{network.describe()}",
         soft_wrap=True,
     )
     with _log(job, network) as on_epoch, PhaseProgress(console) as start_phase:
@@ -105,8 +105,6 @@ def _check_options(job: TrainingJob, plan: TrainingPlan) -> None:
         raise BadInput("--model: wants a network, by either --model or --backbone")
     if job.model is not None and job.taps:
         raise BadInput("--tap: belongs to --backbone; the network of --model has its heads")
-    if job.backbone is not None and not job.taps:
-        raise BadInput("--tap: missing; --backbone wants the layers that get a head, --tap layer2 --tap layer3, say")
     if plan.method == "heads" and job.backbone is not None:
         raise BadInput("--method: heads wants a backbone that is trained already: give yours with --model")
     if plan.method == "heads" and ranks() > 1:
@@ -152,10 +150,9 @@ def _attach(name: str, taps: tuple[str, ...], classes: int, size: int) -> EarlyE
         raise BadInput(f"--backbone: got {name!r}, wants a network of torchvision.models, resnet18 say")
     try:
         backbone = get_model(name, weights=None, num_classes=classes)
-        heads = {tap: FusedAuxHead(None, classes) for tap in taps}
-        return EarlyExitNetwork(backbone, heads, example_input=torch.zeros(2, 3, size, size))
+        return attach(backbone, taps or "auto", example_input=torch.zeros(2, 3, size, size))
     except (ValueError, TypeError) as error:
-        raise BadInput(f"--tap: {name} with {', '.join(taps)}: {error}") from None
+        raise BadInput(f"--tap: {name} with {', '.join(taps) or 'none'}: {error}") from None
 
 
 def _train(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ...kernels.cuda_runtime import beside_captures
 from ..arguments import check_batch, check_module, close_names, kind_of
 from ..fused_aux_head import FusedAuxHead
+from ..reading import Reading
 from ..rounding import double_copy, in_double, relative_error, truth_of
 from ..rule_order import ordered_write
 from ..taps import listening
@@ -26,14 +27,16 @@ class Trunk:
     """A backbone, made ready to be run under its heads."""
 
     module: nn.Module
-    """x -> logits [N, K]; where there is a ``classifier``, x -> the classifier's input. Its taps have the backbone's
-    names, and their forward hooks fire in the same order with the same values."""
+    """x -> logits [N, K], or what ``reading`` takes them from; where there is a ``classifier``, x -> the classifier's
+    input. Its taps have the backbone's names, and their forward hooks fire in the same order with the same values."""
     classifier: FusedAuxHead | None
     """The backbone's own classifier as a fused head that holds the same parameters; it never exits."""
     memory_format: torch.memory_format
     """Memory layout that the input should have."""
     notes: tuple[str, ...]
     """Sentences on what was done to the backbone, and on what was not and why."""
+    reading: Reading | None = None
+    """How outputs of the taps and of the module are read, for whoever listens; None as they are."""
 
     def choosing(self, samples: int) -> AbstractContextManager[None]:
         """Let a "cudnn" trunk that runs for the first time with a batch of that size take the fastest algorithms.
@@ -56,7 +59,13 @@ class Trunk:
                     module.refresh()
 
 
-def make_trunk(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, kind: str = "as_is") -> Trunk:
+def make_trunk(
+    backbone: nn.Module,
+    taps: Sequence[str],
+    example_input: Tensor,
+    kind: str = "as_is",
+    reading: Reading | None = None,
+) -> Trunk:
     """Make a trunk of a backbone, to be run without gradients; the backbone is not changed.
 
     Whatever a trunk does to the backbone is checked on the example: tap outputs and logits may be at most three times
@@ -70,6 +79,7 @@ def make_trunk(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, 
         kind: one of ``TRUNKS``. "as_is": the backbone itself. "cudnn": batch norms folded into convolutions; on a CUDA
             device cuDNN's fused convolution, sum and ReLU where it takes them; channels_last max-pools in Triton; the
             classifier as a fused head. "inductor": compiled by ``torch.compile`` between the taps, without CUDA graphs.
+        reading: of the network, how outputs of the taps and of the backbone are read.
 
     Returns:
         Trunk: with a module that shares all parameters it need not change.
@@ -89,22 +99,24 @@ def make_trunk(backbone: nn.Module, taps: Sequence[str], example_input: Tensor, 
         if not tap or tap not in layers:
             raise ValueError(f"taps: the backbone has no layer {tap!r}{close_names(tap, layers)}")
     if kind == "as_is":
-        return _as_is(backbone, example_input, "The backbone runs as it is.")
+        return _as_is(backbone, example_input, reading, "The backbone runs as it is.")
     if backbone.training:
-        return _as_is(backbone, example_input, f"Not {kind}: the backbone is in training mode; call its eval().")
+        why = f"Not {kind}: the backbone is in training mode; call its eval()."
+        return _as_is(backbone, example_input, reading, why)
     with torch.inference_mode(False), torch.no_grad(), _buffers_kept(backbone):
         example_input = example_input.clone(memory_format=torch.preserve_format)  # made in inference mode, it may be
         with fastest_convolutions(len(example_input)) if kind == "cudnn" else nullcontext():
             # The backbone itself chooses here, too, since what is chosen for a convolution stays chosen.
-            as_it_is = _run(backbone, taps, example_input)
+            as_it_is = _run(backbone, taps, example_input, reading)
             try:
-                trunk = (_cudnn if kind == "cudnn" else _inductor)(backbone, taps, example_input)
+                made = (_cudnn if kind == "cudnn" else _inductor)(backbone, taps, example_input)
+                trunk = replace(made, reading=reading)
                 x = example_input.contiguous(memory_format=trunk.memory_format)
-                outputs = _run(trunk.module, taps, x, trunk.classifier)
+                outputs = _run(trunk.module, taps, x, reading, trunk.classifier)
             except Exception as error:  # of the user's code in an unusual place, or of a compiler
-                return _as_is(backbone, example_input, f"Not {kind}: it failed with {first_line(error)}")
-        wrong = _too_far_off(backbone, taps, example_input, as_it_is, outputs)
-    return trunk if wrong is None else _as_is(backbone, example_input, f"Not {kind}: {wrong}")
+                return _as_is(backbone, example_input, reading, f"Not {kind}: it failed with {first_line(error)}")
+        wrong = _too_far_off(backbone, taps, example_input, as_it_is, outputs, reading)
+    return trunk if wrong is None else _as_is(backbone, example_input, reading, f"Not {kind}: {wrong}")
 
 
 def check_kind(name: str, kind: object, more: Sequence[str] = ()) -> None:
@@ -115,8 +127,8 @@ def check_kind(name: str, kind: object, more: Sequence[str] = ()) -> None:
         raise error(f"{name}: got {got}, wants one of {', '.join(map(repr, kinds))}")
 
 
-def _as_is(backbone: nn.Module, example_input: Tensor, note: str) -> Trunk:
-    return Trunk(backbone, None, _format_of(example_input), (note,))
+def _as_is(backbone: nn.Module, example_input: Tensor, reading: Reading | None, note: str) -> Trunk:
+    return Trunk(backbone, None, _format_of(example_input), (note,), reading)
 
 
 def _format_of(x: Tensor) -> torch.memory_format:
@@ -183,22 +195,33 @@ def _buffers_kept(backbone: nn.Module) -> Iterator[None]:
             buffer.copy_(value)
 
 
-def _run(module: nn.Module, taps: Sequence[str], x: Tensor, classifier: FusedAuxHead | None = None) -> list[Tensor]:
+def _run(
+    module: nn.Module,
+    taps: Sequence[str],
+    x: Tensor,
+    reading: Reading | None,
+    classifier: FusedAuxHead | None = None,
+) -> list[Tensor]:
     """Return the outputs of the taps, in order, and the logits."""
     outputs: list[Tensor] = []
-    with listening(module, taps, lambda _index, features: outputs.append(features.clone())):
+    with listening(module, taps, lambda _index, features: outputs.append(features.clone()), reading):
         y = module(x.clone(memory_format=torch.preserve_format))
     return [*outputs, y if classifier is None else classifier.logits(y)]
 
 
 def _too_far_off(
-    backbone: nn.Module, taps: Sequence[str], x: Tensor, as_it_is: list[Tensor], outputs: list[Tensor]
+    backbone: nn.Module,
+    taps: Sequence[str],
+    x: Tensor,
+    as_it_is: list[Tensor],
+    outputs: list[Tensor],
+    reading: Reading | None = None,
 ) -> str | None:
     """Say in words how the outputs of a trunk differ too much from the backbone's, or return None."""
     for mine, own in zip(outputs, as_it_is, strict=True):
         if mine.shape != own.shape or mine.dtype != own.dtype:
             return f"an output is {list(mine.shape)} of {mine.dtype}, not {list(own.shape)} of {own.dtype}."
-    exact, allowed = truth_of(as_it_is, lambda: _run(double_copy(backbone), taps, in_double(x)))
+    exact, allowed = truth_of(as_it_is, lambda: _run(double_copy(backbone), taps, in_double(x), reading))
     error = relative_error(outputs, exact)
     if error <= allowed:
         return None

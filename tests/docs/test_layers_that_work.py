@@ -5,7 +5,10 @@ import re
 import pytest
 import torch
 import torchvision
+from auxhead.model import Extract, FusedAuxHead
+from auxhead.model.channel_evidence import ChannelEvidence
 from auxhead.model.dry_run import dry_run
+from auxhead.model.infer_layout import with_layout
 from support.documents import ROOT
 
 TABLE = (ROOT / "model" / "README.md").read_text().partition("| family | torchvision | timm | head |\n")[2]
@@ -22,16 +25,21 @@ ROWS = [
 @pytest.mark.parametrize(("library", "name", "layers", "pool"), ROWS, ids=[f"{row[0]}-{row[1]}" for row in ROWS])
 def test_layers_work(library, name, layers, pool):
     make = torchvision.models.get_model if library == "torchvision" else pytest.importorskip("timm").create_model
-    options = {"googlenet": {"init_weights": False}, "vit_b_16": {"image_size": 32}}.get(name, {})
-    side = 224 if "224" in name else 32
+    options = {
+        "googlenet": {"init_weights": False},
+        "inception_v3": {"init_weights": False},
+        "vit_b_16": {"image_size": 32},
+    }.get(name, {})
+    side = 224 if "224" in name or name == "maxvit_t" else 299 if name == "inception_v3" else 32
     # a RegNet of torchvision reads what it has initialised
     with torch.device("cpu" if name.startswith("regnet_") else "meta") as device:
         backbone = make(name, num_classes=10, **options)
-        run = dry_run(backbone, re.findall(r"`([\w.]+)`", layers), torch.randn(2, 3, side, side, device=device))
-    for y in run.features:
-        channels_last = y.ndim == 4 and y.shape[1] == y.shape[2]
-        assert channels_last == ("permuted" in layers), list(y.shape)
-        assert y.ndim == (3 if pool == "first" else 4)
+        x = torch.randn(2, 3, side, side, device=device)
+        taps, evidence, head = re.findall(r"`([\w.]+)`", layers), ChannelEvidence(), FusedAuxHead(None, 10, pool=pool)
+        run = dry_run(backbone, taps, x, watching=evidence)
+    layout = "NTD" if pool == "first" else "NHWC" if name.startswith("swin") else "NCHW"
+    for tap, y in zip(taps, run.features, strict=True):
+        assert with_layout(tap, Extract(), y, head, evidence).layout == layout
 
 
 def test_rows_were_found():

@@ -83,8 +83,11 @@ def test_torchvision_layers_that_cannot_be_tapped(name: str, tap: str, match: st
         dry_run(net, [other], image().to("meta"))
 
 
-def test_a_map_with_channels_last_in_its_shape_is_refused_by_the_width_of_its_head() -> None:
+def test_the_channels_of_a_map_are_found_last_in_its_shape_too() -> None:
     net = torchvision.models.swin_t(num_classes=7).eval()  # features.1 is [N, H, W, C]
-    with pytest.raises(ValueError, match=r"heads\['features.1'\].*takes 96 features.*\[\d, 8, 8, 96\].*has 8"):
-        EarlyExitNetwork(net, {"features.1": FusedAuxHead(96, 7)}, example_input=image())
-    EarlyExitNetwork(net, {"permute": FusedAuxHead(768, 7)}, example_input=image())  # back to [N, C, H, W]
+    with pytest.raises(ValueError, match=r"heads\['features.1'\].*takes 8 features.*\[\d, 96, 8, 8\].*has 96"):
+        EarlyExitNetwork(net, {"features.1": FusedAuxHead(8, 7)}, example_input=image())
+    network = EarlyExitNetwork(
+        net, {"features.1": FusedAuxHead(96, 7), "permute": FusedAuxHead(768, 7)}, example_input=image()
+    )
+    assert [network.extract[tap].layout for tap in network.taps] == ["NHWC", "NCHW"]

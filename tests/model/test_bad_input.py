@@ -25,7 +25,7 @@ NO_BATCH: dict[str, tuple[object, type[Exception], str]] = {
     "list": ([images()], TypeError, "got list, wants a torch.Tensor [N, ...]"),
     "None": (None, TypeError, "got NoneType, wants a torch.Tensor [N, ...]"),
     "array": (images().numpy(), TypeError, "got ndarray, wants a torch.Tensor [N, ...]"),
-    "dict": ({"x": images()}, TypeError, "got dict, wants a torch.Tensor [N, ...]"),
+    "dict": ({"x": 1.0}, TypeError, "got dict"),
     "number": (torch.tensor(1.0), ValueError, "got shape [], wants [N, ...]"),
     "empty": (images(0), ValueError, "got shape [0, 3, 8, 8], wants [N, ...] with at least one sample"),
 }

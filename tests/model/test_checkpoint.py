@@ -302,8 +302,8 @@ def with_head(description: dict[str, Any], **changes: Any) -> dict[str, Any]:
 A_RULE = {"threshold": 0.5, "criterion": "max_prob", "temperature": 1.0, "enabled": True}
 
 
-def without(values: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key != name}
+def without(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in names}
 
 
 def other_classes(heads: dict[str, Any]) -> dict[str, Any]:
@@ -366,7 +366,8 @@ def test_a_calibration_is_kept_and_a_checkpoint_without_one_is_read(saved: Path)
     assert loaded.calibration == report
     path = saved / "model.json"
     content = json.loads(path.read_text())
-    path.write_text(json.dumps({**without(content, "calibration"), "format": 2}))
+    heads = {tap: without(head, "extract") for tap, head in content["heads"].items()}
+    path.write_text(json.dumps({**without(content, "calibration", "logits"), "heads": heads, "format": 2}))
     older = load_checkpoint(saved, SmallNet())
     assert older.calibration is None
     assert [head.rule.threshold for head in older.network.fused_heads] == [

@@ -26,7 +26,10 @@ def saved(tmp_path: Path) -> Path:
 
 
 def check(saved: Path, name: str, content: bytes) -> bool:
-    """Whether the damage was refused; what was loaded runs, and names a class for each label."""
+    """Whether the damage was refused; what was loaded runs, and names a class for each label.
+
+    An item or a layout that the layers do not have shows as soon as these run.
+    """
     backbone = SmallNet()
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
     loaded = read_damaged(saved / name, content, lambda: load_checkpoint(saved, backbone), BadInput, saved)
@@ -34,7 +37,13 @@ def check(saved: Path, name: str, content: bytes) -> bool:
         assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
         assert backbone.training
         return True
-    result = loaded.network(torch.randn(2, 3, 8, 8).to(loaded.network.heads[0].linear.weight.dtype))
+    network = loaded.network
+    try:
+        result = network(torch.randn(2, 3, 8, 8).to(network.heads[0].linear.weight.dtype))
+    except ValueError as error:
+        assert any(repr(tap) in str(error) for tap in network.taps)
+        assert any(extract.item is not None or extract.layout != "NCHW" for extract in network.extract.values())
+        return True
     assert all(0 <= label < len(loaded.classes or "abcde") for label in result.label.tolist())
     return False
 

@@ -27,10 +27,11 @@ def split(pictures):
 def test_three_commands(pictures, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = auxhead(
-        "train", "--backbone", "shufflenet_v2_x0_5", "--tap", "maxpool", "--tap", "stage2", "--data", pictures,
+        "train", "--backbone", "shufflenet_v2_x0_5", "--data", pictures,
         "--image-size", 32, "--epochs", 2, "--seed", 5, "--device", "cpu", "--out", "net",
     )  # fmt: skip
     assert done.exit_code == 0 and f"{FILE} (the splits)" in done.output, done.output
+    assert done.output.count("of the work") > 1, "heads are placed by themselves, and it says where"
     done = auxhead("calibrate", "--checkpoint", "net", "--data", pictures, "--device", "cpu", "--out", "tuned")
     assert done.exit_code == 0, done.output
     report = json.loads((tmp_path / "tuned" / "report.json").read_text())

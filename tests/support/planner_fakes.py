@@ -99,7 +99,7 @@ class FakeGpu:
             candidate = Candidate("overlapped", network.taps[1:2], trunk=trunk.kind)
             return make(candidate, network, _example, *batch_sizes, (), trunk)
 
-        def make_trunk(backbone, _taps, _example, kind):
+        def make_trunk(backbone, _taps, _example, kind, _reading):
             self.trunks[kind] += 1
             self.seconds += self.trunk_s
             refused = kind in self.fails

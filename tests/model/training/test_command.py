@@ -136,7 +136,6 @@ REFUSED = {
     "no network": ((), "--model: wants a network, by either --model or --backbone"),
     "two networks": (("--model", "a:b", "--backbone", "resnet18"), "by either --model or --backbone"),
     "taps of yours": (("--model", "my_model:make", "--tap", "first"), "--tap: belongs to --backbone"),
-    "no taps": (("--backbone", "resnet18"), "--tap: missing; --backbone wants the layers"),
     "no such layer": (("--backbone", "resnet18", "--tap", "layer9"), "the backbone has no layer 'layer9'"),
     "no such network": (("--backbone", "resnet19", "--tap", "layer1"), "--backbone: got 'resnet19'"),
     "untrained": (("--backbone", "resnet18", "--tap", "layer1", "--method", "heads"), "--method: heads wants a back"),

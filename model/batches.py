@@ -1,0 +1,61 @@
+"""A backbone's input: one tensor, a tuple of its arguments, or a dict of its keywords."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .arguments import check_batch, kind_of
+
+#: What a backbone takes for a batch of samples: its argument, or all of them, by place or by name.
+Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]
+
+
+def check_input_batch(name: str, x: object, *, may_be_empty: bool = False) -> None:
+    """Raise ``TypeError`` unless an argument is a batch, ``ValueError`` unless there is a sample in it."""
+    if isinstance(x, (tuple, Mapping)):
+        tensors = [each for each in tree_leaves(_plain(x)) if isinstance(each, Tensor)]
+        if not tensors:
+            raise TypeError(f"{name}: got {kind_of(x)} without a tensor, wants one of the backbone's arguments")
+        check_batch(name, tensors[0], may_be_empty=may_be_empty)
+    else:
+        check_batch(name, x, may_be_empty=may_be_empty)
+
+
+def first_tensor(x: Batch) -> Tensor:
+    """Return the first tensor of a batch, which tells the number of samples and the device."""
+    if isinstance(x, Tensor):
+        return x
+    return next(each for each in tree_leaves(_plain(x)) if isinstance(each, Tensor))
+
+
+def map_tensors(x: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    """Return a batch whose tensors are what ``change`` makes of them."""
+    if isinstance(x, Tensor):
+        return change(x)
+    changed: Batch = tree_map(lambda each: change(each) if isinstance(each, Tensor) else each, _plain(x))
+    return changed
+
+
+def two_samples(x: Batch) -> Batch:
+    """Return two samples of a batch, the first one twice if there is no other, to tell a batch from a constant."""
+    samples = first_tensor(x).shape[0]
+
+    def cut(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor[:2]] * 2)[:2] if tensor.ndim and tensor.shape[0] == samples else tensor
+
+    return map_tensors(x, cut)
+
+
+def call_with(backbone: nn.Module, x: Batch) -> Any:
+    """Return what a backbone returns for a batch."""
+    if isinstance(x, tuple):
+        return backbone(*x)
+    return backbone(**x) if isinstance(x, Mapping) else backbone(x)
+
+
+def _plain(x: tuple[Any, ...] | Mapping[str, Any]) -> Any:
+    """Return a mapping of any kind as a dict, the one kind whose values PyTorch finds."""
+    return dict(x) if isinstance(x, Mapping) else x

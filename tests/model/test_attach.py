@@ -1,0 +1,293 @@
+"""``attach``: where heads are placed, what they read, and models that have exits already."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from auxhead.model import attach, load_checkpoint, save_checkpoint
+from auxhead.model.attaching.main_path import watch_forward
+from auxhead.model.attaching.placement import place_taps
+from sklearn.datasets import load_digits
+from support.example_models import SmallNet, needs_gpu
+from support.multi_exit_models import InAList
+from torch import Tensor, nn
+
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
+
+
+def of_torchvision(name: str, **options: Any) -> nn.Module:
+    return getattr(torchvision.models, name)(num_classes=7, **options)
+
+
+def of_timm(name: str, **options: Any) -> nn.Module:
+    return pytest.importorskip("timm").create_model(name, num_classes=7, **options)
+
+
+#: Where "auto" places heads, with pixels 224x224: behind stages or blocks, whatever the family.
+PLACED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
+    "resnet18": (lambda: of_torchvision("resnet18"), ["layer1", "layer2", "layer3"]),
+    "resnet50": (lambda: of_torchvision("resnet50"), ["layer1", "layer2", "layer3"]),
+    "mobilenet_v2": (lambda: of_torchvision("mobilenet_v2"), ["features.3", "features.10", "features.14"]),
+    "mobilenet_v3": (lambda: of_torchvision("mobilenet_v3_large"), ["features.4", "features.10", "features.12"]),
+    "efficientnet": (lambda: of_torchvision("efficientnet_b0"), ["features.3", "features.4", "features.6.1"]),
+    "densenet": (lambda: of_torchvision("densenet121"), ["features.denseblock1", "features.transition2"]),
+    "googlenet": (lambda: of_torchvision("googlenet", init_weights=False), ["conv3", "inception3b", "inception4c"]),
+    "inception": (
+        lambda: of_torchvision("inception_v3", init_weights=False),
+        ["Conv2d_4a_3x3", "Mixed_6a", "Mixed_6d"],
+    ),
+    "regnet": (
+        lambda: of_torchvision("regnet_y_400mf"),
+        ["trunk_output.block2", "trunk_output.block3.block3-2", "trunk_output.block3"],
+    ),
+    "convnext": (lambda: of_torchvision("convnext_tiny"), ["features.2", "features.5.2", "features.5"]),
+    "vit": (lambda: of_torchvision("vit_b_16"), [f"encoder.layers.encoder_layer_{n}" for n in (2, 5, 8)]),
+    "swin": (lambda: of_torchvision("swin_t"), ["features.2", "features.5.1", "features.5"]),
+    "maxvit": (lambda: of_torchvision("maxvit_t"), ["blocks.0", "blocks.1", "blocks.2"]),
+    "timm resnet": (lambda: of_timm("resnet18"), ["layer1", "layer2", "layer3"]),
+    "timm vit": (lambda: of_timm("vit_tiny_patch16_224"), ["blocks.2", "blocks.5", "blocks.8"]),
+    "timm swin": (
+        lambda: of_timm("swin_tiny_patch4_window7_224"),
+        ["layers.0", "layers.2.blocks.1", "layers.2"],
+    ),
+    "timm convnext": (lambda: of_timm("convnext_atto"), ["stages.0", "stages.2.blocks.1", "stages.2"]),
+    "timm coatnet": (lambda: of_timm("coatnet_nano_rw_224"), None),
+    "timm mixer": (lambda: of_timm("mixer_s32_224"), ["blocks.1", "blocks.3", "blocks.5"]),
+}
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_heads_are_placed_behind_blocks_of_the_main_path(name: str) -> None:
+    make, expected = PLACED[name]
+    model = make().to("meta").train()
+    flow = watch_forward(model, torch.empty(2, 3, 224, 224, device="meta"))
+    placed = place_taps(flow.cuts, flow.work)
+    assert expected is None or placed == expected
+    shares = [flow.work[tap] for tap in placed]
+    assert len(placed) >= 2 and shares == sorted(shares)
+    assert all(min(abs(share - target) for target in (0.25, 0.5, 0.75)) < 0.2 for share in shares)
+    assert all(module.training for module in model.modules()) and not any(m._forward_hooks for m in model.modules())
+
+
+#: Whole families with small inputs: the layout and pool of the heads.
+SMALL: dict[str, tuple[Callable[[], nn.Module], int, str, str]] = {
+    "resnet": (lambda: of_torchvision("resnet18"), 32, "NCHW", "avg"),
+    "swin": (lambda: of_torchvision("swin_t"), 32, "NHWC", "avg"),
+    "vit": (lambda: of_torchvision("vit_b_32", image_size=32), 32, "NTD", "first"),
+    "convnext": (lambda: of_torchvision("convnext_tiny"), 32, "NCHW", "avg"),
+    "timm swin": (lambda: of_timm("swin_tiny_patch4_window7_224", img_size=56), 56, "NHWC", "avg"),
+    "timm vit": (lambda: of_timm("vit_tiny_patch16_224", img_size=32), 32, "NTD", "first"),
+    "timm vit by mean": (
+        lambda: of_timm("vit_tiny_patch16_224", img_size=32, global_pool="avg"),
+        32,
+        "NTD",
+        "avg",
+    ),
+    "timm mixer": (lambda: of_timm("mixer_s32_224", img_size=64), 64, "NTD", "avg"),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_heads_read_what_a_hook_and_a_pool_would(name: str) -> None:
+    make, side, layout, pool = SMALL[name]
+    model, x = make().eval(), torch.randn(2, 3, side, side)
+    network = attach(model, example_input=x)
+    assert network.backbone is model and not network.training
+    assert {network.extract[tap].layout for tap in network.taps} == {layout}
+    assert {head.pool for head in network.heads} == {pool}
+    seen: dict[str, Tensor] = {}
+    hooks = [
+        model.get_submodule(tap).register_forward_hook(lambda _m, _x, y, tap=tap: seen.__setitem__(tap, y))
+        for tap in network.taps
+    ]
+    with torch.no_grad():
+        last = model(x)
+        for hook in hooks:
+            hook.remove()
+        *logits, final = network.logits(x)
+        assert torch.equal(final, last)
+        for tap, head, got in zip(network.taps, network.heads, logits, strict=True):
+            y = seen[tap]
+            pooled = {
+                "NCHW": lambda y=y: y.mean((2, 3)),
+                "NHWC": lambda y=y: y.mean((1, 2)),
+                "NTD": lambda y=y: y[:, 0] if pool == "first" else y.mean(1),
+            }[layout]()
+            torch.testing.assert_close(got, F.linear(pooled, head.linear.weight, head.linear.bias))
+        assert network(x).label.tolist() == last.argmax(1).tolist()  # no head exits yet
+
+
+class Bottle(nn.Module):
+    """A residual block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(nn.Conv2d(width, width, 3, 1, 1), nn.ReLU(), nn.Conv2d(width, width, 3, 1, 1))
+        self.shortcut = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.branch(x) + self.shortcut(x))
+
+
+class Residual(nn.Module):
+    def __init__(self, blocks: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 1)
+        self.blocks = nn.Sequential(*(Bottle(8) for _ in range(blocks)))
+        self.beside = nn.Linear(8, 8)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.blocks(self.stem(x)).mean((2, 3))
+        self.beside(y)  # of which nothing is used
+        return self.fc(y)
+
+
+class Skipped(Residual):
+    """What the stem makes is used at the end, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x)
+        return self.fc(self.blocks(y).mean((2, 3)) + y.mean((2, 3)))
+
+
+class InPlace(Residual):
+    """The second block's output is changed in place later."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.blocks[1](self.blocks[0](self.stem(x)))
+        y = self.blocks[2](y.mul_(2.0))
+        return self.fc(self.blocks[3](y).mean((2, 3)))
+
+
+class Halved(Residual):
+    """The last two blocks get half of the channels each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Bottle(8), Bottle(8), Bottle(4), Bottle(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.blocks[1](self.blocks[0](self.stem(x))).chunk(2, 1)
+        return self.fc(torch.cat([self.blocks[2](first), self.blocks[3](second)], 1).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("model", "cuts"),
+    [
+        (Residual(), ["stem", "blocks.0", "blocks.1", "blocks.2", "blocks", "fc"]),
+        (Skipped(), ["stem", "fc"]),
+        (InPlace(), ["stem", "blocks.0", "blocks.2", "blocks.3", "fc"]),
+        (Halved(), ["stem", "blocks.0", "blocks.1", "fc"]),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_a_cut_is_all_that_the_rest_of_the_model_sees(model: nn.Module, cuts: list[str]) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    flow = watch_forward(model, x)
+    # The model itself is the judge: with the output of a cut given, its answer does not depend on the input.
+    assert flow.cuts == cuts
+    assert not any(differs_with_output_given(model, name, x) for name in cuts)
+    others = [name for name, layer in model.named_modules() if name in flow.work and name and name not in cuts]
+    same = [name for name in others if not differs_with_output_given(model, name, x)]
+    # Unused, of the same tensor as the whole, or changed in place before it is read.
+    assert set(same) <= {"beside", "blocks.3"} | ({"blocks.1"} if isinstance(model, InPlace) else set())
+
+
+def differs_with_output_given(model: nn.Module, name: str, x: Tensor) -> bool:
+    """Whether the model's answer depends on more of the input than goes through a layer."""
+    kept: list[Tensor] = []
+    layer = model.get_submodule(name)
+    with torch.no_grad():
+        hook = layer.register_forward_hook(lambda _m, _x, y: kept.append(y.clone()))
+        before = model(x)
+        hook.remove()
+        hook = layer.register_forward_hook(lambda _m, _x, _y: kept[0].clone())
+        after = model(torch.randn_like(x))
+        hook.remove()
+    return not torch.equal(before, after)
+
+
+def test_a_model_without_a_main_path_is_refused() -> None:
+    with pytest.raises(ValueError, match="taps: 'auto' finds no layer"):
+        attach(Skipped(), example_input=torch.randn(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_shares_of_the_work_are_told(device: str) -> None:
+    x = torch.randn(4, 3, 16, 16, device=device)
+    model = Residual(8).to(device)
+    network = attach(model, example_input=x)
+    assert network.taps == ("blocks.1", "blocks.3", "blocks.5") or device == "cuda"
+    assert list(network.shares) == list(network.taps) and sorted(network.shares.values()) == list(
+        network.shares.values()
+    )
+    assert all(0.1 < share < 0.9 for share in network.shares.values())
+    by_hand = attach(model, ["blocks.0", "blocks.6"], example_input=x)
+    assert by_hand.taps == ("blocks.0", "blocks.6")
+    first, last = by_hand.describe().splitlines()
+    share = by_hand.shares["blocks.0"]
+    assert first == f"blocks.0 [N, C, H, W]: pool 'avg', 5 classes, behind {share:.0%} of the work"
+    assert by_hand.shares["blocks.6"] > 0.7 or device == "cuda"
+
+
+def test_a_layer_of_a_branch_is_tapped_where_it_is_named() -> None:
+    network = attach(Residual(), ["blocks.1.branch.0"], example_input=torch.randn(2, 3, 8, 8))
+    assert network.heads[0].linear.in_features == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"taps": "layer1"}, ValueError, "taps: got 'layer1', wants 'auto' or a list"),
+        ({"taps": [1]}, TypeError, "taps: got list, wants 'auto' or a list of names"),
+        ({"taps": ["blocks.9"]}, ValueError, "no layer 'blocks.9'; close to it: blocks"),
+        ({"taps": []}, ValueError, "taps: got none"),
+        ({"num_classes": 4}, ValueError, "num_classes: got 4, wants 5, as the model has"),
+        ({"example_input": None}, TypeError, "example_input: got NoneType"),
+        ({"model": "resnet18"}, TypeError, "model: got str, wants an nn.Module"),
+        ({"model": nn.Conv2d(3, 5, 1)}, ValueError, r"model: returned a tensor \[2, 5, 8, 8\].*wants logits"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        attach(**{"model": Residual(), "example_input": torch.randn(2, 3, 8, 8)} | options)
+
+
+@pytest.mark.parametrize("taps", ["auto", ["blocks.0", "blocks.1"]])
+def test_a_model_that_returns_a_list_of_logits_keeps_its_heads(taps: Any) -> None:
+    model, x = InAList().eval(), torch.randn(3, 3, 16, 16)
+    if taps == "auto":
+        network = attach(model, taps, example_input=x)
+        for got, want in zip(network.logits(x), model(x), strict=True):
+            torch.testing.assert_close(got, want)
+        assert network.heads[0].linear.weight is model.exits[0][2].weight
+    else:
+        network = attach(model, taps, example_input=x, logits=-1)
+        torch.testing.assert_close(network.logits(x)[-1], model(x)[-1])
+        assert network.heads[0].linear.weight is not model.exits[0][2].weight
+
+
+def test_heads_of_digits_are_attached_trained_saved_and_loaded(tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32)[:, None].expand(-1, 3, -1, -1) / 16
+    labels = torch.tensor(digits.target)
+    network = attach(SmallNet(10), example_input=images[:2], num_classes=10).train()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
+    for _ in range(3):
+        for x, y in zip(images[:1536].split(128), labels[:1536].split(128), strict=True):
+            optimizer.zero_grad()
+            sum(F.cross_entropy(logits, y) for logits in network.logits(x)).backward()
+            optimizer.step()
+    network.eval().set_rules(0.3)
+    answer = network(images[1536:])
+    assert (answer.label == labels[1536:]).float().mean() > 0.6
+    assert len(answer.exit_index.unique()) > 1
+    save_checkpoint(tmp_path, network)
+    loaded = load_checkpoint(tmp_path, copy.deepcopy(network.backbone)).network
+    assert torch.equal(loaded(images[1536:]).label, answer.label)
