@@ -55,7 +55,14 @@ class ChannelEvidence(TorchDispatchMode):
         memory = tensor.untyped_storage()._cdata
         noted = self._seen.get(memory) or self._followed.get(memory) or set()
         dims = list(zip(tensor.shape, tensor.stride(), strict=True))
-        return {dims.index(one, 1) for one in noted if one in dims[1:]}
+        exact = {dims.index(one, 1) for one in noted if one in dims[1:]}
+        if exact:
+            return exact
+        # A part of the channels has their stride: ShuffleNet's blocks read one half of theirs.
+        by_stride = {stride: dim for dim, (size, stride) in enumerate(dims) if dim and size > 1}
+        return {
+            by_stride[stride] for size, stride in noted if stride in by_stride and size < dims[by_stride[stride]][0]
+        }
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and note what it tells."""

@@ -54,8 +54,8 @@ def train(
     tap: Annotated[
         list[str] | None,
         typer.Option(
-            help="With --backbone a layer that gets a head; once for each, as they run. Without any, up to three are placed "
-            "by shares of the work."
+            help="With --backbone a layer that gets a head; once for each, as they run. Without any, up to three are "
+            "placed by shares of the work."
         ),
     ] = None,
     method: Annotated[

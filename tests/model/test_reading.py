@@ -304,3 +304,23 @@ def test_a_backbone_of_several_arguments_answers_eagerly(named: bool) -> None:
         make_runner(network, batch)
     with pytest.raises(TypeError, match="x: got tuple without a tensor"):
         network((1, 2))
+
+
+class Halves(nn.Module):
+    """Its first layer's map is read by halves, as ShuffleNet's blocks read theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shuffle = nn.ChannelShuffle(2)
+        self.conv = nn.Conv2d(4, 4, 1)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.shuffle(x)
+        first, second = x.chunk(2, dim=1)
+        return self.fc(torch.cat((first, self.conv(second)), dim=1).mean((2, 3)))
+
+
+def test_a_convolution_of_some_channels_tells_where_they_are() -> None:
+    network = EarlyExitNetwork(Halves(), {"shuffle": FusedAuxHead(None, 3)}, example_input=torch.randn(2, 8, 8, 8))
+    assert network.describe().startswith("shuffle [N, C, H, W]")
