@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from support.pictures import write_image_folder
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
@@ -43,6 +44,21 @@ def test_a_network_is_trained_saved_loaded_and_run(printed, device):
     left = {tap: int(count) for count, tap in re.findall(r"(\d+) images left at (\w+),", said)}
     assert list(left) == ["block1", "block2", "classifier"] and sum(left.values()) == 397
     assert left["block1"] + left["block2"] > 200
+
+
+def test_a_folder_of_images_becomes_a_runner(device, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = write_image_folder(tmp_path / "stripes", per_class=60, size=32)
+    torch.manual_seed(0)
+    importlib.import_module("auxhead.model.examples.folder_to_runner").main(
+        str(folder), device.type, pixels=32, epochs=3
+    )
+    said = capsys.readouterr().out
+    assert said.count("of the work") == 3 and re.search(
+        r"right, .* if nobody left early$|the budget", said, re.MULTILINE
+    )
+    assert re.search(r"^\['(lying|standing)', .*\] \[\d(, \d){4}\]$", said, re.MULTILINE), said
+    assert (tmp_path / "my-network" / "model.json").exists()
 
 
 def test_a_network_is_run_from_graphs(printed, device):

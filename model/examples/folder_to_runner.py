@@ -1,0 +1,38 @@
+"""From a folder of images, one folder a class, to a calibrated runner, with a network of torchvision.
+
+Run it with ``python -m auxhead.model.examples.folder_to_runner FOLDER``.
+"""
+
+import sys
+
+import torch
+import torchvision
+from auxhead.model import TrainingPlan, attach, calibrate_network, make_runner, save_checkpoint, train
+from torch.utils.data import DataLoader, random_split
+from torchvision.transforms import v2
+
+
+def main(folder: str, device: str, pixels: int = 64, epochs: int = 10) -> None:
+    """Attach heads, train them with the network, choose their thresholds, save it all, and answer."""
+    as_input = v2.Compose([v2.ToImage(), v2.Resize((pixels, pixels)), v2.ToDtype(torch.float32, scale=True)])
+    images = torchvision.datasets.ImageFolder(folder, as_input)
+    parts = random_split(images, [0.6, 0.1, 0.3], torch.Generator().manual_seed(0))
+    learned, best_epoch, held_out = (DataLoader(part, batch_size=32, shuffle=part is parts[0]) for part in parts)
+
+    backbone = torchvision.models.resnet18(num_classes=len(images.classes)).to(device)
+    network = attach(backbone, example_input=next(iter(held_out))[0].to(device))
+    print(network.describe())  # where the heads are, and behind which share of the work
+    train(network, learned, TrainingPlan("joint", epochs=epochs), validation=best_epoch)
+    report = calibrate_network(network, held_out, max_accuracy_drop=0.05)
+    print(report.bound.reason or f"{report.accuracy:.1%} right, {report.full_accuracy:.1%} if nobody left early")
+    save_checkpoint("my-network", network, classes=images.classes, image_size=pixels, calibration=report.to_json())
+
+    request = next(iter(held_out))[0].to(device)
+    with make_runner(network, request) as runner:
+        answer = runner(request)  # label, confidence, probs, exit_index: of each image
+        print(runner.describe())
+        print([images.classes[label] for label in answer.label[:5].tolist()], answer.exit_index[:5].tolist())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], "cuda" if torch.cuda.is_available() else "cpu")
