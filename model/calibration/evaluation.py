@@ -35,7 +35,9 @@ def answers_of_all_exits(network: EarlyExitNetwork, pixels: Tensor) -> ExitAnswe
     answers: list[HeadOutput] = []
     for x in batches(pixels, device):
         network.check_taps(x)
-        with listening(network.backbone, network.taps, lambda index, y: answers.append(network.heads[index](y))):
+        with listening(
+            network.backbone, network.taps, lambda index, y: answers.append(network.heads[index](y)), network.reading
+        ):
             logits = network.backbone(x)
         answers.append(decide(logits, temperature=1.0, threshold=1.0))
         labels.append(torch.stack([answer.label for answer in answers]))

@@ -92,6 +92,6 @@ def _features(network: EarlyExitNetwork, x: Tensor, autocast: torch.autocast) ->
         head = network.fused_heads[index]
         pooled.append(pooled_features(y, head.pool, head.pool_size).to(head.linear.weight.dtype))
 
-    with autocast, listening(network.backbone, network.taps, pool):
+    with autocast, listening(network.backbone, network.taps, pool, network.reading):
         final = network.backbone(x)
     return [*pooled, final]
