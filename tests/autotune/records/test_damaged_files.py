@@ -22,7 +22,7 @@ def commands(path):
     yield "replay", lambda: tune("sweep", "resnet18", "--replay", path)
     yield "perfetto", lambda: plot("perfetto", path, "--out", path.parent / "trace.json")
     for kind in FIGURES:
-        if kind.name != "exits":
+        if kind.name not in ("exits", "calibration"):  # of reports, not of records
             yield kind.name, lambda kind=kind: plot(kind.name, "--records", path, "--out", path.parent / "figure")
 
 
