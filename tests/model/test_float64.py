@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from auxhead.kernels import fused_head
 from auxhead.model import (
     EarlyExitNetwork,
     ExitMonitor,
@@ -23,6 +24,7 @@ from auxhead.model import (
 from support.example_models import SmallNet, plain_head, plain_heads
 from support.trainable import Blocks, digits, trainable
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 X = torch.randn(7, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
@@ -175,3 +177,25 @@ def test_calibration(without_interpreter: None) -> None:
     assert answer.confidence.dtype == torch.float64 and single.confidence.dtype == torch.float32
     assert (answer.exit_index == single.exit_index).double().mean() > 0.99
     assert 0.0 < (answer.exit_index < 2).double().mean() <= 1.0
+
+
+def test_a_launch_on_a_gpu_is_refused_however_the_network_got_there() -> None:
+    """Its taps may have been checked on the CPU."""
+    with FakeTensorMode():
+        head = FusedAuxHead(8, 5)
+        head.linear = nn.Linear(8, 5, device="cuda", dtype=torch.float64)
+        with pytest.raises(ValueError, match="^linear.weight: got torch.float64 on cuda.*, wants .* on the CPU alone"):
+            head.as_exit_head()
+        with pytest.raises(TypeError, match="^x: got torch.float64 on cuda.*, wants .* on the CPU alone"):
+            fused_head(torch.empty(2, 8, 3, 3, dtype=torch.float64, device="cuda"), head.linear.weight)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("exits", ["eager", "overlapped"])
+def test_a_network_that_moves_to_a_gpu_is_refused_there(exits: str) -> None:
+    net = network()
+    net(X)
+    net.cuda()
+    with pytest.raises((ValueError, TypeError), match="torch.float64 .* wants .* on the CPU alone"):
+        make_runner(net, X.cuda(), exits=exits)(X.cuda())
