@@ -203,7 +203,7 @@ def test_pool_size_of_what_has_no_grid(x, pool, device):
     refused(lambda: fused_head(**changes, pool=pool, pool_size=2), ValueError, "pool_size", "2")
 
 
-@pytest.mark.parametrize("criterion", ["maxprob", "entropy", ""])
+@pytest.mark.parametrize("criterion", ["maxprob", "Entropy", ""])
 def test_unknown_criterion(criterion, device):
     call = lambda: fused_head(**arguments(device), criterion=criterion)  # noqa: E731
     refused(call, ValueError, "criterion", repr(criterion), "max_prob")
