@@ -27,7 +27,7 @@ def cpu_head(
     Arguments are those of ``fused_head``, checked, and the rule's tensors have no dimension. The temperature, mostly 1,
     is read here, and a NaN is looked for among the confidences alone, by the host.
     """
-    if x.dtype != torch.float32:
+    if x.dtype not in (torch.float32, torch.float64):
         x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
     logits = F.linear(pooled_features(x, pool, pool_size), weight, bias)
     divisor = temperature.item()

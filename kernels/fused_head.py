@@ -11,7 +11,7 @@ from .arrival_counters import arrival_counters
 from .choose_config import choose_config
 from .criteria import check_temperature, check_threshold
 from .fused_head_reference import fused_head_reference
-from .head_arguments import check_countable, check_head_arguments, check_pool, check_rule_tensors
+from .head_arguments import FLOAT_DTYPES, check_countable, check_head_arguments, check_pool, check_rule_tensors
 from .head_backward import backward, save_for_backward
 from .head_output import HeadOutput
 from .head_view import head_view
@@ -23,8 +23,15 @@ except ImportError:  # no Triton for this platform
 
 
 def runs_triton(x: Tensor) -> bool:
-    """Return whether ``fused_head(x, ...)`` launches the Triton kernel; elsewhere the PyTorch reference runs."""
-    return kernel is not None and (x.is_cuda or (kernel.INTERPRETED and x.device.type == "cpu"))
+    """Return whether kernels of Triton take ``x``, as ``fused_head(x, ...)`` does; elsewhere the reference runs.
+
+    They compute in float32, float16 and bfloat16: float64 is PyTorch's, in the interpreter too.
+    """
+    return (
+        kernel is not None
+        and x.dtype in FLOAT_DTYPES
+        and (x.is_cuda or (kernel.INTERPRETED and x.device.type == "cpu"))
+    )
 
 
 def fused_head(
@@ -41,11 +48,13 @@ def fused_head(
 ) -> HeadOutput:
     """Answer for a batch: pool, flatten, linear, softmax and confidence check in one launch.
 
-    Sums are float32. The same input gives the same output bit for bit. Any strides are read in place. Differentiable in
-    x, weight and bias (through ``probs`` and ``confidence``); the backward pass is plain PyTorch.
+    Sums are float32, of float64 input float64. The same input gives the same output bit for bit. Any strides are read
+    in place. Differentiable in x, weight and bias (through ``probs`` and ``confidence``); the backward pass is plain
+    PyTorch.
 
     Args:
-        x: [N, C, H, W] map, [N, T, D] tokens or [N, D] pooled vectors; float32, float16 or bfloat16; any strides.
+        x: [N, C, H, W] map, [N, T, D] tokens or [N, D] pooled vectors; float32, float16 or bfloat16, on the CPU
+            float64, too; any strides.
         weight: [K, features], dtype and device of x. The features of a sample are those of ``torch.flatten`` after
             the pool: C * p_h * p_w for a map, D for tokens, all elements for ``pool="none"``.
         bias: [K], dtype and device of x, or None.
@@ -66,7 +75,8 @@ def fused_head(
     Returns:
         HeadOutput: probs [N, K] float32, softmax(logits / temperature), or None; label [N] int64, the class of the
         largest logit, the first of equals; confidence [N] float32; exit [N] bool. A sample whose logits are not all
-        finite or -inf has NaN probabilities and confidence, and never exits.
+        finite or -inf has NaN probabilities and confidence, and never exits. Of float64 input probabilities and
+        confidence are float64, and compared as such with the threshold.
 
     Raises:
         ValueError: a shape, device or value does not fit; names the argument, what it got and what it wants.
@@ -167,16 +177,16 @@ def _fused_head(
             criterion=criterion,
         )  # fmt: skip
         arrival_counters(x.device).launched()
-    probs = output.probs if return_probs and output.probs is not None else x.new_empty(0, dtype=torch.float32)
+    probs = output.probs if return_probs and output.probs is not None else output.confidence.new_empty(0)
     return probs, output.label, output.confidence, output.exit
 
 
 def _empty_output(x: Tensor, classes: int, return_probs: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    samples = x.shape[0]
+    samples, dtype = x.shape[0], torch.promote_types(x.dtype, torch.float32)
     return (
-        x.new_empty((samples, classes) if return_probs else 0, dtype=torch.float32),
+        x.new_empty((samples, classes) if return_probs else 0, dtype=dtype),
         x.new_empty(samples, dtype=torch.int64),
-        x.new_empty(samples, dtype=torch.float32),
+        x.new_empty(samples, dtype=dtype),
         x.new_empty(samples, dtype=torch.bool),
     )
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .criteria import check_criterion, check_temperature, check_threshold
 
+#: The dtypes that kernels compute in.
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: Pools by the rank of the input. A vector is already pooled: any pool leaves it as it is.
 POOLS_BY_RANK = {2: ("avg", "max", "first", "none"), 3: ("avg", "max", "first", "none"), 4: ("avg", "max", "none")}
@@ -15,6 +16,20 @@ POOLS = POOLS_BY_RANK[2]
 #: They are counted in int32, in blocks of up to 2 ** 20.
 MOST_COUNTED = 2**31 - 2**20
 _LAYOUTS = "[N, C, H, W] (a map), [N, T, D] (tokens) or [N, D] (pooled vectors)"
+
+
+def head_dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
+    """Return the dtypes that heads compute in on a device: those of kernels, and where PyTorch computes, float64.
+
+    A tensor on "meta" stands for one on any device.
+    """
+    return (*FLOAT_DTYPES, torch.float64) if device.type in ("cpu", "meta") else FLOAT_DTYPES
+
+
+def head_dtypes_in_words(device: torch.device) -> str:
+    """Name the dtypes that heads compute in on a device, for errors."""
+    elsewhere = "" if torch.float64 in head_dtypes(device) else "; torch.float64 works on the CPU alone"
+    return f"one of {', '.join(map(str, head_dtypes(device)))}{elsewhere}"
 
 
 def check_pool(pool: str, pool_size: int | Sequence[int]) -> tuple[int, int]:
@@ -63,8 +78,8 @@ def check_head_arguments(
     x: Tensor, weight: Tensor, bias: Tensor | None, pool: str, pool_size: tuple[int, int], criterion: str
 ) -> None:
     """Raise ``TypeError`` for a dtype of a head's call that does not fit, ``ValueError`` for anything else."""
-    if x.dtype not in FLOAT_DTYPES:
-        raise TypeError(f"x: got {x.dtype}, wants one of {[str(dtype) for dtype in FLOAT_DTYPES]}")
+    if x.dtype not in head_dtypes(x.device):
+        raise TypeError(f"x: got {x.dtype} on {x.device}, wants {head_dtypes_in_words(x.device)}")
     features = check_input(x, pool, pool_size)
     if weight.ndim != 2 or weight.shape[0] == 0 or weight.shape[1] != features:
         raise ValueError(

@@ -5,7 +5,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .fused_head import runs_triton, wants_plain_pytorch
-from .head_arguments import FLOAT_DTYPES
 
 try:
     from . import max_pool_kernel as kernel
@@ -49,7 +48,6 @@ def _takes(x: Tensor, kernel_size: tuple[int, ...], stride: tuple[int, ...], pad
         runs_triton(x)
         and not wants_plain_pytorch()
         and x.ndim == 4
-        and x.dtype in FLOAT_DTYPES
         and x.numel() > 0
         and x.is_contiguous(memory_format=torch.channels_last)
         and not (x.requires_grad and torch.is_grad_enabled())

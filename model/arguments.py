@@ -7,11 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..kernels.head_arguments import FLOAT_DTYPES
-
-#: The dtypes that heads compute in, for errors.
-HEAD_DTYPES = f"one of {', '.join(map(str, FLOAT_DTYPES))}"
-
 
 def kind_of(value: object) -> str:
     """Name a value by its type, or a class that was given in place of an instance by itself."""

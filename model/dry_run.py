@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..kernels import check_input
-from ..kernels.head_arguments import FLOAT_DTYPES, check_countable
-from .arguments import HEAD_DTYPES, close_names, is_plain
+from ..kernels.head_arguments import check_countable, head_dtypes, head_dtypes_in_words
+from .arguments import close_names, is_plain
 from .batches import Batch, call_with, first_tensor, map_tensors
 from .hooks import ThreadHook
 from .reading import LOGITS, AnyExtract, logits_of, part_of, parts_in_words
@@ -219,7 +219,7 @@ def is_readable(output: Any, batch: int) -> bool:
     """Return whether a head can read what a layer returned for a batch of that size."""
     return (
         is_plain(output)
-        and output.dtype in FLOAT_DTYPES
+        and output.dtype in head_dtypes(output.device)
         and 2 <= output.ndim <= 4
         and output.shape[0] == batch
         and 0 not in output.shape[1:]
@@ -228,9 +228,9 @@ def is_readable(output: Any, batch: int) -> bool:
 
 def _wanted(output: Any) -> str:
     """Say what a tap should return instead: another dtype, if it is that, else another shape."""
-    if isinstance(output, Tensor) and output.dtype not in FLOAT_DTYPES:
+    if isinstance(output, Tensor) and output.dtype not in head_dtypes(output.device):
         remedy = " (call .float() on the backbone and on its input)" if output.dtype == torch.float64 else ""
-        return HEAD_DTYPES + remedy
+        return head_dtypes_in_words(output.device) + remedy
     return "a floating-point tensor [N, C, H, W], [N, T, D] or [N, D] of as many samples as the input"
 
 

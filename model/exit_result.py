@@ -75,12 +75,15 @@ class ExitResult(Sequence[Any]):
 
     @property
     def confidence(self) -> Tensor:
-        """[N] float32, by the criterion of the exit that answered; of the classifier the largest probability."""
+        """[N] float32, by the criterion of the exit that answered; of the classifier the largest probability.
+
+        Of a network in float64 confidence and probabilities are float64.
+        """
         return cast(Tensor, self._part(1, 2))
 
     @property
     def probs(self) -> Tensor | None:
-        """[N, K] float32; None where a head leaves them out."""
+        """[N, K], in the dtype of the confidence; None where a head leaves them out."""
         return cast("Tensor | None", self._part(2, 3))
 
     @property

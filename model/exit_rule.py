@@ -17,8 +17,8 @@ class ExitRule(nn.Module):
 
     The kernel reads threshold and temperature from device memory, and assigning to an attribute writes that memory in
     place: neither a changed threshold nor a disabled exit needs a recapture of a graph. They stay float32 when a model
-    is cast, and may be read on the host without a synchronisation. All four values travel with a state_dict, as one
-    float64 tensor; a state_dict without them leaves the rule as it is, with a warning.
+    is cast, to float64 too, and may be read on the host without a synchronisation. All four values travel with a
+    state_dict, as one float64 tensor; a state_dict without them leaves the rule as it is, with a warning.
     """
 
     temperature_tensor: Tensor

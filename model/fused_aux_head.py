@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kernels import ExitHead, HeadOutput, check_input, check_pool, fused_head, pooled_features
+from ..kernels.head_arguments import head_dtypes, head_dtypes_in_words
 from .arguments import check_module, is_plain, tensor_in_words
 from .exit_rule import ExitRule, as_exit_rule
 from .fold_head import match_or_fold
@@ -184,6 +185,10 @@ class FusedAuxHead(nn.Module):
             if tensor is not None and (not is_plain(tensor) or tensor.is_neg()):  # read as it lies in memory
                 got = "a lazily negated one" if is_plain(tensor) else tensor_in_words(tensor)
                 raise ValueError(f"linear.{name}: got {got}, wants a plain tensor")
+        weight = self.linear.weight
+        if weight.dtype not in head_dtypes(weight.device):
+            wants = head_dtypes_in_words(weight.device)
+            raise ValueError(f"linear.weight: got {weight.dtype} on {weight.device}, wants {wants}")
         return ExitHead(
             self.linear.weight,
             self.linear.bias,

@@ -4,8 +4,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..kernels.head_arguments import FLOAT_DTYPES
-from .arguments import HEAD_DTYPES
+from ..kernels.head_arguments import head_dtypes, head_dtypes_in_words
 from .hooks import has_hooks
 
 POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
@@ -78,8 +77,9 @@ def match_head(module: nn.Module) -> HeadPattern | str:
             return f"{where} is none of {', '.join(known.__name__ for known in KNOWN_MODULES)}"
     if linear is None:
         return "has no Linear"
-    if linear[1].weight.dtype not in FLOAT_DTYPES:
-        return f"is {linear[1].weight.dtype}, wants {HEAD_DTYPES}: call its .float(), say"
+    weight = linear[1].weight
+    if weight.dtype not in head_dtypes(weight.device):
+        return f"is {weight.dtype}, wants {head_dtypes_in_words(weight.device)}: call its .float(), say"
     if has_hooks(module):
         return "carries hooks, which a fused head would not call"
     if "forward" in vars(module):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels import pooled_features
+from ...kernels.head_arguments import head_dtypes_in_words
 from ..arguments import is_plain, kind_of, tensor_in_words
 from ..dry_run import is_readable
 from ..head_pattern import KNOWN_MODULES
@@ -185,9 +186,10 @@ class _Search:
                 f"linear layer of its own for each exit: copy.deepcopy of it, say{by_hand}"
             )
         if linear.x is None or not is_readable(linear.x, len(self._example)):
+            dtypes = head_dtypes_in_words(self._example.device)
             raise ValueError(
                 f"model: its exit {place!r} is the output of {name!r}, which is not called with one tensor that heads "
-                f"can read; wants {name}(features), features [N, D] in float32, float16 or bfloat16{by_hand}"
+                f"can read; wants {name}(features), features [N, D] of {dtypes}{by_hand}"
             )
 
     def source_of(self, linear: ModuleCall, whole: ModuleCall) -> Source | None:

@@ -17,12 +17,12 @@ def joint_loss(exits: Sequence[Tensor], labels: Tensor, weights: Sequence[float]
         weights: one an exit, from 0; divided by their sum. None weighs all the same.
 
     Returns:
-        A scalar in nats, float32.
+        A scalar in nats, float32, of float64 logits float64.
 
     Raises:
         ValueError: weights that are not one an exit, or not numbers from 0 with a positive one among them.
     """
-    losses = torch.stack([F.cross_entropy(logits.float(), labels) for logits in exits])
+    losses = torch.stack([F.cross_entropy(_wide(logits), labels) for logits in exits])
     return _weighted_mean(losses, weights)
 
 
@@ -49,19 +49,19 @@ def distillation_loss(
         teacher_share: s, from 0 to 1.
 
     Returns:
-        A scalar in nats, float32.
+        A scalar in nats, float32, of float64 logits float64.
 
     Raises:
         ValueError: as :func:`joint_loss`.
     """
-    teacher = F.log_softmax(exits[-1].detach().float() / temperature, dim=1)
+    teacher = F.log_softmax(_wide(exits[-1].detach()) / temperature, dim=1)
     losses = []
     for logits in exits[:-1]:
-        student = F.log_softmax(logits.float() / temperature, dim=1)
+        student = F.log_softmax(_wide(logits) / temperature, dim=1)
         divergence = F.kl_div(student, teacher, reduction="batchmean", log_target=True)
-        by_labels = F.cross_entropy(logits.float(), labels)
+        by_labels = F.cross_entropy(_wide(logits), labels)
         losses.append((1.0 - teacher_share) * by_labels + teacher_share * temperature**2 * divergence)
-    losses.append(F.cross_entropy(exits[-1].float(), labels))
+    losses.append(F.cross_entropy(_wide(exits[-1]), labels))
     return _weighted_mean(torch.stack(losses), weights)
 
 
@@ -72,6 +72,10 @@ def check_weights(weights: Sequence[float], exits: int) -> None:
         raise ValueError(
             f"weights: got {list(weights)}, wants {exits}, one an exit, numbers from 0 with a positive one among them"
         )
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _weighted_mean(losses: Tensor, weights: Sequence[float] | None) -> Tensor:

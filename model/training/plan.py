@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 #: What is trained, by the name of the method.
 METHODS = ("joint", "heads", "distill")
-#: Number formats of the forward pass; parameters and gradients are float32 in all.
+#: Number formats of the forward pass; parameters and gradients stay as they are in all.
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 
@@ -33,7 +33,8 @@ class TrainingPlan:
     teacher_share: float = 0.5
     """Of ``"distill"``: the teacher's share of a head's loss, from 0 to 1; the labels have the rest."""
     precision: str = "float32"
-    """``"float32"``, or ``"bfloat16"`` or ``"float16"`` by autocast; losses of float16 are scaled."""
+    """``"float32"``, or ``"bfloat16"`` or ``"float16"`` by autocast; losses of float16 are scaled. A network in float64
+    trains in that, under ``"float32"``, which is no autocast."""
     accumulate: int = 1
     """Batches whose gradients are averaged for one step; the rest at the end of an epoch makes a step of its own."""
     patience: int | None = None

@@ -78,8 +78,8 @@ def train(
     DistributedSampler, say. Rank 0 evaluates and writes. Batch norms see each one's part alone.
 
     Args:
-        network: heads that know their width, and parameters in float32. Parameters that require no gradient stay as
-            they are, and a backbone without any that do stays in eval mode.
+        network: heads that know their width, and parameters in float32, or all in float64. Parameters that require
+            no gradient stay as they are, and a backbone without any that do stays in eval mode.
         batches: (images [N, ...], labels [N] int64): a DataLoader, or anything else with a length that can be gone
             through again and again.
         plan: the settings; None for those of ``TrainingPlan()``.
@@ -125,9 +125,15 @@ def _check_arguments(network: object, plan: TrainingPlan, validation: object, st
         raise ValueError(
             f"network: the heads at {lazy} do not know their width yet; call network.check_taps(example_input) before"
         )
-    other = {parameter.dtype for parameter in network.parameters()} - {torch.float32}
-    if other:
+    kinds = {parameter.dtype for parameter in network.parameters()}
+    if other := kinds - {torch.float32, torch.float64}:
         raise TypeError(f"network: has parameters of {other.pop()}, wants torch.float32; TrainingPlan has a precision")
+    if torch.float64 in kinds and (len(kinds) > 1 or plan.precision != "float32"):  # autocast passes float64 over
+        got = " and ".join(sorted(map(str, kinds)))
+        raise TypeError(
+            f"network: has parameters of {got} for the precision {plan.precision!r}, wants torch.float32; "
+            "torch.float64 alone works without autocast, under the precision 'float32'"
+        )
     if plan.weights is not None:
         check_weights(plan.weights, len(network.taps) + (plan.method != "heads"))
     if plan.patience is not None and validation is None:

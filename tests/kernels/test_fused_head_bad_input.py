@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from auxhead.kernels import check_input, check_pool, check_temperature, check_threshold, fused_head, runs_triton
+from auxhead.kernels.head_arguments import head_dtypes_in_words
 
 NAN, INF = float("nan"), float("inf")
 
@@ -114,7 +115,7 @@ def test_the_feature_count_follows_the_pool(x, options, wanted, device):
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn]
+    "dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn]
 )
 @pytest.mark.parametrize("name", ["x", "weight", "bias", "all"])
 def test_dtypes(name, dtype, device):
@@ -122,6 +123,27 @@ def test_dtypes(name, dtype, device):
     for key in changes if name == "all" else [name]:
         changes[key] = changes[key].to(dtype)
     refused(lambda: fused_head(**changes), TypeError, "x" if name == "all" else name, dtype, "torch.float32")
+
+
+@pytest.mark.parametrize("name", ["weight", "bias", "all"])
+def test_float64_is_read_on_the_cpu_alone(name, device):
+    changes = arguments(device)
+    for key in changes if name == "all" else [name]:
+        changes[key] = changes[key].double()
+    if name != "all":
+        refused(lambda: fused_head(**changes), TypeError, name, "torch.float64", "torch.float32, the dtype of x")
+    elif device.type == "cpu":
+        with pytest.raises(pytest.fail.Exception, match="the head ran"):
+            fused_head(**changes)
+    else:
+        refused(lambda: fused_head(**changes), TypeError, "x", "torch.float64", "torch.float32", "on the CPU alone")
+
+
+def test_float64_on_a_device_of_kernels_is_told_where_it_works():
+    """Of the dtype alone, so that it is tested where there is no such device."""
+    said = head_dtypes_in_words(torch.device("cuda"))
+    assert said == "one of torch.float32, torch.float16, torch.bfloat16; torch.float64 works on the CPU alone"
+    assert head_dtypes_in_words(torch.device("cpu")).endswith(", torch.float64")
 
 
 @pytest.mark.parametrize("name", ["weight", "bias"])
@@ -181,7 +203,7 @@ def test_pool_size_of_what_has_no_grid(x, pool, device):
     refused(lambda: fused_head(**changes, pool=pool, pool_size=2), ValueError, "pool_size", "2")
 
 
-@pytest.mark.parametrize("criterion", ["maxprob", "entropie", ""])
+@pytest.mark.parametrize("criterion", ["maxprob", "Entropy", ""])
 def test_unknown_criterion(criterion, device):
     call = lambda: fused_head(**arguments(device), criterion=criterion)  # noqa: E731
     refused(call, ValueError, "criterion", repr(criterion), "max_prob")

@@ -94,19 +94,38 @@ def test_what_is_no_network_is_refused_by_name(
     assert "\n" not in str(caught.value)
 
 
-def test_a_backbone_in_double_precision_is_told_what_heads_compute_in() -> None:
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_backbone_in_double_precision_on_a_gpu_is_told_what_heads_compute_in() -> None:
+    x, backbone = images().double().cuda(), SmallNet().double().cuda()
     for head in (FusedAuxHead(None, 5), FusedAuxHead(8, 5), FusedAuxHead(8, 5, dtype=torch.float64)):
         with pytest.raises(ValueError, match=r"^heads: layer 'block0' returns .* of torch.float64") as caught:
-            EarlyExitNetwork(SmallNet().double(), {"block0": head}, example_input=images().double())
+            EarlyExitNetwork(backbone, {"block0": head}, example_input=x)
         said = str(caught.value)
         assert "wants one of torch.float32, torch.float16, torch.bfloat16" in said and ".float()" in said
+        assert "torch.float64 works on the CPU alone" in said
         assert "would work" not in said  # none would
 
 
-def test_a_head_in_double_precision_is_told_what_heads_compute_in() -> None:
-    head = nn.Sequential(nn.Flatten(), nn.Linear(8, 5)).double()
-    with pytest.raises(ValueError, match=r"float64, wants one of torch.float32, .*: call its \.float\(\)"):
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_head_in_double_precision_on_a_gpu_is_told_what_heads_compute_in() -> None:
+    head = nn.Sequential(nn.Flatten(), nn.Linear(8, 5)).double().cuda()
+    with pytest.raises(ValueError, match=r"float64, wants one of torch.float32, .* on the CPU alone: call its \.float"):
         FusedAuxHead.from_module(head)
+
+
+def test_a_backbone_of_floats_of_eight_bits_is_told_what_heads_compute_in() -> None:
+    head = nn.Sequential(nn.Flatten(), nn.Linear(8, 5)).to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"float8_e4m3fn, wants one of .*, torch.float64: call its \.float\(\)"):
+        FusedAuxHead.from_module(head)
+
+
+def test_a_head_of_another_float_than_its_backbone_is_refused() -> None:
+    for backbone, head in ((SmallNet().double(), FusedAuxHead(8, 5)), (SmallNet(), FusedAuxHead(8, 5).double())):
+        x = images().to(next(backbone.parameters()).dtype)
+        with pytest.raises(ValueError, match=r"^heads\['block0'\]: is torch.float\d\d on cpu, wants torch.float\d\d"):
+            EarlyExitNetwork(backbone, {"block0": head}, example_input=x)
 
 
 class WithIndices(SmallNet):
@@ -130,7 +149,10 @@ def test_a_tap_of_integers_is_told_what_heads_read() -> None:
     with pytest.raises(ValueError, match=r"^heads: layer 'codes' returns a tensor \[2, 192\] of torch.int64") as caught:
         EarlyExitNetwork(WithIndices(), {"codes": FusedAuxHead(None, 5)}, example_input=images())
     said = str(caught.value)
-    assert "wants one of torch.float32, torch.float16, torch.bfloat16; layers that would work: block0" in said
+    assert (
+        "wants one of torch.float32, torch.float16, torch.bfloat16, torch.float64; layers that would work: block0"
+        in said
+    )
     assert ".float()" not in said  # of indices that would be nonsense
 
 

@@ -168,8 +168,18 @@ def test_an_overridden_forward_is_left_alone() -> None:
     assert not fuse_aux_heads(model).replaced
 
 
-def test_double_precision_is_left_alone_for_a_head_cannot_read_it() -> None:
+def test_double_precision_is_swapped_on_the_cpu() -> None:
     model = nn.ModuleDict({"head": plain_head(6).double()})
+    x = torch.randn(2, 6, 5, 4, dtype=torch.float64)
+    wanted = model["head"](x).softmax(1)
+    assert fuse_aux_heads(model).replaced.keys() == {"head"}
+    torch.testing.assert_close(model["head"](x).probs, wanted, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_double_precision_on_a_gpu_is_left_alone_for_a_head_cannot_read_it() -> None:
+    model = nn.ModuleDict({"head": plain_head(6).double().cuda()})
     report = fuse_aux_heads(model)
     assert not report.replaced and "float64" in report.left_alone["head"]
 

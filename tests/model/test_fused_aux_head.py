@@ -242,7 +242,7 @@ def test_bad_arguments_are_named(name: str, arguments: tuple) -> None:
         ("x", torch.zeros(2, 6, 1, 1, 1)),
         ("x", torch.zeros(2, 6, 0, 4)),
         ("x", torch.zeros(2, 6, dtype=torch.int64)),
-        ("x", torch.zeros(2, 6, dtype=torch.float64)),
+        ("weight", torch.zeros(2, 6, dtype=torch.float64)),
         ("x", [[0.0] * 6]),
         ("weight", torch.zeros(2, 7, 3, 3)),
         ("weight", torch.zeros(2, 6, 3, 3, dtype=torch.float16)),

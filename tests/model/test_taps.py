@@ -131,13 +131,12 @@ def test_out_of_order() -> None:
         (lambda x: x.to(torch.int64), lambda y: y.float(), "int64"),
         (lambda x: x > 0, lambda y: y.float(), "bool"),
         (lambda x: x.to(torch.complex64), lambda y: y.real, "complex64"),
-        (lambda x: x.double(), lambda y: y.float(), "float64"),
         (lambda x: x[:, 0, 0, 0], lambda y: y.view(-1, 1, 1, 1), r"\[\d\]"),
         (lambda x: x[..., None], lambda y: y[..., 0], r"\[\d, 4, 8, 8, 1\]"),
         (lambda x: x.flatten(0, 1), lambda y: y.unflatten(0, (-1, 4)), r"\[\d+, 8, 8\]"),
         (lambda x: x[:, :0], None, "0"),
     ],
-    ids=["tuple", "dict", "none", "int", "bool", "complex", "double", "rank 1", "rank 5", "batch folded", "empty"],
+    ids=["tuple", "dict", "none", "int", "bool", "complex", "rank 1", "rank 5", "batch folded", "empty"],
 )
 def test_an_output_that_no_head_can_read(make: Callable, unmake: Callable | None, match: str) -> None:
     def flow(net: Flow, x: Tensor) -> Tensor:
