@@ -95,6 +95,7 @@ class _Pass:
     ) -> None:
         self._heads, self._classifier, self._stop, self._monitor = heads, classifier, stop, monitor
         self._said: list[HeadOutput] = []
+        self._merged = 0  # exits whose answers launches have merged, and counted
 
     def _ask(self, outputs: Sequence[Tensor]) -> None:
         """Call the heads of the next taps."""
@@ -118,7 +119,7 @@ class _Pass:
             said.append(decide(final, temperature=1.0, threshold=1.0) if classifier is None else classifier(final))
         result = first_sure(said, with_probs=all(head.return_probs for head in self._heads))
         if self._monitor is not None:
-            self._monitor.count(result.exit_index, result.confidence)
+            self._monitor.count(result.exit_index, result.confidence, merged=self._merged)
         return result
 
 
@@ -153,6 +154,7 @@ class _PlannedPass(_Pass):
         self._outputs.append(features)
         if self._stop:
             self._plan.launch(index, [features], self._packed, self._stream)
+            self._merged = index + 1
             if self._plan.all_are_sure(self._packed):
                 raise ForwardLeft
 

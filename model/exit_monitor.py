@@ -42,8 +42,8 @@ class ExitMonitor:
         Args:
             shares: of the samples that left at each exit, the classifier last; they add up to 1.
             samples: by how many of them the shares were found.
-            confidence: with which no exit is named as long as nothing has changed, however often ``check`` is called
-                on counts that were reset before.
+            confidence: with which one call of ``check`` names no exit as long as nothing has changed. Of many calls
+                each has its chance of a false alarm: at 0.999 at most one in a thousand.
 
         Raises:
             ValueError, TypeError: an argument that does not fit.
@@ -86,13 +86,13 @@ class ExitMonitor:
             for device, tallies in self._tallies.items():
                 tallies.sub_(tallies - before[device] if device in before else tallies)
 
-    def count(self, exit_index: Tensor, confidence: Tensor) -> None:
-        """Add answers [N] that no launch has merged, on their device."""
+    def count(self, exit_index: Tensor, confidence: Tensor, *, merged: int = 0) -> None:
+        """Add answers [N] on their device, but for those of the first ``merged`` exits, which launches have counted."""
         tallies = self.tallies_on(exit_index.device, len(self.shares))
         share = confidence.detach().nan_to_num(nan=0.0, posinf=1.0, neginf=0.0)
         of_bin = (share * TALLY_BINS).clamp(0, TALLY_BINS - 1).long()
         with torch.no_grad():
-            tallies.view(-1).index_add_(0, exit_index * TALLY_BINS + of_bin, torch.ones_like(exit_index))
+            tallies.view(-1).index_add_(0, exit_index * TALLY_BINS + of_bin, (exit_index >= merged).long())
 
     def histogram(self) -> Tensor:
         """Return the answers so far, [exits, 32] int64 on the CPU: by exit and, in bins from 0 to 1, by confidence.

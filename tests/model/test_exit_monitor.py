@@ -4,6 +4,7 @@ import copy
 import pickle
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from support.monitored import SHARES, counted_again, histogram_of, monitored
 from support.planner_fakes import FakeGpu, small_network
 from support.planner_fakes import images as planned_images
 from support.simulated_cuda import simulated_cuda
+from torch import nn
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def test_eager_answers_are_counted(net: EarlyExitNetwork, planned: bool, stop: b
     wanted = histogram_of(*(unplanned(net, x) for x in batches))
     assert wanted.sum(1).min() >= 2
     for _ in range(2):
-        with as_on_a_gpu() if planned else warnings.catch_warnings():
+        with as_on_a_gpu() if planned else nullcontext():
             for x in batches:
                 net(x, stop=stop)
         assert torch.equal(counted_again(net), wanted)
@@ -146,3 +148,15 @@ def test_shares_of_another_network_are_refused(net: EarlyExitNetwork) -> None:
     net.monitor = ExitMonitor((0.5, 0.5), 10)
     with pytest.raises(ValueError, match="network.monitor: has shares of 2 exits, wants 4"), as_on_a_gpu():
         net(images(3))
+
+
+@pytest.mark.parametrize("layer", ["second", "third", "fc"])
+def test_what_launches_have_counted_is_not_counted_again(net: EarlyExitNetwork, layer: str) -> None:
+    """A pass goes on head by head where an output is no plain tensor, of which earlier exits have answered already."""
+    x = images(8)
+    wanted = histogram_of(unplanned(net, x))
+    net.backbone.get_submodule(layer).register_forward_hook(lambda _layer, _inputs, y: nn.Parameter(y))
+    for stop in (False, True):
+        with as_on_a_gpu():
+            net(x, stop=stop)
+        assert torch.equal(counted_again(net), wanted), stop
