@@ -28,7 +28,7 @@ tests/kernels/test_machine_code.py shows: then the earlier hash goes into ``SAME
 """
 
 from .compaction import Answer, collect, destination, gather_open, moves_rows, new_destinations
-from .criteria import CRITERIA, Criterion, check_criterion, check_temperature, check_threshold, number_of
+from .criteria import CRITERIA, check_criterion, check_temperature, check_threshold, number_of
 from .exit_launch import ExitBuffers, ExitHead, ExitLaunch
 from .fused_head import fused_head, runs_triton
 from .fused_head_reference import decide, fused_head_reference, pooled_features
@@ -39,7 +39,6 @@ from .max_pool import max_pool2d
 
 __all__ = [
     "CRITERIA",
-    "Criterion",
     "Answer",
     "ExitBuffers",
     "ExitHead",

@@ -138,7 +138,7 @@ def _flat(path: Path, kind: Any, value: Any) -> Iterator[_Parameter]:
     if isinstance(kind, tuple):
         for index, (inner, part) in enumerate(zip(kind, value, strict=True)):
             yield from _flat((*path, index), inner, part)
-    elif kind != "constexpr":
+    elif kind != "constexpr":  # of a type that is not known here one byte, which no parameter has: it is left to Triton
         yield _Parameter(path, "Q" if kind.startswith("*") else _FORMATS.get(kind, "x"), value)
 
 

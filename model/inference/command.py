@@ -33,7 +33,8 @@ def infer(
         str | None,
         typer.Option(
             help="Makes the backbone of a checkpoint of your own: package.module:function, called without arguments. "
-            f"{RUNS_YOUR_CODE} What a checkpoint names is never called."
+            f"{RUNS_YOUR_CODE} One of torchvision or of the demo needs none; nothing else that a checkpoint names is "
+            "called."
         ),
     ] = None,
     runner: Annotated[

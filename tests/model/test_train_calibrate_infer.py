@@ -64,10 +64,11 @@ def test_without_a_record_nobody_knows(pictures, tmp_path):
     [
         ({"format": "auxhead training 9"}, "has format 'auxhead training 9', wants 'auxhead training 1'"),
         ({"data": "cats"}, "was trained on cats, got stripes; wants the same images"),
-        ({"classes": ["lying"]}, "wants the same images"),
-        ({"seed": -1}, "has seed -1 and image_size 16, wants integers"),
+        ({"classes": ["lying"]}, "was trained on other classes than stripes has"),
+        ({"seed": -1}, "has seed -1, wants a whole number"),
         ({"images": {"train": 1, "validation": 1, "test": 1}}, "had images {'train': 1"),
         ({"seed": None}, "has seed None"),
+        ({"image_size": "16"}, "has image_size '16', wants a positive int"),
     ],
 )
 def test_records_of_something_else_are_refused(split, pictures, tmp_path, change, message):
