@@ -4,14 +4,16 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
 from .head_shape import HeadShape
 from .head_view import HeadView
-from .launch_config import LaunchConfig
-from .launch_rule import config_by_rule
+from .hidden_layers import NO_LAYERS, HiddenLayers
+from .launch_config import LaunchConfig, next_power_of_2
+from .launch_rule import config_by_rule, config_of_norm
 from .tuned_table import BadTable, lookup
 
 #: Configurations that come before the tables, by shape and place, in the current context; see ``overriding``.
@@ -19,7 +21,14 @@ overrides: ContextVar[Mapping[tuple[HeadShape, str], LaunchConfig] | None] = Con
 
 
 def choose_config(
-    view: HeadView, classes: int, *, pool_max: bool, dtype: torch.dtype, device: torch.device, place: str
+    view: HeadView,
+    classes: int,
+    *,
+    pool_max: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    place: str,
+    hidden: HiddenLayers = NO_LAYERS,
 ) -> LaunchConfig:
     """Choose how a head is launched; every launch asks, so that what table or rule say is remembered.
 
@@ -27,18 +36,37 @@ def choose_config(
 
     Args:
         view: the input as the kernel reads it.
-        classes: K.
+        classes: K, or of a head with a hidden linear layer the features of that: it is launched like a head of so many
+            classes, but for what :func:`_fitted` changes.
         pool_max: whether windows are reduced to their maximum.
         dtype: of x and weight.
         device: of x.
         place: where the head is launched, one of ``tuned_table.PLACES``.
+        hidden: layers before the last one.
     """
     forced = overrides.get()
     if forced is not None:
         config = forced.get((HeadShape.of(view, classes, pool_max=pool_max, dtype=dtype), place))
         if config is not None:
-            return config
-    return _tuned_or_by_rule(view, classes, pool_max, dtype, device, place)
+            return _fitted(config, view, classes, pool_max, dtype, hidden)
+    return _fitted(
+        _tuned_or_by_rule(view, classes, pool_max, dtype, device, place), view, classes, pool_max, dtype, hidden
+    )
+
+
+def _fitted(
+    config: LaunchConfig, view: HeadView, rows: int, pool_max: bool, dtype: torch.dtype, hidden: HiddenLayers
+) -> LaunchConfig:
+    """Return the configuration with what hidden layers want of it.
+
+    A norm wants all features of one sample in a program that multiplies, and a last layer all hidden features in one
+    block of the program that decides.
+    """
+    if hidden.eps is not None and not (config.tiled and config.block_n == 1):
+        config = config_of_norm(HeadShape.of(view, rows, pool_max=pool_max, dtype=dtype))
+    if hidden.weight is not None and config.block_j < rows:
+        config = replace(config, block_j=next_power_of_2(rows))
+    return config
 
 
 LaunchConfig.choose = staticmethod(choose_config)  # exit_launch asks by this name

@@ -118,12 +118,13 @@ def place_program(
         (
             x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf, bias, stride_bk,
             temperature, threshold, features, partial, arrived,
-            C, H, W, GRID_H, GRID_W, WINDOW_H, WINDOW_W, first_pool, first_tile, first_decision,
+            C, H, W, GRID_H, GRID_W, WINDOW_H, WINDOW_W, first_pool, first_tile, first_decision, norm, last,
         ) = head  # fmt: skip
+        ROWS: tl.constexpr = CONFIGS[HEAD][18]  # K, or of a head with a hidden layer its features
         pools = N * CONFIGS[HEAD][15]
         number = tl.where((pid >= first_pool) & (pid < first_pool + pools), pid - first_pool, -1)
         if CONFIGS[HEAD][6] > 1:  # tiled
-            tiles = tl.cdiv(N, CONFIGS[HEAD][2]) * tl.cdiv(K, CONFIGS[HEAD][7]) * CONFIGS[HEAD][8]
+            tiles = tl.cdiv(N, CONFIGS[HEAD][2]) * tl.cdiv(ROWS, CONFIGS[HEAD][7]) * CONFIGS[HEAD][8]
             number = tl.where((pid >= first_tile) & (pid < first_tile + tiles), pools + pid - first_tile, number)
             number = tl.where(
                 (pid >= first_decision) & (pid < first_decision + N), pools + tiles + pid - first_decision, number
@@ -132,11 +133,12 @@ def place_program(
             decided, pid_n = head_program(
                 number, x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf,
                 bias, stride_bk, temperature, threshold, probs, label, confidence, exits, features, partial, arrived,
-                N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, CONFIGS[HEAD][15],
+                N, C, H, W, ROWS, GRID_H, GRID_W, WINDOW_H, WINDOW_W, CONFIGS[HEAD][15],
                 CONFIGS[HEAD][0], CONFIGS[HEAD][1], INTERPRETED, True, True,
                 CONFIGS[HEAD][2], CONFIGS[HEAD][3], CONFIGS[HEAD][4], CONFIGS[HEAD][5], CONFIGS[HEAD][6],
                 CONFIGS[HEAD][7], CONFIGS[HEAD][8], CONFIGS[HEAD][9], CONFIGS[HEAD][10], CONFIGS[HEAD][11],
                 CONFIGS[HEAD][12], CONFIGS[HEAD][13], CONFIGS[HEAD][14], CONFIGS[HEAD][16], CONFIGS[HEAD][17],
+                CONFIGS[HEAD][20], norm, last, K, CONFIGS[HEAD][19],
             )  # fmt: skip
     return decided, pid_n
 

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from .criteria import number_of
 from .head_view import HeadView, head_view
+from .hidden_layers import NO_LAYERS, HiddenLayers
 from .launch_config import LaunchConfig, Programs, most_registers, next_power_of_2
+from .layer_arguments import first_layer, last_layer, norm_arguments
 from .residency import is_recording, new_turns
 from .workspace import Workspace
 
@@ -28,6 +30,18 @@ class ExitHead(NamedTuple):
     pool_size: tuple[int, int]
     criterion: str = "max_prob"
     """Part of the launch's code: another one wants another launch."""
+    hidden: HiddenLayers = NO_LAYERS
+    """Layers before the last one, which ``weight`` and ``bias`` are."""
+
+    @property
+    def rows(self) -> int:
+        """Outputs of the linear layer that reads the features."""
+        return self.weight.shape[0] if self.hidden.weight is None else self.hidden.weight.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        """Features after pool and flatten."""
+        return self.weight.shape[1] if self.hidden.weight is None else self.hidden.weight.shape[1]
 
 
 @dataclass(frozen=True)
@@ -176,20 +190,21 @@ class ExitLaunch:
             view, config, programs = space.view, space.config, space.programs
             arguments.append(
                 (
-                    x, *view.strides, head.weight, *head.weight.stride(),
-                    head.bias, 0 if head.bias is None else head.bias.stride(0), head.temperature, head.threshold,
+                    x, *view.strides, *first_layer(head.weight, head.bias, head.hidden),
+                    head.temperature, head.threshold,
                     *space.workspace,
                     *view.shape[1:], view.grid_h, view.grid_w, view.window_h, view.window_w,
-                    first_pool, first_tile, first_decision,
+                    first_pool, first_tile, first_decision, norm_arguments(head.hidden), space.last,
                 )
             )  # fmt: skip
             constants.append(
                 (
                     head.pool == "max", view.positions == config.block_p == 1,
                     config.block_n, config.block_c, config.block_p, config.block_a, config.block_f,
-                    config.block_k, config.block_s, config.block_j, classes <= config.block_j, config.window_parts,
-                    config.stages, config.multiplies_alone(view, classes), config.hands_over, programs.splits,
+                    config.block_k, config.block_s, config.block_j, head.rows <= config.block_j, config.window_parts,
+                    config.stages, config.multiplies_alone(view, head.rows), config.hands_over, programs.splits,
                     config.weight_buffers, number_of(head.criterion),
+                    head.rows, head.hidden.activation_number, head.hidden.rectifies,
                 )
             )  # fmt: skip
             first_pool += programs.pools
@@ -232,13 +247,21 @@ class _Space(NamedTuple):
     config: LaunchConfig
     programs: Programs
     workspace: Workspace
+    last: tuple[Any, ...] | None
+    """The last layer, see ``last_layer``, where there is a hidden one."""
 
     @classmethod
     def allocate(cls, view: HeadView, head: ExitHead, x: Tensor) -> "_Space":
-        classes = head.weight.shape[0]
         config = LaunchConfig.choose(
-            view, classes, pool_max=head.pool == "max", dtype=x.dtype, device=x.device, place="network"
+            view,
+            head.rows,
+            pool_max=head.pool == "max",
+            dtype=x.dtype,
+            device=x.device,
+            place="network",
+            hidden=head.hidden,
         )
-        programs = config.programs(view, classes)
+        programs = config.programs(view, head.rows)
         zeros = torch.zeros(programs.zeroed, dtype=torch.int32, device=x.device)
-        return cls(view, config, programs, Workspace.of(config, programs, zeros))
+        last = last_layer(head.weight, head.bias, head.hidden, x.shape[0])
+        return cls(view, config, programs, Workspace.of(config, programs, zeros), last)

@@ -13,7 +13,9 @@ from .criteria import number_of
 from .head_output import HeadOutput
 from .head_stages import INTERPRETED, draw_ticket, head_program
 from .head_view import HeadView
+from .hidden_layers import NO_LAYERS, HiddenLayers
 from .launch_config import LaunchConfig
+from .layer_arguments import first_layer, last_layer, norm_arguments
 from .residency import new_turns
 from .residency_kernel import clock, record_turn
 from .workspace import Workspace
@@ -34,6 +36,7 @@ def fused_head_kernel(
     BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
     ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr, ALONE: tl.constexpr,
     WAITS: tl.constexpr, WEIGHT_BUFFERS: tl.constexpr, BOUNDED: tl.constexpr, CRITERION: tl.constexpr,
+    RECTIFIES: tl.constexpr, norm, last, CLASSES: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """Run one head; see head_program for most arguments.
 
@@ -52,7 +55,7 @@ def fused_head_kernel(
                 N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
                 POOL_MAX, ONE_WINDOW, INTERPRETED, TEMPERATURE_TENSOR, THRESHOLD_TENSOR, BLOCK_N, BLOCK_C, BLOCK_P,
                 BLOCK_A, BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS, STAGES, ALONE, WAITS,
-                WEIGHT_BUFFERS, CRITERION,
+                WEIGHT_BUFFERS, CRITERION, RECTIFIES, norm, last, CLASSES, ACTIVATION,
             )  # fmt: skip
             if residency is not None:
                 start = record_turn(residency, pid, start, INTERPRETED)
@@ -65,7 +68,7 @@ def fused_head_kernel(
             N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
             POOL_MAX, ONE_WINDOW, INTERPRETED, TEMPERATURE_TENSOR, THRESHOLD_TENSOR, BLOCK_N, BLOCK_C, BLOCK_P, BLOCK_A,
             BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS, STAGES, ALONE, WAITS, WEIGHT_BUFFERS,
-            CRITERION,
+            CRITERION, RECTIFIES, norm, last, CLASSES, ACTIVATION,
         )  # fmt: skip
         if residency is not None:
             record_turn(residency, pid, start, INTERPRETED)
@@ -86,6 +89,7 @@ def launch_fused_head(
     return_probs: bool,
     config: LaunchConfig,
     criterion: str = "max_prob",
+    hidden: HiddenLayers = NO_LAYERS,
 ) -> HeadOutput:
     """Run the kernel once on arguments that ``fused_head`` has checked; N is at least 1.
 
@@ -94,7 +98,8 @@ def launch_fused_head(
     """
     samples, channels, height, width = view.shape
     classes = weight.shape[0]
-    programs = config.programs(view, classes)
+    rows = classes if hidden.weight is None else hidden.weight.shape[0]
+    programs = config.programs(view, rows)
     probs = x.new_empty((samples, classes), dtype=torch.float32) if return_probs else None
     label = x.new_empty(samples, dtype=torch.int64)
     confidence = x.new_empty(samples, dtype=torch.float32)
@@ -106,29 +111,31 @@ def launch_fused_head(
     with torch.cuda.device_of(x):
         arguments = (
             x, *view.strides,
-            weight, *weight.stride(),
-            bias, 0 if bias is None else bias.stride(0),
+            *first_layer(weight, bias, hidden),
             temperature, threshold,
             probs, label, confidence, exits,
             *Workspace.of(config, programs, zeros[:-1]), zeros[-1:], programs.total, residency,
-            samples, channels, height, width, classes,
+            samples, channels, height, width, rows,
             view.grid_h, view.grid_w, view.window_h, view.window_w, programs.splits,
             pool_max, view.positions == config.block_p == 1,
             INTERPRETED,
             isinstance(temperature, Tensor), isinstance(threshold, Tensor),
             config.block_n, config.block_c, config.block_p, config.block_a,
             config.block_f, config.block_k, config.block_s, config.block_j,
-            classes <= config.block_j, config.window_parts, config.stages,
-            config.multiplies_alone(view, classes), config.hands_over,
+            rows <= config.block_j, config.window_parts, config.stages,
+            config.multiplies_alone(view, rows), config.hands_over,
             config.weight_buffers, bounded, number_of(criterion),
+            hidden.rectifies, norm_arguments(hidden), last_layer(weight, bias, hidden, samples),
+            classes, hidden.activation_number,
         )  # fmt: skip
         # Everything by which Triton chooses a compiled kernel; its own look-up is half of a launch's time on the host.
-        pointers = tuple(t is None or t.data_ptr() % 16 for t in (x, weight, bias))
+        parameters = (weight, bias, *(tensor for _, tensor in hidden.tensors()))
+        pointers = tuple(t is None or t.data_ptr() % 16 for t in (x, *parameters))
         rules = tuple(t.data_ptr() % 16 if isinstance(t, Tensor) else None for t in (temperature, threshold))
-        strides = (weight.stride(), bias is None or bias.stride(0))
+        strides = tuple(t is None or t.stride() for t in parameters)
         key = (
             x.device, x.dtype, view, classes, strides, pointers, rules, pool_max, return_probs, config,
-            residency is None, criterion,
+            residency is None, criterion, hidden.rectifies, hidden.eps is None, rows, hidden.activation_number,
         )  # fmt: skip
         compiled = _compiled.get(key)
         if compiled is not None:

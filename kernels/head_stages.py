@@ -1,7 +1,9 @@
 """Stages of a fused head (pool, product, softmax, decision), shared by fused_head_kernel and exit_kernel.
 
     feature[n, f] = pool of x[n, c] over window (i, j),    f = (c * GRID_H + i) * GRID_W + j
-    logit[n, k]   = sum_f feature[n, f] * weight[k, f] + bias[k]
+    logit[n, k]   = sum_f feature[n, f] * weight[k, f] + bias[k],    or of a head with hidden layers
+    hidden[n, h]  = activation(sum_f norm(feature[n])[f] * weight[h, f] + bias[h])
+    logit[n, k]   = sum_h hidden[n, h] * last_weight[k, h] + last_bias[k]
     probs[n]      = softmax(logit[n] / temperature)
     exit[n]       = confidence[n] > threshold,    such as max_k probs[n, k]; see criteria_kernel
 
@@ -31,6 +33,15 @@ import triton.language as tl
 from . import launch_config
 from .criteria_kernel import MARGIN, MAX_PROB, confidence_of, update_state
 from .hand_over import awaited, awaited_sum, rows_waited_for, seen, send
+from .hidden_layers_kernel import (
+    activated,
+    classes_at_once,
+    norm_statistics,
+    normed,
+    rectified,
+    sample_features,
+    softmax_block,
+)
 
 #: Triton's interpreter runs the kernels on CPU tensors (TRITON_INTERPRET=1 when this module was imported).
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -51,8 +62,9 @@ def pooled_features(
     pid_n, off_c, off_p, mask_f, start_w_part, end_w_part,
     H, W, GRID_H, GRID_W, WINDOW_H,
     POOL_MAX: tl.constexpr, ONE_WINDOW: tl.constexpr, BLOCK_A: tl.constexpr, STAGES: tl.constexpr,
+    RECTIFIES: tl.constexpr,
 ):  # fmt: skip
-    """Pool features [BLOCK_F] of sample ``pid_n`` to float32; 0 where masked.
+    """Pool features [BLOCK_F] of sample ``pid_n``, those of its ReLU if RECTIFIES, to float32; 0 where masked.
 
     Of each window only the columns from ``start_w_part`` to ``end_w_part`` are read; an average is their share of it.
     """
@@ -81,6 +93,8 @@ def pooled_features(
                 mask_a = mask_f[:, None] & (off_h < size_h)[:, None] & (off_a[None, :] < size_w[:, None])
             offset = tl.cast(off_h, tl.int64) * stride_xh + off_a.to(tl.int64) * stride_xw
             value = tl.load(base[:, None] + offset[None, :], mask=mask_a, other=nothing).to(tl.float32)
+            if RECTIFIES and not POOL_MAX:
+                value = rectified(value)
             if POOL_MAX:
                 acc = tl.maximum(acc, value)
                 acc_nan |= (value != value).to(tl.int32)  # a maximum on the GPU drops NaN; PyTorch's keeps it
@@ -88,6 +102,8 @@ def pooled_features(
                 acc += value
     if POOL_MAX:
         pooled = tl.where(tl.max(acc_nan, axis=1) != 0, float("nan"), tl.max(acc, axis=1))
+        if RECTIFIES:
+            pooled = rectified(pooled)
     elif ONE_WINDOW:  # one division instead of one for each feature that a thread has
         pooled = tl.sum(acc, axis=1) * tl.div_rn(1.0, tl.zeros((), tl.float32) + H * W)
     else:
@@ -275,12 +291,17 @@ def head_program(
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_A: tl.constexpr,
     BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
     ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr, ALONE: tl.constexpr,
-    WAITS: tl.constexpr, WEIGHT_BUFFERS: tl.constexpr, CRITERION: tl.constexpr,
+    WAITS: tl.constexpr, WEIGHT_BUFFERS: tl.constexpr, CRITERION: tl.constexpr, RECTIFIES: tl.constexpr,
+    norm,  # weight [features] or None, bias [features] or None, eps: of a LayerNorm; or None
+    last,  # weight [CLASSES, K], its strides, bias or None, its stride, logits [N, CLASSES] float32; or None
+    CLASSES: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """Do the work of program ``pid`` of a head; if tiled, those that pool come first, those that decide last.
 
     WAITS: partial sums and, if tiled, features are handed to programs that wait (``awaited``); otherwise the
     last program of a sample to arrive adds the sums up. ALONE: a sample has one program, which keeps its sum.
+    With a ``last`` layer what comes before it has K hidden features, all in one block, BLOCK_J, of the program that
+    decides, which multiplies them; a ``norm`` wants a head that is tiled, one sample at a time.
     Returns whether it decided about a sample, and which.
     """
     TILED: tl.constexpr = BLOCK_F > 1
@@ -325,7 +346,7 @@ def head_program(
         pooled = pooled_features(
             x, stride_xn, stride_xc, stride_xh, stride_xw, pid_n, off_c, off_p, mask_f,
             pid_part * part_w, tl.minimum((pid_part + 1) * part_w, WINDOW_W),
-            H, W, GRID_H, GRID_W, WINDOW_H, POOL_MAX, ONE_WINDOW, BLOCK_A, STAGES,
+            H, W, GRID_H, GRID_W, WINDOW_H, POOL_MAX, ONE_WINDOW, BLOCK_A, STAGES, RECTIFIES,
         )  # fmt: skip
         if TILED:
             feature = (tl.cast(pid_part, tl.int64) * N + pid_n) * F + off_c.to(tl.int64) * POSITIONS + off_p
@@ -368,6 +389,11 @@ def head_program(
             column = weight + off_f.to(tl.int64) * stride_wf
             if WEIGHT_BUFFERS == 0:
                 right = weight_block(column, stride_wk, off_f < last_f, off_k, K)  # on its way while others pool
+            if norm is not None:
+                norm_weight, norm_bias, eps = norm
+                mean, scale = norm_statistics(
+                    features, pid_group, N, F, eps, BLOCK_F, WINDOW_PARTS, PARTS, INTERPRETED
+                )  # fmt: skip
             tile = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
             part_size = tl.cast(N, tl.int64) * F
             first_part = features + (off_n.to(tl.int64) * F)[:, None]
@@ -397,11 +423,11 @@ def head_program(
                 for start_f in range(first_f, last_f, BLOCK_F):
                     off_f = start_f + tl.arange(0, BLOCK_F)
                     if BLOCK_N == 1:
-                        off_part = tl.arange(0, PARTS)
-                        mask = (off_part < WINDOW_PARTS)[:, None] & (off_f < last_f)[None, :]
-                        row = (off_part.to(tl.int64) * N + pid_group) * F
-                        pointer = features + row[:, None] + off_f[None, :]
-                        left = tl.sum(awaited(seen(pointer, mask), pointer, mask, INTERPRETED), axis=0)
+                        left = sample_features(
+                            features, pid_group, off_f, last_f, N, F, WINDOW_PARTS, PARTS, INTERPRETED
+                        )  # fmt: skip
+                        if norm is not None:
+                            left = normed(left, mean, scale, norm_weight, norm_bias, off_f, last_f)
                         tile += tl.sum(right.to(tl.float32) * left[None, :], axis=1)[None, :]
                     else:
                         mask = mask_n[:, None] & (off_f < last_f)[None, :]
@@ -423,11 +449,44 @@ def head_program(
 
     if decides:
         off_n = pid_n + tl.arange(0, 1)
-        decide(
-            product, partial, tl.cast(N, tl.int64) * row_width, row_width, 1, bias, stride_bk, heat, limit,
-            probs, label, confidence, exits, off_n, off_n < N, K, row_width, BLOCK_S if TILED else SPLITS,
-            ALONE, WAITS, INTERPRETED, BLOCK_S, BLOCK_J, ONE_BLOCK, CRITERION,
-        )  # fmt: skip
+        if last is None:
+            decide(
+                product, partial, tl.cast(N, tl.int64) * row_width, row_width, 1, bias, stride_bk, heat, limit,
+                probs, label, confidence, exits, off_n, off_n < N, K, row_width, BLOCK_S if TILED else SPLITS,
+                ALONE, WAITS, INTERPRETED, BLOCK_S, BLOCK_J, ONE_BLOCK, CRITERION,
+            )  # fmt: skip
+        else:
+            last_weight, stride_lk, stride_lh, last_bias, stride_lb, logits = last
+            BLOCK_L: tl.constexpr = classes_at_once(CLASSES, BLOCK_J)
+            off_h = tl.arange(0, BLOCK_J)
+            off_l = tl.arange(0, BLOCK_L)
+            last_column = last_weight + off_h.to(tl.int64) * stride_lh
+            rows = weight_block(last_column, stride_lk, off_h < K, off_l, CLASSES)  # on its way while sums are
+            hidden = logits_block(
+                product, partial, tl.cast(N, tl.int64) * row_width, row_width, 1, bias, stride_bk, off_n, off_n < N,
+                off_h, K, row_width, BLOCK_S if TILED else SPLITS, ALONE, WAITS, INTERPRETED, BLOCK_S,
+            )  # fmt: skip
+            hidden = tl.where((off_h < K)[None, :], activated(hidden, ACTIVATION), 0.0)
+            if BLOCK_L >= CLASSES:
+                decide(
+                    tl.sum(rows.to(tl.float32) * hidden, axis=1)[None, :], partial, 0, 0, 1, last_bias, stride_lb,
+                    heat, limit, probs, label, confidence, exits, off_n, off_n < N, CLASSES, CLASSES, 1,
+                    True, False, INTERPRETED, 1, BLOCK_L, True, CRITERION,
+                )  # fmt: skip
+            else:
+                logits_row = logits + tl.cast(pid_n, tl.int64) * CLASSES
+                for start_l in range(0, CLASSES, BLOCK_L):
+                    off_l = start_l + tl.arange(0, BLOCK_L)
+                    following = weight_block(last_column, stride_lk, off_h < K, off_l + BLOCK_L, CLASSES)
+                    tl.store(logits_row + off_l, tl.sum(rows.to(tl.float32) * hidden, axis=1), mask=off_l < CLASSES)
+                    rows = following
+                tl.debug_barrier()
+                BLOCK_D: tl.constexpr = softmax_block(CLASSES)
+                decide(
+                    tl.zeros((1, BLOCK_D), tl.float32), logits, 0, CLASSES, 1, last_bias, stride_lb, heat, limit,
+                    probs, label, confidence, exits, off_n, off_n < N, CLASSES, CLASSES, 1,
+                    False, False, INTERPRETED, 1, BLOCK_D, BLOCK_D >= CLASSES, CRITERION,
+                )  # fmt: skip
         if TILED:  # all tiles have taken the features, since their products are here
             for start_f in range(0, F, BLOCK_F):
                 off_f = start_f + tl.arange(0, BLOCK_F)

@@ -27,6 +27,16 @@ def config_by_rule(shape: HeadShape) -> LaunchConfig:
     return _split(shape, _pooling(shape, only_pools=classes <= FEW_CLASSES))
 
 
+def config_of_norm(shape: HeadShape) -> LaunchConfig:
+    """Choose the configuration of a head with a LayerNorm: programs that multiply have all features of one sample."""
+    features = shape.channels * shape.view.positions
+    block_f = min(max(next_power_of_2(features), 16), 512)
+    block_k = min(max(8192 // block_f, 16), 64)
+    return replace(
+        _pooling(shape, only_pools=True), block_n=1, block_f=block_f, block_k=block_k, block_s=1, weight_buffers=0
+    )
+
+
 def waits_by_rule(samples: int, classes: int) -> bool:
     """Return whether the last of a sample's programs waits for the others, if several: not for very many numbers."""
     return samples < 64 and classes <= FEW_CLASSES

@@ -1,0 +1,111 @@
+"""HiddenLayers: what a head does between its pool and its last linear layer, with the activations it may have."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+#: Activations by name, each as PyTorch defines it. To add one: a row here, the same in hidden_layers_kernel.py.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "hardswish": F.hardswish,
+}
+#: Hidden features of a head, at most: the program that decides about a sample has all of them at once.
+MOST_HIDDEN = 1024
+#: Where a number of ``ACTIVATIONS`` is expected: there is no hidden layer.
+NO_ACTIVATION = -1
+
+
+class HiddenLayers(NamedTuple):
+    """Layers of a head before its last one: a ReLU, a LayerNorm and a linear layer with an activation; any may be absent.
+
+    In this order: ReLU, pool and flatten, norm, linear layer, activation. ``HiddenLayers()`` is none of them.
+    """
+
+    rectifies: bool = False
+    """Whether a ReLU comes before the pool."""
+    eps: float | None = None
+    """Of a LayerNorm over all features; None: there is none."""
+    norm_weight: Tensor | None = None
+    """[features], or None."""
+    norm_bias: Tensor | None = None
+    """[features], or None."""
+    weight: Tensor | None = None
+    """[H, features] of the linear layer; None: there is none."""
+    bias: Tensor | None = None
+    """[H], or None."""
+    activation: str = "relu"
+    """One of ``ACTIVATIONS``, after the linear layer."""
+
+    def tensors(self) -> tuple[tuple[str, Tensor | None], ...]:
+        """The parameters by their names in errors."""
+        return (
+            ("hidden.norm_weight", self.norm_weight),
+            ("hidden.norm_bias", self.norm_bias),
+            ("hidden.weight", self.weight),
+            ("hidden.bias", self.bias),
+        )
+
+    @property
+    def activation_number(self) -> int:
+        """Position of the activation in ``ACTIVATIONS``, or ``NO_ACTIVATION``."""
+        return NO_ACTIVATION if self.weight is None else number_of_activation(self.activation)
+
+    def to(self, dtype: torch.dtype) -> "HiddenLayers":
+        """Return the layers with parameters of that dtype."""
+        norm_weight, norm_bias, weight, bias = (None if one is None else one.to(dtype) for _, one in self.tensors())
+        return self._replace(norm_weight=norm_weight, norm_bias=norm_bias, weight=weight, bias=bias)
+
+    def apply(self, features: Tensor) -> Tensor:
+        """Return what norm, linear layer and activation make of features [N, F], differentiably."""
+        if self.eps is not None:
+            features = F.layer_norm(features, features.shape[1:], self.norm_weight, self.norm_bias, self.eps)
+        if self.weight is None:
+            return features
+        return ACTIVATIONS[self.activation](F.linear(features, self.weight, self.bias))
+
+
+#: Of a head that has none.
+NO_LAYERS = HiddenLayers()
+
+
+def number_of_activation(activation: str) -> int:
+    """Return the position of an activation in ``ACTIVATIONS``."""
+    return list(ACTIVATIONS).index(activation)
+
+
+def check_hidden_layers(hidden: HiddenLayers, features: int, x: Tensor) -> int:
+    """Check the layers of a head whose pool makes so many features of ``x``; returns how many its last layer takes.
+
+    Raises:
+        ValueError, TypeError: a shape, device, value or dtype that does not fit.
+    """
+    if hidden.activation not in ACTIVATIONS:
+        raise ValueError(f"hidden.activation: got {hidden.activation!r}, wants one of {list(ACTIVATIONS)}")
+    if hidden.eps is not None and not 0.0 <= hidden.eps < float("inf"):
+        raise ValueError(f"hidden.eps: got {hidden.eps!r}, wants None or a finite number of at least 0")
+    weight = hidden.weight
+    if hidden.eps is None and not (hidden.norm_weight is None and hidden.norm_bias is None):
+        raise ValueError("hidden.eps: got None with parameters of a norm, wants its eps")
+    if weight is None and hidden.bias is not None:
+        raise ValueError("hidden.bias: got a tensor without a hidden.weight, wants None")
+    for name, one in hidden.tensors()[:2]:
+        if one is not None and list(one.shape) != [features]:
+            raise ValueError(f"{name}: got shape {list(one.shape)}, wants [{features}], the features of a sample")
+    if weight is not None:
+        if weight.ndim != 2 or not 1 <= weight.shape[0] <= MOST_HIDDEN or weight.shape[1] != features:
+            wants = f"[hidden features, at most {MOST_HIDDEN}, {features}]"
+            raise ValueError(f"hidden.weight: got shape {list(weight.shape)}, wants {wants}")
+        if hidden.bias is not None and hidden.bias.shape != weight.shape[:1]:
+            raise ValueError(f"hidden.bias: got shape {list(hidden.bias.shape)}, wants [{weight.shape[0]}]")
+    for name, one in hidden.tensors():
+        if one is not None and one.dtype != x.dtype:
+            raise TypeError(f"{name}: got {one.dtype}, wants {x.dtype}, the dtype of x")
+        if one is not None and one.device != x.device:
+            raise ValueError(f"{name}: got device {one.device}, wants {x.device}, the device of x")
+    return features if weight is None else weight.shape[0]
