@@ -10,6 +10,8 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
                          says; exit_kernel is the kernel
     head_plan            a head's call again, without what was checked and chosen before: a launch of which noted_launch
                          has noted all arguments, or cpu_head; exits_plan is the same for the exits of a network
+    hidden_layers        ReLU, norm and linear layer before a head's last one; hidden_layers_kernel is the same inside
+                         the kernels, layer_arguments what they are told of them
     criteria             what a head is sure by, in PyTorch; criteria_kernel is the same inside the kernels
     head_stages          shared by both kernels: pool, product, softmax, decision; numbers pass between programs by
                          hand_over, in memory of workspace and arrival_counters
@@ -34,16 +36,19 @@ from .fused_head import fused_head, runs_triton
 from .fused_head_reference import decide, fused_head_reference, pooled_features
 from .head_arguments import check_input, check_pool
 from .head_output import HeadOutput
+from .hidden_layers import ACTIVATIONS, HiddenLayers
 from .launch_config import LaunchConfig
 from .max_pool import max_pool2d
 
 __all__ = [
+    "ACTIVATIONS",
     "CRITERIA",
     "Answer",
     "ExitBuffers",
     "ExitHead",
     "ExitLaunch",
     "HeadOutput",
+    "HiddenLayers",
     "LaunchConfig",
     "check_criterion",
     "check_input",

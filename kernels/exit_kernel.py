@@ -138,7 +138,7 @@ def place_program(
                 CONFIGS[HEAD][2], CONFIGS[HEAD][3], CONFIGS[HEAD][4], CONFIGS[HEAD][5], CONFIGS[HEAD][6],
                 CONFIGS[HEAD][7], CONFIGS[HEAD][8], CONFIGS[HEAD][9], CONFIGS[HEAD][10], CONFIGS[HEAD][11],
                 CONFIGS[HEAD][12], CONFIGS[HEAD][13], CONFIGS[HEAD][14], CONFIGS[HEAD][16], CONFIGS[HEAD][17],
-                CONFIGS[HEAD][20], norm, last, K, CONFIGS[HEAD][19],
+                CONFIGS[HEAD][20], CONFIGS[HEAD][21], norm, last, K, CONFIGS[HEAD][19],
             )  # fmt: skip
     return decided, pid_n
 

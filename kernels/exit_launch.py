@@ -36,12 +36,12 @@ class ExitHead(NamedTuple):
     @property
     def rows(self) -> int:
         """Outputs of the linear layer that reads the features."""
-        return self.weight.shape[0] if self.hidden.weight is None else self.hidden.weight.shape[0]
+        return self.hidden.first_weight(self.weight).shape[0]
 
     @property
     def in_features(self) -> int:
         """Features after pool and flatten."""
-        return self.weight.shape[1] if self.hidden.weight is None else self.hidden.weight.shape[1]
+        return self.hidden.first_weight(self.weight).shape[1]
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class ExitLaunch:
                     config.block_k, config.block_s, config.block_j, head.rows <= config.block_j, config.window_parts,
                     config.stages, config.multiplies_alone(view, head.rows), config.hands_over, programs.splits,
                     config.weight_buffers, number_of(head.criterion),
-                    head.rows, head.hidden.activation_number, head.hidden.rectifies,
+                    head.rows, head.hidden.activation_number, head.hidden.rectifies, head.hidden.eps is not None,
                 )
             )  # fmt: skip
             first_pool += programs.pools

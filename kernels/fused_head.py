@@ -15,6 +15,7 @@ from .head_arguments import FLOAT_DTYPES, check_countable, check_head_arguments,
 from .head_backward import backward, save_for_backward
 from .head_output import HeadOutput
 from .head_view import head_view
+from .hidden_layers import NO_LAYERS, HiddenLayers, check_hidden_types
 
 try:
     from . import fused_head_kernel as kernel
@@ -45,18 +46,20 @@ def fused_head(
     temperature: Tensor | float = 1.0,
     threshold: Tensor | float = 1.0,
     return_probs: bool = True,
+    hidden: HiddenLayers | None = None,
 ) -> HeadOutput:
-    """Answer for a batch: pool, flatten, linear, softmax and confidence check in one launch.
+    """Answer for a batch: pool, flatten, hidden layers if any, linear, softmax and confidence check in one launch.
 
     Sums are float32, of float64 input float64. The same input gives the same output bit for bit. Any strides are read
-    in place. Differentiable in x, weight and bias (through ``probs`` and ``confidence``); the backward pass is plain
+    in place. Differentiable in x and all parameters (through ``probs`` and ``confidence``); the backward pass is plain
     PyTorch.
 
     Args:
         x: [N, C, H, W] map, [N, T, D] tokens or [N, D] pooled vectors; float32, float16 or bfloat16, on the CPU
             float64, too; any strides.
         weight: [K, features], dtype and device of x. The features of a sample are those of ``torch.flatten`` after
-            the pool: C * p_h * p_w for a map, D for tokens, all elements for ``pool="none"``.
+            the pool: C * p_h * p_w for a map, D for tokens, all elements for ``pool="none"``. After a hidden linear
+            layer of H features it is [K, H].
         bias: [K], dtype and device of x, or None.
         pool: "avg" or "max": windows cut as by ``torch.nn.AdaptiveAvgPool2d(pool_size)`` (over T for tokens);
             "first": the first token; "none": flatten only. Pooled vectors are read as they are.
@@ -71,6 +74,7 @@ def fused_head(
         threshold: a sample exits when its confidence is strictly greater; given like the temperature. No confidence
             but an energy exceeds the default, 1.0.
         return_probs: whether to write the probabilities.
+        hidden: ReLU before the pool, and LayerNorm and linear layer with activation after it; None for none of them.
 
     Returns:
         HeadOutput: probs [N, K] float32, softmax(logits / temperature), or None; label [N] int64, the class of the
@@ -91,21 +95,23 @@ def fused_head(
         # here, not in the op: a tensor on "meta" would send the whole call to the fake implementation
         if isinstance(value, Tensor) and value.device != x.device:
             raise ValueError(f"{name}: got device {value.device}, wants {x.device}, the device of x")
+    layers = NO_LAYERS if hidden is None else hidden
+    check_hidden_types(layers, x.device)
     temperature_tensor, temperature_value = _split_number("temperature", temperature)
     threshold_tensor, threshold_value = _split_number("threshold", threshold)
     if wants_plain_pytorch():
         grid = check_pool(pool, pool_size)
-        check_head_arguments(x, weight, bias, pool, grid, criterion)
+        check_head_arguments(x, weight, bias, pool, grid, criterion, layers)
         check_temperature(temperature_value)  # values of tensors cannot be read here
         check_threshold(criterion, threshold_value)
         output = fused_head_reference(
             x, weight, bias, pool=pool, pool_size=grid, temperature=temperature, threshold=threshold,
-            criterion=criterion,
+            criterion=criterion, hidden=layers,
         )  # fmt: skip
         return output if return_probs else output._replace(probs=None)
     probs, label, confidence, exits = torch.ops.auxhead.fused_head(
         x, weight, bias, temperature_tensor, threshold_tensor, temperature_value, threshold_value,
-        pool, check_pool(pool, pool_size), criterion, return_probs,
+        pool, check_pool(pool, pool_size), criterion, return_probs, *layers,
     )  # fmt: skip
     return HeadOutput(probs if return_probs else None, label, confidence, exits)
 
@@ -134,7 +140,9 @@ def _split_number(name: str, value: Tensor | float) -> tuple[Tensor | None, floa
 torch.library.define(
     "auxhead::fused_head",
     "(Tensor x, Tensor weight, Tensor? bias, Tensor? temperature_tensor, Tensor? threshold_tensor, "
-    "float temperature, float threshold, str pool, int[2] pool_size, str criterion, bool return_probs) "
+    "float temperature, float threshold, str pool, int[2] pool_size, str criterion, bool return_probs, "
+    "bool rectifies=False, float? eps=None, Tensor? norm_weight=None, Tensor? norm_bias=None, "
+    "Tensor? hidden_weight=None, Tensor? hidden_bias=None, str activation='relu') "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
 )
@@ -153,9 +161,10 @@ def _fused_head(
     pool_size: Sequence[int],
     criterion: str,
     return_probs: bool,
+    *layers: Any,  # fields of HiddenLayers in their order; the dispatcher drops those that are at their default
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    grid = check_pool(pool, tuple(pool_size))
-    check_head_arguments(x, weight, bias, pool, grid, criterion)
+    grid, hidden = check_pool(pool, tuple(pool_size)), HiddenLayers(*layers)
+    check_head_arguments(x, weight, bias, pool, grid, criterion, hidden)
     check_rule_tensors(criterion, temperature_tensor, threshold_tensor, x.device)
     check_temperature(temperature)
     check_threshold(criterion, threshold)
@@ -166,15 +175,19 @@ def _fused_head(
         return _empty_output(x, classes, return_probs)
     if not runs_triton(x):
         output = fused_head_reference(
-            x, weight, bias, pool=pool, pool_size=grid, temperature=heat, threshold=limit, criterion=criterion
-        )
+            x, weight, bias, pool=pool, pool_size=grid, temperature=heat, threshold=limit, criterion=criterion,
+            hidden=hidden,
+        )  # fmt: skip
     else:
-        check_countable(x, weight.shape[1])
+        rows, features = hidden.first_weight(weight).shape
+        check_countable(x, features)
         view = head_view(x.shape, x.stride(), pool, grid)
-        config = choose_config(view, classes, pool_max=pool_max, dtype=x.dtype, device=x.device, place="alone")
+        config = choose_config(
+            view, rows, pool_max=pool_max, dtype=x.dtype, device=x.device, place="alone", hidden=hidden
+        )
         output = kernel.launch_fused_head(
             x, view, weight, bias, heat, limit, pool_max=pool_max, return_probs=return_probs, config=config,
-            criterion=criterion,
+            criterion=criterion, hidden=hidden,
         )  # fmt: skip
         arrival_counters(x.device).launched()
     probs = output.probs if return_probs and output.probs is not None else output.confidence.new_empty(0)
@@ -193,23 +206,28 @@ def _empty_output(x: Tensor, classes: int, return_probs: bool) -> tuple[Tensor, 
 
 @torch.library.register_fake("auxhead::fused_head")
 def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x, weight, bias, _, _, _, _, pool, pool_size, criterion, return_probs = arguments
-    check_head_arguments(x, weight, bias, pool, check_pool(pool, tuple(pool_size)), criterion)
+    x, weight, bias, _, _, _, _, pool, pool_size, criterion, return_probs, *layers = arguments
+    grid = check_pool(pool, tuple(pool_size))
+    check_head_arguments(x, weight, bias, pool, grid, criterion, HiddenLayers(*layers))
     return _empty_output(x, weight.shape[0], return_probs)
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, temperature_tensor, _, temperature, _, pool, pool_size, criterion, return_probs = inputs
+    x, weight, bias, temperature_tensor, _, temperature, _, pool, pool_size, criterion, return_probs, *layers = inputs
     save_for_backward(
         ctx, (x, weight, bias, temperature_tensor), output,
         temperature=temperature, pool=pool, pool_size=tuple(pool_size), criterion=criterion, return_probs=return_probs,
+        hidden=HiddenLayers(*layers),
     )  # fmt: skip
 
 
 def _backward(
     ctx: Any, grad_probs: Tensor | None, _label: None, grad_confidence: Tensor | None, _exits: None
 ) -> tuple[Tensor | None, ...]:
-    return (*backward(ctx, grad_probs, grad_confidence), *[None] * 8)
+    wanted = (*ctx.needs_input_grad, *[False] * 7)  # shorter if the call left arguments at their defaults
+    needed = (*wanted[:3], *wanted[13:17])
+    grads = backward(ctx, needed, grad_probs, grad_confidence)
+    return (*grads[:3], *[None] * 10, *grads[3:], None)
 
 
 torch.library.register_autograd("auxhead::fused_head", _backward, setup_context=_save_for_backward)

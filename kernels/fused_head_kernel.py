@@ -36,7 +36,7 @@ def fused_head_kernel(
     BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
     ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr, ALONE: tl.constexpr,
     WAITS: tl.constexpr, WEIGHT_BUFFERS: tl.constexpr, BOUNDED: tl.constexpr, CRITERION: tl.constexpr,
-    RECTIFIES: tl.constexpr, norm, last, CLASSES: tl.constexpr, ACTIVATION: tl.constexpr,
+    RECTIFIES: tl.constexpr, NORMS: tl.constexpr, norm, last, CLASSES: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """Run one head; see head_program for most arguments.
 
@@ -55,7 +55,7 @@ def fused_head_kernel(
                 N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
                 POOL_MAX, ONE_WINDOW, INTERPRETED, TEMPERATURE_TENSOR, THRESHOLD_TENSOR, BLOCK_N, BLOCK_C, BLOCK_P,
                 BLOCK_A, BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS, STAGES, ALONE, WAITS,
-                WEIGHT_BUFFERS, CRITERION, RECTIFIES, norm, last, CLASSES, ACTIVATION,
+                WEIGHT_BUFFERS, CRITERION, RECTIFIES, NORMS, norm, last, CLASSES, ACTIVATION,
             )  # fmt: skip
             if residency is not None:
                 start = record_turn(residency, pid, start, INTERPRETED)
@@ -68,7 +68,7 @@ def fused_head_kernel(
             N, C, H, W, K, GRID_H, GRID_W, WINDOW_H, WINDOW_W, SPLITS,
             POOL_MAX, ONE_WINDOW, INTERPRETED, TEMPERATURE_TENSOR, THRESHOLD_TENSOR, BLOCK_N, BLOCK_C, BLOCK_P, BLOCK_A,
             BLOCK_F, BLOCK_K, BLOCK_S, BLOCK_J, ONE_BLOCK, WINDOW_PARTS, STAGES, ALONE, WAITS, WEIGHT_BUFFERS,
-            CRITERION, RECTIFIES, norm, last, CLASSES, ACTIVATION,
+            CRITERION, RECTIFIES, NORMS, norm, last, CLASSES, ACTIVATION,
         )  # fmt: skip
         if residency is not None:
             record_turn(residency, pid, start, INTERPRETED)
@@ -98,7 +98,7 @@ def launch_fused_head(
     """
     samples, channels, height, width = view.shape
     classes = weight.shape[0]
-    rows = classes if hidden.weight is None else hidden.weight.shape[0]
+    rows = hidden.first_weight(weight).shape[0]
     programs = config.programs(view, rows)
     probs = x.new_empty((samples, classes), dtype=torch.float32) if return_probs else None
     label = x.new_empty(samples, dtype=torch.int64)
@@ -125,7 +125,7 @@ def launch_fused_head(
             rows <= config.block_j, config.window_parts, config.stages,
             config.multiplies_alone(view, rows), config.hands_over,
             config.weight_buffers, bounded, number_of(criterion),
-            hidden.rectifies, norm_arguments(hidden), last_layer(weight, bias, hidden, samples),
+            hidden.rectifies, hidden.eps is not None, norm_arguments(hidden), last_layer(weight, bias, hidden, samples),
             classes, hidden.activation_number,
         )  # fmt: skip
         # Everything by which Triton chooses a compiled kernel; its own look-up is half of a launch's time on the host.

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from .criteria import CRITERIA, Softmax
 from .head_output import HeadOutput
+from .hidden_layers import NO_LAYERS, HiddenLayers
 
 
 def pooled_features(x: Tensor, pool: str, pool_size: tuple[int, int]) -> Tensor:
@@ -62,12 +63,15 @@ def fused_head_reference(
     temperature: Tensor | float,
     threshold: Tensor | float,
     criterion: str = "max_prob",
+    hidden: HiddenLayers = NO_LAYERS,
 ) -> HeadOutput:
-    """Pool -> flatten -> linear -> softmax -> confidence check, computed in float32 (float64 for float64 input).
+    """Pool -> flatten -> hidden layers -> linear -> softmax -> confidence check.
 
-    Arguments are those of :func:`auxhead.kernels.fused_head`, which checks them; none is checked here.
+    Computed in float32, of float64 input in float64. Arguments are those of :func:`auxhead.kernels.fused_head`, which
+    checks them; none is checked here.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
-    features = pooled_features(x.to(dtype), pool, pool_size)
+    x = x.to(dtype)
+    features = hidden.to(dtype).apply(pooled_features(F.relu(x) if hidden.rectifies else x, pool, pool_size))
     logits = F.linear(features, weight.to(dtype), None if bias is None else bias.to(dtype))
     return decide(logits, temperature, threshold, criterion)

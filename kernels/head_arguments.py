@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .criteria import check_criterion, check_temperature, check_threshold
+from .hidden_layers import NO_LAYERS, HiddenLayers, check_hidden_layers
 
 #: The dtypes that kernels compute in.
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -75,16 +76,25 @@ def check_countable(x: Tensor, features: int) -> None:
 
 
 def check_head_arguments(
-    x: Tensor, weight: Tensor, bias: Tensor | None, pool: str, pool_size: tuple[int, int], criterion: str
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    pool: str,
+    pool_size: tuple[int, int],
+    criterion: str,
+    hidden: HiddenLayers = NO_LAYERS,
 ) -> None:
     """Raise ``TypeError`` for a dtype of a head's call that does not fit, ``ValueError`` for anything else."""
     if x.dtype not in head_dtypes(x.device):
         raise TypeError(f"x: got {x.dtype} on {x.device}, wants {head_dtypes_in_words(x.device)}")
-    features = check_input(x, pool, pool_size)
+    features = check_hidden_layers(hidden, check_input(x, pool, pool_size), x)
     if weight.ndim != 2 or weight.shape[0] == 0 or weight.shape[1] != features:
+        source = f"x of shape {list(x.shape)} with pool={pool!r} and pool_size={pool_size}"
+        if hidden.weight is not None:
+            source = f"hidden.weight of shape {list(hidden.weight.shape)}"
         raise ValueError(
-            f"weight: got shape {list(weight.shape)}, wants [num_classes, {features}]: x of shape {list(x.shape)} with "
-            f"pool={pool!r} and pool_size={pool_size} has {features} features a sample"
+            f"weight: got shape {list(weight.shape)}, wants [num_classes, {features}]: {source} has {features} "
+            f"features a sample"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias: got shape {list(bias.shape)}, wants [{weight.shape[0]}], one for each row of weight")

@@ -9,6 +9,7 @@ from torch import Tensor
 from .fused_head_reference import fused_head_reference
 from .head_output import HeadOutput
 from .head_plan import HeadPlan
+from .hidden_layers import NO_LAYERS, HiddenLayers
 
 
 def save_for_backward(
@@ -21,32 +22,39 @@ def save_for_backward(
     pool_size: tuple[int, int],
     criterion: str,
     return_probs: bool,
+    hidden: HiddenLayers = NO_LAYERS,
 ) -> None:
     """Save what :func:`backward` needs; the tensors are x, weight, bias and, None for the number, the temperature."""
-    ctx.save_for_backward(*tensors)
-    ctx.options = (temperature, pool, pool_size, criterion, return_probs)
+    parameters = [one for _, one in hidden.tensors()]
+    ctx.save_for_backward(*tensors, *parameters)
+    # a context must not keep tensors in any other way
+    without = hidden.with_tensors([None] * 4)
+    ctx.options = (temperature, pool, pool_size, criterion, return_probs, without)
     ctx.mark_non_differentiable(output[1], output[3])
     ctx.set_materialize_grads(False)
 
 
-def backward(ctx: Any, grad_probs: Tensor | None, grad_confidence: Tensor | None) -> list[Tensor | None]:
-    """Return the gradients of x, weight and bias: recompute the head in PyTorch and differentiate that.
+def backward(
+    ctx: Any, needed: Sequence[bool], grad_probs: Tensor | None, grad_confidence: Tensor | None
+) -> list[Tensor | None]:
+    """Return the gradients of x, weight, bias and the hidden layers' parameters: differentiate the head in PyTorch.
 
-    It is twice differentiable if a second derivative is wanted.
+    ``needed`` says of each whether its gradient is wanted. They are twice differentiable if a second derivative is.
     """
     twice = torch.is_grad_enabled()
     inputs: list[Any]
-    *inputs, temperature_tensor = ctx.saved_tensors
-    temperature, pool, pool_size, criterion, return_probs = ctx.options
-    needed = ctx.needs_input_grad[:3]
+    x, weight, bias, temperature_tensor, *parameters = ctx.saved_tensors
+    inputs = [x, weight, bias, *parameters]
+    temperature, pool, pool_size, criterion, return_probs, without = ctx.options
     with torch.enable_grad():
         leaves: list[Any] = [
             t if t is None or twice else t.detach().requires_grad_(need) for t, need in zip(inputs, needed, strict=True)
         ]
         heat = temperature if temperature_tensor is None else temperature_tensor
         output = fused_head_reference(
-            *leaves, pool=pool, pool_size=pool_size, temperature=heat, threshold=1.0, criterion=criterion
-        )
+            *leaves[:3], pool=pool, pool_size=pool_size, temperature=heat, threshold=1.0, criterion=criterion,
+            hidden=without.with_tensors(leaves[3:]),
+        )  # fmt: skip
         # terms of the loss to first order, so that one call differentiates through both outputs
         terms = [] if grad_confidence is None else [(output.confidence * grad_confidence).sum()]
         if return_probs and grad_probs is not None and output.probs is not None:
@@ -83,4 +91,5 @@ class _Followed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         grad_probs, _, grad_confidence, _ = grads
-        return (*backward(ctx, grad_probs, grad_confidence), None, None, None)
+        needed = (*ctx.needs_input_grad[:3], *[False] * 4)
+        return (*backward(ctx, needed, grad_probs, grad_confidence)[:3], None, None, None)

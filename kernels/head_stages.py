@@ -34,6 +34,7 @@ from . import launch_config
 from .criteria_kernel import MARGIN, MAX_PROB, confidence_of, update_state
 from .hand_over import awaited, awaited_sum, rows_waited_for, seen, send
 from .hidden_layers_kernel import (
+    NO_ACTIVATION,
     activated,
     classes_at_once,
     norm_statistics,
@@ -291,17 +292,19 @@ def head_program(
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_A: tl.constexpr,
     BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_J: tl.constexpr,
     ONE_BLOCK: tl.constexpr, WINDOW_PARTS: tl.constexpr, STAGES: tl.constexpr, ALONE: tl.constexpr,
-    WAITS: tl.constexpr, WEIGHT_BUFFERS: tl.constexpr, CRITERION: tl.constexpr, RECTIFIES: tl.constexpr,
-    norm,  # weight [features] or None, bias [features] or None, eps: of a LayerNorm; or None
-    last,  # weight [CLASSES, K], its strides, bias or None, its stride, logits [N, CLASSES] float32; or None
+    WAITS: tl.constexpr, WEIGHT_BUFFERS: tl.constexpr, CRITERION: tl.constexpr,
+    RECTIFIES: tl.constexpr, NORMS: tl.constexpr,
+    norm,  # if NORMS: weight [features] or None, its stride, bias [features] or None, its stride, eps; else None
+    last,  # weight [CLASSES, K], its strides, bias or None, its stride, logits [N, CLASSES] float32; see below
     CLASSES: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """Do the work of program ``pid`` of a head; if tiled, those that pool come first, those that decide last.
 
     WAITS: partial sums and, if tiled, features are handed to programs that wait (``awaited``); otherwise the
     last program of a sample to arrive adds the sums up. ALONE: a sample has one program, which keeps its sum.
-    With a ``last`` layer what comes before it has K hidden features, all in one block, BLOCK_J, of the program that
-    decides, which multiplies them; a ``norm`` wants a head that is tiled, one sample at a time.
+    With an ACTIVATION there is a ``last`` layer: what comes before it has K hidden features, all in one block, BLOCK_J,
+    of the program that decides, which multiplies them; else it is None. NORMS wants a head that is tiled, one sample
+    at a time. Numbers say what is there: the compiler cannot compare a tuple with None.
     Returns whether it decided about a sample, and which.
     """
     TILED: tl.constexpr = BLOCK_F > 1
@@ -389,8 +392,8 @@ def head_program(
             column = weight + off_f.to(tl.int64) * stride_wf
             if WEIGHT_BUFFERS == 0:
                 right = weight_block(column, stride_wk, off_f < last_f, off_k, K)  # on its way while others pool
-            if norm is not None:
-                norm_weight, norm_bias, eps = norm
+            if NORMS:
+                norm_weight, stride_nw, norm_bias, stride_nb, eps = norm
                 mean, scale = norm_statistics(
                     features, pid_group, N, F, eps, BLOCK_F, WINDOW_PARTS, PARTS, INTERPRETED
                 )  # fmt: skip
@@ -426,8 +429,10 @@ def head_program(
                         left = sample_features(
                             features, pid_group, off_f, last_f, N, F, WINDOW_PARTS, PARTS, INTERPRETED
                         )  # fmt: skip
-                        if norm is not None:
-                            left = normed(left, mean, scale, norm_weight, norm_bias, off_f, last_f)
+                        if NORMS:
+                            left = normed(
+                                left, mean, scale, norm_weight, stride_nw, norm_bias, stride_nb, off_f, last_f
+                            )  # fmt: skip
                         tile += tl.sum(right.to(tl.float32) * left[None, :], axis=1)[None, :]
                     else:
                         mask = mask_n[:, None] & (off_f < last_f)[None, :]
@@ -449,7 +454,7 @@ def head_program(
 
     if decides:
         off_n = pid_n + tl.arange(0, 1)
-        if last is None:
+        if ACTIVATION == NO_ACTIVATION:
             decide(
                 product, partial, tl.cast(N, tl.int64) * row_width, row_width, 1, bias, stride_bk, heat, limit,
                 probs, label, confidence, exits, off_n, off_n < N, K, row_width, BLOCK_S if TILED else SPLITS,

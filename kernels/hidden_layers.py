@@ -1,6 +1,6 @@
 """HiddenLayers: what a head does between its pool and its last linear layer, with the activations it may have."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -22,9 +22,10 @@ NO_ACTIVATION = -1
 
 
 class HiddenLayers(NamedTuple):
-    """Layers of a head before its last one: a ReLU, a LayerNorm and a linear layer with an activation; any may be absent.
+    """Layers of a head before its last one: a ReLU, a LayerNorm, and a linear layer with its activation.
 
-    In this order: ReLU, pool and flatten, norm, linear layer, activation. ``HiddenLayers()`` is none of them.
+    In this order: ReLU, pool and flatten, norm, linear layer, activation. Any may be absent, and in
+    ``HiddenLayers()`` all are.
     """
 
     rectifies: bool = False
@@ -56,9 +57,17 @@ class HiddenLayers(NamedTuple):
         """Position of the activation in ``ACTIVATIONS``, or ``NO_ACTIVATION``."""
         return NO_ACTIVATION if self.weight is None else number_of_activation(self.activation)
 
+    def first_weight(self, weight: Tensor) -> Tensor:
+        """Return the weight that reads the features: that of the hidden layer, or else of the last one, as given."""
+        return weight if self.weight is None else self.weight
+
     def to(self, dtype: torch.dtype) -> "HiddenLayers":
         """Return the layers with parameters of that dtype."""
-        norm_weight, norm_bias, weight, bias = (None if one is None else one.to(dtype) for _, one in self.tensors())
+        return self.with_tensors([None if one is None else one.to(dtype) for _, one in self.tensors()])
+
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> "HiddenLayers":
+        """Return the layers with other parameters, in the order of :meth:`tensors`."""
+        norm_weight, norm_bias, weight, bias = tensors
         return self._replace(norm_weight=norm_weight, norm_bias=norm_bias, weight=weight, bias=bias)
 
     def apply(self, features: Tensor) -> Tensor:
@@ -77,6 +86,23 @@ NO_LAYERS = HiddenLayers()
 def number_of_activation(activation: str) -> int:
     """Return the position of an activation in ``ACTIVATIONS``."""
     return list(ACTIVATIONS).index(activation)
+
+
+def check_hidden_types(hidden: HiddenLayers, device: torch.device) -> None:
+    """Raise ``TypeError`` for a field of another type than declared, ``ValueError`` for a tensor on another device."""
+    if not isinstance(hidden, HiddenLayers):
+        raise TypeError(f"hidden: got {type(hidden).__name__}, wants a HiddenLayers or None")
+    if not isinstance(hidden.rectifies, bool):
+        raise TypeError(f"hidden.rectifies: got {type(hidden.rectifies).__name__}, wants a bool")
+    if isinstance(hidden.eps, bool) or not (hidden.eps is None or isinstance(hidden.eps, (int, float))):
+        raise TypeError(f"hidden.eps: got {type(hidden.eps).__name__}, wants a float or None")
+    if not isinstance(hidden.activation, str):
+        raise TypeError(f"hidden.activation: got {type(hidden.activation).__name__}, wants one of {list(ACTIVATIONS)}")
+    for name, one in hidden.tensors():
+        if not (one is None or isinstance(one, Tensor)):
+            raise TypeError(f"{name}: got {type(one).__name__}, wants a torch.Tensor or None")
+        if one is not None and one.device != device:
+            raise ValueError(f"{name}: got device {one.device}, wants {device}, the device of x")
 
 
 def check_hidden_layers(hidden: HiddenLayers, features: int, x: Tensor) -> int:

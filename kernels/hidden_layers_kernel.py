@@ -71,14 +71,14 @@ def norm_statistics(
 
 
 @triton.jit
-def normed(value, mean, scale, norm_weight, norm_bias, off_f, end_f):
+def normed(value, mean, scale, norm_weight, stride_nw, norm_bias, stride_nb, off_f, end_f):
     """Return features [BLOCK_F] normalised, with the weight and bias of the norm, of which either may be None."""
     mask = off_f < end_f
     value = (value - mean) * scale
     if norm_weight is not None:
-        value *= tl.load(norm_weight + off_f, mask=mask, other=0.0).to(tl.float32)
+        value *= tl.load(norm_weight + off_f.to(tl.int64) * stride_nw, mask=mask, other=0.0).to(tl.float32)
     if norm_bias is not None:
-        value += tl.load(norm_bias + off_f, mask=mask, other=0.0).to(tl.float32)
+        value += tl.load(norm_bias + off_f.to(tl.int64) * stride_nb, mask=mask, other=0.0).to(tl.float32)
     return tl.where(mask, value, 0.0)
 
 

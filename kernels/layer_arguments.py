@@ -12,12 +12,15 @@ def first_layer(weight: Tensor, bias: Tensor | None, hidden: HiddenLayers) -> tu
     """Return weight, its strides, bias and its stride of the linear layer that reads the features."""
     if hidden.weight is not None:
         weight, bias = hidden.weight, hidden.bias
-    return (weight, *weight.stride(), bias, 0 if bias is None else bias.stride(0))
+    return (weight, *weight.stride(), bias, _stride(bias))
 
 
 def norm_arguments(hidden: HiddenLayers) -> tuple[Any, ...] | None:
-    """Return weight, bias and eps of the norm; None if there is none."""
-    return None if hidden.eps is None else (hidden.norm_weight, hidden.norm_bias, hidden.eps)
+    """Return weight and bias of the norm, each with its stride, and eps; None if there is none."""
+    if hidden.eps is None:
+        return None
+    weight, bias = hidden.norm_weight, hidden.norm_bias
+    return (weight, _stride(weight), bias, _stride(bias), float(hidden.eps))
 
 
 def last_layer(weight: Tensor, bias: Tensor | None, hidden: HiddenLayers, samples: int) -> tuple[Any, ...] | None:
@@ -25,4 +28,8 @@ def last_layer(weight: Tensor, bias: Tensor | None, hidden: HiddenLayers, sample
     if hidden.weight is None:
         return None
     logits = torch.empty(samples * weight.shape[0], dtype=torch.float32, device=weight.device)
-    return (weight, *weight.stride(), bias, 0 if bias is None else bias.stride(0), logits)
+    return (weight, *weight.stride(), bias, _stride(bias), logits)
+
+
+def _stride(vector: Tensor | None) -> int:
+    return 0 if vector is None else vector.stride(0)
