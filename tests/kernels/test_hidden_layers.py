@@ -1,0 +1,308 @@
+"""hidden_layers.py: heads with a ReLU, a norm or a hidden linear layer, in one launch, against float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from auxhead.kernels import (
+    ACTIVATIONS,
+    ExitBuffers,
+    ExitHead,
+    ExitLaunch,
+    HiddenLayers,
+    fused_head,
+    fused_head_reference,
+    pooled_features,
+)
+from support.compiler_process import printed
+from support.head_cases import (
+    DTYPES,
+    assert_output_form,
+    assert_same_bits,
+    feature_count,
+    make_input,
+    make_linear,
+    readable,
+)
+from support.layouts import MAP_LAYOUTS, TOKEN_LAYOUTS
+from support.tolerance import assert_as_accurate_as_pytorch
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("poisoned_empty", "tiles_from_7")
+
+MODULES = {"relu": nn.ReLU(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU("tanh"), "hardswish": nn.Hardswish()}
+#: Which layers there are: rectifies, a norm and whether it has parameters, hidden features.
+LAYERS = {
+    "relu": {"rectifies": True},
+    "norm": {"norm": "affine"},
+    "bare norm": {"norm": "bare"},
+    "linear": {"width": 13},
+    "relu, linear": {"rectifies": True, "width": 32},
+    "norm, linear": {"norm": "affine", "width": 13},
+    "all": {"rectifies": True, "norm": "affine", "width": 33},
+}
+
+
+def make(
+    shape, classes, *, rectifies=False, norm=None, width=None, activation="gelu", bias=True,
+    pool="avg", pool_size=1, dtype=torch.float32, device="cpu",
+):  # fmt: skip
+    """Return x, weight and bias of a head, and its hidden layers."""
+    x = make_input(shape, dtype=dtype, device=device)
+    features = feature_count(shape, pool, pool_size)
+    hidden = HiddenLayers(rectifies)
+    if norm is not None:
+        hidden = hidden._replace(eps=1e-5)
+    if norm == "affine":
+        generator = torch.Generator().manual_seed(3)
+        scale, shift = torch.randn(2, features, generator=generator).to(device, dtype)
+        hidden = hidden._replace(norm_weight=scale, norm_bias=shift)
+    if width is not None:
+        first, offset = make_linear(features, width, dtype=dtype, device=device, bias=bias, seed=5)
+        hidden = hidden._replace(weight=first, bias=offset, activation=activation)
+    return x, *make_linear(width or features, classes, dtype=dtype, device=device, bias=bias), hidden
+
+
+def chain(x, weight, bias, hidden, pool, pool_size):
+    """Return the logits as people write the head, and the largest number on the way, in the dtype of x."""
+    size = (pool_size, pool_size) if isinstance(pool_size, int) else pool_size
+    numbers = pooled_features(F.relu(x) if hidden.rectifies else x, pool, size)
+    largest = [numbers.abs().max()]
+    if hidden.eps is not None:
+        numbers = F.layer_norm(numbers, numbers.shape[1:], hidden.norm_weight, hidden.norm_bias, hidden.eps)
+        largest.append(numbers.abs().max())
+    if hidden.weight is not None:
+        numbers = MODULES[hidden.activation](F.linear(numbers, hidden.weight, hidden.bias))
+        largest.append(numbers.abs().max())
+    logits = F.linear(numbers, weight, bias)
+    return logits, max(float(one.detach()) for one in (*largest, logits.abs().max()))
+
+
+def check(x, weight, bias, hidden, *, pool="avg", pool_size=1):
+    """Run the head and assert that it is as accurate as PyTorch's modules; return its answer."""
+    out = fused_head(x, weight, bias, pool=pool, pool_size=pool_size, threshold=0.5, hidden=hidden)
+    assert_output_form(out, len(x), len(weight), x.device)
+    offset = None if bias is None else bias.double()
+    exact, magnitude = chain(x.double(), weight.double(), offset, hidden.to(torch.float64), pool, pool_size)
+    probs, pytorch = exact.softmax(-1), chain(x, weight, bias, hidden, pool, pool_size)[0].softmax(-1)
+    assert_as_accurate_as_pytorch(out.probs, probs, pytorch, magnitude=magnitude, what="probs")
+    chosen = probs.gather(1, out.label[:, None])[:, 0]
+    assert_as_accurate_as_pytorch(chosen, probs.amax(-1), pytorch.amax(-1), magnitude=magnitude, what="of the label")
+    assert torch.equal(out.confidence, out.probs.amax(-1))
+    assert torch.equal(out.exit, out.confidence > 0.5)
+    return out
+
+
+def test_every_activation_is_tested():
+    assert MODULES.keys() == ACTIVATIONS.keys()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("samples", [1, 3, 17])
+@pytest.mark.parametrize("layers", LAYERS)
+def test_layers(layers, samples, dtype, device):
+    check(*make((samples, 21, 3, 5), 11, dtype=dtype, device=device, **LAYERS[layers]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("samples", [3, 17])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation, samples, dtype, device):
+    x, weight, bias, hidden = make((samples, 30), 7, width=29, activation=activation, dtype=dtype, device=device)
+    check(3 * x, weight, bias, hidden)  # where hardswish and gelu are flat, and where they are not
+
+
+@pytest.mark.parametrize("pool_size", [1, (2, 3)], ids=readable)
+@pytest.mark.parametrize("pool", ["avg", "max"])
+@pytest.mark.parametrize("samples", [2, 17])
+def test_a_relu_before_the_pool(samples, pool, pool_size, device):
+    x, *head = make(
+        (samples, 5, 4, 6), 7, rectifies=True, norm="affine", width=9, pool=pool, pool_size=pool_size, device=device
+    )
+    check(x - 1.5, *head, pool=pool, pool_size=pool_size)
+
+
+@pytest.mark.parametrize("layers", ["relu", "norm", "all"])
+@pytest.mark.parametrize(
+    "shape, pool",
+    [((3, 6, 20), "avg"), ((3, 6, 20), "max"), ((17, 6, 20), "first"), ((3, 45), "avg"), ((2, 3, 4, 5), "none")],
+    ids=readable,
+)
+def test_tokens_vectors_and_flattened_maps(shape, pool, layers, device):
+    check(*make(shape, 10, pool=pool, device=device, **LAYERS[layers]), pool=pool)
+
+
+@pytest.mark.parametrize("width", [None, 1, 7, 300])
+@pytest.mark.parametrize("classes", [1, 2, 1031])
+@pytest.mark.parametrize("samples", [1, 17])
+def test_many_and_few_classes_and_hidden_features(samples, classes, width, device):
+    norm = "affine" if width is None else None
+    check(*make((samples, 19), classes, norm=norm, width=width, dtype=torch.float16, device=device))
+
+
+@pytest.mark.parametrize("layers", ["norm", "norm, linear"])
+def test_more_features_than_a_step(layers, device):
+    check(*make((2, 1100), 5, device=device, **LAYERS[layers]))
+
+
+@pytest.mark.parametrize("layers", ["relu", "norm, linear"])
+@pytest.mark.parametrize("layout", MAP_LAYOUTS)
+def test_layouts_of_maps(layout, layers, device):
+    x = MAP_LAYOUTS[layout](lambda shape: make_input(shape, device=device), 2, 5, 3, 4)
+    check(x, *make((2, 5, 3, 4), 6, device=device, **LAYERS[layers])[1:])
+
+
+@pytest.mark.parametrize("layout", TOKEN_LAYOUTS)
+def test_layouts_of_tokens(layout, device):
+    x = TOKEN_LAYOUTS[layout](lambda shape: make_input(shape, device=device), 2, 5, 6)
+    check(x, *make((2, 5, 6), 6, device=device, **LAYERS["all"])[1:])
+
+
+@pytest.mark.parametrize("samples", [2, 17])
+def test_parameters_are_read_by_their_strides(samples, device):
+    x, weight, bias, hidden = make((samples, 20), 6, norm="affine", width=14, device=device)
+
+    def apart(tensor):
+        larger = torch.full([2 * size for size in tensor.shape], float("nan"), device=device)
+        view = larger[tuple(slice(None, None, 2) for _ in tensor.shape)]
+        return view.copy_(tensor)
+
+    strided = hidden.with_tensors([apart(one) for _, one in hidden.tensors()])
+    first = check(x, weight, bias, hidden)
+    assert_same_bits(first, check(x, apart(weight), apart(bias), strided))
+
+
+@pytest.mark.parametrize("layers", ["linear", "norm", "norm, linear"])
+@pytest.mark.parametrize("samples", [2, 17])
+def test_without_biases(samples, layers, device):
+    check(*make((samples, 20), 6, bias=False, device=device, **LAYERS[layers]))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("rectifies", [False, True])
+@pytest.mark.parametrize("samples", [3, 17])
+def test_a_nan_stays_in_its_sample(samples, rectifies, activation, device):
+    x, weight, bias, hidden = make(
+        (samples, 6, 3, 3), 5, rectifies=rectifies, width=7, activation=activation, device=device
+    )
+    whole = fused_head(x, weight, bias, threshold=0.0, hidden=hidden)
+    x[1, 2, 1, 1] = float("nan")
+    out = fused_head(x, weight, bias, threshold=0.0, hidden=hidden)
+    assert out.probs[1].isnan().all() and out.confidence[1].isnan() and not out.exit[1]
+    others = [n for n in range(samples) if n != 1]
+    assert_same_bits(type(out)(*(one[others] for one in whole)), type(out)(*(one[others] for one in out)))
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("samples", [3, 17])
+def test_repeats_bit_for_bit(samples, layers, device):
+    *head, hidden = make((samples, 21, 3, 5), 1031, device=device, **LAYERS[layers])
+    assert_same_bits(fused_head(*head, hidden=hidden), fused_head(*head, hidden=hidden))
+
+
+def test_no_samples_and_float64(device):
+    *head, hidden = make((0, 20), 6, device=device, **LAYERS["all"])
+    assert fused_head(*head, hidden=hidden).probs.shape == (0, 6)
+    if device.type == "cpu":
+        *head, hidden = make((4, 20), 6, dtype=torch.float64, **LAYERS["all"])
+        exact = chain(*head, hidden, "avg", 1)[0].softmax(-1)
+        torch.testing.assert_close(fused_head(*head, hidden=hidden).probs, exact)
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_gradients_of_every_parameter(layers, device):
+    x, weight, bias, hidden = make((5, 6, 3, 3), 4, device=device, **LAYERS[layers])
+    leaves = [one for one in (x, weight, bias, *(one for _, one in hidden.tensors())) if one is not None]
+    for one in leaves:
+        one.requires_grad_()
+    out = fused_head(x, weight, bias, hidden=hidden)
+    seeds = torch.randn_like(out.probs), torch.randn_like(out.confidence)
+    grads = torch.autograd.grad([out.probs, out.confidence], leaves, seeds)
+    probs = chain(x, weight, bias, hidden, "avg", 1)[0].softmax(-1)
+    wanted = torch.autograd.grad([probs, probs.amax(-1)], leaves, seeds)
+    for one, other in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_gradient_of_one_parameter_alone():
+    *head, hidden = make((5, 20), 4, **LAYERS["all"])
+    hidden.norm_bias.requires_grad_()
+    fused_head(*head, hidden=hidden).probs[:, 0].sum().backward()
+    assert hidden.norm_bias.grad.abs().sum() > 0
+
+
+def test_the_operator_keeps_its_contract():
+    x, weight, bias, hidden = make((3, 20), 4, **LAYERS["all"])
+    for tensor in (x, weight, hidden.weight, hidden.norm_weight):
+        tensor.requires_grad_()
+    arguments = (x, weight, bias, None, None, 1.0, 0.5, "avg", (1, 1), "max_prob", True, *hidden)
+    torch.library.opcheck(torch.ops.auxhead.fused_head.default, arguments)
+
+
+def test_transforms_see_plain_pytorch():
+    x, weight, bias, hidden = make((5, 20), 4, **LAYERS["all"])
+    together = torch.vmap(lambda one: fused_head(one[None], weight, bias, hidden=hidden).probs[0])(x)
+    torch.testing.assert_close(together, fused_head(x, weight, bias, hidden=hidden).probs)
+
+
+@pytest.mark.parametrize("samples, classes", [(1, 10), (5, 10), (17, 10), (3, 1031)])
+def test_plain_and_hidden_heads_of_a_network_in_one_launch(samples, classes, device):
+    heads, inputs, spoken = [], [], []
+    for kind in ({}, LAYERS["linear"], LAYERS["norm"], LAYERS["all"]):
+        x, weight, bias, hidden = make((samples, 21, 3, 5), classes, device=device, **kind)
+        heat, limit = torch.ones((), device=device), torch.zeros((), device=device)
+        options = {"pool": "avg", "pool_size": (1, 1), "temperature": heat, "hidden": hidden}
+        ordered = fused_head_reference(x, weight, bias, threshold=limit, **options).confidence.sort().values
+        limit.copy_(ordered[(samples - 1) // 2 : (samples + 3) // 2].mean() + 1e-4)  # about half of the samples go
+        heads.append(ExitHead(weight, bias, heat, limit, "avg", (1, 1), hidden=hidden))
+        inputs.append(x)
+        spoken.append(fused_head_reference(x, weight, bias, threshold=limit, **options))
+    buffers = ExitBuffers.allocate(len(heads), samples, classes, with_probs=True, device=x.device)
+    launch = ExitLaunch(buffers, 0, heads)
+    for _ in range(2):  # the second one shows that the first has put its zeros back
+        launch(inputs)
+        for place, output in enumerate(spoken):
+            torch.testing.assert_close(buffers.probs[place], output.probs)
+            assert torch.equal(buffers.label[place], output.label)
+        label, exit_index, _, probs = buffers.answer(buffers.packed_answer)
+        for n in range(samples):
+            place = next((place for place, output in enumerate(spoken) if output.exit[n]), len(spoken) - 1)
+            assert exit_index[n] == place and label[n] == spoken[place].label[n]
+            torch.testing.assert_close(probs[n], spoken[place].probs[n])
+
+
+ONES = torch.ones(20)
+BAD = {
+    "no layers": (TypeError, "hidden: got dict", {"rectifies": True}),
+    "rectifies": (TypeError, "hidden.rectifies: got int", HiddenLayers(1)),
+    "text as eps": (TypeError, "hidden.eps: got str", HiddenLayers(eps="1e-5")),
+    "negative eps": (ValueError, "hidden.eps: got -1.0", HiddenLayers(eps=-1.0)),
+    "eps that is NaN": (ValueError, "hidden.eps: got nan", HiddenLayers(eps=float("nan"))),
+    "no eps": (ValueError, "hidden.eps: got None", HiddenLayers(norm_weight=ONES)),
+    "activation": (ValueError, "hidden.activation: got 'tanh'", HiddenLayers(activation="tanh")),
+    "activation's type": (TypeError, "hidden.activation: got ReLU", HiddenLayers(activation=nn.ReLU())),
+    "a number as weight": (TypeError, "hidden.weight: got float", HiddenLayers(weight=1.0)),
+    "norm's shape": (ValueError, r"hidden.norm_bias: got shape \[19\]", HiddenLayers(eps=0.0, norm_bias=ONES[1:])),
+    "weight's shape": (ValueError, r"hidden.weight: got shape \[6, 19\]", HiddenLayers(weight=torch.ones(6, 19))),
+    "weight's rank": (ValueError, r"hidden.weight: got shape \[20\]", HiddenLayers(weight=ONES)),
+    "too many": (ValueError, r"hidden.weight: got shape \[1025, 20\]", HiddenLayers(weight=torch.ones(1025, 20))),
+    "none": (ValueError, r"hidden.weight: got shape \[0, 20\]", HiddenLayers(weight=torch.ones(0, 20))),
+    "bias alone": (ValueError, "hidden.bias: got a tensor", HiddenLayers(bias=ONES)),
+    "bias's shape": (ValueError, r"hidden.bias: got shape \[20\]", HiddenLayers(weight=torch.ones(6, 20), bias=ONES)),
+    "dtype": (TypeError, "hidden.weight: got torch.float16", HiddenLayers(weight=torch.ones(6, 20).half())),
+    "device": (ValueError, "hidden.norm_weight: got device meta", HiddenLayers(eps=0.0, norm_weight=ONES.to("meta"))),
+    "last layer": (ValueError, r"weight: got shape .* \[num_classes, 5\]", HiddenLayers(weight=torch.ones(5, 20))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_input_is_refused_by_name(kind):
+    error, message, hidden = BAD[kind]
+    with pytest.raises(error, match=f"^{message}"):
+        fused_head(torch.ones(3, 20), torch.ones(4, 6 if kind == "last layer" else 20), hidden=hidden)
+
+
+def test_they_compile_for_a_gpu_that_is_not_here(tmp_path):
+    """Alone, and in one launch with a plain head, which takes no more shared memory than a program may have."""
+    shared = printed("compile_hidden.py", tmp_path)
+    assert len(shared) == 2 * 4 * 4
+    assert 0 < max(shared.values()) <= 227 * 1024
