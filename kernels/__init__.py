@@ -10,6 +10,7 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
                          says; exit_kernel is the kernel
     head_plan            a head's call again, without what was checked and chosen before: a launch of which noted_launch
                          has noted all arguments, or cpu_head; exits_plan is the same for the exits of a network
+    patience             counts successive heads that agree, in PyTorch; exit_kernel does the same
     criteria             what a head is sure by, in PyTorch; criteria_kernel is the same inside the kernels
     head_stages          shared by both kernels: pool, product, softmax, decision; numbers pass between programs by
                          hand_over, in memory of workspace and arrival_counters

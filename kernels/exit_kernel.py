@@ -45,10 +45,18 @@ def publish(pointer, value, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def heads_in_a_row(count, before, label, confidence):
+    """Count one more head: how many in a row, ending with it, gave its label, and that label; see patience.py."""
+    said = tl.where(confidence == confidence, label, -1)
+    return tl.where(said == before, count + 1.0, 1.0), said
+
+
+@triton.jit
 def merge(
     probs, label, confidence, exits,  # [PLACES, N, K], [PLACES, N]
     answer_probs, answer_label, answer_confidence, answer_exit,  # [N, K], [N]
     tallies,  # [PLACES, TALLY_BINS] int64, or None
+    patience,  # by head its threshold, or None under another criterion; None if no head is under patience
     is_open, off_n, mask_n, N, K,
     PLACE: tl.constexpr, HEADS: tl.constexpr, LAST: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
@@ -56,6 +64,14 @@ def merge(
     chosen = tl.full((off_n.shape[0],), -1, tl.int32)
     chosen_label = tl.zeros((off_n.shape[0],), tl.int64)
     chosen_confidence = tl.zeros((off_n.shape[0],), tl.float32)
+    if patience is not None:
+        count = tl.zeros((off_n.shape[0],), tl.float32)
+        before = tl.full((off_n.shape[0],), -1, tl.int64)
+        for place in tl.static_range(PLACE):  # what earlier launches of this request have written
+            source = place * N + off_n
+            said = tl.load(label + source, mask=mask_n, other=0, cache_modifier=".cg")
+            how_sure = tl.load(confidence + source, mask=mask_n, other=0, cache_modifier=".cg")
+            count, before = heads_in_a_row(count, before, said, how_sure)
     for i in tl.static_range(HEADS):  # all are read at once, whichever is chosen; .cg: other SMs wrote them
         source = (PLACE + i) * N + off_n
         place_label = tl.load(label + source, mask=mask_n, other=0, cache_modifier=".cg")
@@ -64,6 +80,11 @@ def merge(
             sure = mask_n
         else:
             sure = tl.load(exits + source, mask=mask_n, other=0, cache_modifier=".cg") != 0
+        if patience is not None:
+            count, before = heads_in_a_row(count, before, place_label, place_confidence)
+            if patience[i] is not None:
+                place_confidence = tl.where(place_confidence == place_confidence, count, place_confidence)
+                sure = place_confidence > tl.load(patience[i])
         first = (chosen < 0) & sure
         chosen = tl.where(first, PLACE + i, chosen)
         chosen_label = tl.where(first, place_label, chosen_label)
@@ -144,7 +165,7 @@ def place_program(
 @triton.jit
 def exit_program(
     pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
-    valid, joined, tally, open_samples, requests, condition, tallies, N, K,
+    valid, joined, tally, open_samples, requests, condition, tallies, patience, N, K,
     CONFIGS: tl.constexpr, PLACE: tl.constexpr, LAST: tl.constexpr,
     INTERPRETED: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
@@ -178,7 +199,7 @@ def exit_program(
             tl.store(joined + pid_n, 0)
         still_open = merge(
             probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
-            tallies, is_open, off_n, mask_n, N, K, PLACE, HEADS, LAST, BLOCK_J,
+            tallies, patience, is_open, off_n, mask_n, N, K, PLACE, HEADS, LAST, BLOCK_J,
         )  # fmt: skip
         if open_samples is not None or condition is not None:
             # one number counts merged samples (above) and open ones (below), so that the last program knows both
@@ -217,6 +238,7 @@ def exit_kernel(
     requests,  # [1] int64: requests so far
     condition,  # [1] int64: handle of a conditional node, or None
     tallies,  # [PLACES, TALLY_BINS] int64: answers of each place so far, by their confidence, or None
+    patience,  # a tuple, by head the threshold [1] if it exits under patience, else None; None if no head does
     total,  # pieces of work, one a program; if BOUNDED there are fewer programs, which go on until all is done
     residency,  # [total, 3] int64: see ``residency``, or None
     N, K: tl.constexpr,
@@ -233,7 +255,7 @@ def exit_kernel(
         while pid < total:
             exit_program(
                 pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
-                valid, joined, tally, open_samples, requests, condition, tallies, N, K,
+                valid, joined, tally, open_samples, requests, condition, tallies, patience, N, K,
                 CONFIGS, PLACE, LAST, INTERPRETED, BLOCK_J,
             )  # fmt: skip
             if residency is not None:
@@ -243,7 +265,7 @@ def exit_kernel(
         pid = tl.program_id(0)
         exit_program(
             pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
-            valid, joined, tally, open_samples, requests, condition, tallies, N, K,
+            valid, joined, tally, open_samples, requests, condition, tallies, patience, N, K,
             CONFIGS, PLACE, LAST, INTERPRETED, BLOCK_J,
         )  # fmt: skip
         if residency is not None:

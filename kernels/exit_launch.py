@@ -127,6 +127,8 @@ class ExitLaunch:
         self._last = place + len(heads) == places
         if None in heads and not (self._last and heads.index(None) == len(heads) - 1):
             raise ValueError(f"heads: got {heads}, wants None for no other than the network's last place")
+        patient = [head.threshold if head and head.criterion == "patience" else None for head in heads]
+        self._patience = tuple(patient) if any(one is not None for one in patient) else None
         device = buffers.label.device
         self._joined = torch.zeros(samples, dtype=torch.int32, device=device)
         self._tally = torch.zeros(1, dtype=torch.int64, device=device)
@@ -208,7 +210,7 @@ class ExitLaunch:
                 buffers.probs, buffers.label, buffers.confidence, buffers.exits,
                 answer_probs, answer_label, answer_confidence, answer_exit,
                 buffers.valid, self._joined, self._tally, self._tickets,
-                self._open_samples, buffers.requests, self._condition, buffers.tallies,
+                self._open_samples, buffers.requests, self._condition, buffers.tallies, self._patience,
                 total, self._turns.get(total),
                 samples, classes,
                 CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last,

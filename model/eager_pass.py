@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..kernels import HeadOutput, decide
 from ..kernels.cuda_runtime import beside_captures, is_capturing
 from ..kernels.exits_plan import ExitsPlan
+from ..kernels.patience import with_patience
 from .batches import Batch, call_with, first_tensor
 from .exit_monitor import ExitMonitor
 from .exit_result import ExitResult, first_sure
@@ -16,6 +17,7 @@ from .exits_plans import ExitsPlans
 from .fused_aux_head import FusedAuxHead
 from .head_plans import is_plain_call
 from .reading import Reading
+from .rule_order import wait_for_write
 from .streams import current_handle, has_streams
 from .taps import ForwardLeft, listening
 
@@ -100,7 +102,14 @@ class _Pass:
     def _ask(self, outputs: Sequence[Tensor]) -> None:
         """Call the heads of the next taps."""
         for features in outputs:
-            self._said.append(self._heads[len(self._said)](features))
+            head = self._heads[len(self._said)]
+            self._said.append(head(features))
+            if head.rule.criterion == "patience":
+                # read behind the same writes as by the head itself
+                read = None if torch.compiler.is_compiling() else wait_for_write(head.rule, features)
+                self._said[-1] = with_patience(self._said, head.rule.threshold_tensor)
+                if read is not None:
+                    read.record(torch.cuda.current_stream(features.device))
 
     def on_tap(self, _index: int, features: Tensor) -> None:
         """Call the head of a tap; leave if that was enough."""

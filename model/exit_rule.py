@@ -36,10 +36,12 @@ class ExitRule(nn.Module):
 
         Args:
             threshold: a sample exits when its confidence is strictly greater; in the range of the criterion
-                (``auxhead.kernels.CRITERIA``), from 0 to 1 for all but "energy". None is the end of that range, which
-                no confidence exceeds: 1.0 never exits.
-            criterion: what the confidence is: "max_prob", "entropy", "margin" or "energy"; see
-                :func:`auxhead.kernels.fused_head`. Other than the numbers it is part of what a runner captures.
+                (``auxhead.kernels.CRITERIA``), from 0 to 1 for all but "energy" and "patience". None is the end of
+                that range, which no confidence exceeds: 1.0 never exits.
+            criterion: what the confidence is: "max_prob", "entropy", "margin" or "energy", see
+                :func:`auxhead.kernels.fused_head`; or "patience", how many heads of the network in a row, ending with
+                this one, gave the same label: under threshold t a label must have stayed the same t times, as with the
+                patience t of PABEE. Other than the numbers it is part of what a runner captures.
             temperature: divides the logits before the softmax; greater than 0.
             enabled: False never exits, whatever the threshold.
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...kernels import CRITERIA, decide
+from ...kernels import CRITERIA, HeadOutput, decide
+from ...kernels.patience import with_patience
 
 
 def exit_scores(logits: Tensor, criteria: Sequence[str], temperatures: Sequence[float]) -> Tensor:
@@ -20,9 +21,12 @@ def exit_scores(logits: Tensor, criteria: Sequence[str], temperatures: Sequence[
         [E, M] float32, each head's within ``auxhead.kernels.CRITERIA[criterion]``; NaN, which never exits, is its lower
         end.
     """
+    said: list[HeadOutput] = []
     scores = []
     for of_head, criterion, temperature in zip(logits, criteria, temperatures, strict=True):
         low, high, _ = CRITERIA[criterion]
-        confidence = decide(of_head, temperature, high, criterion).confidence
-        scores.append(confidence.nan_to_num(nan=low).clamp(low, high))
+        said.append(decide(of_head, temperature, high, criterion))
+        if criterion == "patience":
+            said[-1] = with_patience(said, high)
+        scores.append(said[-1].confidence.nan_to_num(nan=low).clamp(low, high))
     return torch.stack(scores)

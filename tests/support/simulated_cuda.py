@@ -131,6 +131,8 @@ def _kernel_accesses(
             for head in value:
                 for place, one in enumerate(head):
                     (writes if place in _WORKSPACE else reads).append(one)
+        elif name == "patience":
+            reads += value or ()
         else:
             (reads if name in not_written else writes).append(value)
     tensors = [[one for one in some if isinstance(one, torch.Tensor)] for some in (reads, writes)]
