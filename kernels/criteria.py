@@ -65,7 +65,7 @@ def _margin(softmax: Softmax) -> Tensor:
 
 
 def _patience(softmax: Softmax) -> Tensor:
-    """1: a head alone agrees with itself. In a network it is the number of heads in a row that agree; see patience.py."""
+    """1 of a head alone; in a network how many heads in a row agree, see patience.py."""
     return 1.0 + 0.0 * _max_prob(softmax)
 
 
