@@ -56,15 +56,15 @@ def merge(
     probs, label, confidence, exits,  # [PLACES, N, K], [PLACES, N]
     answer_probs, answer_label, answer_confidence, answer_exit,  # [N, K], [N]
     tallies,  # [PLACES, TALLY_BINS] int64, or None
-    patience,  # by head its threshold, or None under another criterion; None if no head is under patience
+    patience,  # by head its threshold, or None under another criterion; read if PATIENT
     is_open, off_n, mask_n, N, K,
-    PLACE: tl.constexpr, HEADS: tl.constexpr, LAST: tl.constexpr, BLOCK_J: tl.constexpr,
+    PLACE: tl.constexpr, HEADS: tl.constexpr, LAST: tl.constexpr, PATIENT: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """Answer for the samples that are open from places PLACE to PLACE + HEADS; returns how many stay open."""
     chosen = tl.full((off_n.shape[0],), -1, tl.int32)
     chosen_label = tl.zeros((off_n.shape[0],), tl.int64)
     chosen_confidence = tl.zeros((off_n.shape[0],), tl.float32)
-    if patience is not None:
+    if PATIENT:
         count = tl.zeros((off_n.shape[0],), tl.float32)
         before = tl.full((off_n.shape[0],), -1, tl.int64)
         for place in tl.static_range(PLACE):  # what earlier launches of this request have written
@@ -80,7 +80,7 @@ def merge(
             sure = mask_n
         else:
             sure = tl.load(exits + source, mask=mask_n, other=0, cache_modifier=".cg") != 0
-        if patience is not None:
+        if PATIENT:
             count, before = heads_in_a_row(count, before, place_label, place_confidence)
             if patience[i] is not None:
                 place_confidence = tl.where(place_confidence == place_confidence, count, place_confidence)
@@ -166,7 +166,7 @@ def place_program(
 def exit_program(
     pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
     valid, joined, tally, open_samples, requests, condition, tallies, patience, N, K,
-    CONFIGS: tl.constexpr, PLACE: tl.constexpr, LAST: tl.constexpr,
+    CONFIGS: tl.constexpr, PLACE: tl.constexpr, LAST: tl.constexpr, PATIENT: tl.constexpr,
     INTERPRETED: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """Do the work of program ``pid``; see exit_kernel for the arguments."""
@@ -199,7 +199,7 @@ def exit_program(
             tl.store(joined + pid_n, 0)
         still_open = merge(
             probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
-            tallies, patience, is_open, off_n, mask_n, N, K, PLACE, HEADS, LAST, BLOCK_J,
+            tallies, patience, is_open, off_n, mask_n, N, K, PLACE, HEADS, LAST, PATIENT, BLOCK_J,
         )  # fmt: skip
         if open_samples is not None or condition is not None:
             # one number counts merged samples (above) and open ones (below), so that the last program knows both
@@ -238,12 +238,12 @@ def exit_kernel(
     requests,  # [1] int64: requests so far
     condition,  # [1] int64: handle of a conditional node, or None
     tallies,  # [PLACES, TALLY_BINS] int64: answers of each place so far, by their confidence, or None
-    patience,  # a tuple, by head the threshold [1] if it exits under patience, else None; None if no head does
+    patience,  # if PATIENT a tuple: by head the threshold [1] if it exits under patience, else None
     total,  # pieces of work, one a program; if BOUNDED there are fewer programs, which go on until all is done
     residency,  # [total, 3] int64: see ``residency``, or None
     N, K: tl.constexpr,
     CONFIGS: tl.constexpr,
-    PLACE: tl.constexpr, LAST: tl.constexpr, BOUNDED: tl.constexpr,
+    PLACE: tl.constexpr, LAST: tl.constexpr, PATIENT: tl.constexpr, BOUNDED: tl.constexpr,
     INTERPRETED: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """Run the heads of a launch and merge; see the module's docstring and ExitLaunch, which sizes all."""
@@ -256,7 +256,7 @@ def exit_kernel(
             exit_program(
                 pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
                 valid, joined, tally, open_samples, requests, condition, tallies, patience, N, K,
-                CONFIGS, PLACE, LAST, INTERPRETED, BLOCK_J,
+                CONFIGS, PLACE, LAST, PATIENT, INTERPRETED, BLOCK_J,
             )  # fmt: skip
             if residency is not None:
                 start = record_turn(residency, pid, start, INTERPRETED)
@@ -266,7 +266,7 @@ def exit_kernel(
         exit_program(
             pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
             valid, joined, tally, open_samples, requests, condition, tallies, patience, N, K,
-            CONFIGS, PLACE, LAST, INTERPRETED, BLOCK_J,
+            CONFIGS, PLACE, LAST, PATIENT, INTERPRETED, BLOCK_J,
         )  # fmt: skip
         if residency is not None:
             record_turn(residency, pid, start, INTERPRETED)

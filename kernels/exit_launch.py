@@ -213,7 +213,7 @@ class ExitLaunch:
                 self._open_samples, buffers.requests, self._condition, buffers.tallies, self._patience,
                 total, self._turns.get(total),
                 samples, classes,
-                CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last,
+                CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last, PATIENT=self._patience is not None,
                 BOUNDED=bounded,
                 INTERPRETED=head_stages.INTERPRETED, BLOCK_J=min(next_power_of_2(classes), 1024),
                 num_warps=num_warps, maxnreg=max_registers or most_registers(num_warps),

@@ -45,6 +45,10 @@ def test_every_way_to_launch_a_head(kernels, way, heads):
     assert made["REG"] <= 128 and made["STACK"] <= 64, "or two programs of 8 warps would not fit on a multiprocessor"
 
 
+def test_heads_under_patience_compile(kernels):
+    assert kernels["under patience"]["REG"] <= 128 and kernels["under patience"]["STACK"] <= 64
+
+
 @pytest.mark.parametrize("heads", [1, 2])
 def test_the_weight_is_read_ahead_into_shared_memory(kernels, heads):
     copies = [
