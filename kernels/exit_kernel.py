@@ -218,7 +218,7 @@ def exit_program(
 
 @triton.jit
 def exit_kernel(
-    heads,  # a tuple a place: tensors and sizes for head_program, first program of each stage; or of logits [N, K], with a rule or without
+    heads,  # a tuple a place: tensors and sizes for head_program, first program of each stage; or logits and a rule
     probs, label, confidence, exits,  # outputs of the places: [PLACES, N, K] or None, [PLACES, N]
     answer_probs, answer_label, answer_confidence, answer_exit,  # the network's answer: [N, K] or None, [N]
     valid,  # [1] int32: the first samples of the batch, which are no padding
