@@ -289,5 +289,7 @@ def _as_head(tap: str, head: nn.Module) -> AuxHead:
         raise TypeError(f"heads[{tap!r}]: got {kind_of(head)}, wants a FusedAuxHead or another nn.Module")
     try:
         return FusedAuxHead.from_module(head)
-    except ValueError:
-        return ModuleHead(head)
+    except ValueError as error:
+        as_it_is = ModuleHead(head)
+        as_it_is.why_not_fused = str(error).removeprefix("module: ")
+        return as_it_is

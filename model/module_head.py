@@ -57,6 +57,8 @@ class ModuleHead(nn.Module):
         self.return_probs = return_probs
         self.run: ModuleRun | None = None
         """What the network's dry run has found out about the module; None before."""
+        self.why_not_fused: str | None = None
+        """The reason, if the network was given the module to fuse it."""
         self._num_classes = num_classes
         self.train(module.training)
 
@@ -125,8 +127,9 @@ class ModuleHead(nn.Module):
 
     def describe(self) -> str:
         """Say that it is not fused, and what it costs."""
-        kind = type(self.module).__name__
-        return f"{kind}, not fused" + ("" if self.run is None else f": {self.run.describe()}")
+        because = "" if self.why_not_fused is None else f" ({self.why_not_fused})"
+        costs = "" if self.run is None else f": {self.run.describe()}"
+        return f"{type(self.module).__name__}, not fused{because}{costs}"
 
     def check_on(self, tap: str, features: Tensor) -> "ModuleRun":
         """Run the module once in eval mode on the output of its tap, and return what was found.
@@ -138,6 +141,10 @@ class ModuleHead(nn.Module):
         try:
             self.module.eval()
             return _run_once(tap, self.module, features)
+        except ValueError as error:
+            if self.why_not_fused is None:
+                raise
+            raise ValueError(f"{error}; to be fused it would have to be another: {self.why_not_fused}") from error
         finally:
             for module, training in modes.items():
                 module.training = training
