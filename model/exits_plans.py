@@ -13,8 +13,6 @@ from .fused_aux_head import FusedAuxHead
 from .kept_plans import Kept, KeptPlans, ReadTensors
 from .module_head import AuxHead, ModuleHead
 
-_OWN_FORWARDS = (FusedAuxHead.forward, ModuleHead.forward)
-
 
 class ExitsPlans(KeptPlans[ExitsPlan]):
     """Plans of one network by the batch, the stream and whether the host wants to know after each exit who is sure."""
@@ -37,8 +35,9 @@ class ExitsPlans(KeptPlans[ExitsPlan]):
         """
         key = (stream, x.shape[0], x.device, at_each, classifier, monitor)
         exits: list[Any] = [*heads] if classifier is None else [*heads, classifier]
+        forwards = FusedAuxHead.forward, ModuleHead.forward
         for head in exits:  # whose hooks, or forwards of their own, a plan would not call
-            if head._forward_hooks or head._forward_pre_hooks or type(head).forward not in _OWN_FORWARDS:
+            if head._forward_hooks or head._forward_pre_hooks or type(head).forward not in forwards:
                 return None
         if captured:
             made = self._make(exits, classifier, x, monitor, at_each=at_each)
