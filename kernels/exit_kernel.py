@@ -135,6 +135,18 @@ def place_program(
                 probs, label, confidence, exits, off_n, off_n < N, K, K, 1,
                 False, False, INTERPRETED, 1, BLOCK_J, BLOCK_J >= K, MAX_PROB,
             )  # fmt: skip
+    elif len(CONFIGS[HEAD]) == 1:  # the logits of a head that is a module of its own, and the head's rule
+        logits, stride_ln, stride_lk, temperature, threshold, start = head
+        if (pid >= start) & (pid < start + N):
+            pid_n = pid - start
+            decided = True
+            off_n = pid_n + tl.arange(0, 1)
+            decide(
+                tl.zeros((1, BLOCK_J), tl.float32), logits, 0, stride_ln, stride_lk, None, 0,
+                tl.load(temperature), tl.load(threshold),
+                probs, label, confidence, exits, off_n, off_n < N, K, K, 1,
+                False, False, INTERPRETED, 1, BLOCK_J, BLOCK_J >= K, CONFIGS[HEAD][0],
+            )  # fmt: skip
     else:
         (
             x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf, bias, stride_bk,
@@ -227,7 +239,7 @@ def exit_program(
 
 @triton.jit
 def exit_kernel(
-    heads,  # a tuple a place: tensors and sizes for head_program, first program of each stage; or of logits [N, K]
+    heads,  # a tuple a place: tensors and sizes for head_program, first program of each stage; or logits and a rule
     probs, label, confidence, exits,  # outputs of the places: [PLACES, N, K] or None, [PLACES, N]
     answer_probs, answer_label, answer_confidence, answer_exit,  # the network's answer: [N, K] or None, [N]
     valid,  # [1] int32: the first samples of the batch, which are no padding

@@ -17,10 +17,12 @@ from .workspace import Workspace
 class ExitHead(NamedTuple):
     """A head's parameters and rule, as of :func:`auxhead.kernels.fused_head`.
 
+    Without a weight the head is the rule alone: a launch is given its logits [N, K] instead of its features.
+
     Tensors, [1] float32 those of the rule, are read anew in every launch, so that they may change in place.
     """
 
-    weight: Tensor
+    weight: Tensor | None
     bias: Tensor | None
     temperature: Tensor
     threshold: Tensor
@@ -110,7 +112,8 @@ class ExitLaunch:
         Args:
             buffers: of the network.
             place: exit index of the first head.
-            heads: None is a classifier whose logits are given instead of features; it is the network's last exit.
+            heads: None is a classifier whose logits are given instead of features, and which has no rule: it is the
+                network's last exit.
             open_samples: [1] int64 in pinned memory, to which the launch writes how many samples stay open, plus the
                 number of the request times 2 ** 32, so that what an earlier request left is told from it.
             condition: [1] int64, handle of a conditional node, whose value becomes 1 while samples stay open, else 0.
@@ -145,17 +148,17 @@ class ExitLaunch:
         The first launch allocates workspace and compiles; it must not be captured. Later ones do neither.
 
         Args:
-            inputs: of each head its tap's output, as ``fused_head`` reads it; for None logits [N, K].
+            inputs: of each head its tap's output, as ``fused_head`` reads it; logits [N, K] for None and for a head
+                without a weight.
         """
         from . import exit_kernel, head_stages
 
         buffers = self._buffers
         samples = buffers.label.shape[1]
-        classes = (
-            next(head.weight.shape[0] for head in self._heads if head) if any(self._heads) else inputs[-1].shape[1]
-        )
+        last = self._heads[-1]
+        classes = inputs[-1].shape[1] if last is None or last.weight is None else last.weight.shape[0]
         spaces = [
-            None if head is None else self._space(i, head, x)
+            None if head is None or head.weight is None else self._space(i, head, x, classes)
             for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True))
         ]
         arguments: list[tuple[Any, ...]] = []
@@ -169,16 +172,19 @@ class ExitLaunch:
         max_registers = max((space.config.max_registers for space in spaces if space), default=0)
         most = max((space.config.max_programs for space in spaces if space), default=0)
         for head, x, space in zip(self._heads, inputs, spaces, strict=True):
-            if head is None or space is None:
-                arguments.append((x, *x.stride(), first_pool))
-                constants.append(None)
+            if head is None or space is None:  # logits
+                rule = () if head is None else (head.temperature, head.threshold)
+                arguments.append((x, *x.stride(), *rule, first_pool))
+                constants.append(None if head is None else (number_of(head.criterion),))
                 first_pool += samples
                 num_warps = max(num_warps, 4)
                 continue
             view, config, programs = space.view, space.config, space.programs
+            weight = head.weight
+            assert weight is not None
             arguments.append(
                 (
-                    x, *view.strides, head.weight, *head.weight.stride(),
+                    x, *view.strides, weight, *weight.stride(),
                     head.bias, 0 if head.bias is None else head.bias.stride(0), head.temperature, head.threshold,
                     *space.workspace,
                     *view.shape[1:], view.grid_h, view.grid_w, view.window_h, view.window_w,
@@ -219,11 +225,11 @@ class ExitLaunch:
                 num_warps=num_warps, maxnreg=max_registers or most_registers(num_warps),
             )  # fmt: skip
 
-    def _space(self, place: int, head: ExitHead, x: Tensor) -> "_Space":
+    def _space(self, place: int, head: ExitHead, x: Tensor, classes: int) -> "_Space":
         view = head_view(x.shape, x.stride(), head.pool, head.pool_size)
         space = self._spaces.get(place)
         if space is None or space.view != view:
-            space = self._spaces[place] = _Space.allocate(view, head, x)
+            space = self._spaces[place] = _Space.allocate(view, head, x, classes)
         return space
 
 
@@ -236,8 +242,7 @@ class _Space(NamedTuple):
     workspace: Workspace
 
     @classmethod
-    def allocate(cls, view: HeadView, head: ExitHead, x: Tensor) -> "_Space":
-        classes = head.weight.shape[0]
+    def allocate(cls, view: HeadView, head: ExitHead, x: Tensor, classes: int) -> "_Space":
         config = LaunchConfig.choose(
             view, classes, pool_max=head.pool == "max", dtype=x.dtype, device=x.device, place="network"
         )

@@ -138,7 +138,7 @@ def _check_answers(
     """
     own = logits(model, x.clone())
     _, allowed = truth_of(own, lambda: logits(double_copy(model), in_double(x)))
-    rules = [(head.rule.temperature_tensor, head.rule.threshold_tensor) for head in network.fused_heads]
+    rules = [(head.rule.temperature_tensor, head.rule.threshold_tensor) for head in network.exit_heads]
     said = [decide(y, *rule) for y, rule in zip(own[:-1], rules, strict=True)] + [decide(own[-1], 1.0, 1.0)]
     wanted, got = first_sure(said, with_probs=False), runner(x.clone())
     slack = torch.stack([2.0 * allowed * y.abs().amax(1).float() for y in own])  # [exits, N], of logits

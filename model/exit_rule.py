@@ -1,7 +1,8 @@
 """``ExitRule``: criterion, threshold and temperature by which a head may answer, held on the device."""
 
+import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -59,6 +60,10 @@ class ExitRule(nn.Module):
         self._enabled = enabled
         self.temperature = temperature
         self.threshold = CRITERIA[criterion].high if threshold is None else threshold
+
+    def holders(self) -> list[tuple[Mapping[str, Any], str]]:
+        """Name the objects that a launch depends on, as keys of the dicts that hold them."""
+        return [(self._buffers, "temperature_tensor"), (self._buffers, "threshold_tensor"), (vars(self), "criterion")]
 
     @property
     def temperature(self) -> float:
@@ -189,3 +194,9 @@ def as_exit_rule(rule: "ExitRule | float", name: str = "rule") -> ExitRule:
     if not isinstance(rule, (int, float)):
         raise TypeError(f"{name}: got {kind_of(rule)}, wants an ExitRule or a threshold (a float)")
     return ExitRule(rule)
+
+
+def own_rule(rule: ExitRule | float, device: torch.device | str | None) -> ExitRule:
+    """Return a copy on a device: heads that shared a rule would overwrite each other's threshold."""
+    with torch.inference_mode(False):  # what is copied in inference mode could not be written outside of it
+        return copy.deepcopy(as_exit_rule(rule)).to(device)

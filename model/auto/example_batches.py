@@ -25,7 +25,7 @@ def batches_of(example_input: Tensor, size: int) -> list[Tensor]:
 
 def exits_of(network: EarlyExitNetwork, batches: Sequence[Tensor]) -> Tensor:
     """Return [B, N] int64: the exit of each sample of each batch, by PyTorch's operations: none is compiled."""
-    rules = [head.rule for head in network.fused_heads]
+    rules = [head.rule for head in network.exit_heads]
     exits = []
     with torch.inference_mode(False), torch.no_grad():
         for x in batches:

@@ -37,6 +37,9 @@ class CaptureStreams:
         self.trunk, self.side = stream_order.Stream(), stream_order.Stream()
         CaptureStreams.lent += 1
 
+    def allocate_workspaces(self, stream: stream_order.Stream) -> None:
+        pass
+
     def wait(self) -> None:
         self.trunk.synchronize()
         self.side.synchronize()
