@@ -29,7 +29,7 @@ def attach_exits(
     and convolutions before it then run as a part of the backbone. The exit that runs last stays the backbone's own
     classifier; in what order the exits are returned does not matter.
 
-    A network of earlyon is known by its wrapper, and keeps its rules: thresholds, temperatures, which exits are enabled.
+    A network of earlyon is known by its wrapper, and keeps its rules: thresholds, temperatures, which exits there are.
     Its heads are fused whole where all of them can be, and else as those of any model.
 
     Args:

@@ -20,7 +20,7 @@ from ..taps import listening
 
 
 def is_earlyon(model: nn.Module) -> bool:
-    """Return whether a model is an earlyon wrapper: a backbone, heads by name, and a config that says where they are."""
+    """Return whether a model is an earlyon wrapper: a backbone, heads by name, and a config that says where."""
     heads, config = getattr(model, "exit_heads", None), getattr(model, "config", None)
     told = ("exit_points", "routing_policy", "temperatures", "enabled_exits")
     bound = ("_hook_handles", "_feature_adapters", "_final_classifier")

@@ -1,4 +1,4 @@
-"""Networks built with earlyon: taken over with their weights and rules, they answer as earlyon does, sample by sample."""
+"""Networks built with earlyon, taken over with weights and rules: they answer as earlyon does, sample by sample."""
 
 import copy
 import math
