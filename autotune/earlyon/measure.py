@@ -72,7 +72,8 @@ def _calibrated_by_earlyon(wrapper: Any, task: Task) -> EarlyExitNetwork:
     """Let earlyon choose the thresholds, and take its network over."""
     from earlyon.core.thresholds import calibrate_thresholds
 
-    validation = PixelBatches(task.splits.validation, 256, device=torch.device("cpu"))
+    images = task.splits.validation
+    validation = PixelBatches(images, len(images.labels), device=torch.device("cpu"))
     calibrate_thresholds(wrapper.eval(), validation, target_accuracy_drop=task.max_accuracy_drop)
     return attach_exits(wrapper, _example(task))
 
