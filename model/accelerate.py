@@ -17,6 +17,7 @@ from .exit_rule import ExitRule
 from .make_runner import make_runner
 from .own_exits.attach_exits import answers_of, attach_exits
 from .own_exits.silenced_model import SilencedModel
+from .own_exits.unhooked_exits import unhooked
 from .rounding import double_copy, in_double, truth_of
 from .runners.runner import Runner
 
@@ -68,12 +69,13 @@ def accelerate(
     """Make the fastest runner for a model with early exits, check its answers and time it against the model.
 
     Args:
-        model: returns the logits of several exits, see :func:`attach_exits`; or an :class:`EarlyExitNetwork`. In eval
-            mode, and not changed: what is made of it shares its parameters.
+        model: returns the logits of several exits, or is a network of earlyon: see :func:`attach_exits`; or an
+            :class:`EarlyExitNetwork`. In eval mode, and not changed: what is made of it shares its parameters.
         example: a batch like those to come, on the model's device. On a CUDA device the runner replays CUDA graphs, on
             others it is eager.
         rules: a threshold, a rule, or either by tap, as for :class:`EarlyExitNetwork`, into which they are written.
-            None leaves a network's own, and a model's exits never exit: all that is gained is faster launches.
+            None leaves those of a network, earlyon's too, and a model's exits never exit: all that is gained is faster
+            launches.
 
     Returns:
         Accelerated: call it as you would the runner, for an :class:`ExitResult`; its ``report`` says what was found and
@@ -94,7 +96,7 @@ def accelerate(
         before, logits = model.logits, EarlyExitNetwork.logits
     else:
         network = attach_exits(model, example, rules=rules)
-        assert isinstance(network.backbone, SilencedModel)
+        before = model = unhooked(model)
         logits = partial(_logits, network.backbone)
     runner = make_runner(network, example)
     try:
@@ -114,8 +116,10 @@ def accelerate(
     return Accelerated(runner, network, report)
 
 
-def _logits(backbone: SilencedModel, model: nn.Module, x: Tensor) -> list[Tensor]:
+def _logits(backbone: nn.Module, model: nn.Module, x: Tensor) -> list[Tensor]:
     """Return the logits of a model's exits, but for a constant; of probabilities the logarithm, if they are not 0."""
+    if not isinstance(backbone, SilencedModel):  # that of an earlyon network with heads that are fused whole
+        return list(model(x))
     found = zip(answers_of(model, backbone, x), backbone.exits, strict=True)
     return [y.clamp_min(_LEAST).log() if one.softmax else y for y, one in found]
 
