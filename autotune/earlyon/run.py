@@ -1,7 +1,6 @@
 """Runs the comparison seed by seed, keeps the rows in a file, and prints what they come to."""
 
-from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -24,8 +23,8 @@ def run_earlyon(*, seeds: int, epochs: int, max_accuracy_drop: float, out: Path)
         BadInput: earlyon is not installed, or scikit-learn, with which the digits come.
     """
     try:
-        import_module("earlyon")
-    except ImportError:
+        version("earlyon")
+    except PackageNotFoundError:
         raise BadInput("earlyon: not installed, wants version 0.3: pip install earlyon==0.3.0") from None
     console = Console()
     images = decode(load_digits(), IMAGE_SIZE)

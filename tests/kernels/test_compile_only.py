@@ -64,7 +64,7 @@ def test_no_warp_is_left_in_pieces(kernels, way, heads):
 
 
 def test_every_way_is_compiled(kernels):
-    named = {name for name in kernels if "recorded" not in name}
+    named = {name for name in kernels if "recorded" not in name and name != "under patience"}
     assert named == {f"{way}, {heads} of them" for way in WAITS for heads in (1, 2)}
 
 
