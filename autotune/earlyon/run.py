@@ -1,6 +1,6 @@
 """Runs the comparison seed by seed, keeps the rows in a file, and prints what they come to."""
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -23,8 +23,8 @@ def run_earlyon(*, seeds: int, epochs: int, max_accuracy_drop: float, out: Path)
         BadInput: earlyon is not installed, or scikit-learn, with which the digits come.
     """
     try:
-        version("earlyon")
-    except PackageNotFoundError:
+        import earlyon  # noqa: F401
+    except ImportError:
         raise BadInput("earlyon: not installed, wants version 0.3: pip install earlyon==0.3.0") from None
     console = Console()
     images = decode(load_digits(), IMAGE_SIZE)
