@@ -143,7 +143,7 @@ class Branch(nn.Module):
         self.fc = nn.Linear(6, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.bn(self.conv(self.relu(x - 0.1 if not self.relu.inplace else x))))
+        x = torch.relu(self.bn(self.conv(self.relu(x.sub_(0.1) if self.relu.inplace else x - 0.1))))
         return self.fc(self.drop(x.mean((2, 3))))
 
 
