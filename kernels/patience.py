@@ -9,12 +9,16 @@ and even if they are disabled. A head that cannot tell, whose confidence is NaN,
 count begins anew behind it. The kernel does the same in ``merge``, exit_kernel.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from .fused_head_reference import decide
 from .head_output import HeadOutput
+
+#: Temperature, threshold and criterion of a head.
+Rule = tuple[Tensor | float, Tensor | float, str]
 
 
 def with_patience(said: Sequence[HeadOutput], threshold: Tensor | float) -> HeadOutput:
@@ -28,3 +32,13 @@ def with_patience(said: Sequence[HeadOutput], threshold: Tensor | float) -> Head
         before = label
     confidence = torch.where(last.confidence.isnan(), last.confidence, count)
     return last._replace(confidence=confidence, exit=confidence > threshold)
+
+
+def decide_in_order(logits: Iterable[Tensor], rules: Iterable[Rule]) -> list[HeadOutput]:
+    """Return what successive heads say of their logits [N, K], patience included."""
+    said: list[HeadOutput] = []
+    for of_head, (temperature, threshold, criterion) in zip(logits, rules, strict=True):
+        said.append(decide(of_head, temperature, threshold, criterion))
+        if criterion == "patience":
+            said[-1] = with_patience(said, threshold)
+    return said

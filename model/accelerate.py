@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels import decide
+from ..kernels import CRITERIA, decide
+from ..kernels.patience import decide_in_order
 from .arguments import check_batch, check_module
 from .early_exit_network import EarlyExitNetwork
 from .exit_result import ExitResult, first_sure
@@ -142,13 +143,21 @@ def _check_answers(
     """
     own = logits(model, x.clone())
     _, allowed = truth_of(own, lambda: logits(double_copy(model), in_double(x)))
-    rules = [(head.rule.temperature_tensor, head.rule.threshold_tensor) for head in network.exit_heads]
-    said = [decide(y, *rule) for y, rule in zip(own[:-1], rules, strict=True)] + [decide(own[-1], 1.0, 1.0)]
+    rules = [
+        (head.rule.temperature_tensor, head.rule.threshold_tensor, head.rule.criterion) for head in network.exit_heads
+    ]
+    said = [*decide_in_order(own[:-1], rules), decide(own[-1], 1.0, 1.0)]
     wanted, got = first_sure(said, with_probs=False), runner(x.clone())
     slack = torch.stack([2.0 * allowed * y.abs().amax(1).float() for y in own])  # [exits, N], of logits
     near = torch.zeros_like(wanted.label, dtype=torch.bool)
-    for head, off, (temperature, threshold) in zip(said[:-1], slack, rules, strict=False):
-        near |= ((head.confidence - threshold).abs() <= off / temperature) & (threshold < 1.0)
+    undecided = torch.zeros_like(near)  # between two labels, at any head so far
+    for y, head, off, (temperature, threshold, criterion) in zip(own[:-1], said[:-1], slack[:-1], rules, strict=True):
+        first, second = y.topk(min(2, y.shape[1]), dim=1).values[:, [0, -1]].unbind(1)
+        undecided |= first - second <= 2.0 * off
+        # Of that many logits, for an energy, and divided by the temperature for what is made of probabilities.
+        allowance = off if criterion == "energy" else off / temperature
+        close = undecided if criterion == "patience" else (head.confidence - threshold).abs() <= allowance
+        near |= close & (threshold < CRITERIA[criterion].high)
     at = got.exit_index.clamp(0, len(said) - 1)[None, :, None].expand(1, -1, own[0].shape[1])
     there = torch.stack(own).gather(0, at)[0]  # logits [N, K] of the exit that answered
     best = there.gather(1, got.label[:, None])[:, 0]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...kernels import HeadOutput, decide
-from ...kernels.patience import with_patience
+from ...kernels import decide
+from ...kernels.patience import decide_in_order
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import first_sure
 from ..rule_order import wait_for_writes
@@ -33,11 +33,9 @@ def exits_of(network: EarlyExitNetwork, batches: Sequence[Tensor]) -> Tensor:
                 wait_for_writes(rules, torch.cuda.current_stream(x.device))
             # of a copy: a backbone may change its input in place, and the batches are views of the user's example
             *early, last = network.logits(x.clone())
-            said: list[HeadOutput] = []
-            for y, rule in zip(early, rules, strict=True):
-                said.append(decide(y, rule.temperature_tensor, rule.threshold_tensor, rule.criterion))
-                if rule.criterion == "patience":
-                    said[-1] = with_patience(said, rule.threshold_tensor)
+            said = decide_in_order(
+                early, [(rule.temperature_tensor, rule.threshold_tensor, rule.criterion) for rule in rules]
+            )
             said.append(decide(last, temperature=1.0, threshold=1.0))
             exits.append(first_sure(said, with_probs=False).exit_index)
     return torch.stack(exits).cpu()
