@@ -8,6 +8,7 @@ from ..model.commands.version import version_option
 from .bench.command import bench
 from .bench.tables import bench_tables
 from .coverage.command import coverage
+from .earlyon.command import earlyon
 from .footprint.command import footprint
 from .footprint.tables import footprint_tables
 from .heads.command import heads
@@ -47,6 +48,7 @@ app.command()(overlap)
 app.command()(footprint)
 app.command()(profile)
 app.command()(coverage)
+app.command()(earlyon)
 tables = {"bench": bench_tables, "heads": head_tables, "pareto": pareto_tables, "overlap": overlap_tables}
 app.command()(table_command(**tables, footprint=footprint_tables, sweep=_sweep_tables))
 app.command()(plan)

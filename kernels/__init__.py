@@ -12,6 +12,7 @@ or from ``ExitLaunch`` one answer per sample, merged over the exits of a network
                          has noted all arguments, or cpu_head; exits_plan is the same for the exits of a network
     hidden_layers        ReLU, norm and linear layer before a head's last one; hidden_layers_kernel is the same inside
                          the kernels, layer_arguments what they are told of them
+    patience             counts successive heads that agree, in PyTorch; exit_kernel does the same
     criteria             what a head is sure by, in PyTorch; criteria_kernel is the same inside the kernels
     head_stages          shared by both kernels: pool, product, softmax, decision; numbers pass between programs by
                          hand_over, in memory of workspace and arrival_counters

@@ -64,6 +64,11 @@ def _margin(softmax: Softmax) -> Tensor:
     return first - second
 
 
+def _patience(softmax: Softmax) -> Tensor:
+    """1 of a head alone; in a network how many heads in a row agree, see patience.py."""
+    return 1.0 + 0.0 * _max_prob(softmax)
+
+
 def _energy(softmax: Softmax) -> Tensor:
     """Temperature * logsumexp(logits / temperature), less for unknown inputs (Liu et al., 2020: minus the energy)."""
     return (softmax.top + softmax.temperature * softmax.below.logsumexp(dim=-1)).clamp(max=_LARGEST)
@@ -75,6 +80,7 @@ CRITERIA: dict[str, Criterion] = {
     "entropy": Criterion(0.0, 1.0, _entropy),
     "margin": Criterion(0.0, 1.0, _margin),
     "energy": Criterion(-_LARGEST, _LARGEST, _energy),
+    "patience": Criterion(0.0, _LARGEST, _patience),
 }
 
 

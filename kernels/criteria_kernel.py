@@ -6,6 +6,7 @@ block of classes brings up to date:
     entropy   sum_k d[k] * exp(d[k]),   d[k] = (logit[k] - top) / temperature
     margin    the second largest logit
     energy    nothing
+    patience  nothing: in a network the launch counts heads that agree, see ``merge`` in exit_kernel
 """
 
 import triton
@@ -18,6 +19,7 @@ MAX_PROB = tl.constexpr(criteria.number_of("max_prob"))
 ENTROPY = tl.constexpr(criteria.number_of("entropy"))
 MARGIN = tl.constexpr(criteria.number_of("margin"))
 ENERGY = tl.constexpr(criteria.number_of("energy"))
+PATIENCE = tl.constexpr(criteria.number_of("patience"))
 TALLY_BINS = tl.constexpr(criteria.TALLY_BINS)
 #: No energy exceeds it, so that a disabled exit has a threshold.
 LARGEST = tl.constexpr(criteria.CRITERIA["energy"].high)
@@ -53,6 +55,8 @@ def confidence_of(state, sure, top, total, heat, cold, K, CRITERION: tl.constexp
         confidence = 1.0 - disorder + 0.0 * sure
     elif CRITERION == MARGIN:
         confidence = (1.0 - tl.sum(tl.exp((state - top)[:, None] * cold), axis=1)) * sure
+    elif CRITERION == PATIENCE:
+        confidence = 1.0 + 0.0 * sure
     else:
         tl.static_assert(CRITERION == ENERGY)
         confidence = tl.minimum(top + heat * tl.log(total), LARGEST) + 0.0 * sure

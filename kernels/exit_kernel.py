@@ -45,17 +45,33 @@ def publish(pointer, value, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def heads_in_a_row(count, before, label, confidence):
+    """Count one more head: how many in a row, ending with it, gave its label, and that label; see patience.py."""
+    said = tl.where(confidence == confidence, label, -1)
+    return tl.where(said == before, count + 1.0, 1.0), said
+
+
+@triton.jit
 def merge(
     probs, label, confidence, exits,  # [PLACES, N, K], [PLACES, N]
     answer_probs, answer_label, answer_confidence, answer_exit,  # [N, K], [N]
     tallies,  # [PLACES, TALLY_BINS] int64, or None
+    patience,  # by head its threshold, or None under another criterion; read if PATIENT
     is_open, off_n, mask_n, N, K,
-    PLACE: tl.constexpr, HEADS: tl.constexpr, LAST: tl.constexpr, BLOCK_J: tl.constexpr,
+    PLACE: tl.constexpr, HEADS: tl.constexpr, LAST: tl.constexpr, PATIENT: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """Answer for the samples that are open from places PLACE to PLACE + HEADS; returns how many stay open."""
     chosen = tl.full((off_n.shape[0],), -1, tl.int32)
     chosen_label = tl.zeros((off_n.shape[0],), tl.int64)
     chosen_confidence = tl.zeros((off_n.shape[0],), tl.float32)
+    if PATIENT:
+        count = tl.zeros((off_n.shape[0],), tl.float32)
+        before = tl.full((off_n.shape[0],), -1, tl.int64)
+        for place in tl.static_range(PLACE):  # what earlier launches of this request have written
+            source = place * N + off_n
+            said = tl.load(label + source, mask=mask_n, other=0, cache_modifier=".cg")
+            how_sure = tl.load(confidence + source, mask=mask_n, other=0, cache_modifier=".cg")
+            count, before = heads_in_a_row(count, before, said, how_sure)
     for i in tl.static_range(HEADS):  # all are read at once, whichever is chosen; .cg: other SMs wrote them
         source = (PLACE + i) * N + off_n
         place_label = tl.load(label + source, mask=mask_n, other=0, cache_modifier=".cg")
@@ -64,6 +80,11 @@ def merge(
             sure = mask_n
         else:
             sure = tl.load(exits + source, mask=mask_n, other=0, cache_modifier=".cg") != 0
+        if PATIENT:
+            count, before = heads_in_a_row(count, before, place_label, place_confidence)
+            if patience[i] is not None:
+                place_confidence = tl.where(place_confidence == place_confidence, count, place_confidence)
+                sure = place_confidence > tl.load(patience[i])
         first = (chosen < 0) & sure
         chosen = tl.where(first, PLACE + i, chosen)
         chosen_label = tl.where(first, place_label, chosen_label)
@@ -114,6 +135,18 @@ def place_program(
                 probs, label, confidence, exits, off_n, off_n < N, K, K, 1,
                 False, False, INTERPRETED, 1, BLOCK_J, BLOCK_J >= K, MAX_PROB,
             )  # fmt: skip
+    elif len(CONFIGS[HEAD]) == 1:  # the logits of a head that is a module of its own, and the head's rule
+        logits, stride_ln, stride_lk, temperature, threshold, start = head
+        if (pid >= start) & (pid < start + N):
+            pid_n = pid - start
+            decided = True
+            off_n = pid_n + tl.arange(0, 1)
+            decide(
+                tl.zeros((1, BLOCK_J), tl.float32), logits, 0, stride_ln, stride_lk, None, 0,
+                tl.load(temperature), tl.load(threshold),
+                probs, label, confidence, exits, off_n, off_n < N, K, K, 1,
+                False, False, INTERPRETED, 1, BLOCK_J, BLOCK_J >= K, CONFIGS[HEAD][0],
+            )  # fmt: skip
     else:
         (
             x, stride_xn, stride_xc, stride_xh, stride_xw, weight, stride_wk, stride_wf, bias, stride_bk,
@@ -146,8 +179,8 @@ def place_program(
 @triton.jit
 def exit_program(
     pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
-    valid, joined, tally, open_samples, requests, condition, tallies, N, K,
-    CONFIGS: tl.constexpr, PLACE: tl.constexpr, LAST: tl.constexpr,
+    valid, joined, tally, open_samples, requests, condition, tallies, patience, N, K,
+    CONFIGS: tl.constexpr, PLACE: tl.constexpr, LAST: tl.constexpr, PATIENT: tl.constexpr,
     INTERPRETED: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """Do the work of program ``pid``; see exit_kernel for the arguments."""
@@ -180,7 +213,7 @@ def exit_program(
             tl.store(joined + pid_n, 0)
         still_open = merge(
             probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
-            tallies, is_open, off_n, mask_n, N, K, PLACE, HEADS, LAST, BLOCK_J,
+            tallies, patience, is_open, off_n, mask_n, N, K, PLACE, HEADS, LAST, PATIENT, BLOCK_J,
         )  # fmt: skip
         if open_samples is not None or condition is not None:
             # one number counts merged samples (above) and open ones (below), so that the last program knows both
@@ -208,7 +241,7 @@ def exit_program(
 
 @triton.jit
 def exit_kernel(
-    heads,  # a tuple a place: tensors and sizes for head_program, first program of each stage; or of logits [N, K]
+    heads,  # a tuple a place: tensors and sizes for head_program, first program of each stage; or logits and a rule
     probs, label, confidence, exits,  # outputs of the places: [PLACES, N, K] or None, [PLACES, N]
     answer_probs, answer_label, answer_confidence, answer_exit,  # the network's answer: [N, K] or None, [N]
     valid,  # [1] int32: the first samples of the batch, which are no padding
@@ -219,11 +252,12 @@ def exit_kernel(
     requests,  # [1] int64: requests so far
     condition,  # [1] int64: handle of a conditional node, or None
     tallies,  # [PLACES, TALLY_BINS] int64: answers of each place so far, by their confidence, or None
+    patience,  # if PATIENT a tuple: by head the threshold [1] if it exits under patience, else None
     total,  # pieces of work, one a program; if BOUNDED there are fewer programs, which go on until all is done
     residency,  # [total, 3] int64: see ``residency``, or None
     N, K: tl.constexpr,
     CONFIGS: tl.constexpr,
-    PLACE: tl.constexpr, LAST: tl.constexpr, BOUNDED: tl.constexpr,
+    PLACE: tl.constexpr, LAST: tl.constexpr, PATIENT: tl.constexpr, BOUNDED: tl.constexpr,
     INTERPRETED: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """Run the heads of a launch and merge; see the module's docstring and ExitLaunch, which sizes all."""
@@ -235,8 +269,8 @@ def exit_kernel(
         while pid < total:
             exit_program(
                 pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
-                valid, joined, tally, open_samples, requests, condition, tallies, N, K,
-                CONFIGS, PLACE, LAST, INTERPRETED, BLOCK_J,
+                valid, joined, tally, open_samples, requests, condition, tallies, patience, N, K,
+                CONFIGS, PLACE, LAST, PATIENT, INTERPRETED, BLOCK_J,
             )  # fmt: skip
             if residency is not None:
                 start = record_turn(residency, pid, start, INTERPRETED)
@@ -245,8 +279,8 @@ def exit_kernel(
         pid = tl.program_id(0)
         exit_program(
             pid, heads, probs, label, confidence, exits, answer_probs, answer_label, answer_confidence, answer_exit,
-            valid, joined, tally, open_samples, requests, condition, tallies, N, K,
-            CONFIGS, PLACE, LAST, INTERPRETED, BLOCK_J,
+            valid, joined, tally, open_samples, requests, condition, tallies, patience, N, K,
+            CONFIGS, PLACE, LAST, PATIENT, INTERPRETED, BLOCK_J,
         )  # fmt: skip
         if residency is not None:
             record_turn(residency, pid, start, INTERPRETED)

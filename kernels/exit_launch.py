@@ -19,10 +19,12 @@ from .workspace import Workspace
 class ExitHead(NamedTuple):
     """A head's parameters and rule, as of :func:`auxhead.kernels.fused_head`.
 
+    Without a weight the head is the rule alone: a launch is given its logits [N, K] instead of its features.
+
     Tensors, [1] float32 those of the rule, are read anew in every launch, so that they may change in place.
     """
 
-    weight: Tensor
+    weight: Tensor | None
     bias: Tensor | None
     temperature: Tensor
     threshold: Tensor
@@ -35,13 +37,9 @@ class ExitHead(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Outputs of the linear layer that reads the features."""
+        """Outputs of the linear layer that reads the features, of a head with a weight."""
+        assert self.weight is not None
         return self.hidden.first_weight(self.weight).shape[0]
-
-    @property
-    def in_features(self) -> int:
-        """Features after pool and flatten."""
-        return self.hidden.first_weight(self.weight).shape[1]
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,8 @@ class ExitLaunch:
         Args:
             buffers: of the network.
             place: exit index of the first head.
-            heads: None is a classifier whose logits are given instead of features; it is the network's last exit.
+            heads: None is a classifier whose logits are given instead of features, and which has no rule: it is the
+                network's last exit.
             open_samples: [1] int64 in pinned memory, to which the launch writes how many samples stay open, plus the
                 number of the request times 2 ** 32, so that what an earlier request left is told from it.
             condition: [1] int64, handle of a conditional node, whose value becomes 1 while samples stay open, else 0.
@@ -141,6 +140,8 @@ class ExitLaunch:
         self._last = place + len(heads) == places
         if None in heads and not (self._last and heads.index(None) == len(heads) - 1):
             raise ValueError(f"heads: got {heads}, wants None for no other than the network's last place")
+        patient = [head.threshold if head and head.criterion == "patience" else None for head in heads]
+        self._patience = tuple(patient) if any(one is not None for one in patient) else None
         device = buffers.label.device
         self._joined = torch.zeros(samples, dtype=torch.int32, device=device)
         self._tally = torch.zeros(1, dtype=torch.int64, device=device)
@@ -157,17 +158,17 @@ class ExitLaunch:
         The first launch allocates workspace and compiles; it must not be captured. Later ones do neither.
 
         Args:
-            inputs: of each head its tap's output, as ``fused_head`` reads it; for None logits [N, K].
+            inputs: of each head its tap's output, as ``fused_head`` reads it; logits [N, K] for None and for a head
+                without a weight.
         """
         from . import exit_kernel, head_stages
 
         buffers = self._buffers
         samples = buffers.label.shape[1]
-        classes = (
-            next(head.weight.shape[0] for head in self._heads if head) if any(self._heads) else inputs[-1].shape[1]
-        )
+        last = self._heads[-1]
+        classes = inputs[-1].shape[1] if last is None or last.weight is None else last.weight.shape[0]
         spaces = [
-            None if head is None else self._space(i, head, x)
+            None if head is None or head.weight is None else self._space(i, head, x)
             for i, (head, x) in enumerate(zip(self._heads, inputs, strict=True))
         ]
         arguments: list[tuple[Any, ...]] = []
@@ -181,16 +182,19 @@ class ExitLaunch:
         max_registers = max((space.config.max_registers for space in spaces if space), default=0)
         most = max((space.config.max_programs for space in spaces if space), default=0)
         for head, x, space in zip(self._heads, inputs, spaces, strict=True):
-            if head is None or space is None:
-                arguments.append((x, *x.stride(), first_pool))
-                constants.append(None)
+            if head is None or space is None:  # logits
+                rule = () if head is None else (head.temperature, head.threshold)
+                arguments.append((x, *x.stride(), *rule, first_pool))
+                constants.append(None if head is None else (number_of(head.criterion),))
                 first_pool += samples
                 num_warps = max(num_warps, 4)
                 continue
             view, config, programs = space.view, space.config, space.programs
+            weight = head.weight
+            assert weight is not None
             arguments.append(
                 (
-                    x, *view.strides, *first_layer(head.weight, head.bias, head.hidden),
+                    x, *view.strides, *first_layer(weight, head.bias, head.hidden),
                     head.temperature, head.threshold,
                     *space.workspace,
                     *view.shape[1:], view.grid_h, view.grid_w, view.window_h, view.window_w,
@@ -223,10 +227,10 @@ class ExitLaunch:
                 buffers.probs, buffers.label, buffers.confidence, buffers.exits,
                 answer_probs, answer_label, answer_confidence, answer_exit,
                 buffers.valid, self._joined, self._tally, self._tickets,
-                self._open_samples, buffers.requests, self._condition, buffers.tallies,
+                self._open_samples, buffers.requests, self._condition, buffers.tallies, self._patience,
                 total, self._turns.get(total),
                 samples, classes,
-                CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last,
+                CONFIGS=tuple(constants), PLACE=self._place, LAST=self._last, PATIENT=self._patience is not None,
                 BOUNDED=bounded,
                 INTERPRETED=head_stages.INTERPRETED, BLOCK_J=min(next_power_of_2(classes), 1024),
                 num_warps=num_warps, maxnreg=max_registers or most_registers(num_warps),
@@ -263,5 +267,6 @@ class _Space(NamedTuple):
         )
         programs = config.programs(view, head.rows)
         zeros = torch.zeros(programs.zeroed, dtype=torch.int32, device=x.device)
+        assert head.weight is not None
         last = last_layer(head.weight, head.bias, head.hidden, x.shape[0])
         return cls(view, config, programs, Workspace.of(config, programs, zeros), last)

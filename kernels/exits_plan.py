@@ -40,8 +40,8 @@ class ExitsPlan:
         self._exits = exits
         self.parts = [slice(place, place + 1) for place in range(len(exits))] if at_each else [slice(0, len(exits))]
         """The exits of each launch."""
-        self.dtypes = [head.weight.dtype for head in exits if head is not None]
-        """Of the heads' inputs."""
+        self.dtypes = [None if head.weight is None else head.weight.dtype for head in exits if head is not None]
+        """Of the heads' inputs; None for logits, which may be any floats."""
         self._samples, self._classes = samples, classes
         self._buffers = ExitBuffers.allocate(
             len(exits), samples, classes, with_probs=with_probs, device=device, tallies=tallies
@@ -103,14 +103,14 @@ class ExitsPlan:
     def _check(self, x: Tensor, head: ExitHead | None) -> None:
         device = self._buffers.label.device
         if x.device != device:
-            what = "backbone: its logits are" if head is None else "heads: a tap's output is"
+            what = "backbone: its logits are" if head is None else "heads: what one reads is"
             raise ValueError(f"{what} on {x.device}, wants {device}, where the batch is")
-        if head is not None:
+        if head is not None and head.weight is not None:
             check_head_arguments(x, head.weight, head.bias, head.pool, head.pool_size, head.criterion)
             check_countable(x, head.weight.shape[1])
         elif not x.is_floating_point() or x.ndim != 2 or x.shape[1] != self._classes:
-            got = f"{x.dtype} of shape {list(x.shape)}"
-            raise ValueError(f"backbone: its logits are {got}, wants floats [N, {self._classes}], as the heads have")
+            got, whose = f"{x.dtype} of shape {list(x.shape)}", "backbone: its" if head is None else "heads: a module's"
+            raise ValueError(f"{whose} logits are {got}, wants floats [N, {self._classes}], as the heads have")
         if x.shape[0] != self._samples:
             raise ValueError(f"x: got shape {list(x.shape)}, wants {self._samples} samples, as the batch has")
 

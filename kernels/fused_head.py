@@ -66,8 +66,9 @@ def fused_head(
         pool_size: windows of a map, p or (p_h, p_w).
         criterion: what the confidence is, larger where a head is surer: "max_prob", the largest probability;
             "margin", that less the second largest; "entropy", 1 - H / log K of the probabilities' entropy H, all three
-            from 0 to 1; or "energy", temperature * logsumexp(logits / temperature), of any size. Definitions and
-            sources are in criteria.py.
+            from 0 to 1; "energy", temperature * logsumexp(logits / temperature), of any size; or "patience", how many
+            heads of a network in a row agree, which is 1 of one alone. Definitions and sources are in criteria.py and
+            patience.py.
         temperature: divides the logits before the softmax; a float, or a float32 tensor of one element on x's device,
             which is read on the device alone, so that changing it needs no recapture of a graph. There nobody refuses
             one that is not finite and greater than 0: probabilities and confidence are NaN, and no sample exits.

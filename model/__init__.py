@@ -32,6 +32,7 @@ _MODULES = {
     "FusedAuxHead": ".fused_aux_head",
     "GatedRunner": ".runners.gated",
     "HeadOutput": "..kernels",
+    "ModuleHead": ".module_head",
     "OverlappedRunner": ".runners.overlapped",
     "PolledRunner": ".runners.polled",
     "Runner": ".runners.runner",

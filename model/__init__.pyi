@@ -25,6 +25,7 @@ from .fuse_aux_heads import FuseReport as FuseReport
 from .fuse_aux_heads import fuse_aux_heads as fuse_aux_heads
 from .fused_aux_head import FusedAuxHead as FusedAuxHead
 from .make_runner import make_runner as make_runner
+from .module_head import ModuleHead as ModuleHead
 from .own_exits.attach_exits import attach_exits as attach_exits
 from .reading import Extract as Extract
 from .runners.compacting import CompactingRunner as CompactingRunner

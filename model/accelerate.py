@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels import decide
+from ..kernels import CRITERIA, decide
+from ..kernels.patience import decide_in_order
 from .arguments import check_batch, check_module
 from .early_exit_network import EarlyExitNetwork
 from .exit_result import ExitResult, first_sure
@@ -17,6 +18,7 @@ from .exit_rule import ExitRule
 from .make_runner import make_runner
 from .own_exits.attach_exits import answers_of, attach_exits
 from .own_exits.silenced_model import SilencedModel
+from .own_exits.unhooked_exits import unhooked
 from .rounding import double_copy, in_double, truth_of
 from .runners.runner import Runner
 
@@ -68,12 +70,13 @@ def accelerate(
     """Make the fastest runner for a model with early exits, check its answers and time it against the model.
 
     Args:
-        model: returns the logits of several exits, see :func:`attach_exits`; or an :class:`EarlyExitNetwork`. In eval
-            mode, and not changed: what is made of it shares its parameters.
+        model: returns the logits of several exits, or is a network of earlyon: see :func:`attach_exits`; or an
+            :class:`EarlyExitNetwork`. In eval mode, and not changed: what is made of it shares its parameters.
         example: a batch like those to come, on the model's device. On a CUDA device the runner replays CUDA graphs, on
             others it is eager.
         rules: a threshold, a rule, or either by tap, as for :class:`EarlyExitNetwork`, into which they are written.
-            None leaves a network's own, and a model's exits never exit: all that is gained is faster launches.
+            None leaves those of a network, earlyon's too, and a model's exits never exit: all that is gained is faster
+            launches.
 
     Returns:
         Accelerated: call it as you would the runner, for an :class:`ExitResult`; its ``report`` says what was found and
@@ -94,7 +97,7 @@ def accelerate(
         before, logits = model.logits, EarlyExitNetwork.logits
     else:
         network = attach_exits(model, example, rules=rules)
-        assert isinstance(network.backbone, SilencedModel)
+        before = model = unhooked(model)
         logits = partial(_logits, network.backbone)
     runner = make_runner(network, example)
     try:
@@ -114,8 +117,10 @@ def accelerate(
     return Accelerated(runner, network, report)
 
 
-def _logits(backbone: SilencedModel, model: nn.Module, x: Tensor) -> list[Tensor]:
+def _logits(backbone: nn.Module, model: nn.Module, x: Tensor) -> list[Tensor]:
     """Return the logits of a model's exits, but for a constant; of probabilities the logarithm, if they are not 0."""
+    if not isinstance(backbone, SilencedModel):  # that of an earlyon network with heads that are fused whole
+        return list(model(x))
     found = zip(answers_of(model, backbone, x), backbone.exits, strict=True)
     return [y.clamp_min(_LEAST).log() if one.softmax else y for y, one in found]
 
@@ -138,13 +143,21 @@ def _check_answers(
     """
     own = logits(model, x.clone())
     _, allowed = truth_of(own, lambda: logits(double_copy(model), in_double(x)))
-    rules = [(head.rule.temperature_tensor, head.rule.threshold_tensor) for head in network.fused_heads]
-    said = [decide(y, *rule) for y, rule in zip(own[:-1], rules, strict=True)] + [decide(own[-1], 1.0, 1.0)]
+    rules = [
+        (head.rule.temperature_tensor, head.rule.threshold_tensor, head.rule.criterion) for head in network.exit_heads
+    ]
+    said = [*decide_in_order(own[:-1], rules), decide(own[-1], 1.0, 1.0)]
     wanted, got = first_sure(said, with_probs=False), runner(x.clone())
     slack = torch.stack([2.0 * allowed * y.abs().amax(1).float() for y in own])  # [exits, N], of logits
     near = torch.zeros_like(wanted.label, dtype=torch.bool)
-    for head, off, (temperature, threshold) in zip(said[:-1], slack, rules, strict=False):
-        near |= ((head.confidence - threshold).abs() <= off / temperature) & (threshold < 1.0)
+    undecided = torch.zeros_like(near)  # between two labels, at any head so far
+    for y, head, off, (temperature, threshold, criterion) in zip(own[:-1], said[:-1], slack[:-1], rules, strict=True):
+        first, second = y.topk(min(2, y.shape[1]), dim=1).values[:, [0, -1]].unbind(1)
+        undecided |= first - second <= 2.0 * off
+        # Of that many logits, for an energy, and divided by the temperature for what is made of probabilities.
+        allowance = off if criterion == "energy" else off / temperature
+        close = undecided if criterion == "patience" else (head.confidence - threshold).abs() <= allowance
+        near |= close & (threshold < CRITERIA[criterion].high)
     at = got.exit_index.clamp(0, len(said) - 1)[None, :, None].expand(1, -1, own[0].shape[1])
     there = torch.stack(own).gather(0, at)[0]  # logits [N, K] of the exit that answered
     best = there.gather(1, got.label[:, None])[:, 0]

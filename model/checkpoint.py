@@ -2,9 +2,11 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -30,8 +32,12 @@ from .exit_rule import ExitRule
 from .fused_aux_head import FusedAuxHead
 from .images import MEAN, STD, normalise, open_image, to_pixels
 from .json_file import write_json
+from .module_head import AuxHead, ModuleHead
 from .reading import AnyExtract, Extract
 from .replacing import replacing
+
+#: Names in a network's state_dict of what a head's rule is.
+_OF_RULE = re.compile(r"heads\.\d+\.rule\.")
 
 
 @dataclass(frozen=True)
@@ -62,8 +68,7 @@ class Checkpoint:
         if self.image_size is None:
             raise BadInput("checkpoint: was saved without image_size, wants one to turn image files into input")
         pixels = torch.stack([to_pixels(open_image(path), self.image_size) for path in paths])
-        weight = self.network.fused_heads[0].linear.weight
-        return normalise(pixels.to(weight.device), self.mean, self.std).to(weight.dtype)
+        return normalise(pixels.to(self.network.device), self.mean, self.std).to(self.network.dtype)
 
 
 def save_checkpoint(
@@ -120,7 +125,7 @@ def save_checkpoint(
     wrong = wrong_field(description)
     if wrong is not None:
         raise TypeError(wrong)
-    num_classes = network.fused_heads[0].num_classes
+    num_classes = network.exit_heads[0].num_classes
     if classes and len(classes) != num_classes:
         raise ValueError(f"classes: got {len(classes)} names, wants {num_classes}, as the network has classes, or none")
     tensors = {}
@@ -143,6 +148,7 @@ def load_checkpoint(
     backbone: nn.Module,
     *,
     extract: Mapping[str, Callable[[Any], Tensor]] | None = None,
+    modules: Mapping[str, nn.Module] | None = None,
 ) -> Checkpoint:
     """Read what :func:`save_checkpoint` wrote: make the heads, attach them, and load every parameter that was saved.
 
@@ -155,10 +161,12 @@ def load_checkpoint(
             heads alone it keeps its parameters.
         extract: the functions by which heads read what their taps return, where the network had some, by tap: they
             cannot be saved. An :class:`Extract` was.
+        modules: made like those of the network's :class:`ModuleHead` heads, where it had some, by tap. They take over
+            the parameters that were saved, as the backbone does.
 
     Raises:
         BadInput: files that are missing, damaged or of another format, a backbone that they do not fit, which is left
-            as it was, or a function that is missing.
+            as it was, or a function or a module that is missing.
     """
     where = Path(directory)
     description = read_description(where)
@@ -176,7 +184,7 @@ def load_checkpoint(
             raise BadInput(f"backbone: {kind} has no layer {tap!r:.60}, behind which {where} has a head{made_by}")
     network = EarlyExitNetwork(
         backbone,
-        _make_heads(where / DESCRIPTION, description["heads"], tensors),
+        _make_heads(where / DESCRIPTION, description["heads"], tensors, _modules(where, description["heads"], modules)),
         extract=_extract(where, description["heads"], {} if extract is None else extract),
         logits=description["logits"],
     )
@@ -219,8 +227,43 @@ def _extract(
     return {tap: given[tap] if tap in functions else Extract(**head["extract"]) for tap, head in described.items()}
 
 
+def _modules(
+    where: Path, described: Mapping[str, Any], given: Mapping[str, nn.Module] | None
+) -> Mapping[str, nn.Module]:
+    """Return the modules of heads that are not fused, by tap, if they are those that are wanted."""
+    if not isinstance(given, (Mapping, NoneType)):
+        raise BadInput(f"modules: got {kind_of(given)}, wants a dict of modules by tap")
+    given = {} if given is None else given
+    saved = {tap: head["module"] for tap, head in described.items() if "module" in head}
+    for tap in given:
+        if tap not in saved:
+            raise BadInput(f"modules: {where} has no module at {tap!r:.60}, wants those of {list(saved)} alone")
+        if not isinstance(given[tap], nn.Module):
+            raise BadInput(f"modules[{tap!r:.60}]: got {kind_of(given[tap])}, wants an nn.Module")
+    for tap, kind in saved.items():
+        if tap not in given:
+            raise BadInput(
+                f"modules: the head at {tap!r:.60} in {where} is a module of yours ({one_line(kind)}), of which the "
+                "parameters alone were saved; wants one like it: "
+                f"load_checkpoint(..., modules={{{tap!r:.60}: module}})"
+            )
+    return given
+
+
 def _describe_head(network: EarlyExitNetwork, tap: str, head: nn.Module) -> dict[str, Any]:
     """Return the arguments that make a head of the same kind and rule."""
+    extract = network.extract.get(tap, Extract())
+    shared = {
+        "extract": dataclasses.asdict(extract) if isinstance(extract, Extract) else None,
+        "rule": {name: getattr(head.rule, name) for name in RULE_ARGUMENTS},
+    }
+    if type(head) is ModuleHead:
+        try:
+            num_classes = head.num_classes
+        except ValueError as error:
+            raise ValueError(f"heads[{tap!r}]: {error}") from None
+        kind = type(head.module).__qualname__
+        return {"module": kind, "num_classes": num_classes, "return_probs": head.return_probs, **shared}
     if type(head) is not FusedAuxHead:
         raise TypeError(f"heads[{tap!r}]: is a {type(head).__name__}, of which no checkpoint is known")
     if isinstance(head.linear, nn.LazyLinear):
@@ -230,7 +273,6 @@ def _describe_head(network: EarlyExitNetwork, tap: str, head: nn.Module) -> dict
             f"heads[{tap!r}]: its linear layer is a {type(head.linear).__name__}, wants an nn.Linear; remove its "
             "parametrizations before"
         )
-    extract = network.extract.get(tap, Extract())
     return {
         "in_features": head.linear.in_features,
         "num_classes": head.num_classes,
@@ -239,22 +281,30 @@ def _describe_head(network: EarlyExitNetwork, tap: str, head: nn.Module) -> dict
         "bias": head.linear.bias is not None,
         "dropout": head.dropout,
         "return_probs": head.return_probs,
-        "extract": dataclasses.asdict(extract) if isinstance(extract, Extract) else None,
-        "rule": {name: getattr(head.rule, name) for name in RULE_ARGUMENTS},
+        **shared,
     }
 
 
-def _make_heads(path: Path, described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, FusedAuxHead]:
+def _make_heads(
+    path: Path, described: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
+) -> dict[str, AuxHead]:
     """Make the heads of a description, if their sizes are those of the tensors: it may ask for any amount of memory."""
-    heads = {}
+    heads: dict[str, AuxHead] = {}
     for number, (tap, arguments) in enumerate(described.items()):
+        rest = {name: value for name, value in arguments.items() if name != "extract"}  # which is the network's
+        if tap in modules:
+            try:
+                rule = ExitRule(**arguments["rule"])
+            except (TypeError, ValueError) as error:
+                raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None
+            heads[tap] = ModuleHead(**{**rest, "module": modules[tap], "rule": rule})
+            continue
         name, size = f"heads.{number}.linear.weight", [arguments["num_classes"], arguments["in_features"]]
         saved = list(tensors[name].shape) if name in tensors else None
         try:
             if size != saved:
                 raise ValueError(f"its {name!r} is {size}, saved was {saved}")
-            rest = {**arguments, "pool_size": tuple(arguments["pool_size"]), "rule": ExitRule(**arguments["rule"])}
-            del rest["extract"]  # which is the network's
+            rest |= {"pool_size": tuple(arguments["pool_size"]), "rule": ExitRule(**arguments["rule"])}
             heads[tap] = FusedAuxHead(**rest)
         except (TypeError, ValueError) as error:
             raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None
@@ -266,7 +316,7 @@ def _kept_state(network: EarlyExitNetwork, with_backbone: bool) -> dict[str, Any
     return {
         name: value
         for name, value in network.state_dict(keep_vars=True).items()
-        if (name.startswith("heads.") or with_backbone) and not (name.startswith("heads.") and ".rule." in name)
+        if (with_backbone or name.startswith("heads.")) and not _OF_RULE.match(name)
     }
 
 

@@ -59,7 +59,8 @@ def read_description(directory: Path) -> dict[str, Any]:
     if wrong is not None:
         raise BadInput(f"checkpoint: {path} has {wrong}")
     for tap, head in content["heads"].items():
-        wrong = _first_wrong(head, _HEAD, "which a head has") or _first_wrong(head["rule"], _RULE, "which a rule has")
+        forms = _MODULE_HEAD if isinstance(head, Mapping) and "module" in head else _HEAD
+        wrong = _first_wrong(head, forms, "which a head has") or _first_wrong(head["rule"], _RULE, "which a rule has")
         if wrong is None and head["extract"] is not None:
             wrong = _first_wrong(head["extract"], _EXTRACT, "which an extract has")
         if wrong is not None:
@@ -171,6 +172,11 @@ _HEAD: _Forms = {
     "return_probs": _BOOL,
     "extract": ("item and layout, or None for a function", lambda value: value is None or isinstance(value, dict)),
     "rule": (", ".join(RULE_ARGUMENTS), lambda value: isinstance(value, dict)),
+}
+#: Of a head that is a module of the user's, of which the parameters alone are saved.
+_MODULE_HEAD: _Forms = {
+    "module": ("the name of a class", _is_text),
+    **{name: _HEAD[name] for name in ("num_classes", "return_probs", "extract", "rule")},
 }
 _EXTRACT: _Forms = {
     "item": ("an index, a key or None", _is_part),

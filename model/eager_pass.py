@@ -9,13 +9,16 @@ from torch import Tensor, nn
 from ..kernels import HeadOutput, decide
 from ..kernels.cuda_runtime import beside_captures, is_capturing
 from ..kernels.exits_plan import ExitsPlan
+from ..kernels.patience import with_patience
 from .batches import Batch, call_with, first_tensor
 from .exit_monitor import ExitMonitor
 from .exit_result import ExitResult, first_sure
 from .exits_plans import ExitsPlans
 from .fused_aux_head import FusedAuxHead
 from .head_plans import is_plain_call
+from .module_head import AuxHead
 from .reading import Reading
+from .rule_order import wait_for_write
 from .streams import current_handle, has_streams
 from .taps import ForwardLeft, listening
 
@@ -24,7 +27,7 @@ from .taps import ForwardLeft, listening
 def run_eagerly(
     backbone: nn.Module,
     taps: Sequence[str],
-    heads: Sequence[FusedAuxHead],
+    heads: Sequence[AuxHead],
     x: Batch,
     *,
     classifier: FusedAuxHead | None = None,
@@ -87,7 +90,7 @@ class _Pass:
 
     def __init__(
         self,
-        heads: Sequence[FusedAuxHead],
+        heads: Sequence[AuxHead],
         classifier: FusedAuxHead | None,
         *,
         stop: bool,
@@ -97,20 +100,31 @@ class _Pass:
         self._said: list[HeadOutput] = []
         self._merged = 0  # exits whose answers launches have merged, and counted
 
-    def _ask(self, outputs: Sequence[Tensor]) -> None:
-        """Call the heads of the next taps."""
-        for features in outputs:
-            self._said.append(self._heads[len(self._said)](features))
-
     def on_tap(self, _index: int, features: Tensor) -> None:
-        """Call the head of a tap; leave if that was enough."""
-        self._ask([features])
+        """Call the head of a tap."""
+        self._note(self._heads[len(self._said)](features))
+
+    def _note(self, output: HeadOutput) -> None:
+        """Note what the next head says; leave if that was enough."""
+        self._hear(output)
         if self._stop:
             sure = self._said[0].exit
             for said in self._said[1:]:
                 sure = sure | said.exit
             if bool(sure.all()):
                 raise ForwardLeft
+
+    def _hear(self, output: HeadOutput) -> None:
+        """Keep what the next head says, beside those before it."""
+        self._said.append(output)
+        rule = self._heads[len(self._said) - 1].rule
+        if rule.criterion == "patience":
+            # read behind the same writes as by the head itself
+            label = output.label
+            read = None if torch.compiler.is_compiling() else wait_for_write(rule, label)
+            self._said[-1] = with_patience(self._said, rule.threshold_tensor)
+            if read is not None:
+                read.record(torch.cuda.current_stream(label.device))
 
     def answer(self, final: Tensor | None) -> ExitResult:
         """Return the answer, given what the backbone returned; None if the forward was left."""
@@ -128,7 +142,7 @@ class _PlannedPass(_Pass):
 
     def __init__(
         self,
-        heads: Sequence[FusedAuxHead],
+        heads: Sequence[AuxHead],
         classifier: FusedAuxHead | None,
         plan: ExitsPlan,
         stream: int,
@@ -141,22 +155,31 @@ class _PlannedPass(_Pass):
         super().__init__(heads, classifier, stop=stop, monitor=monitor)
         self._plan, self._stream, self._samples = plan, stream, samples
         self._dtypes = plan.dtypes
-        self._outputs: list[Tensor] = []
+        self._reads: list[Tensor] = []  # by the launches
         self._packed = plan.new_answer()
 
     def on_tap(self, index: int, features: Tensor) -> None:
         """Launch the head of this tap, if the forward may stop there, and ask it."""
-        if self._said or type(features) is not Tensor or features.dtype is not self._dtypes[index]:
-            if not self._said:
-                self._ask(self._outputs)
+        if self._said:
             super().on_tap(index, features)  # in this place, where autocast may be on
             return
-        self._outputs.append(features)
+        head, dtype = self._heads[index], self._dtypes[index]
+        read = head.launch_input(features)
+        if type(read) is not Tensor or (dtype is not None and read.dtype is not dtype):
+            self._ask()
+            self._note(head.answer(read))
+            return
+        self._reads.append(read)
         if self._stop:
-            self._plan.launch(index, [features], self._packed, self._stream)
+            self._plan.launch(index, [read], self._packed, self._stream)
             self._merged = index + 1
             if self._plan.all_are_sure(self._packed):
                 raise ForwardLeft
+
+    def _ask(self) -> None:
+        """Go on head by head, beginning with those heard of so far."""
+        for head, read in zip(self._heads, self._reads, strict=False):
+            self._hear(head.answer(read))
 
     def answer(self, final: Tensor | None) -> ExitResult:
         """Launch what is left."""
@@ -164,9 +187,8 @@ class _PlannedPass(_Pass):
             return super().answer(final)
         if final is not None:
             if type(final) is not Tensor:
-                self._ask(self._outputs)
+                self._ask()
                 return super().answer(final)
-            outputs = [] if self._stop else self._outputs
-            inputs = [*outputs, final]
+            inputs = [final] if self._stop else [*self._reads, final]
             self._plan.launch(len(self._plan.parts) - 1, inputs, self._packed, self._stream)
         return ExitResult.viewing(self._packed, self._plan.layout, self._samples)

@@ -19,6 +19,7 @@ from .exit_rule import ExitRule, as_exit_rule
 from .exits_plans import ExitsPlans
 from .fused_aux_head import FusedAuxHead
 from .infer_layout import with_layout
+from .module_head import AuxHead, ModuleHead, ModuleRun
 from .reading import LOGITS, AnyExtract, Extract, Reading, check_extract, reading_of
 from .streams import has_streams
 from .taps import listening
@@ -55,8 +56,9 @@ class EarlyExitNetwork(nn.Module):
             backbone: any module that turns a batch into logits [N, K], or into a tuple, dict or object that has them;
                 the network takes over its mode.
             heads: for each tap, the name of a layer (``backbone.get_submodule``), in the order in which they run: a
-                :class:`FusedAuxHead`, or an ``nn.Sequential`` that :meth:`FusedAuxHead.from_module` knows. A head made
-                with ``in_features=None`` takes its width from the dry run.
+                :class:`FusedAuxHead`, or an ``nn.Sequential`` that :meth:`FusedAuxHead.from_module` knows, or any other
+                module that makes logits [N, K] of what the layer returns: it becomes a :class:`ModuleHead`, which is
+                not fused. A head made with ``in_features=None`` takes its width from the dry run.
             rules: a rule or threshold for all heads (each gets its own copy) or by tap; None leaves the heads' own.
             example_input: a batch for the dry run that checks the taps; without one, the first batch serves. For a
                 backbone of several arguments a tuple of them, or a dict by name; see :meth:`forward`.
@@ -68,14 +70,14 @@ class EarlyExitNetwork(nn.Module):
 
         Raises:
             ValueError: a tap or head that cannot work; the message names layers that would have worked.
-            TypeError: an argument of another type, or a head of a type that cannot be fused.
+            TypeError: an argument of another type, or a head that is no module.
         """
         super().__init__()
         check_module("backbone", backbone)
         check_heads(heads)
         self.backbone = backbone
         self.taps = tuple(heads)
-        self.heads = nn.ModuleList(_as_fused(tap, head) for tap, head in heads.items())
+        self.heads = nn.ModuleList(_as_head(tap, head) for tap, head in heads.items())
         _check_distinct(heads)
         by_tap = None if rules is None else self._rules_by_tap(rules)
         self.extract = check_extract(extract, self.taps)
@@ -106,9 +108,25 @@ class EarlyExitNetwork(nn.Module):
         return self
 
     @property
-    def fused_heads(self) -> list[FusedAuxHead]:
+    def exit_heads(self) -> list[AuxHead]:
         """The heads, in the order of the taps."""
+        return [head for head in self.heads if isinstance(head, (FusedAuxHead, ModuleHead))]
+
+    @property
+    def fused_heads(self) -> list[FusedAuxHead]:
+        """The heads that are fused, in the order of the taps."""
         return [head for head in self.heads if isinstance(head, FusedAuxHead)]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the heads are."""
+        return self.exit_heads[0].rule.threshold_tensor.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the parameters, those of the heads before others."""
+        parameters = (*self.heads.parameters(), *self.backbone.parameters())
+        return next((each.dtype for each in parameters if each.is_floating_point()), torch.float32)
 
     def set_rules(self, rules: ExitRule | float | Mapping[str, ExitRule | float]) -> None:
         """Give the heads other rules, all of them or by tap; a number changes the threshold alone.
@@ -116,7 +134,7 @@ class EarlyExitNetwork(nn.Module):
         The values are written into the rules that the heads have, in place, so that captured graphs follow them.
         """
         for tap, rule in self._rules_by_tap(rules).items():
-            self.fused_heads[self.taps.index(tap)].rule.assign(rule)
+            self.exit_heads[self.taps.index(tap)].rule.assign(rule)
 
     def _rules_by_tap(self, rules: ExitRule | float | Mapping[str, ExitRule | float]) -> Mapping[str, ExitRule | float]:
         if not isinstance(rules, (Mapping, ExitRule, int, float)):
@@ -169,7 +187,12 @@ class EarlyExitNetwork(nn.Module):
             watching=evidence,
         )
         lazy: list[tuple[FusedAuxHead, Tensor]] = []
-        for tap, head, features in zip(self.taps, self.fused_heads, run.features, strict=True):
+        runs: list[tuple[ModuleHead, ModuleRun]] = []
+        for tap, head, features in zip(self.taps, self.exit_heads, run.features, strict=True):
+            if isinstance(head, ModuleHead):
+                runs.append((head, head.check_on(tap, features)))
+                _check_classes(tap, runs[-1][1].num_classes, run.logits)
+                continue
             given = self.extract.get(tap, Extract())
             if isinstance(given, Extract):
                 extract[tap] = read = with_layout(tap, given, features, head, evidence)
@@ -185,14 +208,13 @@ class EarlyExitNetwork(nn.Module):
             else:
                 width = head.linear.in_features
             check_head_fits(tap, features, width, head.pool, head.pool_size)
-            if head.num_classes != run.logits.shape[1]:
-                raise ValueError(
-                    f"heads[{tap!r}]: has {head.num_classes} classes, wants {run.logits.shape[1]}, as the backbone has"
-                )
+            _check_classes(tap, head.num_classes, run.logits)
         for head, features in lazy:  # once none is refused
             head.to(features.device, None if autocasts else features.dtype)
             with torch.no_grad():
                 head.take_width_of(features)
+        for head_of_module, found in runs:
+            head_of_module.run = found
         self.extract, self.logits_part = extract, run.part
         self._set_reading()
         self._checked = True
@@ -200,11 +222,11 @@ class EarlyExitNetwork(nn.Module):
     def describe(self) -> str:
         """Say in a line each where the heads are and what they read, once the taps are checked."""
         lines = []
-        for tap, head in zip(self.taps, self.fused_heads, strict=True):
+        for tap, head in zip(self.taps, self.exit_heads, strict=True):
             extract = self.extract.get(tap, Extract())
             reads = extract.describe(tap) if isinstance(extract, Extract) else f"a function of {tap}"
             share = f", behind {self.shares[tap]:.0%} of the work" if tap in self.shares else ""
-            lines.append(f"{reads}: pool {head.pool!r}, {head.num_classes} classes{share}")
+            lines.append(f"{reads}: {head.describe()}{share}")
         return "\n".join(lines)
 
     def forward(self, x: Batch, *, stop: bool = False) -> ExitResult:
@@ -219,7 +241,7 @@ class EarlyExitNetwork(nn.Module):
         return run_eagerly(
             self.backbone,
             self.taps,
-            self.fused_heads,
+            self.exit_heads,
             x,
             stop=stop,
             plans=self._plans,
@@ -242,7 +264,7 @@ class EarlyExitNetwork(nn.Module):
         with listening(self.backbone, self.taps, keep, self._reading_now()):
             final = call_with(self.backbone, x)
         logits = []
-        for head, (y, autocast) in zip(self.fused_heads, features, strict=True):
+        for head, (y, autocast) in zip(self.exit_heads, features, strict=True):
             with autocast:
                 logits.append(head.logits(y))
         return [*logits, final]
@@ -255,12 +277,19 @@ def _check_distinct(heads: Mapping[str, nn.Module]) -> None:
             raise ValueError(f"heads[{tap!r}]: is that of {first[head]!r}, wants one with a rule of its own")
 
 
-def _as_fused(tap: str, head: nn.Module) -> FusedAuxHead:
-    if isinstance(head, FusedAuxHead):
+def _check_classes(tap: str, classes: int, logits: Tensor) -> None:
+    if classes != logits.shape[1]:
+        raise ValueError(f"heads[{tap!r}]: has {classes} classes, wants {logits.shape[1]}, as the backbone has")
+
+
+def _as_head(tap: str, head: nn.Module) -> AuxHead:
+    if isinstance(head, (FusedAuxHead, ModuleHead)):
         return head
     if not isinstance(head, nn.Module):
-        raise TypeError(f"heads[{tap!r}]: got {kind_of(head)}, wants a FusedAuxHead or an nn.Sequential")
+        raise TypeError(f"heads[{tap!r}]: got {kind_of(head)}, wants a FusedAuxHead or another nn.Module")
     try:
         return FusedAuxHead.from_module(head)
     except ValueError as error:
-        raise TypeError(f"heads[{tap!r}]: {str(error).removeprefix('module: ')}") from None
+        as_it_is = ModuleHead(head)
+        as_it_is.why_not_fused = str(error).removeprefix("module: ")
+        return as_it_is

@@ -97,7 +97,8 @@ class ExitMonitor:
     def histogram(self) -> Tensor:
         """Return the answers so far, [exits, 32] int64 on the CPU: by exit and, in bins from 0 to 1, by confidence.
 
-        Energies, which are of any size, are in the bins at the ends. The host waits for what is under way.
+        Energies and counts of patience, which are of any size, are in the bins at the ends. The host waits for what is
+        under way.
         """
         total = torch.zeros(len(self.shares), TALLY_BINS, dtype=torch.int64)
         for tallies in self._tallies.values():

@@ -1,7 +1,8 @@
 """``ExitRule``: criterion, threshold and temperature by which a head may answer, held on the device."""
 
+import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -36,10 +37,12 @@ class ExitRule(nn.Module):
 
         Args:
             threshold: a sample exits when its confidence is strictly greater; in the range of the criterion
-                (``auxhead.kernels.CRITERIA``), from 0 to 1 for all but "energy". None is the end of that range, which
-                no confidence exceeds: 1.0 never exits.
-            criterion: what the confidence is: "max_prob", "entropy", "margin" or "energy"; see
-                :func:`auxhead.kernels.fused_head`. Other than the numbers it is part of what a runner captures.
+                (``auxhead.kernels.CRITERIA``), from 0 to 1 for all but "energy" and "patience". None is the end of
+                that range, which no confidence exceeds: 1.0 never exits.
+            criterion: what the confidence is: "max_prob", "entropy", "margin" or "energy", see
+                :func:`auxhead.kernels.fused_head`; or "patience", how many heads of the network in a row, ending with
+                this one, gave the same label: under threshold t a label must have stayed the same t times, as with the
+                patience t of PABEE. Other than the numbers it is part of what a runner captures.
             temperature: divides the logits before the softmax; greater than 0.
             enabled: False never exits, whatever the threshold.
 
@@ -57,6 +60,10 @@ class ExitRule(nn.Module):
         self._enabled = enabled
         self.temperature = temperature
         self.threshold = CRITERIA[criterion].high if threshold is None else threshold
+
+    def holders(self) -> list[tuple[Mapping[str, Any], str]]:
+        """Name the objects that a launch depends on, as keys of the dicts that hold them."""
+        return [(self._buffers, "temperature_tensor"), (self._buffers, "threshold_tensor"), (vars(self), "criterion")]
 
     @property
     def temperature(self) -> float:
@@ -187,3 +194,9 @@ def as_exit_rule(rule: "ExitRule | float", name: str = "rule") -> ExitRule:
     if not isinstance(rule, (int, float)):
         raise TypeError(f"{name}: got {kind_of(rule)}, wants an ExitRule or a threshold (a float)")
     return ExitRule(rule)
+
+
+def own_rule(rule: ExitRule | float, device: torch.device | str | None) -> ExitRule:
+    """Return a copy on a device: heads that shared a rule would overwrite each other's threshold."""
+    with torch.inference_mode(False):  # what is copied in inference mode could not be written outside of it
+        return copy.deepcopy(as_exit_rule(rule)).to(device)

@@ -11,6 +11,7 @@ from ..kernels.exits_plan import ExitsPlan
 from .exit_monitor import ExitMonitor
 from .fused_aux_head import FusedAuxHead
 from .kept_plans import Kept, KeptPlans, ReadTensors
+from .module_head import AuxHead, ModuleHead
 
 
 class ExitsPlans(KeptPlans[ExitsPlan]):
@@ -18,7 +19,7 @@ class ExitsPlans(KeptPlans[ExitsPlan]):
 
     def find(
         self,
-        heads: Sequence[FusedAuxHead],
+        heads: Sequence[AuxHead],
         classifier: FusedAuxHead | None,
         x: Tensor,
         stream: int,
@@ -34,8 +35,9 @@ class ExitsPlans(KeptPlans[ExitsPlan]):
         """
         key = (stream, x.shape[0], x.device, at_each, classifier, monitor)
         exits: list[Any] = [*heads] if classifier is None else [*heads, classifier]
+        forwards = FusedAuxHead.forward, ModuleHead.forward
         for head in exits:  # whose hooks, or forwards of their own, a plan would not call
-            if head._forward_hooks or head._forward_pre_hooks or type(head).forward is not FusedAuxHead.forward:
+            if head._forward_hooks or head._forward_pre_hooks or type(head).forward not in forwards:
                 return None
         if captured:
             made = self._make(exits, classifier, x, monitor, at_each=at_each)
@@ -54,7 +56,7 @@ class ExitsPlans(KeptPlans[ExitsPlan]):
 
     def _make(
         self,
-        exits: Sequence[FusedAuxHead],
+        exits: Sequence[AuxHead],
         classifier: nn.Module | None,
         x: Tensor,
         monitor: ExitMonitor | None,

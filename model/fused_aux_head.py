@@ -1,6 +1,6 @@
 """``FusedAuxHead``: the module that takes the place of a pool-flatten-linear classifier."""
 
-import copy
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..kernels import ExitHead, HeadOutput, check_input, check_pool, fused_head, pooled_features
 from ..kernels.head_arguments import head_dtypes, head_dtypes_in_words
 from .arguments import check_module, is_plain, tensor_in_words
-from .exit_rule import ExitRule, as_exit_rule
+from .exit_rule import ExitRule, own_rule
 from .fold_head import match_or_fold
 from .head_plans import HeadPlans
 from .rule_order import wait_for_write
@@ -22,6 +22,9 @@ class FusedAuxHead(nn.Module):
     ``forward`` answers (:class:`~auxhead.kernels.HeadOutput`); ``logits`` is the same head as differentiable PyTorch,
     for training. Shapes, dtypes and errors of the input are those of :func:`auxhead.kernels.fused_head`.
     """
+
+    #: Attributes that a launch depends on, besides what ``holders`` names.
+    options = ("pool", "pool_size", "return_probs")
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class FusedAuxHead(nn.Module):
             raise ValueError(f"dropout: got {dropout!r}, wants a probability in [0, 1]")
         self.dropout = dropout
         self.return_probs = return_probs
-        self.rule = _own_rule(rule, device)
+        self.rule = own_rule(rule, device)
         self.linear: nn.Linear = linear
         self._plans = HeadPlans()
         self._source_path = "linear"  # name of the linear layer in the nn.Sequential it comes from, if any
@@ -99,7 +102,7 @@ class FusedAuxHead(nn.Module):
             dropout=pattern.dropout, return_probs=return_probs, device="meta",  # its own parameters are dropped
         )  # fmt: skip
         head.linear, head._source_path = linear, pattern.linear_path
-        head.rule = _own_rule(rule, linear.weight.device)
+        head.rule = own_rule(rule, linear.weight.device)
         return head.train(module.training)
 
     @property
@@ -175,8 +178,35 @@ class FusedAuxHead(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits [N, K] in x's dtype, differentiably, before temperature and softmax."""
         check_input(x, self.pool, self.pool_size)
-        features = pooled_features(x, self.pool, self.pool_size)
+        return self.logits_of_features(pooled_features(x, self.pool, self.pool_size))
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return what of a tap's output ``logits_of_features`` reads: [N, D], pooled, in the parameters' dtype."""
+        return pooled_features(x, self.pool, self.pool_size).to(self.linear.weight.dtype)
+
+    def logits_of_features(self, features: Tensor) -> Tensor:
+        """Return the logits [N, K] for pooled features [N, D], differentiably."""
         return self.linear(F.dropout(features, self.dropout, self.training))
+
+    def launch_input(self, x: Tensor) -> Tensor:
+        """Return what an exit launch reads for this head: the tap's output itself."""
+        return x
+
+    def answer(self, x: Tensor) -> HeadOutput:
+        """Answer for what ``launch_input`` returned."""
+        return self(x)
+
+    def holders(self) -> Iterable[tuple[Mapping[str, Any], str]]:
+        """Name the objects that a launch depends on, as keys of the dicts that hold them."""
+        own = self._modules
+        linear, rule = own["linear"], own["rule"]
+        assert isinstance(linear, nn.Module) and isinstance(rule, ExitRule)
+        of_linear = [(linear._parameters, "weight"), (linear._parameters, "bias")]
+        return [(own, "linear"), (own, "rule"), *of_linear, *rule.holders()]
+
+    def describe(self) -> str:
+        """Say what it computes."""
+        return f"pool {self.pool!r}, {self.num_classes} classes"
 
     def as_exit_head(self) -> ExitHead:
         """Return the tensors and sizes that a launch for a whole network reads: the very ones, not copies."""
@@ -213,12 +243,6 @@ class FusedAuxHead(nn.Module):
     def extra_repr(self) -> str:
         """Show what the linear layer below does not."""
         return f"pool={self.pool!r}, pool_size={self.pool_size}, dropout={self.dropout}"
-
-
-def _own_rule(rule: ExitRule | float, device: torch.device | str | None) -> ExitRule:
-    """Return a copy: heads that shared a rule would overwrite each other's threshold."""
-    with torch.inference_mode(False):  # what is copied in inference mode could not be written outside of it
-        return copy.deepcopy(as_exit_rule(rule)).to(device)
 
 
 def _autocasts(x: Tensor) -> bool:

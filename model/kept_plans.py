@@ -17,7 +17,7 @@ _MOST_PLANS = 16
 class ReadTensors:
     """Parameters, rules and options of heads, as they were when something was made that knows where they lie."""
 
-    def __init__(self, heads: Sequence[nn.Module]) -> None:
+    def __init__(self, heads: Sequence[Any]) -> None:
         """Remember the heads' layers, rules, options and tensors, and where and how the tensors lie.
 
         Raises:
@@ -26,14 +26,7 @@ class ReadTensors:
         # Looked up without nn.Module's attribute access, which would cost each call some microseconds a head.
         holders: list[tuple[Mapping[str, object], str]] = []
         for head in heads:
-            modules = head._modules
-            linear, rule = modules["linear"], modules["rule"]
-            assert linear is not None and rule is not None
-            holders += [
-                (modules, "linear"), (modules, "rule"), (linear._parameters, "weight"), (linear._parameters, "bias"),
-                (rule._buffers, "temperature_tensor"), (rule._buffers, "threshold_tensor"), (vars(rule), "criterion"),
-                (vars(head), "pool"), (vars(head), "pool_size"), (vars(head), "return_probs"),
-            ]  # fmt: skip
+            holders += [*head.holders(), *((vars(head), name) for name in head.options)]
         self._heads = list(heads)
         self._holders, self._names = zip(*holders, strict=True)
         self._objects = [holder[name] for holder, name in holders]

@@ -37,7 +37,7 @@ LEVELS = {
         {"measuring"},
         {"heads", "bench", "profile"},
         {"sweep", "overlap", "pareto", "plan"},
-        {"tuned", "footprint", "coverage"},
+        {"tuned", "footprint", "coverage", "earlyon"},
     ),
 }
 STANDARD = set(sys.stdlib_module_names)

@@ -36,7 +36,7 @@ def launch_heads(
     heads = [one.head.as_exit_head() if isinstance(one, AloneHead) else None for one in exits]
     inputs = [one.x if isinstance(one, AloneHead) else one for one in exits]
     with_probs = all(one.head.return_probs for one in exits[:-1] if isinstance(one, AloneHead))
-    classes = next(head.weight.shape[0] for head in heads if head)
+    classes = next(one.head.num_classes for one in exits if isinstance(one, AloneHead))
     samples, device = len(inputs[0]), inputs[0].device
     buffers = ExitBuffers.allocate(len(heads), samples, classes, with_probs=with_probs, device=device)
     made = []

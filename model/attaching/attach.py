@@ -12,6 +12,7 @@ from ..batches import Batch, check_input_batch, first_tensor, two_samples
 from ..early_exit_network import EarlyExitNetwork
 from ..fused_aux_head import FusedAuxHead
 from ..own_exits.attach_exits import attach_exits
+from ..own_exits.unhooked_exits import is_earlyon
 from ..reading import LOGITS, AnyExtract, part_of, parts_in_words
 from .device_work import measured_work
 from .main_path import ForwardFlow, watch_forward
@@ -34,7 +35,8 @@ def attach(
 
     Args:
         model: returns logits [N, K], or a tuple, dict or object that has them. If it returns the logits of several
-            exits and ``taps`` is "auto", its own heads are taken over with their weights: :func:`attach_exits`.
+            exits, or is a network of earlyon, and ``taps`` is "auto", its own heads are taken over with their weights:
+            :func:`attach_exits`.
         taps: names of layers, in the order in which they run; or "auto": up to three layers, behind about 25, 50 and
             75 % of the model's work, and through each of which all that comes later gets what it knows of the input. A
             layer inside of a residual branch is none of these.
@@ -59,6 +61,8 @@ def attach(
         raise ValueError("taps: got none, wants 'auto' or a list of names of layers")
     if not isinstance(taps, (str, Sequence)) or not all(isinstance(tap, str) for tap in taps):
         raise TypeError(f"taps: got {kind_of(taps)}, wants 'auto' or a list of names of layers")
+    if taps == "auto" and is_earlyon(model) and isinstance(example_input, Tensor):
+        return attach_exits(model, example_input)
     flow = watch_forward(model, two_samples(example_input))
     if taps == "auto" and _has_own_exits(flow.output, logits):
         assert isinstance(example_input, Tensor)

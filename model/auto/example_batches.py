@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import decide
+from ...kernels.patience import decide_in_order
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import first_sure
 from ..rule_order import wait_for_writes
@@ -24,15 +25,17 @@ def batches_of(example_input: Tensor, size: int) -> list[Tensor]:
 
 def exits_of(network: EarlyExitNetwork, batches: Sequence[Tensor]) -> Tensor:
     """Return [B, N] int64: the exit of each sample of each batch, by PyTorch's operations: none is compiled."""
-    rules = [(head.rule.temperature_tensor, head.rule.threshold_tensor) for head in network.fused_heads]
+    rules = [head.rule for head in network.exit_heads]
     exits = []
     with torch.inference_mode(False), torch.no_grad():
         for x in batches:
             if has_streams(x):
-                wait_for_writes([head.rule for head in network.fused_heads], torch.cuda.current_stream(x.device))
+                wait_for_writes(rules, torch.cuda.current_stream(x.device))
             # of a copy: a backbone may change its input in place, and the batches are views of the user's example
             *early, last = network.logits(x.clone())
-            said = [decide(y, temperature=t, threshold=h) for y, (t, h) in zip(early, rules, strict=True)]
+            said = decide_in_order(
+                early, [(rule.temperature_tensor, rule.threshold_tensor, rule.criterion) for rule in rules]
+            )
             said.append(decide(last, temperature=1.0, threshold=1.0))
             exits.append(first_sure(said, with_probs=False).exit_index)
     return torch.stack(exits).cpu()

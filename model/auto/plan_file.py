@@ -105,7 +105,7 @@ def conditions_of(
         ],
         "rules": [
             [head.rule.criterion, head.rule.threshold, head.rule.temperature, head.rule.enabled]
-            for head in network.fused_heads
+            for head in network.exit_heads
         ],
         **asked,
         "samples": [list(example_input.shape[1:]), str(example_input.dtype), list(example_input.stride()[1:])],

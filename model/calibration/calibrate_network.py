@@ -85,7 +85,7 @@ def calibrate_network(
         network, collected, parts, max_accuracy_drop=max_accuracy_drop, max_latency_ms=max_latency_ms,
         latencies=latencies, confidence=confidence, seed=None if given else seed,
     )  # fmt: skip
-    for head, rule in zip(network.fused_heads, rules, strict=True):
+    for head, rule in zip(network.exit_heads, rules, strict=True):
         head.rule.assign(rule)
     return report
 
@@ -113,7 +113,7 @@ def calibrate_exits(
         confidence: likewise.
         seed: for the report.
     """
-    rules = [head.rule for head in network.fused_heads]
+    rules = [head.rule for head in network.exit_heads]
     temperatures, samples = _scored(collected, parts, [rule.criterion for rule in rules])
     fitting, testing, count = samples["temperature"], samples["test"], len(parts["thresholds"])
 
@@ -151,7 +151,7 @@ def calibrate_exits(
         static_accuracy=None if static is None else static.double().mean().item(),
         chosen=chosen,
         curve=curve,
-        environment=environment(network.fused_heads[0].linear.weight.device),
+        environment=environment(network.device),
     )
     found = [
         ExitRule(threshold, criterion=rule.criterion, temperature=temperature, enabled=rule.enabled)

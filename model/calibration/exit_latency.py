@@ -51,7 +51,7 @@ def measure_exit_latencies(
     check_batch("x", x)
     if type(rounds) is not int or rounds < 1:
         raise ValueError(f"rounds: got {rounds!r}, wants a whole number of at least 1")
-    heads = network.fused_heads
+    heads = network.exit_heads
     before = [copy.deepcopy(head.rule) for head in heads]
     times: list[list[float]] = [[] for _ in range(len(heads) + 1)]
     try:
@@ -75,7 +75,7 @@ def measure_exit_latencies(
 
 def _leave_at(network: EarlyExitNetwork, rules: Sequence[ExitRule], exit_index: int) -> None:
     """Let all samples leave at one exit."""
-    for index, (head, rule) in enumerate(zip(network.fused_heads, rules, strict=True)):
+    for index, (head, rule) in enumerate(zip(network.exit_heads, rules, strict=True)):
         lowest = CRITERIA[rule.criterion][0]
         head.rule.assign(ExitRule(lowest, criterion=rule.criterion, enabled=index == exit_index))
 

@@ -43,11 +43,11 @@ def collect_logits(
         TypeError, ValueError: no such network or loader, one without samples, labels that are no classes, or logits
             that are no finite numbers.
     """
-    weight = network.fused_heads[0].linear.weight
+    device = network.device
     logits, labels, samples, static = [], [], [], []
     for batch in loader:
         x, y = _checked(batch, name)
-        moved = x.to(weight.device)
+        moved = x.to(device)
         exits = torch.stack(network.logits(moved)).float()
         answers = None if static_model is None else static_model(moved).argmax(1)
         samples += identities(x)  # while the device is at work

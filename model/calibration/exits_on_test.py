@@ -31,7 +31,7 @@ def exits_on_test(
         latencies: of the runner, if there are.
     """
     names = [*network.taps, "classifier"]
-    criteria = [*(head.rule.criterion for head in network.fused_heads), "max_prob"]
+    criteria = [*(head.rule.criterion for head in network.exit_heads), "max_prob"]
     rows = []
     for index, (name, threshold) in enumerate(zip(names, [*thresholds, None], strict=True)):
         right, left = logits[index].argmax(1) == labels, exits == index

@@ -117,7 +117,7 @@ def _decoded(source: LabelledImages, loaded: Checkpoint, request: Request) -> tu
 
 
 def _batches(pixels: Tensor, labels: Tensor, loaded: Checkpoint) -> Iterator[tuple[Tensor, Tensor]]:
-    dtype = loaded.network.fused_heads[0].linear.weight.dtype
+    dtype = loaded.network.dtype
     for chunk, own in zip(pixels.split(_BATCH), labels.split(_BATCH), strict=True):
         yield normalise(chunk, loaded.mean, loaded.std).to(dtype), own
 
@@ -130,7 +130,7 @@ def _latencies(request: Request, loaded: Checkpoint, pixels: Tensor) -> ExitLate
         return None
     network = loaded.network
     some = pixels[torch.arange(request.batch) % len(pixels)]
-    dtype = network.fused_heads[0].linear.weight.dtype
+    dtype = network.dtype
     x = normalise(some, loaded.mean, loaded.std).to(request.device, dtype)
     if not x.is_cuda:
         stopping: Callable[[Tensor], ExitResult] = functools.partial(network, stop=True)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...kernels import CRITERIA, decide
+from ...kernels import CRITERIA
+from ...kernels.patience import decide_in_order
 
 
 def exit_scores(logits: Tensor, criteria: Sequence[str], temperatures: Sequence[float]) -> Tensor:
@@ -20,9 +21,13 @@ def exit_scores(logits: Tensor, criteria: Sequence[str], temperatures: Sequence[
         [E, M] float32, each head's within ``auxhead.kernels.CRITERIA[criterion]``; NaN, which never exits, is its lower
         end.
     """
-    scores = []
-    for of_head, criterion, temperature in zip(logits, criteria, temperatures, strict=True):
-        low, high, _ = CRITERIA[criterion]
-        confidence = decide(of_head, temperature, high, criterion).confidence
-        scores.append(confidence.nan_to_num(nan=low).clamp(low, high))
+    ranges = [CRITERIA[criterion].range for criterion in criteria]
+    rules = [
+        (temperature, high, criterion)
+        for temperature, (_, high), criterion in zip(temperatures, ranges, criteria, strict=True)
+    ]
+    scores = [
+        output.confidence.nan_to_num(nan=low).clamp(low, high)
+        for output, (low, high) in zip(decide_in_order(logits, rules), ranges, strict=True)
+    ]
     return torch.stack(scores)

@@ -90,12 +90,12 @@ def run_infer(
     """
     files = image_files(paths)
     network = checkpoint.network
-    names = checkpoint.classes or [str(label) for label in range(network.fused_heads[0].num_classes)]
+    names = checkpoint.classes or [str(label) for label in range(network.exit_heads[0].num_classes)]
     exit_names = [*network.taps, "classifier"]
     left: Counter[int] = Counter()
     began = time.perf_counter()
     if out is None:
-        for head in network.fused_heads:
+        for head in network.exit_heads:
             head.return_probs = True  # which the table shows
         done = list(answers(checkpoint, files, exits=exits, batch=batch))
         result = joined([one.result for one in done])

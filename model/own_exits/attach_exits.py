@@ -15,6 +15,7 @@ from ..rounding import double_copy, in_double, relative_error, truth_of
 from ..shallow_copy import shallow_copy
 from .find_exits import ExitCalls, FoundExits, find_exits, shortest
 from .silenced_model import FoundExit, SilencedModel, SilentHead
+from .unhooked_exits import UnhookedExits, unhooked
 
 
 def attach_exits(
@@ -28,14 +29,19 @@ def attach_exits(
     and convolutions before it then run as a part of the backbone. The exit that runs last stays the backbone's own
     classifier; in what order the exits are returned does not matter.
 
+    A network of earlyon is known by its wrapper, and keeps its rules: thresholds, temperatures, which exits there are.
+    Its heads are fused whole where all of them can be, and else as those of any model.
+
     Args:
-        model: returns a list, tuple, dict or dataclass of logits [N, K], or of their softmax; in eval mode.
+        model: returns a list, tuple, dict or dataclass of logits [N, K], or of their softmax; or an earlyon wrapper. In
+            eval mode.
         example: a batch that it takes, of which two samples are used. What is found holds for samples of this shape.
-        rules: as for :class:`EarlyExitNetwork`, by tap; None never exits.
+        rules: as for :class:`EarlyExitNetwork`, by tap; None are those of an earlyon wrapper, and else never exits.
 
     Returns:
         EarlyExitNetwork: its ``backbone.exits`` says what was found, in the order of the exits. Its backbone holds a
-        copy of the model, called ``model``, without the heads.
+        copy of the model, called ``model``, without the heads. Of an earlyon network whose heads are fused whole, it is
+        a copy of that one's backbone, with its taps.
 
     Raises:
         ValueError: an exit that cannot be found or fused, with the module and what is wanted; or a model that computes
@@ -49,6 +55,18 @@ def attach_exits(
     if any(layer.training for layer in model.modules()):
         raise ValueError("model: in training mode, wants model.eval()")
     two = torch.cat([example[:2]] * 2)[:2]  # two samples, to tell a batch from a constant
+    own = unhooked(model)
+    if isinstance(own, UnhookedExits):
+        network = _fused_whole(own, two) or _attach(own, two, None)
+        network.set_rules(_own_rules(own, network) if rules is None else rules)
+        return network
+    return _attach(model, two, rules)
+
+
+def _attach(
+    model: nn.Module, two: Tensor, rules: ExitRule | float | Mapping[str, ExitRule | float] | None
+) -> EarlyExitNetwork:
+    """Make a network of a model that returns its exits, found by what they compute on two samples."""
     duplicate = shallow_copy(model, {})
     with torch.inference_mode(False):
         found = find_exits(duplicate, two)
@@ -61,6 +79,31 @@ def attach_exits(
         with torch.no_grad():
             truth.check_logits(network)
     return network
+
+
+def _fused_whole(own: UnhookedExits, two: Tensor) -> EarlyExitNetwork | None:
+    """Make a network of an earlyon network's backbone and its heads, if all of them can be fused whole."""
+    with torch.inference_mode(False):
+        network = own.fused(two)
+        if network is None:
+            return None
+        with torch.no_grad():
+            exact, allowed = truth_of(own(two), lambda: double_copy(own)(in_double(two)))
+            error = relative_error(network.logits(two.clone()), exact)
+    if not error <= allowed:
+        raise ValueError(
+            f"model: with fused heads its exits are off by {error:.2g} of the largest value, {allowed:.2g} being "
+            "allowed; wants heads that compute the same each time"
+        )
+    return network
+
+
+def _own_rules(own: UnhookedExits, network: EarlyExitNetwork) -> dict[str, ExitRule]:
+    """Return an earlyon network's rules by the taps of the network that was made of it."""
+    places: Sequence[int | str] = range(len(own.rules))
+    if isinstance(network.backbone, SilencedModel):
+        places = [one.place for one in network.backbone.exits[:-1]]
+    return {tap: own.rules[int(place)] for tap, place in zip(network.taps, places, strict=True)}
 
 
 def _silence(model: nn.Module, found: FoundExits) -> tuple[SilencedModel, dict[str, FusedAuxHead]]:

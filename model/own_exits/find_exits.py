@@ -8,7 +8,7 @@ input of that linear layer: on the example, and when the layer's output is repla
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -96,7 +96,7 @@ def find_exits(model: nn.Module, example: Tensor) -> FoundExits:
     found = [(place, logits, *search.linear_of(place, logits)) for place, logits in returned.items()]
     exits: list[ExitCalls] = []
     for place, logits, linear, probabilities in sorted(found, key=lambda one: one[2].began if one[2] else math.inf):
-        whole = search.outermost(logits, linear)
+        whole = search.outermost(logits, linear, [other for _, _, other, _ in found if other is not linear])
         source = None if linear is None or whole is None else search.source_of(linear, whole)
         depth = search.depth(whole, source)
         exits.append(ExitCalls(place, logits.shape[1], linear, probabilities, source, whole, None, depth))
@@ -247,9 +247,19 @@ class _Search:
         made = [call.ended for call in self._calls if call.y is whole.x and call.ended < whole.began]
         return made[0] if made else whole.began if source is None else source.call.ended
 
-    def outermost(self, logits: Tensor, linear: ModuleCall | None) -> ModuleCall | None:
-        """Return the outermost call, but for the model's own, that returns an exit's logits or their softmax."""
-        return min(self._heads(logits, linear), key=lambda call: call.began, default=None)
+    def outermost(
+        self, logits: Tensor, linear: ModuleCall | None, others: Sequence[ModuleCall | None]
+    ) -> ModuleCall | None:
+        """Return the outermost call, but for the model's own, that returns an exit's logits or their softmax.
+
+        One in which the linear layer of another exit runs is more than a head: a backbone that hooks call heads from.
+        """
+        heads = (
+            call
+            for call in self._heads(logits, linear)
+            if not any(other is not None and call.holds(other) for other in others)
+        )
+        return min(heads, key=lambda call: call.began, default=None)
 
     def _heads(self, logits: Tensor, linear: ModuleCall | None) -> list[ModuleCall]:
         return [

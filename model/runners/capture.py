@@ -114,7 +114,7 @@ class Capture:
                 gc.disable()  # what it finds may wait for the device, or free memory, which would break the capture
             self.reads = CapturedReads([backbone, *others])
             stack.enter_context(self._memory.allocating())
-            stack.enter_context(naming_layers(backbone))
+            stack.enter_context(naming_layers(backbone, *others))
             stack.callback(self._abandon)
             stack.enter_context(self.reads)
             self._begin(stream)

@@ -25,15 +25,16 @@ class CaptureStreams:
         self._kind = device, trunk_priority
         self._workspaces = MemoryPool(device)
 
-    def allocate_workspaces(self) -> None:
-        """Let cuBLAS allocate what it has for the trunk's stream in memory that lives as long as the streams.
+    def allocate_workspaces(self, stream: torch.cuda.Stream) -> None:
+        """Let cuBLAS allocate what it has for one of the streams in memory that lives as long as they.
 
         ``torch.compile`` with CUDA graphs clears all workspaces that cuBLAS has. From PyTorch's common memory they
-        would then go to others while graphs write them. Heads call no cuBLAS.
+        would then go to others while graphs write them. Fused heads call no cuBLAS, so that the side stream needs none
+        for them.
         """
-        with self._workspaces.allocating(), torch.cuda.stream(self.trunk):
+        with self._workspaces.allocating(), torch.cuda.stream(stream):
             for dtype in (torch.float32, torch.float16):  # with and without tensor cores
-                ones = torch.ones(16, 16, dtype=dtype, device=self.trunk.device)
+                ones = torch.ones(16, 16, dtype=dtype, device=stream.device)
                 torch.addmm(ones[0], ones, ones)  # cuBLASLt
                 torch.mm(ones, ones)
 
@@ -52,7 +53,7 @@ def take_streams(device: torch.device, trunk_priority: int) -> CaptureStreams:
     free = _free.setdefault((device, trunk_priority), [])
     streams = free.pop(0) if free else CaptureStreams(device, trunk_priority)
     try:
-        streams.allocate_workspaces()
+        streams.allocate_workspaces(streams.trunk)
     except BaseException:  # no memory for all of them; cuBLAS would keep those that it has, for nobody
         streams.give_back()
         raise

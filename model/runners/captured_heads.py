@@ -1,41 +1,34 @@
 """Detects heads replaced or moved in memory since a capture, whose graphs would silently read the old tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from ...kernels import ExitHead
 from ..early_exit_network import EarlyExitNetwork
 
 
 class CapturedHeads:
     """The heads of a network as they were captured."""
 
-    def __init__(self, network: EarlyExitNetwork, read: Sequence[ExitHead]) -> None:
+    def __init__(self, network: EarlyExitNetwork) -> None:
         """Remember the heads, their rules and layers, and where the tensors lie that the graphs read of each."""
         # Looked up without nn.Module's attribute access, which would cost each request some microseconds a head.
         self._objects: list[tuple[str, Mapping[str, object], str, object]] = [
             ("network: its heads were replaced by other objects", network._modules, "heads", network.heads)
         ]
         self._addresses: list[tuple[str, Tensor, int]] = []
-        for index, (tap, head, tensors) in enumerate(zip(network.taps, network.fused_heads, read, strict=True)):
+        for index, (tap, head) in enumerate(zip(network.taps, network.exit_heads, strict=True)):
             its, replaced = f"heads[{tap!r}]", "was replaced by another object"
             self._objects.append((f"{its} {replaced}", network.heads._modules, str(index), head))
-            for holder, name, captured in (
-                (head._modules, "rule", head.rule),
-                (head.rule._buffers, "temperature_tensor", head.rule.temperature_tensor),
-                (head.rule._buffers, "threshold_tensor", head.rule.threshold_tensor),
-                (head._modules, "linear", head.linear),
-                (head.linear._parameters, "weight", head.linear.weight),
-                (head.linear._parameters, "bias", head.linear.bias),
-            ):
-                self._objects.append((f"{its}: its {name} {replaced}", holder, name, captured))
+            for layer in head.modules():
+                for holder in (layer._modules, layer._parameters, layer._buffers):
+                    for name, captured in holder.items():
+                        self._objects.append((f"{its}: its {name} {replaced}", holder, name, captured))
+                        if isinstance(captured, Tensor):
+                            what = f"{its}: its {name.removesuffix('_tensor')}"
+                            self._addresses.append((what, captured, captured.data_ptr()))
             changed = f"{its}: its rule's criterion was changed"
             self._objects.append((changed, vars(head.rule), "criterion", head.rule.criterion))
-            for name in ("weight", "bias", "temperature", "threshold"):
-                tensor = getattr(tensors, name)
-                if tensor is not None:
-                    self._addresses.append((f"{its}: its {name}", tensor, tensor.data_ptr()))
 
     def check_unchanged(self) -> None:
         """Raise a ``RuntimeError`` that names what was replaced or moved.

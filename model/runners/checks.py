@@ -8,6 +8,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ..arguments import check_batch, tensor_in_words
 from ..early_exit_network import EarlyExitNetwork
+from ..fused_aux_head import FusedAuxHead
 
 
 def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
@@ -16,8 +17,8 @@ def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
     _check_cuda(example_input)
     _check_allocator()
     check_mode(network)
-    for tap, head in zip(network.taps, network.fused_heads, strict=True):
-        if is_parametrized(head.linear):
+    for tap, head in zip(network.taps, network.exit_heads, strict=True):
+        if isinstance(head, FusedAuxHead) and is_parametrized(head.linear):
             raise ValueError(
                 f"heads[{tap!r}]: its linear layer is parametrized, which a graph would not follow; wants none: call "
                 "torch.nn.utils.parametrize.remove_parametrizations, or use 'eager'"
@@ -29,7 +30,7 @@ def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
         check_no_outer_capture()
     network.check_taps(example_input)
     check_device(network, example_input.device)
-    for tap, head in zip(network.taps, network.fused_heads, strict=True):  # which have their sizes now
+    for tap, head in zip(network.taps, network.exit_heads, strict=True):  # which have their sizes now
         try:
             head.as_exit_head()
         except ValueError as error:

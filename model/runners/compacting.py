@@ -192,14 +192,22 @@ class CompactingRunner(PolledRunner):
 
     def _offer(self, big: _CompactingBatch, small: _CompactingBatch, stops: Sequence[int]) -> None:
         """Let requests move from one batch to another at some stops, if they are answered as if they had not moved."""
-        movable = [stop for stop in stops if moves_rows(big.outputs[big.stops[stop]], small.outputs[big.stops[stop]])]
+        patient = [index for index, head in enumerate(self._heads) if head.criterion == "patience"]
+        counting = [stop for stop in stops if any(index > big.stops[stop] for index in patient)]
+        movable = [
+            stop
+            for stop in stops
+            if stop not in counting and moves_rows(big.outputs[big.stops[stop]], small.outputs[big.stops[stop]])
+        ]
         alike = self._try_out(big, small, movable) if movable else []
         for stop in stops:
             if stop in alike:
                 big.offer(stop, small, self._left_us(stop))
                 continue
             reason = (
-                "more than the tap's output is used after it"
+                "a head behind it exits under patience, which counts the labels that earlier heads gave to a row"
+                if stop in counting
+                else "more than the tap's output is used after it"
                 if stop in movable
                 else "its output is not dense in memory, or lies there otherwise in another batch"
             )

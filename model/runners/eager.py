@@ -35,7 +35,7 @@ class EagerRunner(Runner):
         answer = run_eagerly(
             backbone,
             network.taps,
-            network.fused_heads,
+            network.exit_heads,
             x,
             classifier=classifier,
             stop=stop,

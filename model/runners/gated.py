@@ -28,7 +28,7 @@ class GatedRunner(GraphRunner):
         stops = choose_stops(self._segment_times(example), _LEAST_GATED_US)
         static = StaticInput(example)
         conditions = torch.zeros(len(stops), dtype=torch.int64, device=self._device)
-        launches = HeadLaunches(buffers, self._exits, stops, conditions=conditions)
+        launches = HeadLaunches(buffers, self._exits, self.network.exit_heads, stops, conditions=conditions)
 
         def forward(cut: Callable[[], None]) -> None:
             def at_stop(gate: int, outputs: list[Tensor]) -> None:

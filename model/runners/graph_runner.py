@@ -76,10 +76,10 @@ class GraphRunner(Runner):
         self._busy = OwnedLock()
         self._under_way = False
         self._shape, self._dtype, self._device = example_input.shape[1:], example_input.dtype, example_input.device
-        self._heads = [head.as_exit_head() for head in network.fused_heads]
-        self._classes = network.fused_heads[0].num_classes
-        with_probs = all(head.return_probs for head in network.fused_heads)
-        self._captured_heads = CapturedHeads(network, self._heads)
+        self._heads = [head.as_exit_head() for head in network.exit_heads]
+        self._classes = network.exit_heads[0].num_classes
+        with_probs = all(head.return_probs for head in network.exit_heads)
+        self._captured_heads = CapturedHeads(network)
         self._resizable: Addresses = {}
         with (
             CAPTURE_LOCK,
@@ -93,6 +93,8 @@ class GraphRunner(Runner):
             self._captures = captures = Captures(self._device, self.trunk_priority)
             try:
                 weakref.finalize(self, captures.free_or_leave).atexit = False
+                if any(head.weight is None for head in self._heads):  # modules, which may call cuBLAS
+                    captures.streams.allocate_workspaces(captures.streams.side)
                 self._captured, self._done = captures.batches, captures.done
                 self._seen_writes = -1
                 self._trunk = (
@@ -100,7 +102,7 @@ class GraphRunner(Runner):
                     if isinstance(trunk, Trunk)
                     else make_trunk(network.backbone, network.taps, example_input, trunk, network.reading)
                 )
-                self._written = [*(head.rule for head in network.fused_heads), self._trunk.module]
+                self._written = [*(head.rule for head in network.exit_heads), self._trunk.module]
                 note_reader(self._written, self)
                 wait_for_writes(self._written, caller)
                 # Where the tensors of the network lie that the graphs read, or that the trunk's copies are made from.
@@ -125,6 +127,8 @@ class GraphRunner(Runner):
                         )  # fmt: skip
                         with self._trunk.choosing(size):
                             self._captured[size] = self._capture(example, buffers)
+                            if size == self._sizes[-1]:
+                                self._module_notes = self._measure_modules(example)
             except BaseException:
                 captures.free()
                 raise
@@ -158,6 +162,28 @@ class GraphRunner(Runner):
         graphs.clear()
         empty_cache()  # of their pool: the runs before the next capture take memory, too
         return times
+
+    def _measure_modules(self, example: Tensor) -> list[str]:
+        """Say in a line each what the heads cost that are not fused, with the time of their modules by themselves."""
+        taps, heads, static = self.network.taps, self.network.exit_heads, StaticInput(example)
+        modules = [index for index, head in enumerate(self._heads) if head.weight is None]
+        if not modules:
+            return []
+
+        def forward(cut: Callable[[], None]) -> None:
+            outputs = self._run_trunk(static.x, (), lambda _stop, _outputs: None)
+            for index in modules:
+                cut()
+                heads[index].launch_input(outputs[index])
+
+        graphs, _ = self._capture_graphs(forward, static, MemoryPool(self._device))
+        times = measure_segments(graphs, static.refill, self._captures.streams.trunk)[1:]
+        graphs.clear()
+        empty_cache()
+        return [
+            f"Head {taps[index]}: {heads[index].describe()}; {us:.1f} us alone for a batch of {len(example)}."
+            for index, us in zip(modules, times, strict=True)
+        ]
 
     def _run_trunk(self, x: Tensor, stops: Sequence[int], at_stop: Callable[[int, list[Tensor]], None]) -> list[Tensor]:
         """Run the trunk once and return the outputs of all taps and, last, its own.
@@ -272,7 +298,7 @@ class GraphRunner(Runner):
     def describe(self) -> str:
         """Say what was captured: the trunk, and for each batch size where heads run."""
         self._refuse_closed()
-        lines = [*self._trunk.notes]
+        lines = [*self._trunk.notes, *self._module_notes]
         lines += [f"Batch {size}: {self._captured[size].description}" for size in sorted(self._captured)]
         return "\n".join(lines)
 

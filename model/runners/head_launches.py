@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitHead, ExitLaunch
+from ..module_head import AuxHead
 
 
 class HeadLaunches:
@@ -14,16 +15,18 @@ class HeadLaunches:
         self,
         buffers: ExitBuffers,
         exits: Sequence[ExitHead | None],
+        heads: Sequence[AuxHead],
         stops: Sequence[int],
         *,
         open_samples: Tensor | None = None,
         conditions: Tensor | None = None,
     ) -> None:
-        """Prepare the launches of all heads and last the classifier, None where its logits are given.
+        """Prepare the launches of all ``exits``: of the heads, and last the classifier, None if its logits are given.
 
         The stops are indices of taps, ascending. For ``open_samples`` ([stops] int64 in pinned memory) and
         ``conditions`` ([stops] int64) see :class:`ExitLaunch`.
         """
+        self._heads = heads
         starts = [0, *(stop + 1 for stop in stops)]
         self._exits_of = [slice(start, end) for start, end in zip(starts, [*starts[1:], len(exits)], strict=True)]
         self.launches = [
@@ -39,5 +42,11 @@ class HeadLaunches:
         """Launches in the order of the stops; the last one has the classifier."""
 
     def launch(self, index: int, outputs: Sequence[Tensor]) -> None:
-        """Launch one of them on the current stream, given the outputs of all taps so far and, last, of the trunk."""
-        self.launches[index](outputs[self._exits_of[index]])
+        """Launch one of them on the current stream, given the outputs of all taps so far and, last, of the trunk.
+
+        Modules of heads that are not fused run before it, on this stream.
+        """
+        part = self._exits_of[index]
+        outputs = outputs[part]
+        reads = [head.launch_input(x).resolve_neg() for head, x in zip(self._heads[part], outputs, strict=False)]
+        self.launches[index]([*reads, *outputs[len(reads) :]])

@@ -11,9 +11,9 @@ from ..hooks import ThreadHook
 
 
 @contextmanager
-def naming_layers(backbone: nn.Module) -> Iterator[None]:
-    """Make an error in a forward of ``backbone`` say in which layer a capture failed."""
-    names = {module: name for name, module in backbone.named_modules()}
+def naming_layers(backbone: nn.Module, *others: nn.Module) -> Iterator[None]:
+    """Make an error in a forward of ``backbone``, or in one of another module's layers, say where a capture failed."""
+    names = {module: name for each in (*others, backbone) for name, module in each.named_modules()}
     running: list[str] = []
 
     def enter(module: nn.Module, _inputs: Any) -> None:

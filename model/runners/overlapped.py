@@ -59,7 +59,7 @@ class OverlappedRunner(GraphRunner):
         taps = self.network.taps
         forks = self._choose_forks(example)
         static = StaticInput(example)
-        launches = HeadLaunches(buffers, self._exits, forks)
+        launches = HeadLaunches(buffers, self._exits, self.network.exit_heads, forks)
 
         def forward(_cut: Callable[[], None]) -> None:
             def at_fork(fork: int, outputs: list[Tensor]) -> None:

@@ -109,7 +109,7 @@ class PolledRunner(GraphRunner):
         streams = self._captures.streams
         trunk, side = streams.trunk, streams.side
         open_samples = torch.zeros(len(stops), dtype=torch.int64, device="cpu").pin_memory()
-        launches = HeadLaunches(buffers, self._exits, stops, open_samples=open_samples)
+        launches = HeadLaunches(buffers, self._exits, self.network.exit_heads, stops, open_samples=open_samples)
 
         def forward(cut: Callable[[], None]) -> list[Tensor]:
             def in_line(stop: int, outputs: list[Tensor]) -> None:

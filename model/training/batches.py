@@ -39,7 +39,7 @@ def on_device(images: Any, labels: Any, network: EarlyExitNetwork, device: torch
         raise TypeError(f"batches: got labels of {labels.dtype}, wants torch.int64")
     if labels.shape != images.shape[:1]:
         raise ValueError(f"batches: got labels {list(labels.shape)} for images {list(images.shape)}, wants [N]")
-    classes = network.fused_heads[0].num_classes
+    classes = network.exit_heads[0].num_classes
     if labels.device.type == "cpu" and labels.numel() and not (0 <= labels.min() and labels.max() < classes):
         got = labels[(labels < 0) | (labels >= classes)][0].item()
         raise ValueError(f"batches: got label {got}, wants 0 to {classes - 1}, as the network has classes")

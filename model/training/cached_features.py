@@ -1,11 +1,10 @@
-"""Features of a frozen backbone, computed once: what each head reads of every image, pooled."""
+"""Features of a frozen backbone, computed once: what each head reads of every image, pooled if it pools."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from ...kernels import pooled_features
 from ..early_exit_network import EarlyExitNetwork
 from ..taps import listening
 from .batches import on_device
@@ -85,13 +84,12 @@ def cache_features(
 
 
 def _features(network: EarlyExitNetwork, x: Tensor, autocast: torch.autocast) -> list[Tensor]:
-    """Return the pooled features of each tap and the classifier's logits of a batch."""
-    pooled: list[Tensor] = []
+    """Return what each head reads of its tap, pooled if it pools, and the classifier's logits of a batch."""
+    read: list[Tensor] = []
 
-    def pool(index: int, y: Tensor) -> None:
-        head = network.fused_heads[index]
-        pooled.append(pooled_features(y, head.pool, head.pool_size).to(head.linear.weight.dtype))
+    def keep(index: int, y: Tensor) -> None:
+        read.append(network.exit_heads[index].features(y))
 
-    with autocast, listening(network.backbone, network.taps, pool, network.reading):
+    with autocast, listening(network.backbone, network.taps, keep, network.reading):
         final = network.backbone(x)
-    return [*pooled, final]
+    return [*read, final]

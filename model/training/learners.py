@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..early_exit_network import EarlyExitNetwork
-from ..fused_aux_head import FusedAuxHead
+from ..module_head import AuxHead
 
 
 class AllExits(nn.Module):
@@ -22,9 +21,9 @@ class AllExits(nn.Module):
 
 
 class HeadsOnFeatures(nn.Module):
-    """The linear layers of a network's heads, on features that its taps gave before; they share the parameters."""
+    """A network's heads, on features that its taps gave before; they share the parameters."""
 
-    def __init__(self, heads: Sequence[FusedAuxHead]) -> None:
+    def __init__(self, heads: Sequence[AuxHead]) -> None:
         super().__init__()
         self._in_order = tuple(heads)
         self.heads = nn.ModuleList(heads)
@@ -33,12 +32,9 @@ class HeadsOnFeatures(nn.Module):
         """Return the logits of every head and the classifier's.
 
         Args:
-            features: [N, D] of each tap, pooled as its head pools, and last the classifier's logits [N, K], which are
+            features: of each tap what its head's ``features`` are, and last the classifier's logits [N, K], which are
                 handed on.
         """
-        *pooled, final = features
-        logits = [
-            head.linear(F.dropout(each, head.dropout, self.training))
-            for head, each in zip(self._in_order, pooled, strict=True)
-        ]
+        *read, final = features
+        logits = [head.logits_of_features(each) for head, each in zip(self._in_order, read, strict=True)]
         return [*logits, final]

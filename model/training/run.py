@@ -135,7 +135,7 @@ def _make_network(job: TrainingJob, classes: int) -> tuple[EarlyExitNetwork, int
             if example.ndim != 4 or example.shape[1] != 3 or example.shape[2] != example.shape[3]:
                 raise BadInput(f"--model: {job.model} returned a batch {list(example.shape)}, wants [N, 3, size, size]")
             network.check_taps(example)
-            found = network.fused_heads[0].num_classes
+            found = network.exit_heads[0].num_classes
             if found != classes:
                 raise BadInput(f"--model: {job.model} has {found} classes, wants {classes}, as the images have")
             return network, job.image_size or example.shape[-1]

@@ -120,7 +120,7 @@ def train(
 def _check_arguments(network: object, plan: TrainingPlan, validation: object, state: Path | None, resume: bool) -> None:
     if not isinstance(network, EarlyExitNetwork):
         raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
-    lazy = [tap for tap, head in zip(network.taps, network.fused_heads, strict=True) if is_lazy(head.linear.weight)]
+    lazy = [tap for tap, head in zip(network.taps, network.heads, strict=True) if any(map(is_lazy, head.parameters()))]
     if lazy:
         raise ValueError(
             f"network: the heads at {lazy} do not know their width yet; call network.check_taps(example_input) before"
@@ -162,7 +162,7 @@ class _Run:
             if each is not None:
                 count_batches(name, each)
         if plan.method == "heads":
-            self._learner = HeadsOnFeatures(network.fused_heads)
+            self._learner = HeadsOnFeatures(network.exit_heads)
             batches = cache_features(network, batches, self._autocast, seed=seed)
             if validation is not None:
                 validation = cache_features(network, validation, self._autocast, seed=None)

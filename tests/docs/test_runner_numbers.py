@@ -123,10 +123,34 @@ def test_eager_and_captured_latencies_are_those_of_the_demo():
         (row["batch"], row["mode"], row["variant"]): "{median:,.0f} ({p20:,.0f}-{p80:,.0f})".format(**row["device_us"])
         for row in done["latency"]
     }
-    variants = ("no heads", "heads in line", "heads on the side stream")
+    variants = ("no heads", "with heads", "stop once all are sure")  # the last of which no graph can
     rows = [
-        f"| {batch} | {mode} | {' | '.join(medians[batch, mode, variant] for variant in variants)} |"
+        f"| {batch} | {mode} | {' | '.join(medians.get((batch, mode, variant), '-') for variant in variants)} |"
         for batch in (1, 64)
         for mode in ("eager", "CUDA graph")
     ]
-    PAGE.has_table("| heads on the side stream |\n", rows)
+    PAGE.has_table("| stop once all are sure |\n", rows)
+
+
+#: Rows of the table of eager calls: their variants.
+EAGER = {
+    "8 plain heads": "eager-naive@as_is",
+    "the same, `.item()` after each": "eager-naive-item@as_is",
+    "`network(images)`": "eager@as_is",
+    "`network(images, stop=True)`": "eager-stop@as_is",
+}
+
+
+def test_what_eager_calls_take_is_that_of_the_records_of_two_gpus():
+    def over_bare(variant, batch, name):
+        called, bare = (benched(one, batch, name=name) for one in (variant, "eager-bare@as_is"))
+        assert called.run == bare.run and not called.environment["commit"].endswith("-dirty")
+        assert name[:4].upper() in called.environment["gpu"]
+        return f"{called.host_us['median'] / bare.host_us['median']:.2f}"
+
+    names = ("h200/eager.jsonl", "h100/eager.jsonl")
+    rows = []
+    for words, variant in EAGER.items():
+        cells = [" / ".join(over_bare(variant, batch, name) for name in names) for batch in BATCHES]
+        rows.append(f"| {words} | {' | '.join(cells)} |")
+    PAGE.has_table("| H200 / H100 | batch 1 | 8 | 32 | 128 |\n", rows)

@@ -45,6 +45,10 @@ def test_every_way_to_launch_a_head(kernels, way, heads):
     assert made["REG"] <= 128 and made["STACK"] <= 64, "or two programs of 8 warps would not fit on a multiprocessor"
 
 
+def test_heads_under_patience_compile(kernels):
+    assert kernels["under patience"]["REG"] <= 128 and kernels["under patience"]["STACK"] <= 64
+
+
 @pytest.mark.parametrize("heads", [1, 2])
 def test_the_weight_is_read_ahead_into_shared_memory(kernels, heads):
     copies = [
@@ -60,7 +64,7 @@ def test_no_warp_is_left_in_pieces(kernels, way, heads):
 
 
 def test_every_way_is_compiled(kernels):
-    named = {name for name in kernels if "recorded" not in name}
+    named = {name for name in kernels if "recorded" not in name and name != "under patience"}
     assert named == {f"{way}, {heads} of them" for way in WAITS for heads in (1, 2)}
 
 

@@ -3,6 +3,8 @@
 import pytest
 import torch
 from auxhead.kernels import ExitBuffers, ExitHead, ExitLaunch, HeadOutput, decide, fused_head
+from auxhead.kernels.criteria import CRITERIA
+from auxhead.kernels.patience import with_patience
 
 #: Tiles as soon as there are 7 samples; what each head says is compared with the reference, not interpreted as well.
 pytestmark = pytest.mark.usefixtures("tiles_from_7", "without_interpreter")
@@ -160,3 +162,35 @@ def test_only_the_last_place_takes_logits(device):
     buffers = ExitBuffers.allocate(3, 2, 4, with_probs=True, device=device)
     with pytest.raises(ValueError, match="last place"):
         ExitLaunch(buffers, 0, [None])
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("classes", [10, 130])
+@pytest.mark.parametrize("samples", [1, 5])
+def test_heads_of_logits_have_rules(device, samples, classes, criterion):
+    """Heads that are modules of their own, before and after a fused one: a launch is given their logits."""
+    heads, inputs = make_heads(samples, classes, device)
+    for place, dtype in ((0, torch.float32), (2, torch.float16)):
+        inputs[place] = torch.randn(samples, 2 * classes, device=device).to(dtype)[:, ::2]
+        rule = torch.full((1,), 0.7, device=device), torch.zeros(1, device=device)
+        heads[place] = ExitHead(None, None, *rule, "none", (1, 1), criterion)
+        ordered = decide(inputs[place].float(), rule[0], 1.0, criterion).confidence.sort().values
+        rule[1].copy_(ordered[(samples - 1) // 2 : (samples + 3) // 2].mean() - (samples == 1) * 1e-3)
+    final = torch.randn(samples, classes, device=device)
+    buffers = ExitBuffers.allocate(4, samples, classes, with_probs=True, device=device)
+    ExitLaunch(buffers, 0, [*heads, None])([*inputs, final])
+    outputs = [
+        decide(inputs[0], heads[0].temperature, heads[0].threshold, criterion),
+        spoken(heads[1], inputs[1]),
+        decide(inputs[2].float(), heads[2].temperature, heads[2].threshold, criterion),
+        decide(final, 1.0, 1.0),
+    ]
+    for place, output in enumerate(outputs):
+        torch.testing.assert_close(buffers.probs[place], output.probs)
+        torch.testing.assert_close(buffers.confidence[place], output.confidence)
+        assert torch.equal(buffers.label[place], output.label)
+        assert place == 3 or torch.equal(buffers.exits[place], output.exit)
+    if criterion == "patience":  # which is told where answers are merged, from all heads so far
+        outputs[2] = with_patience(outputs[:3], heads[2].threshold)
+    exit_index = buffers.answer(buffers.packed_answer)[1]
+    assert exit_index.tolist() == expected_exits(outputs, samples)

@@ -6,9 +6,11 @@ import re
 
 import pytest
 import torch
+from auxhead.kernels import CRITERIA
 from auxhead.model import Accelerated, EagerRunner, EarlyExitNetwork, ExitRule, accelerate, attach_exits
 from auxhead.model import accelerate as accelerate_of_the_package
 from auxhead.model.accelerate import _check_answers, _logits
+from auxhead.model.calibration.scores import exit_scores
 from support.example_models import SmallNet, plain_heads
 from support.multi_exit_models import STYLES, InAList, WithoutModules
 from torch import Tensor, nn
@@ -97,6 +99,21 @@ class Wrong(EagerRunner):
 
     def __call__(self, x: Tensor, *, stop: bool = False) -> object:
         return super().__call__(x.flip(0), stop=stop)
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_rules_of_every_criterion(criterion: str) -> None:
+    """What a runner says is compared with what these rules, not others, make of the network's logits."""
+    network, x = EarlyExitNetwork(SmallNet(), plain_heads()).eval(), images(16)
+    with torch.no_grad():
+        first = network.logits(x)[0]
+    scores = exit_scores(first[None], [criterion], [1.0])[0]
+    between = 0.0 if criterion == "patience" else scores.sort().values[7:9].mean().item()
+    network.set_rules(ExitRule(between, criterion=criterion))
+    with accelerate(network, x) as fast:
+        answer, wanted = fast(x), network(x)
+    assert torch.equal(answer.exit_index, wanted.exit_index)
+    assert 0 < int((wanted.exit_index < len(network.taps)).sum())
 
 
 def test_a_runner_that_answers_otherwise_is_not_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,8 +117,12 @@ def test_stop_goes_on_while_one_sample_is_unsure() -> None:
     ("heads", "error", "match"),
     [
         ({}, ValueError, "^heads: got none"),
-        ({"block0": nn.Linear(8, 5)}, TypeError, r"^heads\['block0'\]: .*Linear"),
-        ({"block0": nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(8, 5))}, TypeError, r"^heads\['block0'\]: .*ReLU"),
+        ({"block0": nn.Linear(8, 5)}, ValueError, r"^heads\['block0'\]: its module Linear makes of .*fused.*Linear"),
+        (
+            {"block0": nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(8, 5))},
+            ValueError,
+            r"^heads\['block0'\]: .*ReLU",
+        ),
         ({"block0": lambda x: x}, TypeError, r"^heads\['block0'\]: got function"),
         ({"block0": plain_head(9)}, ValueError, r"^heads\['block0'\]: .*takes 9 features.*has 8"),
         ({"block0": plain_head(8, 4)}, ValueError, r"^heads\['block0'\]: has 4 classes, wants 5"),

@@ -49,7 +49,17 @@ def compiled() -> dict[str, dict[str, int]]:
     with recording():
         for kernel, heads in zip(_launched(kernels, *WAYS[RECORDED]), (1, 2), strict=True):
             found[f"{RECORDED}, recorded, {heads} of them"] = _made_of(kernel)
+    found["under patience"] = _made_of(_patient(kernels))
     return found
+
+
+def _patient(kernels: list[Any]) -> Any:
+    """Return what two heads behind another launch compile, the second of which exits under patience."""
+    kernels.clear()
+    x, weight, one = torch.zeros(8, 64, dtype=torch.float16), torch.zeros(10, 64, dtype=torch.float16), torch.ones(1)
+    heads = [ExitHead(weight, None, one, one, "avg", (1, 1), criterion) for criterion in ("max_prob", "patience")]
+    ExitLaunch(ExitBuffers.allocate(4, 8, 10, with_probs=True, device=x.device), 1, heads)([x, x])
+    return kernels[0]
 
 
 def _launched(kernels: list[Any], samples: int, classes: int, config: LaunchConfig) -> list[Any]:

@@ -15,6 +15,7 @@ DATA = (
     "plots/gallery/ranks.json",
     "plots/gallery/landscape.json",
     "autotune/records/cpu/*",
+    "autotune/records/h100/*.jsonl",
     "autotune/records/h200/*.json",
     "autotune/records/h200/*.jsonl",
     "autotune/records/h200/*.md",

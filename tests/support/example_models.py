@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from auxhead.kernels import HeadOutput, decide
 from torch import Tensor, nn
 
 #: For tests that take no ``device``.
@@ -130,3 +131,43 @@ def suggested(error: BaseException) -> list[str]:
     """The names that a refused tap is answered with."""
     listing = re.search(r"(?:would work|it has):? (.*)$", str(error)).group(1)
     return [name for name in listing.split(", ") if name not in ("...", "none")]
+
+
+class Branch(nn.Module):
+    """A small convolution branch, as people write an exit head; it is not fused."""
+
+    def __init__(self, channels: int, classes: int, inplace: bool) -> None:
+        super().__init__()
+        self.relu, self.drop = nn.ReLU(inplace=inplace), nn.Dropout(0.2)
+        self.conv, self.bn = nn.Conv2d(channels, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.fc = nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.bn(self.conv(self.relu(x.sub_(0.1) if self.relu.inplace else x - 0.1))))
+        return self.fc(self.drop(x.mean((2, 3))))
+
+
+def branch(channels: int, classes: int = 5, *, inplace: bool = False) -> Branch:
+    """A branch whose weights are large enough to be sure now and then."""
+    made = Branch(channels, classes, inplace)
+    with torch.no_grad():
+        made.fc.weight.mul_(20)
+        made.conv.bias.fill_(-0.1)
+    return made.eval()
+
+
+def mixed_heads() -> dict[str, nn.Module]:
+    """Heads of ``SmallNet`` that are modules, one of which writes to its input, and a fused one between them."""
+    return {"block0": branch(8), "block1": plain_head(12), "block2": branch(16, inplace=True)}
+
+
+@torch.no_grad()
+def naive_answers(network: nn.Module, x: Tensor) -> list[HeadOutput]:
+    """What every exit says of a batch, layer by layer: each head reads a copy of what its block returns."""
+    backbone, said = network.backbone, []
+    for block, head in zip((backbone.block0, backbone.block1, backbone.block2), network.heads, strict=True):
+        x = block(x)
+        rule = head.rule
+        classifier = getattr(head, "module", None) or (lambda y, head=head: head.linear(y.mean((2, 3))))
+        said.append(decide(classifier(x.clone()), rule.temperature, rule.threshold, rule.criterion))
+    return [*said, decide(backbone.fc(x.mean((2, 3))), 1.0, 1.0)]

@@ -12,4 +12,4 @@ def one_by_one(network: EarlyExitNetwork, x: Tensor, *, trunk: Trunk | None = No
     if trunk is not None:
         backbone, classifier = trunk.module, trunk.classifier
         x = x.contiguous(memory_format=trunk.memory_format)
-    return run_eagerly(backbone, network.taps, network.fused_heads, x, classifier=classifier, stop=stop)
+    return run_eagerly(backbone, network.taps, network.exit_heads, x, classifier=classifier, stop=stop)

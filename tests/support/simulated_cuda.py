@@ -37,6 +37,9 @@ class CaptureStreams:
         self.trunk, self.side = stream_order.Stream(), stream_order.Stream()
         CaptureStreams.lent += 1
 
+    def allocate_workspaces(self, stream: stream_order.Stream) -> None:
+        pass
+
     def wait(self) -> None:
         self.trunk.synchronize()
         self.side.synchronize()
@@ -131,6 +134,8 @@ def _kernel_accesses(
             for head in value:
                 for place, one in enumerate(head):
                     (writes if place in _WORKSPACE else reads).append(one)
+        elif name == "patience":
+            reads += value or ()
         else:
             (reads if name in not_written else writes).append(value)
     tensors = [[one for one in some if isinstance(one, torch.Tensor)] for some in (reads, writes)]

@@ -39,11 +39,20 @@ def test_no_layer_is_blamed_for_a_lack_of_memory() -> None:
         net(torch.randn(1, 3, 8, 8))
 
 
+def test_a_failure_in_the_module_of_a_head_names_its_layer() -> None:
+    network = nn.ModuleDict({"backbone": nn.Linear(2, 2), "heads": nn.ModuleList([nn.Sequential(nn.Linear(3, 2))])})
+    with (
+        pytest.raises(RuntimeError, match="layer 'heads.0.0' cannot be captured"),
+        naming_layers(network["backbone"], network),
+    ):
+        network["heads"][0](network["backbone"](torch.ones(1, 2)))
+
+
 def test_runners_that_live_at_once_capture_on_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_streams, "_free", {})
     monkeypatch.setattr(capture_streams, "new_stream", lambda device, priority: object())
     monkeypatch.setattr(capture_streams, "MemoryPool", lambda device: object())
-    monkeypatch.setattr(capture_streams.CaptureStreams, "allocate_workspaces", lambda self: None)
+    monkeypatch.setattr(capture_streams.CaptureStreams, "allocate_workspaces", lambda self, _stream: None)
     device = torch.device("cuda", 0)
     mine, other = (capture_streams.take_streams(device, -1) for _ in range(2))
     assert len({mine.trunk, mine.side, other.trunk, other.side}) == 4

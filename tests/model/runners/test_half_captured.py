@@ -101,7 +101,7 @@ def test_streams_whose_workspaces_find_no_memory_are_there_for_the_next_runner(m
     monkeypatch.setattr(capture_streams, "new_stream", lambda _device, _priority: stream_order.Stream())
     enough = [True, False, False, True]
 
-    def allocate(_streams: object) -> None:
+    def allocate(_streams: object, _stream: object) -> None:
         if not enough.pop(0):
             raise torch.OutOfMemoryError
 

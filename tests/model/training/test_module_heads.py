@@ -1,0 +1,46 @@
+"""Heads that are modules of their own are trained and calibrated as others are."""
+
+import pytest
+import torch
+from auxhead.model import EarlyExitNetwork, TrainingPlan, calibrate_network, train
+from support.example_models import SmallNet, mixed_heads
+from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("without_interpreter")
+
+
+def samples(count: int) -> tuple[Tensor, Tensor]:
+    """Noise in a colour of its own, by which classes are told."""
+    labels = torch.arange(count) % 5
+    colour = torch.stack([labels - 2.0, (labels % 2) - 0.5, (labels % 3) - 1.0], 1)[:, :, None, None]
+    return torch.randn(count, 3, 8, 8) * 0.3 + colour, labels
+
+
+@pytest.fixture
+def network() -> EarlyExitNetwork:
+    torch.manual_seed(0)
+    return EarlyExitNetwork(SmallNet(), mixed_heads(), example_input=torch.zeros(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize("method", ["joint", "distill", "heads"])
+def test_training_changes_the_modules(network, method):
+    """Of "heads" on what the frozen backbone returned once, whole."""
+    images, labels = samples(40)
+    batches = list(zip(images.split(20), labels.split(20), strict=True))
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    done = train(network, batches, TrainingPlan(method, epochs=4, learning_rate=1e-2))
+    assert done.epochs[0].loss > done.epochs[-1].loss
+    for name, parameter in network.named_parameters():
+        if not name.endswith("conv.bias"):  # ahead of a batch norm it has no gradient to speak of
+            changed = not torch.equal(parameter, before[name])
+            assert changed == (method != "heads" or name.startswith("heads.")), name
+    assert not torch.equal(network.heads[0].module.bn.running_mean, before["heads.0.module.bn.running_mean"])
+
+
+def test_modules_are_calibrated(network):
+    images, labels = samples(400)
+    network.eval()
+    before = [head.rule.temperature for head in network.exit_heads]
+    report = calibrate_network(network, [(images, labels)], max_accuracy_drop=0.5)
+    assert [head.rule.temperature for head in network.exit_heads] != before
+    assert len(report.exits) == 4
