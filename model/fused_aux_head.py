@@ -21,7 +21,7 @@ from .rule_order import wait_for_write
 
 
 class FusedAuxHead(nn.Module):
-    """An early-exit head whose forward is one kernel launch.
+    """An early-exit head, with a hidden layer and a norm or without, whose forward is one kernel launch.
 
     ``forward`` answers (:class:`~auxhead.kernels.HeadOutput`); ``logits`` is the same head as differentiable PyTorch,
     for training. Shapes, dtypes and errors of the input are those of :func:`auxhead.kernels.fused_head`.
