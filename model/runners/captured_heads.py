@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..early_exit_network import EarlyExitNetwork
 from ..fused_aux_head import FusedAuxHead
@@ -28,7 +28,7 @@ class CapturedHeads:
                         if isinstance(captured, Tensor):
                             what = f"{its}: its {name.removesuffix('_tensor')}"
                             self._addresses.append((what, captured, captured.data_ptr()))
-            changing = [("rule's", head.rule, "criterion")]
+            changing: list[tuple[str, nn.Module, str]] = [("rule's", head.rule, "criterion")]
             if isinstance(head, FusedAuxHead) and (hidden := head.hidden) is not None:
                 changing += [("hidden layers'", hidden, name) for name in ("rectifies", "activation")]
                 changing += [] if hidden.norm is None else [("norm's", hidden.norm, "eps")]

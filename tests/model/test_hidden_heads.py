@@ -171,11 +171,15 @@ def test_a_plan_answers_without_the_operator() -> None:
     assert len(calls) == 1
 
 
-def test_hidden_layers_that_a_plain_head_is_given_are_followed() -> None:
+def test_a_plain_head_takes_no_hidden_layers() -> None:
     head, x = FusedAuxHead(6, 5).eval(), torch.randn(MAP)
     follows(head, x)
-    head.hidden = FusedAuxHead(6, 5, norm=True).hidden
+    for _ in range(2):
+        with pytest.raises(AttributeError, match="hidden: the head was made without hidden layers, wants a new one"):
+            head.hidden = FusedAuxHead(6, 5, norm=True).hidden
+        head.hidden = None
     follows(head, x)
+    assert "hidden" not in repr(head) and "hidden" not in head._modules
 
 
 # Made directly
