@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .fused_head_reference import decide, pooled_features
 from .head_output import HeadOutput
+from .hidden_layers import NO_LAYERS, HiddenLayers
 
 
 def cpu_head(
@@ -21,6 +22,7 @@ def cpu_head(
     pool_size: tuple[int, int],
     criterion: str = "max_prob",
     return_probs: bool,
+    hidden: HiddenLayers = NO_LAYERS,
 ) -> HeadOutput:
     """Answer as ``fused_head_reference`` does, bit for bit.
 
@@ -29,7 +31,11 @@ def cpu_head(
     """
     if x.dtype not in (torch.float32, torch.float64):
         x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
-    logits = F.linear(pooled_features(x, pool, pool_size), weight, bias)
+    if hidden is NO_LAYERS:
+        features = pooled_features(x, pool, pool_size)
+    else:
+        features = hidden.to(x.dtype).apply(pooled_features(F.relu(x) if hidden.rectifies else x, pool, pool_size))
+    logits = F.linear(features, weight, bias)
     divisor = temperature.item()
     if criterion != "max_prob":
         output = decide(logits, temperature, threshold, criterion)

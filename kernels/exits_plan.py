@@ -106,8 +106,8 @@ class ExitsPlan:
             what = "backbone: its logits are" if head is None else "heads: what one reads is"
             raise ValueError(f"{what} on {x.device}, wants {device}, where the batch is")
         if head is not None and head.weight is not None:
-            check_head_arguments(x, head.weight, head.bias, head.pool, head.pool_size, head.criterion)
-            check_countable(x, head.weight.shape[1])
+            check_head_arguments(x, head.weight, head.bias, head.pool, head.pool_size, head.criterion, head.hidden)
+            check_countable(x, head.hidden.first_weight(head.weight).shape[1])
         elif not x.is_floating_point() or x.ndim != 2 or x.shape[1] != self._classes:
             got, whose = f"{x.dtype} of shape {list(x.shape)}", "backbone: its" if head is None else "heads: a module's"
             raise ValueError(f"{whose} logits are {got}, wants floats [N, {self._classes}], as the heads have")

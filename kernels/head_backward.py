@@ -68,14 +68,21 @@ def backward(
 
 
 def follow_differentiably(
-    plan: HeadPlan, x: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor, **options: Any
+    plan: HeadPlan,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: Tensor,
+    hidden: HiddenLayers = NO_LAYERS,
+    **options: Any,
 ) -> HeadOutput:
-    """Answer by a plan, differentiably in x, weight and bias.
+    """Answer by a plan, differentiably in x, weight, bias and the hidden layers' parameters.
 
     The temperature is that of the plan; options are ``pool``, ``pool_size``, ``criterion`` and ``return_probs``, those
     of the plan.
     """
-    return HeadOutput(*_Followed.apply(x, weight, bias, temperature, plan, options))
+    parameters = () if hidden is NO_LAYERS else [one for _, one in hidden.tensors()]
+    return HeadOutput(*_Followed.apply(x, weight, bias, temperature, *parameters, plan, hidden, options))
 
 
 class _Followed(torch.autograd.Function):
@@ -83,13 +90,17 @@ class _Followed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> HeadOutput:
-        *tensors, plan, options = arguments
+        *tensors, plan, hidden, options = arguments
         output: HeadOutput = plan(tensors[0])
-        save_for_backward(ctx, tuple(tensors), output, temperature=1.0, **options)
+        if len(tensors) > 4:  # autograd's own, where there are any
+            hidden = hidden.with_tensors(tensors[4:])
+        save_for_backward(ctx, tuple(tensors[:4]), output, temperature=1.0, hidden=hidden, **options)
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         grad_probs, _, grad_confidence, _ = grads
-        needed = (*ctx.needs_input_grad[:3], *[False] * 4)
-        return (*backward(ctx, needed, grad_probs, grad_confidence)[:3], None, None, None)
+        wanted = ctx.needs_input_grad[:-3]  # of the tensors
+        needed = (*wanted[:3], *(wanted[4:] or [False] * 4))
+        grads = backward(ctx, needed, grad_probs, grad_confidence)
+        return (*grads[:3], None, *grads[3 : len(wanted) - 1], None, None, None)

@@ -44,7 +44,7 @@ class LaunchPlan:
     def __init__(self, noted: NotedLaunch, x: Tensor, stream: int) -> None:
         """Repeat a launch that was made for an input like x on a stream, given by its handle."""
         given = noted.given()
-        self._samples, self._classes = len(x), given["K"]
+        self._samples, self._classes = len(x), given["CLASSES"]
         self._with_probs = given["probs"] is not None
         # Tensors to make others like: torch.empty takes twice the time, since it looks for the device.
         self._floats, self._ints, self._bools = (
@@ -53,7 +53,7 @@ class LaunchPlan:
         self._of: Callable[[Tensor], Any] = Tensor.data_ptr if noted.compiled else lambda tensor: tensor
         varying = ("x", "label", "confidence", "exits", *(("probs",) if self._with_probs else ()))
         self._repeat = noted.repeat([(name,) for name in varying], stream)
-        self._workspace = [given[name] for name in _WORKSPACE]
+        self._workspace = [*(given[name] for name in _WORKSPACE), given["last"]]
 
     def __call__(self, x: Tensor) -> HeadOutput:
         """Launch on the stream, which is current; the tensors lie where those of the noted launch did."""

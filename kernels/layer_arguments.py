@@ -1,5 +1,6 @@
 """Arguments of the kernels for a head's layers: those of its first linear layer, of its norm and of a last one."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,6 +30,16 @@ def last_layer(weight: Tensor, bias: Tensor | None, hidden: HiddenLayers, sample
         return None
     logits = torch.empty(samples * weight.shape[0], dtype=torch.float32, device=weight.device)
     return (weight, *weight.stride(), bias, _stride(bias), logits)
+
+
+def launched_parameters(given: Mapping[str, Any]) -> list[Tensor]:
+    """Return a head's parameters of a noted launch's arguments: of the last linear layer, the norm, the first one."""
+    first = (given["weight"], given["bias"])
+    weight, _, _, bias, *_ = given["last"] or (None, None, None, None)
+    norm_weight, _, norm_bias, *_ = given["norm"] or (None, None, None)
+    last = first if weight is None else (weight, bias)
+    found = (*last, norm_weight, norm_bias, *(() if weight is None else first))
+    return [one for one in found if one is not None]
 
 
 def _stride(vector: Tensor | None) -> int:

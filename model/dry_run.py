@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..kernels import check_input
-from ..kernels.head_arguments import check_countable, head_dtypes, head_dtypes_in_words
+from ..kernels.head_arguments import head_dtypes, head_dtypes_in_words
 from .arguments import close_names, is_plain
 from .batches import Batch, call_with, first_tensor, map_tensors
 from .hooks import ThreadHook
@@ -199,20 +198,6 @@ def _check_taps(taps: Sequence[str], layers: dict[str, nn.Module], watch: _Watch
     by_run = sorted(taps, key=lambda tap: watch.order.index(layers[tap]))
     if list(taps) != by_run:
         raise ValueError(f"heads: the taps {list(taps)} are out of order; they run in the order {by_run}")
-
-
-def check_head_fits(tap: str, features: Tensor, in_features: int | None, pool: str, pool_size: tuple[int, int]) -> None:
-    """Raise ``ValueError`` unless a head with these sizes, of any width if None, can read the output of its tap."""
-    try:
-        found = check_input(features, pool, pool_size)
-        check_countable(features, found)
-    except ValueError as error:
-        raise ValueError(f"heads[{tap!r}]: {error}") from None
-    if in_features is not None and found != in_features:
-        raise ValueError(
-            f"heads[{tap!r}]: its linear layer takes {in_features} features, but the output "
-            f"{list(features.shape)} of the tap has {found} with pool={pool!r} and pool_size={pool_size}"
-        )
 
 
 def is_readable(output: Any, batch: int) -> bool:

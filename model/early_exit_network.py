@@ -11,13 +11,14 @@ from ..kernels.cuda_runtime import beside_captures
 from .arguments import check_heads, check_module, kind_of
 from .batches import Batch, call_with, check_input_batch, first_tensor, two_samples
 from .channel_evidence import ChannelEvidence
-from .dry_run import check_head_fits, dry_run
+from .dry_run import dry_run
 from .eager_pass import run_eagerly
 from .exit_monitor import ExitMonitor
 from .exit_result import ExitResult
 from .exit_rule import ExitRule, as_exit_rule
 from .exits_plans import ExitsPlans
 from .fused_aux_head import FusedAuxHead
+from .head_on_tap import check_head_on_tap, unless_of_other_maps
 from .infer_layout import with_layout
 from .module_head import AuxHead, ModuleHead, ModuleRun
 from .reading import LOGITS, AnyExtract, Extract, Reading, check_extract, reading_of
@@ -79,6 +80,11 @@ class EarlyExitNetwork(nn.Module):
         self.taps = tuple(heads)
         self.heads = nn.ModuleList(_as_head(tap, head) for tap, head in heads.items())
         _check_distinct(heads)
+        self._windowed: dict[nn.Module, nn.Module] = {  # what heads were made of that read maps of one size alone
+            head: given
+            for head, given in zip(self.exit_heads, heads.values(), strict=True)
+            if isinstance(head, FusedAuxHead) and head.map_size is not None and head is not given
+        }
         by_tap = None if rules is None else self._rules_by_tap(rules)
         self.extract = check_extract(extract, self.taps)
         if isinstance(logits, bool) or not (logits is None or isinstance(logits, (int, str))):
@@ -188,7 +194,11 @@ class EarlyExitNetwork(nn.Module):
         )
         lazy: list[tuple[FusedAuxHead, Tensor]] = []
         runs: list[tuple[ModuleHead, ModuleRun]] = []
-        for tap, head, features in zip(self.taps, self.exit_heads, run.features, strict=True):
+        heads = [
+            unless_of_other_maps(head, self._windowed.get(head), features)
+            for head, features in zip(self.exit_heads, run.features, strict=True)
+        ]
+        for tap, head, features in zip(self.taps, heads, run.features, strict=True):
             if isinstance(head, ModuleHead):
                 runs.append((head, head.check_on(tap, features)))
                 _check_classes(tap, runs[-1][1].num_classes, run.logits)
@@ -197,18 +207,13 @@ class EarlyExitNetwork(nn.Module):
             if isinstance(given, Extract):
                 extract[tap] = read = with_layout(tap, given, features, head, evidence)
                 features = read.view(features) if given.layout is None else features
-            weight, width = head.linear.weight, None
-            if isinstance(head.linear, nn.LazyLinear):
+            check_head_on_tap(tap, head, features, autocasts=autocasts)
+            if head.in_features is None:
                 lazy.append((head, features))
-            elif weight.device != features.device or (weight.dtype != features.dtype and not autocasts):
-                raise ValueError(
-                    f"heads[{tap!r}]: is {weight.dtype} on {weight.device}, wants {features.dtype} on "
-                    f"{features.device}, as the output of the tap"
-                )
-            else:
-                width = head.linear.in_features
-            check_head_fits(tap, features, width, head.pool, head.pool_size)
             _check_classes(tap, head.num_classes, run.logits)
+        for place, kept in enumerate(heads):
+            self.heads[place] = kept
+        self._windowed = {}
         for head, features in lazy:  # once none is refused
             head.to(features.device, None if autocasts else features.dtype)
             with torch.no_grad():

@@ -1,11 +1,14 @@
-"""Folds linear steps of a head (batch norms, 1x1 convolutions, further linear layers) into its one linear layer."""
+"""Folds linear steps of a head (batch norms, 1x1 convolutions, further linear layers) into its linear layers."""
 
+import copy
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .head_pattern import HeadPattern, match_head, plain_parts
+from .head_modules import activation_of, plain_parts
+from .head_pattern import HeadPattern, match_head
 
 
 def match_or_fold(module: nn.Module) -> HeadPattern | str:
@@ -13,7 +16,7 @@ def match_or_fold(module: nn.Module) -> HeadPattern | str:
 
     Folded is what is linear in eval mode, so that the answer is the same but for rounding: BatchNorm1d, further Linears
     behind the pool; BatchNorm2d and Conv2d of 1x1 before an average pool, or before a Flatten. The parameters of a
-    folded form are new: training it trains one linear layer.
+    folded form are new: training it trains its linear layers.
     """
     pattern = match_head(module)
     if not isinstance(pattern, str) or type(module) is not nn.Sequential:
@@ -21,21 +24,28 @@ def match_or_fold(module: nn.Module) -> HeadPattern | str:
     steps = _steps_of(module)
     if steps is None:
         return pattern
-    if module.training:
-        return f"{pattern}; in eval mode it could be folded into the Linear"
-    return match_head(_fold(steps))
+    folded = match_head(_fold(steps))
+    if isinstance(folded, str):
+        return pattern
+    return f"{pattern}; in eval mode it could be folded into the Linear" if module.training else folded
 
 
 class _Steps(NamedTuple):
     """The layers of a head that can be folded."""
 
+    rectifier: list[nn.Module]
+    """A ReLU before all others, or none."""
     before: list[nn.Module]
     """Of a map, the same at each place of it."""
     shaping: list[nn.Module]
     """Pool and Flatten."""
-    after: list[nn.Module]
-    """Of vectors."""
-    last: nn.Linear
+    norm: list[nn.Module]
+    """A LayerNorm, or none; then nothing comes before the pool."""
+    first: list[nn.Module]
+    """Linear steps of vectors, up to an activation or the end."""
+    activation: list[nn.Module]
+    """One, and then linear steps follow; or none."""
+    last: list[nn.Module]
     softmax: list[nn.Module]
 
 
@@ -43,15 +53,27 @@ def _steps_of(module: nn.Sequential) -> _Steps | None:
     """Take a head apart; None if a layer is not linear, or not of a kind that is folded."""
     parts = [part for _, part in plain_parts(module) if type(part) not in (nn.Identity, nn.Dropout)]
     softmax = [parts.pop()] if parts and type(parts[-1]) is nn.Softmax else []
-    places = [index for index, part in enumerate(parts) if type(part) in (nn.AdaptiveAvgPool2d, nn.Flatten)]
+    rectifier = [parts.pop(0)] if parts and type(parts[0]) is nn.ReLU else []
+    kinds = (nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.Flatten)
+    places = [index for index, part in enumerate(parts) if type(part) in kinds]
     if places and places != [*range(places[0], places[0] + len(places))]:
         return None
     start, end = (places[0], places[-1] + 1) if places else (0, 0)
-    before, after = parts[:start], parts[end:-1]
-    last = parts[-1] if parts[end:] else None
-    if type(last) is not nn.Linear or not all(map(_is_map_step, before)) or not all(map(_is_vector_step, after)):
+    before, shaping, vectors = parts[:start], parts[start:end], parts[end:]
+    norm = [vectors.pop(0)] if vectors and type(vectors[0]) is nn.LayerNorm else []
+    activations = [index for index, part in enumerate(vectors) if activation_of(part) is not None]
+    middle = activations[0] if activations else len(vectors)
+    first, activation, last = vectors[:middle], vectors[middle : middle + 1], vectors[middle + 1 :]
+    if len(activations) > 1 or (norm and before) or not all(map(_is_map_step, before)):
         return None
-    return _Steps(before, parts[start:end], after, last, softmax)
+    if not _has_linear(first) or (activation and not _has_linear(last)):
+        return None
+    return _Steps(rectifier, before, shaping, norm, first, activation, last, softmax)
+
+
+def _has_linear(parts: Sequence[nn.Module]) -> bool:
+    """Return whether steps of vectors are linear, and one of them is a Linear."""
+    return all(map(_is_vector_step, parts)) and any(type(part) is nn.Linear for part in parts)
 
 
 def _is_vector_step(part: nn.Module) -> bool:
@@ -66,22 +88,37 @@ def _is_map_step(part: nn.Module) -> bool:
 
 
 def _fold(steps: _Steps) -> nn.Sequential:
-    """Return pool, flatten and one linear layer that compute the same."""
-    last = steps.last
-    weight = last.weight.detach().double()
-    bias = weight.new_zeros(len(weight)) if last.bias is None else last.bias.detach().double()
-    for part in reversed(steps.after):
+    """Return a head without the steps that its linear layers have taken over."""
+    first = _as_one(steps.first, steps.before)
+    last = [_as_one(steps.last, [])] if steps.last else []
+    norm = copy.deepcopy(steps.norm)
+    return nn.Sequential(
+        *steps.rectifier, *steps.shaping, *norm, first, *steps.activation, *last, *steps.softmax
+    ).eval()
+
+
+def _as_one(vectors: Sequence[nn.Module], maps: Sequence[nn.Module]) -> nn.Linear:
+    """Return one linear layer for steps of vectors, behind a mean of what steps of maps make."""
+    place = max(index for index, part in enumerate(vectors) if type(part) is nn.Linear)
+    own = vectors[place]
+    assert isinstance(own, nn.Linear)
+    weight = own.weight.detach().double()
+    bias = weight.new_zeros(len(weight)) if own.bias is None else own.bias.detach().double()
+    for norm in vectors[place + 1 :]:
+        scale, shift = _scale_and_shift(norm)
+        weight, bias = weight * scale[:, None], bias * scale + shift
+    for part in reversed(vectors[:place]):
         weight, bias = _before(part, weight[:, :, None], bias)
         weight = weight[:, :, 0]
-    for part in reversed(steps.before):  # the same at each place of the map, of which the pool takes means
+    for part in reversed(maps):  # the same at each place of the map, of which the pool takes means
         channels = part.out_channels if isinstance(part, nn.Conv2d) else part.num_features
         weight, bias = _before(part, weight.view(len(weight), channels, -1), bias)  # type: ignore[arg-type]
         weight = weight.flatten(1)
-    linear = nn.Linear(weight.shape[1], len(weight), device=last.weight.device, dtype=last.weight.dtype)
+    linear = nn.Linear(weight.shape[1], len(weight), device=own.weight.device, dtype=own.weight.dtype)
     with torch.no_grad():
         linear.weight.copy_(weight)
         linear.bias.copy_(bias)
-    return nn.Sequential(*steps.shaping, linear, *steps.softmax).eval()
+    return linear
 
 
 def _before(part: nn.Module, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,11 +128,16 @@ def _before(part: nn.Module, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tens
         if part.bias is not None:
             bias = bias + (weight * part.bias.detach()[:, None]).sum(dim=(1, 2))
         return torch.einsum("kop,oi->kip", weight, matrix), bias
-    assert isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d))
-    assert part.running_mean is not None and part.running_var is not None
-    scale = (part.running_var.double() + part.eps).rsqrt()
-    if part.affine:
-        scale = scale * part.weight.detach()
-        bias = bias + (weight * part.bias.detach()[:, None]).sum(dim=(1, 2))
-    weight = weight * scale[:, None]
-    return weight, bias - (weight * part.running_mean.double()[:, None]).sum(dim=(1, 2))
+    scale, shift = _scale_and_shift(part)
+    return weight * scale[:, None], bias + (weight * shift[:, None]).sum(dim=(1, 2))
+
+
+def _scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return what a batch norm multiplies each channel by in eval mode, and what it then adds, in float64."""
+    assert isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d))
+    assert norm.running_mean is not None and norm.running_var is not None
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    if not norm.affine:
+        return scale, -norm.running_mean.double() * scale
+    scale = scale * norm.weight.detach()
+    return scale, norm.bias.detach() - norm.running_mean.double() * scale

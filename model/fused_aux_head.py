@@ -7,12 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels import ExitHead, HeadOutput, check_input, check_pool, fused_head, pooled_features
-from ..kernels.head_arguments import head_dtypes, head_dtypes_in_words
-from .arguments import check_module, is_plain, tensor_in_words
+from ..kernels import ExitHead, HeadOutput, HiddenLayers, check_input, check_pool, fused_head, pooled_features
+from ..kernels.hidden_layers import NO_LAYERS
+from .arguments import check_module
 from .exit_rule import ExitRule, own_rule
 from .fold_head import match_or_fold
+from .head_checks import check_no_weight_hooks, check_readable
 from .head_plans import HeadPlans
+from .head_state import rename_layers
+from .hidden_stack import HiddenStack, make_hidden_stack
+from .lazy_width import lazy_after_errors
 from .rule_order import wait_for_write
 
 
@@ -26,6 +30,9 @@ class FusedAuxHead(nn.Module):
     #: Attributes that a launch depends on, besides what ``holders`` names.
     options = ("pool", "pool_size", "return_probs")
 
+    hidden: HiddenStack | None
+    """Layers before the last linear one; None if there are none."""
+
     def __init__(
         self,
         in_features: int | None,
@@ -35,6 +42,12 @@ class FusedAuxHead(nn.Module):
         pool_size: int | tuple[int, int] = 1,
         bias: bool = True,
         dropout: float = 0.0,
+        hidden_features: int | None = None,
+        activation: str = "relu",
+        hidden_bias: bool = True,
+        hidden_dropout: float = 0.0,
+        norm: bool = False,
+        rectifies: bool = False,
         rule: ExitRule | float = 1.0,
         return_probs: bool = True,
         device: torch.device | str | None = None,
@@ -48,8 +61,14 @@ class FusedAuxHead(nn.Module):
             num_classes: K.
             pool: "avg", "max", "first" (token) or "none".
             pool_size: windows of a map under "avg" and "max".
-            bias: whether the linear layer has one.
+            bias: whether the last linear layer has one.
             dropout: probability, applied to the features by ``logits`` in training mode.
+            hidden_features: outputs of a hidden linear layer before the last one, at most 1,024; None: there is none.
+            activation: after the hidden layer: "relu", "gelu", "gelu_tanh" or "hardswish".
+            hidden_bias: whether the hidden layer has one.
+            hidden_dropout: probability after the activation, likewise.
+            norm: whether a LayerNorm over all features comes before the linear layers.
+            rectifies: whether a ReLU comes before the pool.
             rule: when a sample may exit, of which the head takes a copy; a number is the threshold of a ``max_prob``
                 rule, of which 1.0 never exits.
             return_probs: whether the answer carries the probabilities.
@@ -60,10 +79,15 @@ class FusedAuxHead(nn.Module):
         for name, value in (("in_features", in_features), ("num_classes", num_classes)):
             if not (isinstance(value, int) and value > 0) and not (name == "in_features" and value is None):
                 raise ValueError(f"{name}: got {value!r}, wants a positive int")
+        hidden = make_hidden_stack(
+            in_features, hidden_features, norm=norm, rectifies=rectifies, activation=activation,
+            hidden_bias=hidden_bias, hidden_dropout=hidden_dropout, device=device, dtype=dtype,
+        )  # fmt: skip
+        last_features = in_features if hidden_features is None else hidden_features
         linear = (
             nn.LazyLinear(num_classes, bias=bias, device=device, dtype=dtype)
-            if in_features is None
-            else nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
+            if last_features is None
+            else nn.Linear(last_features, num_classes, bias=bias, device=device, dtype=dtype)
         )
         self.pool = pool
         self.pool_size = check_pool(pool, pool_size)
@@ -72,9 +96,11 @@ class FusedAuxHead(nn.Module):
         self.dropout = dropout
         self.return_probs = return_probs
         self.rule = own_rule(rule, device)
+        self.register_module("hidden", hidden)  # as a module where it is None, too: plans look there
         self.linear: nn.Linear = linear
         self._plans = HeadPlans()
-        self._source_path = "linear"  # name of the linear layer in the nn.Sequential it comes from, if any
+        self._map_size: tuple[int, int] | None = None
+        self._source_paths: dict[str, str] = {}  # names of layers in the nn.Sequential they come from, if any
 
     @classmethod
     def from_module(
@@ -82,10 +108,14 @@ class FusedAuxHead(nn.Module):
     ) -> "FusedAuxHead":
         """Make a head of an ``nn.Sequential`` classifier, sharing its parameters (they are the same tensors).
 
-        Known are AdaptiveAvgPool2d or AdaptiveMaxPool2d, Flatten, Dropout, one Linear and a final Softmax, in the usual
-        orders and with Identity anywhere, nested or not. Dropout acts in ``logits`` alone, and ``logits`` stops short
-        of the Softmax. In eval mode more is known, whose steps are folded into parameters that are new: BatchNorm1d and
-        further Linears without activations between them, Conv2d of 1x1 and BatchNorm2d before an average pool.
+        Known are a ReLU, AdaptiveAvgPool2d or AdaptiveMaxPool2d, Flatten, LayerNorm, Dropout, Linear, and after a ReLU,
+        GELU or Hardswish a second Linear, and a final Softmax; in this order, with what is missing left out and
+        Identity anywhere, nested or not. A hidden Linear has at most 1,024 features. Dropout acts in ``logits`` alone,
+        and ``logits`` stops short of the Softmax. AvgPool2d is known whose window is the whole map: maps of another
+        size are refused when they come.
+
+        In eval mode more is known, whose steps are folded into parameters that are new: BatchNorm1d and further Linears
+        without activations between them, Conv2d of 1x1 and BatchNorm2d before an average pool.
 
         Raises:
             ValueError: the module is not of a known shape; the message says why, and of a class with a forward of its
@@ -101,7 +131,8 @@ class FusedAuxHead(nn.Module):
             linear.in_features, linear.out_features, pool=pattern.pool, pool_size=pattern.pool_size,
             dropout=pattern.dropout, return_probs=return_probs, device="meta",  # its own parameters are dropped
         )  # fmt: skip
-        head.linear, head._source_path = linear, pattern.linear_path
+        head.linear, head.hidden = linear, pattern.hidden_stack()
+        head._map_size, head._source_paths = pattern.map_size, pattern.paths
         head.rule = own_rule(rule, linear.weight.device)
         return head.train(module.training)
 
@@ -109,6 +140,26 @@ class FusedAuxHead(nn.Module):
     def num_classes(self) -> int:
         """Number of classes, K."""
         return self.linear.out_features
+
+    @property
+    def in_features(self) -> int | None:
+        """Features after pool and flatten; None before a head that was made without a width has seen an input."""
+        first = self._first_linear()
+        return None if isinstance(first, nn.LazyLinear) else first.in_features
+
+    @property
+    def map_size(self) -> tuple[int, int] | None:
+        """The one size of maps that it reads, that of the window of an AvgPool2d it was made of; None for any size."""
+        return self._map_size
+
+    def _first_linear(self) -> nn.Linear:
+        hidden = self.hidden
+        return self.linear if hidden is None or hidden.linear is None else hidden.linear
+
+    def hidden_layers(self) -> HiddenLayers:
+        """Return the layers before the last one as kernels take them, with the very tensors."""
+        hidden: Any = self._modules["hidden"]
+        return NO_LAYERS if hidden is None else hidden.as_layers()
 
     def forward(self, x: Tensor) -> HeadOutput:
         """Answer for a batch in one launch; dropout does not act, in training mode either."""
@@ -119,33 +170,30 @@ class FusedAuxHead(nn.Module):
     def _call(self, x: Tensor) -> HeadOutput:
         """Answer by the operator, which checks everything and follows autograd, modes and transforms."""
         linear = self.linear
-        if isinstance(x, Tensor) and isinstance(linear, nn.LazyLinear):
+        if isinstance(x, Tensor) and self.in_features is None:
             self._take_width_in_forward(x)
-        self._check_linear()
+        check_no_weight_hooks(self.layers())
+        self.check_map_size(x)
         weight: Tensor = linear.weight
         bias: Tensor | None = linear.bias
+        hidden = self.hidden_layers()
         read: torch.cuda.Event | None = None
         if not torch.compiler.is_compiling() and isinstance(x, Tensor):
             read = wait_for_write(self.rule, x)
         if _autocasts(x):  # as autocast does for the nn.Linear this replaces
             weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+            hidden = hidden.to(x.dtype)
         output = fused_head(
-            x,
-            weight,
-            bias,
-            pool=self.pool,
-            pool_size=self.pool_size,
-            criterion=self.rule.criterion,
-            temperature=self.rule.temperature_tensor,
-            threshold=self.rule.threshold_tensor,
-            return_probs=self.return_probs,
-        )
+            x, weight, bias, pool=self.pool, pool_size=self.pool_size, criterion=self.rule.criterion,
+            temperature=self.rule.temperature_tensor, threshold=self.rule.threshold_tensor,
+            return_probs=self.return_probs, hidden=hidden,
+        )  # fmt: skip
         if read is not None:
             read.record(torch.cuda.current_stream(x.device))
         return output
 
     def _take_width_in_forward(self, x: Tensor) -> None:
-        weight = self.linear.weight
+        weight = self._first_linear().weight
         if not _autocasts(x) and (x.dtype, x.device) != (weight.dtype, weight.device):
             raise ValueError(
                 f"x: got {x.dtype} on {x.device}, wants {weight.dtype} on {weight.device}, as the head's parameters"
@@ -155,41 +203,49 @@ class FusedAuxHead(nn.Module):
 
     def take_width_of(self, x: Tensor) -> None:
         """Give a head that was made without a width that of its first input; after an error it is without one again."""
-        try:
+        with lazy_after_errors(self._first_linear()):
             self.logits(x)
-        except BaseException:
-            if isinstance(self.linear, nn.LazyLinear):
-                # PyTorch makes one parameter after the other, and could not go on where there was memory for some.
-                for parameter in self.linear.parameters():
-                    if not isinstance(parameter, nn.UninitializedParameter):
-                        parameter.data = parameter.data.new_empty(0)
-                        parameter.__class__ = nn.UninitializedParameter  # type: ignore[assignment]  # as PyTorch does
-            raise
 
-    def _check_linear(self) -> None:
-        """Refuse a linear layer whose weight is computed by hooks, which a fused head never calls."""
-        own = vars(self.linear)
-        if ("weight" in own or "bias" in own) and "weight" not in own.get("_former_parameters", ()):  # of DataParallel
+    def layers(self) -> list[tuple[str, nn.Module]]:
+        """Name the layers with parameters, in the order in which they run."""
+        hidden = self.hidden
+        before = [] if hidden is None else [(f"hidden.{name}", layer) for name, layer in hidden.layers()]
+        return [*before, ("linear", self.linear)]
+
+    def check_map_size(self, x: Tensor) -> None:
+        """Raise ``ValueError`` for another map than the one that the window of an AvgPool2d is as large as."""
+        size = self._map_size
+        if size is not None and isinstance(x, Tensor) and (x.ndim != 4 or x.shape[2:] != size):
             raise ValueError(
-                "linear: carries hooks that make its weight (of torch.nn.utils.weight_norm or prune, say), which a "
-                "fused head never calls, so that it is an old one; wants none: remove them, or use parametrizations"
+                f"x: got shape {list(x.shape)}, wants maps of {size[0]}x{size[1]}: the head was made of an AvgPool2d "
+                "with this window, and stands for it there alone"
             )
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits [N, K] in x's dtype, differentiably, before temperature and softmax."""
         check_input(x, self.pool, self.pool_size)
-        return self.logits_of_features(pooled_features(x, self.pool, self.pool_size))
+        return self.logits_of_features(self._pooled(x))
 
     def features(self, x: Tensor) -> Tensor:
         """Return what of a tap's output ``logits_of_features`` reads: [N, D], pooled, in the parameters' dtype."""
-        return pooled_features(x, self.pool, self.pool_size).to(self.linear.weight.dtype)
+        return self._pooled(x).to(self.linear.weight.dtype)
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        self.check_map_size(x)
+        rectifies = self.hidden is not None and self.hidden.rectifies
+        return pooled_features(F.relu(x) if rectifies else x, self.pool, self.pool_size)
 
     def logits_of_features(self, features: Tensor) -> Tensor:
         """Return the logits [N, K] for pooled features [N, D], differentiably."""
-        return self.linear(F.dropout(features, self.dropout, self.training))
+        hidden = self.hidden
+        if hidden is None:
+            return self.linear(F.dropout(features, self.dropout, self.training))
+        return self.linear(hidden(F.dropout(hidden.normed(features), self.dropout, self.training)))
 
     def launch_input(self, x: Tensor) -> Tensor:
         """Return what an exit launch reads for this head: the tap's output itself."""
+        if self._map_size is not None:
+            self.check_map_size(x)
         return x
 
     def answer(self, x: Tensor) -> HeadOutput:
@@ -199,45 +255,43 @@ class FusedAuxHead(nn.Module):
     def holders(self) -> Iterable[tuple[Mapping[str, Any], str]]:
         """Name the objects that a launch depends on, as keys of the dicts that hold them."""
         own = self._modules
-        linear, rule = own["linear"], own["rule"]
+        linear, rule, hidden = own["linear"], own["rule"], own["hidden"]
         assert isinstance(linear, nn.Module) and isinstance(rule, ExitRule)
         of_linear = [(linear._parameters, "weight"), (linear._parameters, "bias")]
-        return [(own, "linear"), (own, "rule"), *of_linear, *rule.holders()]
+        of_hidden = hidden.holders() if isinstance(hidden, HiddenStack) else ()
+        return [(own, "linear"), (own, "hidden"), (own, "rule"), *of_linear, *of_hidden, *rule.holders()]
 
     def describe(self) -> str:
         """Say what it computes."""
-        return f"pool {self.pool!r}, {self.num_classes} classes"
+        hidden = "" if self.hidden is None else f"{self.hidden.describe()}, "
+        return f"pool {self.pool!r}, {hidden}{self.num_classes} classes"
+
+    def check_hidden(self) -> None:
+        """Raise ``ValueError`` or ``TypeError`` unless the layers before the last one fit it and each other."""
+        if self.hidden is not None:
+            self.hidden.check(self._first_linear().in_features, self.linear)
 
     def as_exit_head(self) -> ExitHead:
         """Return the tensors and sizes that a launch for a whole network reads: the very ones, not copies."""
-        self._check_linear()
-        for name, tensor in (("weight", self.linear.weight), ("bias", self.linear.bias)):
-            if tensor is not None and (not is_plain(tensor) or tensor.is_neg()):  # read as it lies in memory
-                got = "a lazily negated one" if is_plain(tensor) else tensor_in_words(tensor)
-                raise ValueError(f"linear.{name}: got {got}, wants a plain tensor")
-        weight = self.linear.weight
-        if weight.dtype not in head_dtypes(weight.device):
-            wants = head_dtypes_in_words(weight.device)
-            raise ValueError(f"linear.weight: got {weight.dtype} on {weight.device}, wants {wants}")
+        check_no_weight_hooks(self.layers())
+        linear, hidden = self.linear, self.hidden_layers()
+        check_readable([("linear.weight", linear.weight), ("linear.bias", linear.bias), *hidden.tensors()])
+        self.check_hidden()
         return ExitHead(
-            self.linear.weight,
-            self.linear.bias,
+            linear.weight,
+            linear.bias,
             self.rule.temperature_tensor,
             self.rule.threshold_tensor,
             self.pool,
             self.pool_size,
             self.rule.criterion,
+            hidden,
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-        """Accept the parameters of a classifier whose linear layer has another name, as an ``nn.Sequential``'s has."""
-        its = [key[len(prefix) :] for key in state_dict if key.startswith(prefix)]
-        if not any(key == "linear.weight" or key.startswith("linear.parametrizations.") for key in its):
-            paths = {key.rpartition(".")[0] for key in its if key != "rule._extra_state"}
-            if any(key.startswith(f"{self._source_path}.") for key in its):
-                paths = {self._source_path}  # there may be more than weight and bias, those of a parametrization
-            if len(paths) == 1:
-                _rename(state_dict, f"{prefix}{paths.pop()}.", f"{prefix}linear.")
+        """Accept the parameters of a classifier whose layers have other names, as an ``nn.Sequential``'s have."""
+        own = [name for name, layer in self.layers() if next(layer.parameters(), None) is not None]
+        rename_layers(state_dict, prefix, own, [self._source_paths.get(name, name) for name in own])
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
@@ -247,8 +301,3 @@ class FusedAuxHead(nn.Module):
 
 def _autocasts(x: Tensor) -> bool:
     return isinstance(x, Tensor) and x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
-
-
-def _rename(state_dict: dict[str, Tensor], old_prefix: str, new_prefix: str) -> None:
-    for key in [key for key in state_dict if key.startswith(old_prefix)]:
-        state_dict[new_prefix + key[len(old_prefix) :]] = state_dict.pop(key)

@@ -11,6 +11,7 @@ from ..kernels.arrival_counters import arrival_counters
 from ..kernels.cuda_runtime import is_capturing
 from ..kernels.head_backward import follow_differentiably
 from ..kernels.head_plan import CpuPlan, HeadPlan, LaunchPlan, is_followed
+from ..kernels.layer_arguments import launched_parameters
 from ..kernels.noted_launch import NotedLaunch, noting
 from .kept_plans import Kept, KeptPlans, ReadTensors
 from .rule_order import count_writes
@@ -36,7 +37,7 @@ class HeadPlans(KeptPlans[HeadPlan]):
             if torch.is_grad_enabled() and (x.requires_grad or any(one.requires_grad for one in kept.read.parameters)):
                 linear, rule = head.linear, head.rule
                 return follow_differentiably(
-                    kept.plan, x, linear.weight, linear.bias, rule.temperature_tensor,
+                    kept.plan, x, linear.weight, linear.bias, rule.temperature_tensor, head.hidden_layers(),
                     pool=head.pool, pool_size=head.pool_size, criterion=rule.criterion, return_probs=head.return_probs,
                 )  # fmt: skip
             return kept.plan(x)
@@ -77,11 +78,12 @@ def _plan_of(head: Any, x: Tensor, stream: int, launches: list[NotedLaunch], rea
         return CpuPlan(
             linear.weight, linear.bias, rule.temperature_tensor, rule.threshold_tensor,
             pool=head.pool, pool_size=head.pool_size, criterion=rule.criterion, return_probs=head.return_probs,
+            hidden=head.hidden_layers(),
         )  # fmt: skip
     if len(launches) != 1 or not arrival_counters(x.device).are_kept(stream):
         return None
     given = launches[0].given()
-    launched = [given[name] for name in ("weight", "bias", "temperature", "threshold")]
-    if [one.data_ptr() for one in launched if one is not None] != read.addresses:  # another thread's are there now
+    launched = [*launched_parameters(given), given["temperature"], given["threshold"]]
+    if [one.data_ptr() for one in launched] != read.addresses:  # another thread's are there now
         return None
     return LaunchPlan(launches[0], x, stream)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..kernels import check_input
 from .channel_evidence import ChannelEvidence
@@ -43,9 +43,9 @@ def with_layout(tap: str, extract: Extract, features: Tensor, head: FusedAuxHead
 
 
 def _fits(head: FusedAuxHead, features: Tensor) -> bool:
-    if isinstance(head.linear, nn.LazyLinear):
+    if head.in_features is None:
         return False
     try:
-        return check_input(features, head.pool, head.pool_size) == head.linear.in_features
+        return check_input(features, head.pool, head.pool_size) == head.in_features
     except ValueError:
         return False

@@ -34,7 +34,7 @@ class ReadTensors:
         self.parameters = [one for one in self._tensors if isinstance(one, nn.Parameter)]
         """Weights and biases."""
         self.addresses = [*map(Tensor.data_ptr, self._tensors)]
-        """Where the tensors lay, of each head weight, bias, temperature and threshold, those that there are."""
+        """Where the tensors lay: of each head weights and biases, the last layer's first, temperature and threshold."""
         self._distinct = [*{id(one): one for one in self._tensors}.values()]
         self._forms = TensorForms(self._distinct)
 

@@ -19,7 +19,7 @@ from ...kernels import pooled_features
 from ...kernels.head_arguments import head_dtypes_in_words
 from ..arguments import is_plain, kind_of, tensor_in_words
 from ..dry_run import is_readable
-from ..head_pattern import KNOWN_MODULES
+from ..head_modules import SHAPING_MODULES
 from .module_calls import ModuleCall, watched_run
 
 _WANTS = "wants a list, tuple, dict or dataclass of the logits [N, K] of two exits or more"
@@ -218,7 +218,7 @@ class _Search:
                     found.setdefault(id(call.y), []).append(Source(call, pool, pool_size))
         inside = [alike for alike in found.values() if whole.holds(alike[0].call)]
         before = [alike for alike in reversed(found.values()) if not whole.holds(alike[0].call)]
-        before.sort(key=lambda alike: all(type(source.call.module) in KNOWN_MODULES for source in alike))
+        before.sort(key=lambda alike: all(type(source.call.module) in SHAPING_MODULES for source in alike))
         for alike in (*before, *inside):
             yield from sorted(alike, key=lambda source: _length(self.name(source.call.module)))
 

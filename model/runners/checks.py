@@ -18,11 +18,14 @@ def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
     _check_allocator()
     check_mode(network)
     for tap, head in zip(network.taps, network.exit_heads, strict=True):
-        if isinstance(head, FusedAuxHead) and is_parametrized(head.linear):
-            raise ValueError(
-                f"heads[{tap!r}]: its linear layer is parametrized, which a graph would not follow; wants none: call "
-                "torch.nn.utils.parametrize.remove_parametrizations, or use 'eager'"
-            )
+        layers = head.layers() if isinstance(head, FusedAuxHead) else []
+        for name, layer in layers:
+            if is_parametrized(layer):
+                its = "linear layer" if name == "linear" else name
+                raise ValueError(
+                    f"heads[{tap!r}]: its {its} is parametrized, which a graph would not follow; wants none: call "
+                    "torch.nn.utils.parametrize.remove_parametrizations, or use 'eager'"
+                )
     check_device(network.backbone, example_input.device)
     if torch.is_autocast_enabled("cuda"):
         raise RuntimeError("a runner cannot capture under autocast; leave it and cast the network, or use 'eager'")

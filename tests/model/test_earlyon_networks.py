@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, FusedAuxHead, accelerate, attach, attach_exits, make_runner
+from auxhead.model import EarlyExitNetwork, accelerate, attach, attach_exits, make_runner
 from auxhead.model.own_exits.silenced_model import SilencedModel
 from torch import Tensor, nn
 
@@ -207,9 +207,22 @@ def test_what_it_does_not_know_it_refuses() -> None:
         attach_exits(wrapper, x)
 
 
-def test_the_way_that_is_taken_for_its_own_heads() -> None:
-    """Both do: heads fused whole where they can be, and else their last layer, with the hidden one in line."""
+def test_its_own_heads_are_fused_whole() -> None:
     wrapper, x = made("its ResNet")
     network = attach_exits(wrapper, x)
-    assert isinstance(network.backbone, SilencedModel) or network.taps == ("stage1", "stage2", "stage3")
-    assert all(isinstance(head, FusedAuxHead) for head in network.heads)
+    assert network.taps == ("backbone.stage1", "backbone.stage2", "backbone.stage3")
+    for head, theirs in zip(network.fused_heads, wrapper.exit_heads.values(), strict=True):
+        first, _, drop, last = theirs.classifier
+        assert head.hidden.linear is not None and head.hidden.linear.weight is first.weight
+        assert head.linear.weight is last.weight and head.hidden.activation == "relu"
+        assert head.dropout == 0.0 and head.hidden.dropout == pytest.approx(drop.p)
+
+
+def test_a_hidden_layer_too_wide_to_be_fused_runs_in_line() -> None:
+    wrapper, x = models.cifar_resnet_ee(CLASSES, depth=8), torch.randn(4, 3, 12, 12)
+    for head in wrapper.exit_heads.values():
+        head.classifier[0] = nn.Linear(head.classifier[0].in_features, 1025)
+        head.classifier[3] = nn.Linear(1025, CLASSES)
+    network = attach_exits(wrapper.eval(), x)
+    assert isinstance(network.backbone, SilencedModel) and len(network.fused_heads) == 3
+    check_answers(network, wrapper, x)

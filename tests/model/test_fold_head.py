@@ -43,6 +43,19 @@ FOLDED = {
         pool=seq(nn.Conv2d(6, 4, 1), avg(1)), rest=seq(flat(), named(norm=norm1(4), fc=nn.Linear(4, 5)))
     ),
     "a norm of the map": lambda: seq(norm2(6), avg(1), flat(), nn.Linear(6, 5)),
+    "batch norms around a hidden layer": lambda: seq(
+        avg(1), flat(), norm1(6), nn.Linear(6, 9, bias=False), norm1(9), nn.ReLU(), norm1(9), nn.Linear(9, 5)
+    ),
+    "a hidden layer of two": lambda: seq(
+        avg(1), flat(), nn.Linear(6, 8), nn.Linear(8, 9), norm1(9), norm1(9), nn.GELU(), nn.Linear(9, 5)
+    ),
+    "a convolution before a hidden layer": lambda: seq(
+        norm2(6), nn.Conv2d(6, 4, 1), avg(1), flat(), nn.Linear(4, 9), nn.Hardswish(), nn.Linear(9, 5), nn.Softmax(1)
+    ),
+    "a convolution after a ReLU": lambda: seq(nn.ReLU(), nn.Conv2d(6, 4, 1), avg(1), flat(), nn.Linear(4, 5)),
+    "a batch norm after a layer norm": lambda: seq(
+        avg((2, 3)), flat(), nn.LayerNorm(36), norm1(36), nn.Linear(36, 9), nn.ReLU(), nn.Linear(9, 5)
+    ),
 }  # fmt: skip
 
 
@@ -78,8 +91,15 @@ def test_heads_of_a_model_are_folded_in_place():
 
 
 NOT_LINEAR = {
-    "an activation": lambda: seq(avg(1), flat(), nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 5)),
-    "a layer norm": lambda: seq(avg(1), flat(), nn.LayerNorm(6), nn.Linear(6, 5)),
+    "an activation that is not known": lambda: seq(
+        avg(1), flat(), norm1(6), nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 5)
+    ),
+    "two activations": lambda: seq(flat(), nn.Linear(210, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 5)),
+    "a batch norm before a layer norm": lambda: seq(avg(1), flat(), norm1(6), nn.LayerNorm(6), nn.Linear(6, 5)),
+    "a convolution before a layer norm": lambda: seq(
+        nn.Conv2d(6, 4, 1), avg(1), flat(), nn.LayerNorm(4), nn.Linear(4, 5)
+    ),
+    "a convolution before a ReLU": lambda: seq(nn.Conv2d(6, 4, 1), nn.ReLU(), avg(1), flat(), nn.Linear(4, 5)),
     "a convolution of 3x3": lambda: seq(nn.Conv2d(6, 4, 3), avg(1), flat(), nn.Linear(4, 5)),
     "a convolution that strides": lambda: seq(nn.Conv2d(6, 4, 1, stride=2), avg(1), flat(), nn.Linear(4, 5)),
     "a convolution that pads": lambda: seq(nn.Conv2d(6, 4, 1, padding=1), avg(1), flat(), nn.Linear(4, 5)),

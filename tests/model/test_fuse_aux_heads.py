@@ -114,8 +114,14 @@ class MySequential(nn.Sequential):
         return super().forward(x) * 2
 
 
+def mlp() -> list[nn.Module]:
+    return [linear(120, 7), nn.ReLU(), linear(7, 8)]
+
+
 LEFT_ALONE = {
     "relu in the head": (lambda: nn.Sequential(avg(1), flat(), nn.ReLU(), linear(6, 5)), "ReLU"),
+    "two activations": (lambda: nn.Sequential(flat(), *mlp(), nn.ReLU(), linear(8, 5)), "second activation"),
+    "tanh": (lambda: nn.Sequential(avg(1), flat(), linear(6, 7), nn.Tanh(), linear(7, 5)), "Tanh"),
     "relu at the end": (lambda: nn.Sequential(avg(1), flat(), linear(6, 5), nn.ReLU()), "ReLU"),
     "batch norm": (lambda: nn.Sequential(avg(1), flat(), nn.BatchNorm1d(6), linear(6, 5)), "BatchNorm1d"),
     "two linears": (lambda: nn.Sequential(avg(1), flat(), linear(6, 7), linear(7, 5)), "Linear"),
@@ -134,7 +140,7 @@ LEFT_ALONE = {
     "no flatten": (lambda: nn.Sequential(avg((1, 6)), linear(6, 5)), "without a Flatten"),
     "pool as tall as the map": (lambda: nn.Sequential(avg((None, 1)), flat(), linear(24, 5)), "from the input"),
     "indices": (lambda: nn.Sequential(nn.AdaptiveMaxPool2d(1, return_indices=True), flat(), linear(6, 5)), "indices"),
-    "fixed pool": (lambda: nn.Sequential(nn.AvgPool2d(4), flat(), linear(6, 5)), "AvgPool2d"),
+    "fixed pool that strides": (lambda: nn.Sequential(nn.AvgPool2d(4, 2), flat(), linear(6, 5)), "AvgPool2d"),
     "hook": (lambda: with_hook(plain_head(6), "register_forward_hook"), "hook"),
     "pre-hook": (lambda: hooked_inside("register_forward_pre_hook"), "hook"),
     "inner hook": (lambda: hooked_inside("register_forward_hook"), "hook"),
@@ -188,8 +194,8 @@ def test_double_precision_on_a_gpu_is_left_alone_for_a_head_cannot_read_it() -> 
 def test_part_of_a_longer_chain_is_left_alone(deep: bool) -> None:
     """What comes next in an nn.Sequential takes a tensor, not a HeadOutput."""
     part = nn.Sequential(flat(), linear(120, 8))
-    part = nn.Sequential(nn.ReLU(), part) if deep else part
-    model = nn.ModuleDict({"mlp": nn.Sequential(part, nn.ReLU(), linear(8, 5))})
+    part = nn.Sequential(nn.Tanh(), part) if deep else part
+    model = nn.ModuleDict({"mlp": nn.Sequential(part, nn.Tanh(), linear(8, 5))})
     x = torch.randn(X)
     before = model["mlp"](x)
     assert not fuse_aux_heads(model).replaced
@@ -231,7 +237,8 @@ TORCHVISION: dict[str, tuple[list[str], list[str]]] = {
     "inception_v3": ([], ["AuxLogits"]),
     "maxvit_t": ([], ["classifier"]),
     "mobilenet_v2": (["classifier"], []),
-    "mobilenet_v3_small": ([], ["classifier"]),
+    "mobilenet_v3_small": (["classifier"], []),  # of a hidden layer with Hardswish
+    "mobilenet_v3_large": ([], ["classifier"]),  # which has 1,280 hidden features
     "resnet18": ([], []),
     "squeezenet1_1": ([], []),
     "swin_t": ([], []),

@@ -51,3 +51,43 @@ OF_VECTORS = {
     "linear-softmax": lambda: named(fc=nn.Linear(6, 5), softmax=nn.Softmax(dim=-1)),
 }
 ALL = {**OF_MAPS, **OF_VECTORS}
+
+#: With layers before the last one that run in its launch.
+HIDDEN = {
+    "relu": lambda: seq(avg(1), flat(), nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 5)),
+    "gelu": lambda: seq(avg(1), flat(), nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 5)),
+    "gelu-tanh": lambda: seq(maximum(1), flat(), nn.Linear(6, 9), nn.GELU(approximate="tanh"), nn.Linear(9, 5)),
+    "hardswish": lambda: seq(avg(1), flat(), nn.Linear(6, 9), nn.Hardswish(inplace=True), nn.Linear(9, 5)),
+    "relu-in-place": lambda: seq(avg(1), flat(), nn.Linear(6, 9), nn.ReLU(inplace=True), nn.Linear(9, 5)),
+    "no-biases": lambda: seq(avg(1), flat(), nn.Linear(6, 9, bias=False), nn.ReLU(), nn.Linear(9, 5, bias=False)),
+    "one-hidden-feature": lambda: seq(avg(1), flat(), nn.Linear(6, 1), nn.GELU(), nn.Linear(1, 5)),
+    "grid": lambda: seq(avg((2, 3)), flat(), nn.Linear(36, 33), nn.ReLU(), nn.Linear(33, 5), nn.Softmax(1)),
+    "flatten": lambda: seq(flat(), nn.Linear(210, 17), nn.ReLU(), nn.Linear(17, 5)),
+    "dropouts": lambda: seq(avg(1), flat(), drop(0.2), nn.Linear(6, 9), nn.ReLU(), drop(0.4), nn.Linear(9, 5)),
+    "norm": lambda: seq(avg(1), flat(), layer_norm(6), nn.Linear(6, 5)),
+    "norm-of-a-grid": lambda: seq(maximum((2, 3)), flat(), layer_norm(36), nn.Linear(36, 5)),
+    "bare-norm": lambda: seq(avg(1), flat(), nn.LayerNorm(6, eps=1e-3, elementwise_affine=False), nn.Linear(6, 5)),
+    "norm-without-bias": lambda: seq(avg(1), flat(), nn.LayerNorm(6, bias=False), nn.Linear(6, 5)),
+    "norm-and-hidden": lambda: seq(
+        avg(1), flat(), layer_norm(6), drop(0.1), nn.Linear(6, 9), nn.GELU(), drop(0.2), nn.Linear(9, 5)
+    ),
+    "relu-first": lambda: seq(nn.ReLU(), avg(1), flat(), nn.Linear(6, 5)),
+    "relu-before-max": lambda: seq(nn.ReLU(), maximum(2), flat(), nn.Linear(24, 9), nn.ReLU(), nn.Linear(9, 5)),
+    "all": lambda: named(
+        act=nn.ReLU(), pool=avg(1), flat=flat(), norm=layer_norm(6), fc1=nn.Linear(6, 9), mid=nn.GELU(),
+        fc2=nn.Linear(9, 5), softmax=nn.Softmax(-1),
+    ),
+    "names-of-ours-for-others": lambda: named(
+        linear=avg(1), hidden=flat(), norm=nn.Linear(6, 9), rule=nn.ReLU(), pool=nn.Linear(9, 5)
+    ),
+    "nested": lambda: seq(seq(avg(1), flat()), seq(same(), seq(nn.Linear(6, 9), nn.ReLU())), seq(nn.Linear(9, 5))),
+    "window-of-the-map": lambda: seq(nn.AvgPool2d(MAP[2:]), flat(), nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 5)),
+}  # fmt: skip
+
+
+def layer_norm(features: int) -> nn.LayerNorm:
+    """A norm whose parameters do something."""
+    norm = nn.LayerNorm(features)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    return norm

@@ -1,0 +1,56 @@
+"""Modules that look like heads and are no ``nn.Sequential``s: which they are, and what to write instead."""
+
+from torch import nn
+
+from .head_modules import KNOWN_MODULES, POOLS
+
+
+def number_of_classes(model: nn.Module) -> int | None:
+    """Return the outputs of the model's last Linear that no Linear of the model takes up; None if there is none."""
+    linears = [part for part in model.modules() if isinstance(part, nn.Linear)]
+    taken = {linear.in_features for linear in linears}
+    given = [linear.out_features for linear in linears if linear.out_features not in taken]
+    return given[-1] if given else None
+
+
+def could_be_head(module: nn.Module, classes: int | None, *, alone: bool) -> bool:
+    """Return whether a module looks like a head: three convolutions and Linears at most, the last one for the classes.
+
+    A Linear by itself is one only where ``alone`` says so, and a container without a forward is none.
+    """
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)) or isinstance(module, nn.Linear) and not alone:
+        return False
+    layers = [part for part in module.modules() if isinstance(part, (nn.Linear, nn.modules.conv._ConvNd))]
+    if not 1 <= len(layers) <= 3 or not isinstance(layers[-1], nn.Linear):
+        return False
+    return layers[-1].out_features == classes
+
+
+def why_unknown(module: nn.Module) -> str:
+    """Say that a module is no nn.Sequential, and what to write instead, where the names of its parts show it."""
+    kind = type(module).__name__
+    kind = f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
+    linears = [path for path, part in module.named_modules() if type(part) is nn.Linear]
+    if not linears:
+        return f"is {kind}, wants an nn.Sequential of {', '.join(known.__name__ for known in KNOWN_MODULES)}"
+    linear = _as_code(module, linears[-1])
+    if len(linears) > 1:  # the last of them reads vectors
+        steps, parts = f"last step is {linear}", linear
+    else:
+        pools = [path for path, part in module.named_modules() if type(part) in POOLS]
+        pool = _as_code(module, pools[-1]) if pools else "nn.AdaptiveAvgPool2d(1)"
+        steps, parts = f"last steps are a pool, a flatten and {linear}", f"{pool}, nn.Flatten(), {linear}"
+    use = f"use FusedAuxHead.from_module(nn.Sequential({parts}))"
+    if type(module) is nn.Linear:
+        return f"is {kind} alone; where a pool and a flatten come before it, {use} for all three"
+    return f"is {kind} with a forward of its own, which is not read; if its {steps}, {use} for that"
+
+
+def _as_code(head: nn.Module, path: str) -> str:
+    """Return how Python writes a part of ``head``."""
+    code = "head"
+    for name in path.split(".") if path else ():
+        attribute = name.isidentifier() and not isinstance(head, nn.ModuleDict)
+        code += f".{name}" if attribute else f"[{name}]" if name.isdigit() else f"[{name!r}]"
+        head = head.get_submodule(name)
+    return code

@@ -1,0 +1,33 @@
+"""Checks of a fused head's parameters, before a launch reads them as they lie in memory."""
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from ..kernels.head_arguments import head_dtypes, head_dtypes_in_words
+from .arguments import is_plain, tensor_in_words
+
+
+def check_no_weight_hooks(layers: Iterable[tuple[str, nn.Module]]) -> None:
+    """Refuse layers whose weight is computed by hooks, which a fused head never calls."""
+    for name, layer in layers:
+        own = vars(layer)
+        former = own.get("_former_parameters", ())  # of DataParallel
+        if ("weight" in own or "bias" in own) and "weight" not in former:
+            raise ValueError(
+                f"{name}: carries hooks that make its weight (of torch.nn.utils.weight_norm or prune, say), which a "
+                "fused head never calls, so that it is an old one; wants none: remove them, or use parametrizations"
+            )
+
+
+def check_readable(parameters: Iterable[tuple[str, Tensor | None]]) -> None:
+    """Raise ``ValueError`` for a parameter that is not what its memory says, or of a dtype that no head computes in."""
+    for name, tensor in parameters:
+        if tensor is None:
+            continue
+        if not is_plain(tensor) or tensor.is_neg():
+            got = "a lazily negated one" if is_plain(tensor) else tensor_in_words(tensor)
+            raise ValueError(f"{name}: got {got}, wants a plain tensor")
+        if tensor.dtype not in head_dtypes(tensor.device):
+            wants = head_dtypes_in_words(tensor.device)
+            raise ValueError(f"{name}: got {tensor.dtype} on {tensor.device}, wants {wants}")

@@ -1,0 +1,57 @@
+"""Checks of fused heads on what their taps return, and those of them that are not fused after all."""
+
+from torch import Tensor, nn
+
+from ..kernels import check_input
+from ..kernels.head_arguments import check_countable
+from .fused_aux_head import FusedAuxHead
+from .module_head import AuxHead, ModuleHead
+
+
+def check_head_on_tap(tap: str, head: FusedAuxHead, features: Tensor, *, autocasts: bool) -> None:
+    """Raise ``ValueError`` unless a head can read the output of its tap, of any width if it has none.
+
+    Under autocast a head may have another dtype.
+    """
+    width = head.in_features
+    try:
+        if width is not None:
+            _check_parameters(head, features, autocasts=autocasts)
+        head.check_map_size(features)
+        found = check_input(features, head.pool, head.pool_size)
+        check_countable(features, found)
+    except ValueError as error:
+        raise ValueError(f"heads[{tap!r}]: {error}") from None
+    if width is not None and found != width:
+        raise ValueError(
+            f"heads[{tap!r}]: its linear layer takes {width} features, but the output {list(features.shape)} of the "
+            f"tap has {found} with pool={head.pool!r} and pool_size={head.pool_size}"
+        )
+
+
+def _check_parameters(head: FusedAuxHead, features: Tensor, *, autocasts: bool) -> None:
+    weight = head.linear.weight
+    if weight.device != features.device or (weight.dtype != features.dtype and not autocasts):
+        wants = f"{features.dtype} on {features.device}, as the output of the tap"
+        raise ValueError(f"is {weight.dtype} on {weight.device}, wants {wants}")
+    try:
+        head.check_hidden()
+    except TypeError as error:
+        raise ValueError(f"{error}") from None
+
+
+def unless_of_other_maps(head: AuxHead, module: nn.Module | None, features: Tensor) -> AuxHead:
+    """Return a head, or the module that it was made of where that pools by a window that is not the whole map.
+
+    Args:
+        head: of a network.
+        module: what it was made of, if it reads maps of one size alone.
+        features: the output of the tap.
+    """
+    if module is None or isinstance(head, ModuleHead) or head.map_size is None or features.shape[2:] == head.map_size:
+        return head
+    height, width = head.map_size
+    as_it_is = ModuleHead(module, return_probs=head.return_probs).to(head.linear.weight.device)
+    as_it_is.rule = head.rule
+    as_it_is.why_not_fused = f"its AvgPool2d has windows of {height}x{width} on the output {list(features.shape)}"
+    return as_it_is.train(head.training)

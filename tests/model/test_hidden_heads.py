@@ -1,0 +1,426 @@
+"""Heads with hidden layers, norms and leading ReLUs: the nn.Sequential that they replace, in one launch."""
+
+import copy
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from auxhead.kernels import ACTIVATIONS
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, fuse_aux_heads
+from support.example_models import SmallNet, assert_as_exact, in_double, softmax_of
+from support.head_plan_cases import counting, differ, follows
+from support.head_sequentials import HIDDEN, MAP, avg, drop, flat, seq
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+
+without_rules = pytest.mark.filterwarnings("ignore:state_dict. has no exit rule")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+# As the nn.Sequential
+
+
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_answers_as_the_sequential(kind: str, device: torch.device) -> None:
+    source = HIDDEN[kind]().to(device).eval()
+    x = torch.randn(MAP, device=device)
+    exact = softmax_of(in_double(source), x.double())
+    head = FusedAuxHead.from_module(source, rule=exact.amax(1).median().item() - 1e-3)
+    for out in (head(x), head(x)):  # by the operator, and by a plan
+        assert_as_exact(out.probs, softmax_of(source, x), exact)
+        assert out.label.equal(exact.argmax(1)) and out.exit.equal(exact.amax(1) > head.rule.threshold)
+        assert_as_exact(out.confidence, softmax_of(source, x).amax(1), exact.amax(1))
+    assert_as_exact(torch.softmax(head.logits(x), 1), softmax_of(source, x), exact)
+    assert_as_exact(torch.softmax(head.logits_of_features(head.features(x)), 1), softmax_of(source, x), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["gelu", "norm-and-hidden", "relu-before-max", "all"])
+def test_answers_as_the_sequential_in_half_precision(kind: str, dtype: torch.dtype, device: torch.device) -> None:
+    source = HIDDEN[kind]().to(device, dtype).eval()
+    x = torch.randn(MAP, device=device, dtype=dtype)
+    out = FusedAuxHead.from_module(source)(x)
+    assert_as_exact(out.probs, softmax_of(source, x), softmax_of(in_double(source), x.double()))
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "slice", "expanded", "transposed", "no samples"])
+def test_reads_any_layout(layout: str, device: torch.device) -> None:
+    x = {
+        "channels_last": lambda: torch.randn(MAP).to(memory_format=torch.channels_last),
+        "slice": lambda: torch.randn(6, 9, 8, 15)[::2, 2:8, 1:6, ::2][:, :, :, :7],
+        "expanded": lambda: torch.randn(1, 6, 1, 7).expand(MAP),
+        "transposed": lambda: torch.randn(7, 5, 6, 3).permute(3, 2, 1, 0),
+        "no samples": lambda: torch.randn(0, 6, 5, 7),
+    }[layout]().to(device)
+    source = HIDDEN["all"]().to(device).eval()
+    out = FusedAuxHead.from_module(source)(x)
+    assert_as_exact(out.probs, softmax_of(source, x), softmax_of(in_double(source), x.double()))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("shape, pool", [((3, 6, 11), "avg"), ((2, 6, 11), "first"), ((3, 11), "avg")])
+def test_tokens_and_vectors(shape: tuple[int, ...], pool: str, activation: str, device: torch.device) -> None:
+    head = FusedAuxHead(11, 5, pool=pool, hidden_features=7, activation=activation, norm=True, device=device)
+    x = torch.randn(shape, device=device)
+    pooled = x if x.ndim == 2 else x.mean(1) if pool == "avg" else x[:, 0]
+
+    def chain(y: Tensor) -> Tensor:
+        norm, linear, last = (
+            copy.deepcopy(one).to(y.dtype) for one in (head.hidden.norm, head.hidden.linear, head.linear)
+        )
+        return last(ACTIVATIONS[activation](linear(norm(y)))).softmax(1)
+
+    assert_as_exact(head(x).probs, chain(pooled), chain(pooled.double()))
+
+
+@pytest.mark.parametrize("planned", [False, True], ids=["operator", "plan"])
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_gradients_are_those_of_the_sequential(kind: str, planned: bool, device: torch.device) -> None:
+    source = HIDDEN[kind]().to(device).eval()
+    head = FusedAuxHead.from_module(copy.deepcopy(source))
+    x = torch.randn(MAP, device=device).requires_grad_()
+    y = x.detach().clone().requires_grad_()
+    if planned:
+        head(y)
+    seed = torch.randn(3, 5, device=device)
+    probs = softmax_of(source, x)
+    ((probs * seed).sum() + probs.amax(1).sum()).backward()
+    out = head(y)
+    ((out.probs * seed).sum() + out.confidence.sum()).backward()
+    wanted = [x.grad, *(p.grad for p in source.parameters())]
+    for a, b in zip(wanted, [y.grad, *(p.grad for p in head.parameters())], strict=True):
+        torch.testing.assert_close(b, a)
+    by_logits = copy.deepcopy(head)
+    by_logits.zero_grad()
+    probs = by_logits.logits(y).softmax(1)
+    ((probs * seed).sum() + probs.amax(1).sum()).backward()
+    for a, b in zip(wanted[1:], [p.grad for p in by_logits.parameters()], strict=True):
+        torch.testing.assert_close(b, a)
+
+
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_dropouts_act_in_training_where_they_stood(kind: str) -> None:
+    source = HIDDEN[kind]().train()
+    head, x = FusedAuxHead.from_module(source), torch.randn(MAP)
+    assert head.training
+    torch.manual_seed(1)
+    wanted = softmax_of(source, x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(head.logits(x).softmax(1), wanted)
+    assert torch.equal(head(x).probs, head.eval()(x).probs)
+
+
+def test_parameters_are_the_same_tensors() -> None:
+    source = HIDDEN["all"]().eval()
+    head, x = FusedAuxHead.from_module(source), torch.randn(MAP)
+    assert [id(p) for p in head.parameters()] == [id(p) for p in source.parameters()]
+    before = head(x).probs
+    F.cross_entropy(head.logits(x), torch.tensor([0, 1, 2])).backward()
+    torch.optim.SGD(head.parameters(), lr=1.0).step()
+    assert not torch.equal(before, head(x).probs)
+    assert_as_exact(head(x).probs, softmax_of(source, x), softmax_of(in_double(source), x.double()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_runs_under_autocast_as_the_sequential(dtype: torch.dtype, device: torch.device) -> None:
+    source = HIDDEN["all"]().to(device)
+    head, x = FusedAuxHead.from_module(source), torch.randn(MAP, device=device, dtype=dtype)
+    with torch.autocast(device.type, torch.bfloat16):
+        wanted, out = softmax_of(source, x), head(x)
+        assert head.logits(x).dtype == torch.bfloat16
+        out.probs.sum().backward()
+    assert head.hidden.linear.weight.grad.dtype == torch.float32
+    assert_as_exact(out.probs, wanted, softmax_of(in_double(source), x.double()))
+
+
+def test_float64_on_the_cpu() -> None:
+    source, x = HIDDEN["all"]().double().eval(), torch.randn(MAP, dtype=torch.float64)
+    torch.testing.assert_close(FusedAuxHead.from_module(source)(x).probs, source(x), rtol=1e-12, atol=1e-15)
+
+
+# Plans, and what they rest on
+
+CHANGES = {
+    "hidden weight in place": lambda head: _in_place(head.hidden.linear.weight),
+    "hidden bias in place": lambda head: _in_place(head.hidden.linear.bias),
+    "norm in place": lambda head: _in_place(head.hidden.norm.weight),
+    "another hidden weight": lambda head: setattr(head.hidden.linear, "weight", nn.Linear(6, 9).weight),
+    "another bias of the norm": lambda head: setattr(head.hidden.norm, "bias", nn.Parameter(-head.hidden.norm.bias)),
+    "no hidden bias": lambda head: setattr(head.hidden.linear, "bias", None),
+    "data of the hidden weight": lambda head: setattr(head.hidden.linear.weight, "data", torch.randn(9, 6)),
+    "another hidden layer": lambda head: setattr(head.hidden, "linear", nn.Linear(6, 9)),
+    "no norm": lambda head: setattr(head.hidden, "norm", None),
+    "eps": lambda head: setattr(head.hidden.norm, "eps", 0.5),
+    "activation": lambda head: setattr(head.hidden, "activation", "hardswish"),
+    "no ReLU before the pool": lambda head: setattr(head.hidden, "rectifies", False),
+    "other hidden layers": lambda head: setattr(head, "hidden", FusedAuxHead(6, 5, hidden_features=9).hidden),
+    "last weight": lambda head: _in_place(head.linear.weight),
+    "half": lambda head: head.half(),
+}  # fmt: skip
+
+
+def _in_place(tensor: Tensor) -> None:
+    with torch.no_grad():
+        tensor.neg_()
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_is_followed_by_plans(change: object) -> None:
+    head = FusedAuxHead.from_module(HIDDEN["all"]().eval(), rule=0.3)
+    with torch.no_grad():
+        head.hidden.linear.weight.mul_(4)
+    inputs = [torch.randn(MAP), torch.randn(1, *MAP[1:])]
+    follows(head, *inputs)
+    with torch.no_grad():
+        before = head(inputs[0])
+        change(head)
+        inputs = [x.to(head.linear.weight.dtype) for x in inputs]
+        assert differ(before, head._call(inputs[0])), "the change is to show"
+    follows(head, *inputs)
+
+
+def test_a_plan_answers_without_the_operator() -> None:
+    head = FusedAuxHead.from_module(HIDDEN["all"]().eval())
+    x = torch.randn(MAP)
+    with torch.no_grad(), counting(head) as calls:
+        for _ in range(3):
+            head(x)
+    assert len(calls) == 1
+
+
+def test_hidden_layers_that_a_plain_head_is_given_are_followed() -> None:
+    head, x = FusedAuxHead(6, 5).eval(), torch.randn(MAP)
+    follows(head, x)
+    head.hidden = FusedAuxHead(6, 5, norm=True).hidden
+    follows(head, x)
+
+
+# Made directly
+
+
+def test_constructor() -> None:
+    head = FusedAuxHead(
+        12, 5, pool="max", dropout=0.1, hidden_features=8, activation="gelu", hidden_bias=False, hidden_dropout=0.3,
+        norm=True, rectifies=True, dtype=torch.float64,
+    )  # fmt: skip
+    names = ["hidden.norm.weight", "hidden.norm.bias", "hidden.linear.weight", "linear.weight", "linear.bias"]
+    assert [name for name, _ in head.named_parameters()] == names
+    assert {p.dtype for p in head.parameters()} == {torch.float64} and head.in_features == 12
+    assert head.describe() == "pool 'max', a ReLU before it, a LayerNorm, 8 hidden features with gelu, 5 classes"
+    plain = FusedAuxHead(12, 5)
+    assert plain.hidden is None and {*plain.state_dict()} == {"linear.weight", "linear.bias", "rule._extra_state"}
+    assert plain.describe() == "pool 'avg', 5 classes"
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"hidden_features": 0}, ValueError, "hidden_features: got 0, wants an int from 1 to 1,024"),
+        ({"hidden_features": 1025}, ValueError, "hidden_features: got 1025, wants an int from 1 to 1,024"),
+        ({"hidden_features": True}, ValueError, "hidden_features: got True"),
+        ({"hidden_features": 3, "activation": "tanh"}, ValueError, "activation: got 'tanh', wants one of"),
+        ({"hidden_features": 3, "hidden_dropout": 1.5}, ValueError, "hidden_dropout: got 1.5, wants a probability"),
+        ({"norm": 1e-5}, TypeError, "norm: got 1e-05, wants a bool"),
+        ({"rectifies": "yes"}, TypeError, "rectifies: got 'yes', wants a bool"),
+        ({"in_features": None, "norm": True}, ValueError, "in_features: got None with norm=True"),
+    ],
+)
+def test_bad_arguments(options: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        FusedAuxHead(**{"in_features": 6, "num_classes": 5, **options})
+
+
+def test_the_first_linear_layer_takes_the_width_of_the_first_input(device: torch.device) -> None:
+    head = FusedAuxHead(None, 5, pool="max", pool_size=(2, 3), hidden_features=4, rectifies=True, device=device)
+    assert head.in_features is None
+    head.load_state_dict(head.state_dict())
+    x = torch.randn(MAP, device=device)
+    out = head(x)
+    assert type(head.hidden.linear) is nn.Linear and head.in_features == 36
+    assert_as_exact(out.probs, torch.softmax(head.logits(x), 1), out.probs.double())
+    network = EarlyExitNetwork(SmallNet(), {"block1": FusedAuxHead(None, 5, hidden_features=4)})
+    network.check_taps(torch.randn(2, 3, 8, 8))
+    assert network.fused_heads[0].in_features == 12
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda head: setattr(head.hidden, "linear", nn.Linear(6, 8)), "linear: takes 9 features, wants 8"),
+        (lambda head: setattr(head.hidden, "norm", nn.LayerNorm(5)), r"hidden.norm: got a LayerNorm over \[5\], wants"),
+        (lambda head: head.hidden.half(), "hidden.norm_weight: got torch.float16, wants torch.float32"),
+        (lambda head: head.hidden.linear.double(), "hidden.weight: got torch.float64, wants torch.float32"),
+        (lambda head: setattr(head.hidden, "activation", "tanh"), "hidden.activation: got 'tanh', wants one of"),
+    ],
+    ids=["width", "norm", "dtype of all", "dtype of one", "activation"],
+)
+def test_layers_that_do_not_fit_are_refused(change: object, message: str) -> None:
+    head = FusedAuxHead.from_module(HIDDEN["norm-and-hidden"]().eval())
+    change(head)
+    with pytest.raises((ValueError, TypeError), match=message):
+        head.as_exit_head()
+    network = EarlyExitNetwork(nn.Sequential(nn.Identity(), flat(), nn.Linear(210, 5)), {"0": head})
+    with pytest.raises(ValueError, match=r"heads\['0'\]: " + message):
+        network.check_taps(torch.randn(MAP))
+    with pytest.raises((ValueError, TypeError)):
+        head(torch.randn(MAP))
+
+
+@pytest.mark.parametrize("layer", ["norm", "linear"])
+def test_hooks_that_make_a_weight_are_refused(layer: str) -> None:
+    head, x = FusedAuxHead.from_module(HIDDEN["norm-and-hidden"]().eval()), torch.randn(MAP)
+    prune.l1_unstructured(getattr(head.hidden, layer), "weight", 2)
+    for call in (lambda: head(x), head.as_exit_head):
+        with pytest.raises(ValueError, match=f"hidden.{layer}: carries hooks that make its weight"):
+            call()
+
+
+def test_a_parametrized_hidden_layer_is_followed() -> None:
+    head, x = FusedAuxHead.from_module(HIDDEN["relu"]().eval()), torch.randn(MAP)
+    parametrizations.weight_norm(head.hidden.linear)
+    before = head(x).probs
+    with torch.no_grad():
+        head.hidden.linear.parametrizations.weight.original0.mul_(3)
+    assert not torch.equal(head(x).probs, before)
+    torch.testing.assert_close(head(x).probs, head.logits(x).softmax(1))
+
+
+# States
+
+
+@without_rules
+@pytest.mark.parametrize("made", ["of it", "directly"])
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_the_state_of_the_sequential_loads(kind: str, made: str) -> None:
+    source, twin = HIDDEN[kind](), HIDDEN[kind]()
+    head = FusedAuxHead.from_module(twin)
+    if made == "directly":
+        head._source_paths = {}
+    model = nn.ModuleDict({"exit": head})
+    model.load_state_dict({f"exit.{name}": value for name, value in source.state_dict().items()})
+    assert all(torch.equal(a, b) for a, b in zip(source.parameters(), head.parameters(), strict=True))
+    fresh = FusedAuxHead.from_module(HIDDEN[kind]())
+    fresh.load_state_dict(head.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(source.parameters(), fresh.parameters(), strict=True))
+
+
+def test_a_state_of_other_layers_is_refused() -> None:
+    head = FusedAuxHead.from_module(HIDDEN["relu"]())
+    state = {**HIDDEN["relu"]().state_dict(), "7.weight": torch.zeros(1)}
+    with pytest.raises(RuntimeError, match="[Uu]nexpected.*7.weight"):
+        head.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="[Mm]issing"):
+        head.load_state_dict(seq(nn.Linear(6, 5)).state_dict())
+
+
+# What is not fused
+
+REFUSED = {
+    "hidden layer too wide": (
+        lambda: seq(flat(), nn.Linear(210, 1025), nn.ReLU(), nn.Linear(1025, 5)),
+        r"'1' \(Linear\) has 1,025 hidden features, wants at most 1,024",
+    ),
+    "two activations": (
+        lambda: seq(flat(), nn.Linear(210, 9), nn.ReLU(), nn.Linear(9, 9), nn.GELU(), nn.Linear(9, 5)),
+        r"'4' \(GELU\) is a second activation after '2' \(ReLU\): a fused head has one at most",
+    ),
+    "two in a row": (
+        lambda: seq(flat(), nn.Linear(210, 9), nn.ReLU(), nn.ReLU(), nn.Linear(9, 5)), r"is a second activation",
+    ),
+    "activation at the end": (lambda: seq(flat(), nn.Linear(210, 9), nn.ReLU()), r"\(ReLU\) follows the last Linear"),
+    "softmax after an activation": (
+        lambda: seq(flat(), nn.Linear(210, 9), nn.ReLU(), nn.Softmax(1)), r"\(Softmax\) comes before the Linear",
+    ),
+    "relu after the pool": (lambda: seq(avg(1), flat(), nn.ReLU(), nn.Linear(6, 5)), r"is neither a ReLU before"),
+    "gelu before the pool": (lambda: seq(nn.GELU(), avg(1), flat(), nn.Linear(6, 5)), r"is neither a ReLU before"),
+    "relu that changes the tap": (
+        lambda: seq(nn.ReLU(inplace=True), avg(1), flat(), nn.Linear(6, 5)), r"changes in place .* wants inplace=False",
+    ),
+    "norm of a map": (lambda: seq(nn.LayerNorm(7), flat(), nn.Linear(210, 5)), r"follows the LayerNorm, which reads"),
+    "norm before the flatten": (
+        lambda: seq(avg((1, 6)), nn.LayerNorm(6), flat(), nn.Linear(36, 5)), r"pool without a Flatten",
+    ),
+    "norm of two dimensions": (
+        lambda: seq(flat(), nn.LayerNorm((210, 1)), nn.Linear(210, 5)), r"is over \[210, 1\], not over all 210",
+    ),
+    "two norms": (
+        lambda: seq(flat(), nn.LayerNorm(210), nn.LayerNorm(210), nn.Linear(210, 5)), r"is not the first of LayerNorm",
+    ),
+    "norm behind the hidden layer": (
+        lambda: seq(flat(), nn.Linear(210, 9), nn.ReLU(), nn.LayerNorm(9), nn.Linear(9, 5)), r"is not the first of",
+    ),
+    "dropout before the norm": (
+        lambda: seq(flat(), drop(0.1), nn.LayerNorm(210), nn.Linear(210, 5)), r"is not the first of LayerNorm",
+    ),
+    "dropout before the activation": (
+        lambda: seq(flat(), nn.Linear(210, 9), drop(0.1), nn.ReLU(), nn.Linear(9, 5)), r"\(Dropout\) follows",
+    ),
+    "pool behind the hidden layer": (
+        lambda: seq(nn.Linear(7, 9), nn.ReLU(), avg(1), flat(), nn.Linear(6, 5)), r"is not the first of pool",
+    ),
+    "a window that pads": (lambda: seq(nn.AvgPool2d(3, padding=1), flat(), nn.Linear(36, 5)), r"strides, pads or"),
+    "a window that divides": (
+        lambda: seq(nn.AvgPool2d(5, divisor_override=2), flat(), nn.Linear(6, 5)), r"strides, pads or divides",
+    ),
+    "maximum of a window": (lambda: seq(nn.MaxPool2d(5), flat(), nn.Linear(6, 5)), r"\(MaxPool2d\) is none of"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_not_known_is_refused_with_the_reason_and_runs_as_a_module(kind: str) -> None:
+    make, message = REFUSED[kind]
+    module = make().train()
+    with pytest.raises(ValueError, match=f"^module: .*{message}"):
+        FusedAuxHead.from_module(module)
+    model = nn.ModuleDict({"head": module})
+    assert not fuse_aux_heads(model).replaced and model["head"] is module
+    network = EarlyExitNetwork(SmallNet(), {"block1": module})
+    assert not network.fused_heads and re.search(message, network.exit_heads[0].why_not_fused)
+
+
+def test_hooks_on_any_layer_are_refused() -> None:
+    for place in range(5):
+        module = HIDDEN["relu"]()
+        module[place].register_forward_hook(lambda *_: None)
+        with pytest.raises(ValueError, match=rf"'{place}' .* carries hooks"):
+            FusedAuxHead.from_module(module)
+
+
+# An AvgPool2d whose window is the whole map
+
+
+@pytest.mark.parametrize("made", [nn.AvgPool2d((5, 7)), nn.AvgPool2d((5, 7), stride=(5, 7)), nn.AvgPool2d(5)])
+def test_a_window_of_the_whole_map(made: nn.AvgPool2d) -> None:
+    x = torch.randn(3, 6, 5, made.kernel_size[1] if isinstance(made.kernel_size, tuple) else 5)
+    source = seq(made, flat(), nn.Linear(6, 5)).eval()
+    head = FusedAuxHead.from_module(source)
+    assert head.map_size == x.shape[2:]
+    torch.testing.assert_close(head(x).probs, source(x).softmax(1))
+    wrong = torch.randn(3, 6, 10, 14)
+    for call in (head, head.logits, head.features, head.launch_input):
+        with pytest.raises(ValueError, match=r"x: got shape \[3, 6, 10, 14\], wants maps of 5x\d: .* AvgPool2d"):
+            call(wrong)
+        with pytest.raises(ValueError, match=r"x: got shape \[3, 6\], wants maps"):
+            call(torch.randn(3, 6))
+
+
+def test_a_network_runs_a_window_of_part_of_the_map_as_a_module() -> None:
+    torch.manual_seed(0)
+    part, whole = (seq(nn.AvgPool2d(2), flat(), nn.Linear(width, 5)) for width in (48, 16))
+    network = EarlyExitNetwork(SmallNet(), {"block1": part, "block2": whole}, rules=0.3).eval()
+    x = torch.randn(4, 3, 8, 8)
+    first, second, _ = network.logits(x)
+    assert len(network.fused_heads) == 1 and network.exit_heads[0].module is part
+    assert network.exit_heads[0].rule.threshold == 0.3
+    assert "its AvgPool2d has windows of 2x2 on the output [2, 12, 4, 4]" in network.describe()
+    y = network.backbone.block1(network.backbone.block0(x))
+    torch.testing.assert_close(first, part(y))
+    torch.testing.assert_close(second, whole(network.backbone.block2(y)))
+    head = FusedAuxHead.from_module(seq(nn.AvgPool2d(3), flat(), nn.Linear(12, 5)))
+    with pytest.raises(ValueError, match=r"heads\['block1'\]: x: got shape \[2, 12, 4, 4\], wants maps of 3x3"):
+        EarlyExitNetwork(SmallNet(), {"block1": head}, example_input=x)
