@@ -46,7 +46,7 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
                 min=0.0,
                 max=1.0,
                 help="What leaving early may cost, a fraction.",
-                show_default="0.01, or none with --max-latency-ms",
+                show_default="0.01, or none with another budget",
             ),
         ] = None,
         confidence: Annotated[float, typer.Option(help="Of the bound on that, between 0 and 1.")] = 0.9,
@@ -55,6 +55,14 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
         ] = None,
         max_latency_ms: Annotated[
             float | None, typer.Option(help="What a request may take on average instead; wants --batch.")
+        ] = None,
+        max_work: Annotated[
+            float | None,
+            typer.Option(
+                min=0.0,
+                max=1.0,
+                help="Instead, how much of the backbone an image may take on average, a fraction of its FLOPs.",
+            ),
         ] = None,
         seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the splits.")] = 0,
         out: Annotated[Path, typer.Option(help="Where the calibrated checkpoint, report and figure go.")] = Path(
@@ -78,7 +86,7 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
             check_output_directory(out)
             request = Request(
                 checkpoint, data, dataset, root, backbone, train_data, skip_damaged, max_accuracy_drop, max_latency_ms,
-                confidence, batch, seed, torch_device(device),
+                max_work, confidence, batch, seed, torch_device(device),
             )  # fmt: skip
             if out.resolve() == checkpoint.resolve():
                 raise BadInput(f"--out: {out} is the checkpoint itself, wants another directory")

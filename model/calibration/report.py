@@ -25,7 +25,7 @@ class Bound:
     max_accuracy_drop: float
     """Accuracy under the thresholds is lower than the classifier's by at most this; 0 where nobody leaves early."""
     reachable: bool
-    """False: no candidate keeps the budget, and nobody leaves early; or the latency budget is below all of them."""
+    """False: no candidate keeps the budget, and nobody leaves early; or one of latency or work is below all of them."""
     reason: str | None
     """Why it is not, and the best that is; else None."""
     samples: int
@@ -52,6 +52,8 @@ class CalibratedExit:
     """Accuracy on the samples that left here; None where none did."""
     accuracy_on_all: float
     """Accuracy if this exit answered for all: the network cut off here, a smaller static model."""
+    work: float
+    """Done of the backbone when a sample leaves here, as a share of its FLOPs."""
     latency_ms: float | None
     """When a whole batch leaves here; None if it was not measured."""
     before: Reliability
@@ -68,7 +70,7 @@ class CurvePoint:
     """For each head; None never exits."""
     lost: int
     p_value: float | None
-    """That accuracy drops by more than the budget; None for a latency budget, where none is tested."""
+    """That accuracy drops by more than the budget; None for one of latency or work, where none is tested."""
     holds: bool | None
     """True where this and all before it passed; None as above."""
     accuracy: float
@@ -76,6 +78,8 @@ class CurvePoint:
     """Of the samples that leave at each exit."""
     mean_exit: float
     """Mean exit index."""
+    work: float
+    """Mean work of a sample, as a share of the backbone's FLOPs."""
     latency_ms: float | None
     """Expected; None without measured latencies."""
 
@@ -92,7 +96,7 @@ class CalibrationReport:
     samples: dict[str, int]
     """Number of samples in each split."""
     budget: dict[str, float]
-    """``max_accuracy_drop`` or ``max_latency_ms``, as asked for."""
+    """``max_accuracy_drop``, ``max_latency_ms`` or ``max_work``, as asked for."""
     bound: Bound
     exits: list[CalibratedExit]
     """The heads, then the classifier, on the test split."""
@@ -104,6 +108,8 @@ class CalibrationReport:
     """The difference; less than 0 where early exit is better."""
     mean_exit: float
     """Mean exit index on the test split."""
+    expected_work: float
+    """Mean work of a sample on the test split, as a share of the backbone's FLOPs."""
     latencies: ExitLatencies | None
     """As measured."""
     expected_latency_ms: float | None

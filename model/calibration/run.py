@@ -39,6 +39,7 @@ class Request(NamedTuple):
     skip_damaged: bool
     max_accuracy_drop: float | None
     max_latency_ms: float | None
+    max_work: float | None
     confidence: float
     batch: int | None
     seed: int
@@ -76,11 +77,11 @@ def run_calibration(request: Request, outside: BeyondCalibration) -> Calibration
         if request.train_data is not None:
             learned = sample_identities(_batches(*_decoded(load_folder(request.train_data), loaded, request), loaded))
     network = loaded.network.to(request.device)
-    drop = request.max_accuracy_drop
+    budgets = request.max_accuracy_drop, request.max_latency_ms, request.max_work
     report = calibrate_network(
         network, _batches(pixels, labels, loaded),
-        max_accuracy_drop=0.01 if drop is None and request.max_latency_ms is None else drop,
-        max_latency_ms=request.max_latency_ms, latencies=_latencies(request, loaded, pixels),
+        max_accuracy_drop=0.01 if budgets == (None, None, None) else request.max_accuracy_drop,
+        max_latency_ms=request.max_latency_ms, max_work=request.max_work, latencies=_latencies(request, loaded, pixels),
         confidence=request.confidence, seed=request.seed, train=learned,
     )  # fmt: skip
     return CalibrationRun(loaded, replace(report, data=source.name))

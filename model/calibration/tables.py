@@ -11,7 +11,15 @@ def print_report(console: Console, report: CalibrationReport) -> None:
     samples = report.samples
     table = Table(title=f"Test split: {samples['test']:,} images that nothing was chosen with")
     table.add_column("exit")
-    columns = ["leave if\nscore >", "leave\nhere", "right\nof these", "right\nof all", "temper-\nature", "off by, %"]
+    columns = [
+        "leave if\nscore >",
+        "leave\nhere",
+        "right\nof these",
+        "right\nof all",
+        "temper-\nature",
+        "off by, %",
+        "work",
+    ]
     if report.latencies is not None:
         columns.append("answer\nin, ms")
     for column in columns:
@@ -26,6 +34,7 @@ def print_report(console: Console, report: CalibrationReport) -> None:
             f"{row.accuracy_on_all:.1%}",
             f"{row.temperature:.2f}",
             f"{100 * row.before.ece:.1f} / {100 * row.after.ece:.1f}",
+            f"{row.work:.1%}",
         ]
         if row.latency_ms is not None:
             cells.append(f"{row.latency_ms:.3g}")
@@ -43,6 +52,9 @@ def _sentences(report: CalibrationReport) -> list[str]:
     said.append(
         f"Early exit is right about {report.accuracy:.2%}, the full network about {report.full_accuracy:.2%}. On "
         f"average an image left at exit {report.mean_exit:.1f} of 0 to {len(report.exits) - 1}."
+    )
+    said.append(
+        f"Work is the share of the backbone's FLOPs that an image takes; on average it was {report.expected_work:.1%}."
     )
     if bound.reason is not None:
         said.append(f"The budget cannot be kept: {bound.reason}.")

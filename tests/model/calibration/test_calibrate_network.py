@@ -148,8 +148,48 @@ def test_a_latency_budget_takes_the_strictest_candidate_that_meets_it(network, h
 
 def test_a_latency_below_all_is_out_of_reach_and_the_fastest_is_set(network, held_out):
     report = calibrate_network(network, held_out, max_latency_ms=0.5, latencies=LATENCIES)
-    assert not report.bound.reachable and "the fastest thresholds take 1 ms" in report.bound.reason
+    assert not report.bound.reachable and "the cheapest thresholds take 1 ms" in report.bound.reason
     assert report.exits[0].share == 1.0 and report.expected_latency_ms == 1.0
+
+
+#: FLOPs of the network's three convolutions and its linear layer, for one image.
+FLOPS = [2 * 64 * 9 * 8, 2 * 16 * 9 * 8 * 16, 2 * 4 * 9 * 16 * 32 + 2 * 128 * 10]
+WORK = [FLOPS[0] / sum(FLOPS), sum(FLOPS[:2]) / sum(FLOPS), 1.0]
+
+
+def test_a_budget_of_work_takes_the_strictest_candidate_that_meets_it(network, held_out, without_interpreter):
+    images, labels = digits()
+    parts = {"temperature": range(250), "thresholds": range(250, 900), "test": range(900, 1297)}
+    report = calibrate_network(network, held_out, max_work=0.6, splits=parts)
+    assert report.bound.reachable and report.budget == {"max_work": 0.6} and report.curve[0].work == 1.0
+    assert [row.work for row in report.exits] == WORK and 0.0 < report.bound.max_accuracy_drop < 1.0
+
+    def work_of(x):
+        return sum(WORK[exit_index] for exit_index in network(x).exit_index.tolist()) / len(x)
+
+    assert report.expected_work == pytest.approx(work_of(images[1400:]))
+    assert report.curve[report.chosen].work == pytest.approx(work_of(images[750:1400]))
+    assert work_of(images[500:750]) <= 0.6, "on the split that candidates are made of"
+    stricter = report.curve[report.chosen - 1].thresholds
+    network.set_rules({tap: 1.0 if one is None else one for tap, one in zip(network.taps, stricter, strict=True)})
+    assert work_of(images[500:750]) > 0.6
+    free = calibrate_network(network, held_out, max_work=1.0, splits=parts)
+    assert free.chosen == 0 and free.expected_work == 1.0 and free.bound.max_accuracy_drop == 0.0
+
+
+def test_work_below_all_is_out_of_reach_and_the_cheapest_is_set(network, held_out):
+    report = calibrate_network(network, held_out, max_work=0.1)
+    assert not report.bound.reachable and report.exits[0].share == 1.0 and report.expected_work == WORK[0]
+    said = f"the cheapest thresholds take {WORK[0]:.3%} of the backbone's FLOPs on average, more than 10.000% of"
+    assert report.bound.reason.startswith(said)
+
+
+def test_work_does_not_depend_on_budget_dtype_or_how_the_backbone_is_run(network, held_out, device):
+    by_accuracy = calibrate_network(network, held_out, max_accuracy_drop=0.05)
+    assert [row.work for row in by_accuracy.exits] == WORK
+    network.to(device, torch.bfloat16 if device == "cuda" else torch.float64).backbone.compile()
+    wide = [(images.to(network.dtype), labels) for images, labels in held_out]
+    assert [row.work for row in calibrate_network(network, wide, max_work=0.7).exits] == WORK
 
 
 def test_a_head_that_is_not_enabled_stays_so(network, held_out):
@@ -180,7 +220,8 @@ def test_the_network_runs_once(network, held_out):
     network.check_taps(held_out[0][0])
     seen.clear()
     calibrate_network(network, held_out, max_accuracy_drop=0.02)
-    assert seen == [len(labels) for _, labels in held_out]
+    first, *others = held_out
+    assert seen == [len(first[1]), 2, *(len(labels) for _, labels in others)], "and on two samples, to count its work"
 
 
 def test_training_samples_are_left_out_or_refused(network, held_out):
@@ -203,8 +244,8 @@ def test_training_samples_are_left_out_or_refused(network, held_out):
 
 
 BAD = {
-    "no budget": ({"max_accuracy_drop": None}, ValueError, "max_accuracy_drop, max_latency_ms: got neither"),
-    "two budgets": ({"max_latency_ms": 1.0}, ValueError, "max_accuracy_drop, max_latency_ms: got both"),
+    "no budget": ({"max_accuracy_drop": None}, ValueError, "max_accuracy_drop, max_latency_ms, max_work: got none"),
+    "two budgets": ({"max_latency_ms": 1.0}, ValueError, ".*: got max_accuracy_drop and max_latency_ms, wants"),
     "per cent": ({"max_accuracy_drop": 5}, ValueError, "max_accuracy_drop: got 5, wants a number in"),
     "words": ({"max_accuracy_drop": "1%"}, TypeError, "max_accuracy_drop: got '1%', wants a number"),
     "not measured": ({"max_accuracy_drop": None, "max_latency_ms": 1.0}, ValueError, "latencies: got None, wants"),
