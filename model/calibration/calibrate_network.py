@@ -13,6 +13,7 @@ from .budget import Budget, one_budget
 from .candidates import threshold_path
 from .exit_latency import ExitLatencies, expected_latency
 from .exit_logits import ExitLogits, collect_logits, joined
+from .exits_by_class import exits_by_class
 from .exits_on_test import exits_on_test
 from .report import REPORT_FORMAT, CalibrationReport, environment
 from .scores import exit_scores
@@ -148,6 +149,7 @@ def calibrate_exits(
         exits=exits_on_test(
             network, logits, labels, exits, temperatures, curve[chosen].thresholds, collected.work, latencies
         ),
+        classes=exits_by_class(labels, exits, testing.correct, logits.shape[2]),
         accuracy=accuracy,
         full_accuracy=full,
         accuracy_drop=full - accuracy,

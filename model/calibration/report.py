@@ -63,6 +63,23 @@ class CalibratedExit:
 
 
 @dataclass(frozen=True)
+class CalibratedClass:
+    """One class on the test split; shares and accuracies are from 0 to 1, and None where it has no samples."""
+
+    name: str
+    """The label, as a number, or its name where ``auxhead calibrate`` knows it."""
+    samples: int
+    accuracy: float | None
+    """Accuracy of early exit on the class's samples."""
+    full_accuracy: float | None
+    """Accuracy of the classifier on the same samples."""
+    shares: list[float] | None
+    """Of the samples that leave at each exit."""
+    mean_exit: float | None
+    """Mean exit index."""
+
+
+@dataclass(frozen=True)
 class CurvePoint:
     """One candidate on the split for thresholds; the first is no exit at all, and each lets samples leave earlier."""
 
@@ -100,6 +117,8 @@ class CalibrationReport:
     bound: Bound
     exits: list[CalibratedExit]
     """The heads, then the classifier, on the test split."""
+    classes: list[CalibratedClass]
+    """In the order of the labels, on the test split."""
     accuracy: float
     """Accuracy of early exit on the test split."""
     full_accuracy: float

@@ -84,7 +84,10 @@ def run_calibration(request: Request, outside: BeyondCalibration) -> Calibration
         max_latency_ms=request.max_latency_ms, max_work=request.max_work, latencies=_latencies(request, loaded, pixels),
         confidence=request.confidence, seed=request.seed, train=learned,
     )  # fmt: skip
-    return CalibrationRun(loaded, replace(report, data=source.name))
+    names = loaded.classes or source.classes  # without names the network may have more classes than the images
+    named = [replace(row, name=name) for row, name in zip(report.classes, names, strict=False)]
+    named += report.classes[len(names) :]
+    return CalibrationRun(loaded, replace(report, data=source.name, classes=named))
 
 
 def save_calibrated(directory: Path, checkpoint: Path, run: CalibrationRun) -> None:

@@ -1,9 +1,14 @@
-"""The table that ``auxhead calibrate`` prints: each exit on the test split, and what is promised of new images."""
+"""The tables that ``auxhead calibrate`` prints: each exit and class on the test split, and what is promised."""
 
 from rich.console import Console
 from rich.table import Table
 
+from .exits_by_class import most_telling
 from .report import CalibrationReport
+
+#: Of more classes than this the table has the most telling alone: half as many that are right least often, and half
+#: that leave latest.
+_MOST_CLASSES = 20
 
 
 def print_report(console: Console, report: CalibrationReport) -> None:
@@ -40,7 +45,27 @@ def print_report(console: Console, report: CalibrationReport) -> None:
             cells.append(f"{row.latency_ms:.3g}")
         table.add_row(*cells)
     console.print(table)
+    console.print(_by_class(report))
     console.print("\n".join(_sentences(report)), soft_wrap=True)
+
+
+def _by_class(report: CalibrationReport) -> Table:
+    rows, each = report.classes, _MOST_CLASSES // 2
+    title = "Test split by class"
+    if len(rows) > _MOST_CLASSES:
+        title += f": of {len(rows):,} the {each} that are right least often, and the {each} that leave latest"
+        rows = most_telling(rows, each)
+    table = Table(title=title)
+    table.add_column("class")
+    names = [row.name for row in report.exits]
+    for column in ("images", "right", "full network\nright", *(f"leave at\n{name}" for name in names)):
+        table.add_column(column, justify="right")
+    for row in rows:
+        shares = row.shares or [None] * len(names)
+        values = [row.accuracy, row.full_accuracy, *shares]
+        cells = ["-" if value is None else f"{value:.1%}" for value in values]
+        table.add_row(row.name, f"{row.samples:,}", *cells)
+    return table
 
 
 def _sentences(report: CalibrationReport) -> list[str]:

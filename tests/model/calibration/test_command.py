@@ -66,6 +66,11 @@ def test_a_checkpoint_of_ones_own_is_calibrated(own):
     report = json.loads((own / "new" / "report.json").read_text())
     assert report["samples"] == {"temperature": 48, "thresholds": 120, "test": 72} and report["data"] == "pictures"
     assert report["bound"]["reachable"] and report["exits"][0]["share"] > 0.5
+    assert [row["name"] for row in report["classes"]] == [
+        "lying",
+        "standing",
+    ] and "Test split by class" in result.output
+    assert sum(row["samples"] for row in report["classes"]) == 72
     assert report["latencies"]["batch_size"] == 2 and report["expected_latency_ms"] > 0
     loaded = load_checkpoint(own / "new", nn_backbone(own))
     assert loaded.network.heads[0].rule.threshold == report["exits"][0]["threshold"]
@@ -89,9 +94,21 @@ def test_a_checkpoint_is_calibrated_for_a_budget_of_work(own):
     assert f"The budget cannot be kept: the cheapest thresholds take {flops[0] / sum(flops):.3%}" in result.output
 
 
-def nn_backbone(own):
+def test_classes_beyond_those_of_the_images_are_numbers(own):
+    """A network without names of classes, on images of fewer than it knows."""
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(nn_backbone(own, classes=3), {"0": FusedAuxHead(8, 3)})
+    (own / "own_stripes.py").write_text(OWN.replace("8 * 25, 2)", "8 * 25, 3)"))
+    save_checkpoint(own / "own", network.eval(), backbone="own_stripes:make", image_size=16)
+    result = auxhead(*ARGUMENTS, "--data", "pictures", "--max-work", 1.0, "--out", "new")
+    assert result.exit_code == 0, result.output
+    classes = json.loads((own / "new" / "report.json").read_text())["classes"]
+    assert [(row["name"], row["samples"] > 0) for row in classes] == [("lying", True), ("standing", True), ("2", False)]
+
+
+def nn_backbone(own, classes=2):
     scope: dict = {}
-    exec((own / "own_stripes.py").read_text(), scope)
+    exec((own / "own_stripes.py").read_text().replace("25, 2)", f"25, {classes})"), scope)
     return scope["make"]()
 
 
