@@ -9,7 +9,7 @@ import typer
 from ..bad_input import BadInput
 from ..commands.console import plain_console
 from ..commands.errors import one_line_errors
-from ..commands.options import RUNS_YOUR_CODE, Device, check_output_directory, make_output_directory
+from ..commands.options import RUNS_YOUR_CODE, Device, ModulesOption, check_output_directory, make_output_directory
 from .beyond import BeyondCalibration
 
 
@@ -33,6 +33,7 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
                 f"arguments. {RUNS_YOUR_CODE}"
             ),
         ] = None,
+        modules: ModulesOption = None,
         train_data: Annotated[
             Path | None,
             typer.Option(help="Images that a network of your own has learned from, which are left out, folders alike."),
@@ -85,8 +86,8 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
         with one_line_errors(ValueError):
             check_output_directory(out)
             request = Request(
-                checkpoint, data, dataset, root, backbone, train_data, skip_damaged, max_accuracy_drop, max_latency_ms,
-                max_work, confidence, batch, seed, torch_device(device),
+                checkpoint, data, dataset, root, backbone, modules, train_data, skip_damaged, max_accuracy_drop,
+                max_latency_ms, max_work, confidence, batch, seed, torch_device(device),
             )  # fmt: skip
             if out.resolve() == checkpoint.resolve():
                 raise BadInput(f"--out: {out} is the checkpoint itself, wants another directory")

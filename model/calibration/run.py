@@ -35,6 +35,7 @@ class Request(NamedTuple):
     dataset: str | None
     root: Path | None
     backbone: str | None
+    modules: str | None
     train_data: Path | None
     skip_damaged: bool
     max_accuracy_drop: float | None
@@ -102,7 +103,7 @@ def save_calibrated(directory: Path, checkpoint: Path, run: CalibrationRun) -> N
 
 
 def _load(request: Request, outside: BeyondCalibration) -> Checkpoint:
-    loaded: Checkpoint = outside.load_network(request.checkpoint, request.backbone)
+    loaded: Checkpoint = outside.load_network(request.checkpoint, request.backbone, request.modules)
     if loaded.image_size is None:
         raise BadInput("--checkpoint: was saved without image_size, wants one to turn image files into input")
     return loaded
