@@ -61,8 +61,8 @@ def _by_class(report: CalibrationReport) -> Table:
     for column in ("images", "right", "full network\nright", *(f"leave at\n{name}" for name in names)):
         table.add_column(column, justify="right")
     for row in rows:
-        shares = row.shares or [None] * len(names)
-        values = [row.accuracy, row.full_accuracy, *shares]
+        shares = [None] * len(names) if row.shares is None else row.shares
+        values: list[float | None] = [row.accuracy, row.full_accuracy, *shares]
         cells = ["-" if value is None else f"{value:.1%}" for value in values]
         table.add_row(row.name, f"{row.samples:,}", *cells)
     return table

@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -30,7 +31,8 @@ def load_network(directory: Path, backbone: str | None, modules: str | None) -> 
     Raises:
         BadInput: what is there is no checkpoint, or its backbone or modules have to be given.
     """
-    network, made = None, None
+    network: EarlyExitNetwork | None = None
+    made: Any = None
     if backbone is not None:
         made = import_function("--backbone", backbone)()
         if isinstance(made, tuple):  # a factory of `auxhead train --model`, whose network may have other heads
