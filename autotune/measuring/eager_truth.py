@@ -102,7 +102,8 @@ def measure_rounding(network: EarlyExitNetwork, inputs: Sequence[Tensor]) -> Rou
     logit = [0.0] * len(exact.heads) + [0.0]
     confidence = list(logit)
     heads, exact_heads = network.exit_heads, exact.exit_heads
-    rules = [*((head.rule.temperature_tensor, head.rule.criterion) for head in heads), (1.0, "max_prob")]
+    rules: list[tuple[Tensor | float, str]] = [(head.rule.temperature_tensor, head.rule.criterion) for head in heads]
+    rules.append((1.0, "max_prob"))
     for x in inputs:
         of_heads = [head.logits for head in heads]
         found = logits_of_exits(network.backbone, network.taps, of_heads, x, reading=network.reading)

@@ -6,23 +6,28 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 from ..batches import Batch, call_with, map_tensors
 from ..hooks import ThreadHook
 
-#: Attention of the CPU, which PyTorch's own counter passes over; that of CUDA devices it counts.
-_CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+#: Attention in one operator, one of which each device takes. PyTorch's own counter passes over that of the CPU, and
+#: fails where several heads of queries share one of keys.
+_ATTENTION = frozenset(
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}")
+    for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+)
 
 
 def counted_work(model: nn.Module, layers: Sequence[str], x: Batch) -> list[float]:
     """Run a model once in eval mode, and return how far it is, from 0 to 1, when each layer returns.
 
     FLOPs are those of convolutions, products and attention: the same on every device and in every dtype, whatever
-    kernels run there. Of a model without any, operators are counted.
+    kernels run there, but for attention of CUDA devices that pads heads whose width is no multiple of 8. Of a model
+    without any, operators are counted.
 
     Args:
         model: any module; not changed.
@@ -72,8 +77,15 @@ class _Counter(TorchDispatchMode):
         output = func(*args, **kwargs)
         self.operators += not getattr(func, "is_view", False)
         # FlopCounterMode itself hooks modules for gradients, which fails on parameters that a layer takes as input.
-        if (count := flop_registry.get(getattr(func, "overloadpacket", None))) is not None:
+        kind = getattr(func, "overloadpacket", None)
+        if kind in _ATTENTION:
+            self.flops += _flops_of_attention(*args[:3])
+        elif (count := flop_registry.get(kind)) is not None:
             self.flops += count(*args, **kwargs, out_val=output)
-        elif func is _CPU_ATTENTION:
-            self.flops += sdpa_flop_count(*(each.shape for each in args[:3]))
         return output
+
+
+def _flops_of_attention(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """Return those of the products of queries and keys, and of scores and values; each is [N, heads, tokens, width]."""
+    samples, heads, tokens, width = query.shape
+    return 2 * samples * heads * tokens * key.shape[2] * (width + value.shape[3])

@@ -15,8 +15,8 @@ class InTurn(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.attention, self.last = (
-            nn.Linear(8, 8),
-            nn.MultiheadAttention(8, 2, batch_first=True),
+            nn.Linear(16, 16),
+            nn.MultiheadAttention(16, 2, batch_first=True),
             nn.Mish(),
         )
 
@@ -36,9 +36,9 @@ def test_flops_are_those_of_products_and_convolutions():
 
 
 def test_attention_is_counted_however_it_is_computed():
-    # a token: projections in and out of 8 * 24 and 8 * 8, and scores and values of 2 * 8 * 6 tokens, twice
-    layers, tokens = ["first", "attention"], torch.randn(3, 6, 8)
-    products = [8 * 8, 8 * 24 + 2 * 8 * 6 + 8 * 8, 2 * 8 * 6]
+    # a token: projections in and out of 16 * 48 and 16 * 16, and scores and values of 2 * 16 * 6 tokens, twice
+    layers, tokens = ["first", "attention"], torch.randn(3, 6, 16)
+    products = [16 * 16, 16 * 48 + 2 * 16 * 6 + 16 * 16, 2 * 16 * 6]
     wanted = [products[0] / sum(products), sum(products[:2]) / sum(products)]
     model = InTurn()
     assert counted_work(model, layers, tokens) == wanted
@@ -48,10 +48,30 @@ def test_attention_is_counted_however_it_is_computed():
         assert counted_work(model, layers, tokens) == wanted
 
 
+class SharedKeys(nn.Module):
+    """Four heads of queries, of which two each share keys and values."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(32, 32)
+
+    def forward(self, x):
+        query = self.first(x).unflatten(2, (4, 8)).transpose(1, 2)
+        key = query[:, ::2]
+        return nn.functional.scaled_dot_product_attention(query, key, key, enable_gqa=True)
+
+
+@pytest.mark.parametrize("where", ["cpu", "meta"])
+def test_heads_that_share_keys_are_counted(where):
+    products = [32 * 32, 2 * 32 * 6]
+    model = SharedKeys().to(where)
+    assert counted_work(model, ["first"], torch.empty(2, 6, 32, device=where)) == [products[0] / sum(products)]
+
+
 def test_the_device_does_not_matter(device):
     model = InTurn().to(device)
-    here = counted_work(model, ["first", "attention"], torch.randn(2, 6, 8, device=device))
-    assert here == counted_work(model.cpu(), ["first", "attention"], torch.randn(2, 6, 8))
+    here = counted_work(model, ["first", "attention"], torch.randn(2, 6, 16, device=device))
+    assert here == counted_work(model.cpu(), ["first", "attention"], torch.randn(2, 6, 16))
 
 
 def test_compiled_layers_are_counted():

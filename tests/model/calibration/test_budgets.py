@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from auxhead.model import calibrate_network
 from auxhead.model.calibration.budget import Budget, one_budget
 from auxhead.model.calibration.candidates import threshold_path
 from auxhead.model.calibration.exit_latency import ExitLatencies
 from auxhead.model.calibration.search import ScoredSamples, curve_of, expected_work, within_cost
 from hypothesis import given
 from hypothesis import strategies as st
+from support.digits_network import digits
 
 WORK = (0.25, 0.5, 1.0)
 #: Of four samples, by two heads; the classifier is right about all but the last.
@@ -87,3 +89,43 @@ def test_bad_budgets_are_named(kind):
     given, error, message = BAD[kind]
     with pytest.raises(error, match=f"^{message}"):
         one_budget(*given, None)
+
+
+#: FLOPs of the trained network's three convolutions and its linear layer, for one image.
+FLOPS = [2 * 64 * 9 * 8, 2 * 16 * 9 * 8 * 16, 2 * 4 * 9 * 16 * 32 + 2 * 128 * 10]
+SHARES = [FLOPS[0] / sum(FLOPS), sum(FLOPS[:2]) / sum(FLOPS), 1.0]
+
+
+def test_a_budget_of_work_takes_the_strictest_candidate_that_meets_it(network, held_out, without_interpreter):
+    images, labels = digits()
+    parts = {"temperature": range(250), "thresholds": range(250, 900), "test": range(900, 1297)}
+    report = calibrate_network(network, held_out, max_work=0.6, splits=parts)
+    assert report.bound.reachable and report.budget == {"max_work": 0.6} and report.curve[0].work == 1.0
+    assert [row.work for row in report.exits] == SHARES and 0.0 < report.bound.max_accuracy_drop < 1.0
+
+    def work_of(x):
+        return sum(SHARES[exit_index] for exit_index in network(x).exit_index.tolist()) / len(x)
+
+    assert report.expected_work == pytest.approx(work_of(images[1400:]))
+    assert report.curve[report.chosen].work == pytest.approx(work_of(images[750:1400]))
+    assert work_of(images[500:750]) <= 0.6, "on the split that candidates are made of"
+    stricter = report.curve[report.chosen - 1].thresholds
+    network.set_rules({tap: 1.0 if one is None else one for tap, one in zip(network.taps, stricter, strict=True)})
+    assert work_of(images[500:750]) > 0.6
+    free = calibrate_network(network, held_out, max_work=1.0, splits=parts)
+    assert free.chosen == 0 and free.expected_work == 1.0 and free.bound.max_accuracy_drop == 0.0
+
+
+def test_work_below_all_is_out_of_reach_and_the_cheapest_is_set(network, held_out):
+    report = calibrate_network(network, held_out, max_work=0.1)
+    assert not report.bound.reachable and report.exits[0].share == 1.0 and report.expected_work == SHARES[0]
+    said = f"the cheapest thresholds take {SHARES[0]:.3%} of the backbone's FLOPs on average, more than 10.000% of"
+    assert report.bound.reason.startswith(said)
+
+
+def test_work_does_not_depend_on_budget_dtype_or_how_the_backbone_is_run(network, held_out, device):
+    by_accuracy = calibrate_network(network, held_out, max_accuracy_drop=0.05)
+    assert [row.work for row in by_accuracy.exits] == SHARES
+    network.to(device, torch.bfloat16 if device == "cuda" else torch.float64).backbone.compile()
+    wide = [(images.to(network.dtype), labels) for images, labels in held_out]
+    assert [row.work for row in calibrate_network(network, wide, max_work=0.7).exits] == SHARES

@@ -8,71 +8,14 @@ import pytest
 import torch
 from auxhead.kernels import CRITERIA
 from auxhead.model import (
-    EarlyExitNetwork,
     ExitLatencies,
     ExitRule,
-    FusedAuxHead,
     calibrate_network,
     measure_exit_latencies,
     sample_identities,
 )
 from auxhead.model.calibration.scores import exit_scores
-from torch import nn
-
-
-def batches(images, labels, size=100):
-    return list(zip(images.split(size), labels.split(size), strict=True))
-
-
-@functools.cache
-def digits():
-    """Images [1797, 1, 8, 8], 0 to 1, and labels, in random order."""
-    pytest.importorskip("sklearn")
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(0))
-    images = torch.from_numpy(found.images / 16.0).float()[:, None]
-    return images[order], torch.from_numpy(found.target).long()[order]
-
-
-@functools.cache
-def trained_state():
-    images, labels = (part[:500] for part in digits())
-    torch.manual_seed(0)
-    network = untrained()
-    optimizer = torch.optim.Adam(network.parameters(), 3e-3)
-    for _ in range(60):
-        loss = sum(nn.functional.cross_entropy(logits, labels) for logits in network.logits(images))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return network.state_dict()
-
-
-def untrained():
-    backbone = nn.Sequential(
-        nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()),
-        nn.Sequential(nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU()),
-        nn.Sequential(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU()),
-        nn.Sequential(nn.Flatten(), nn.Linear(128, 10)),
-    )
-    heads = {"0": FusedAuxHead(8 * 4, 10, pool_size=(2, 2)), "1": FusedAuxHead(16 * 4, 10, pool_size=(2, 2))}
-    return EarlyExitNetwork(backbone, heads)
-
-
-@pytest.fixture
-def network():
-    made = untrained()
-    made.load_state_dict(trained_state())
-    return made.eval()
-
-
-@pytest.fixture
-def held_out():
-    images, labels = digits()
-    return batches(images[500:], labels[500:])
-
+from support.digits_network import batches, digits
 
 LATENCIES = ExitLatencies((1.0, 2.0, 4.0), 4, "made up", "none")
 
@@ -150,46 +93,6 @@ def test_a_latency_below_all_is_out_of_reach_and_the_fastest_is_set(network, hel
     report = calibrate_network(network, held_out, max_latency_ms=0.5, latencies=LATENCIES)
     assert not report.bound.reachable and "the cheapest thresholds take 1 ms" in report.bound.reason
     assert report.exits[0].share == 1.0 and report.expected_latency_ms == 1.0
-
-
-#: FLOPs of the network's three convolutions and its linear layer, for one image.
-FLOPS = [2 * 64 * 9 * 8, 2 * 16 * 9 * 8 * 16, 2 * 4 * 9 * 16 * 32 + 2 * 128 * 10]
-WORK = [FLOPS[0] / sum(FLOPS), sum(FLOPS[:2]) / sum(FLOPS), 1.0]
-
-
-def test_a_budget_of_work_takes_the_strictest_candidate_that_meets_it(network, held_out, without_interpreter):
-    images, labels = digits()
-    parts = {"temperature": range(250), "thresholds": range(250, 900), "test": range(900, 1297)}
-    report = calibrate_network(network, held_out, max_work=0.6, splits=parts)
-    assert report.bound.reachable and report.budget == {"max_work": 0.6} and report.curve[0].work == 1.0
-    assert [row.work for row in report.exits] == WORK and 0.0 < report.bound.max_accuracy_drop < 1.0
-
-    def work_of(x):
-        return sum(WORK[exit_index] for exit_index in network(x).exit_index.tolist()) / len(x)
-
-    assert report.expected_work == pytest.approx(work_of(images[1400:]))
-    assert report.curve[report.chosen].work == pytest.approx(work_of(images[750:1400]))
-    assert work_of(images[500:750]) <= 0.6, "on the split that candidates are made of"
-    stricter = report.curve[report.chosen - 1].thresholds
-    network.set_rules({tap: 1.0 if one is None else one for tap, one in zip(network.taps, stricter, strict=True)})
-    assert work_of(images[500:750]) > 0.6
-    free = calibrate_network(network, held_out, max_work=1.0, splits=parts)
-    assert free.chosen == 0 and free.expected_work == 1.0 and free.bound.max_accuracy_drop == 0.0
-
-
-def test_work_below_all_is_out_of_reach_and_the_cheapest_is_set(network, held_out):
-    report = calibrate_network(network, held_out, max_work=0.1)
-    assert not report.bound.reachable and report.exits[0].share == 1.0 and report.expected_work == WORK[0]
-    said = f"the cheapest thresholds take {WORK[0]:.3%} of the backbone's FLOPs on average, more than 10.000% of"
-    assert report.bound.reason.startswith(said)
-
-
-def test_work_does_not_depend_on_budget_dtype_or_how_the_backbone_is_run(network, held_out, device):
-    by_accuracy = calibrate_network(network, held_out, max_accuracy_drop=0.05)
-    assert [row.work for row in by_accuracy.exits] == WORK
-    network.to(device, torch.bfloat16 if device == "cuda" else torch.float64).backbone.compile()
-    wide = [(images.to(network.dtype), labels) for images, labels in held_out]
-    assert [row.work for row in calibrate_network(network, wide, max_work=0.7).exits] == WORK
 
 
 def test_a_head_that_is_not_enabled_stays_so(network, held_out):
