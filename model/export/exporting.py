@@ -1,4 +1,4 @@
-"""``export_exits`` and ``export_stages``: a network as files that others run, compared with it before they are there."""
+"""``export_exits`` and ``export_stages``: a network as files that others run, compared with it before."""
 
 import os
 from collections.abc import Sequence
@@ -59,14 +59,10 @@ def export_exits(
         RuntimeError: the file computes something else than the network; it is not kept.
     """
     path = Path(path)
-    description = path.with_suffix(".json")
-    if path == description:
-        raise BadInput(f"path: got {path}, wants another ending: the description gets that name")
     check_format(format)
-    for each in (path, description):
-        check_new("path", each)
+    description = check_new_file("path", path)
     images = _checked(network, example_images)
-    program = logits_program(network, two_samples_of(images))
+    program = logits_program(network, _example(images))
     nodes = {node.name: node for node in program.graph.nodes}
     (x,) = (nodes[name].meta["val"] for name in program.graph_signature.user_inputs)
     outputs = [nodes[name].meta["val"] for name in program.graph_signature.user_outputs]
@@ -105,7 +101,7 @@ def export_stages(
     check_format(format)
     check_new("directory", directory)
     images = _checked(network, example_images)
-    x = two_samples_of(images)
+    x = _example(images)
     stages = cut_into_stages(logits_program(network, x).module())
     parts = _parts(stages, x, format)
     with TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}.") as folder:
@@ -124,11 +120,21 @@ def check_new(name: str, path: Path) -> None:
         raise BadInput(f"{name}: {path.parent} is no folder, wants one that is there to put {path.name} into")
 
 
-def two_samples_of(images: Tensor) -> Tensor:
-    """Return two samples of a batch, as export wants them."""
+def check_new_file(name: str, path: Path) -> Path:
+    """Return the path of the JSON beside a file; raises ``BadInput`` unless both can be made there."""
+    description = path.with_suffix(".json")
+    if path == description:
+        raise BadInput(f"{name}: got {path}, wants another ending, since the JSON beside the file gets this one")
+    for each in (path, description):
+        check_new(name, each)
+    return description
+
+
+def _example(images: Tensor) -> Tensor:
+    """Return two samples of a batch: a program made of one takes one alone, and of a view it keeps the sizes behind."""
     x = two_samples(images)
     assert isinstance(x, Tensor)
-    return x
+    return x.clone(memory_format=torch.preserve_format)
 
 
 def _checked(network: EarlyExitNetwork, example_images: Tensor) -> Tensor:
@@ -152,10 +158,9 @@ def _parts(stages: Sequence[Stage], x: Tensor, format: str) -> list[Part]:
     inputs = (value_like("input", stages[0].takes[0], batch),)
     parts = []
     for index, stage in enumerate(stages):
-        dynamic = [[dim for dim, size in enumerate(each.shape) if isinstance(size, torch.SymInt)] for each in stage.takes]
         hands = [value_like(f"handed_{index}_{place}", each, batch) for place, each in enumerate(stage.hands)]
         outputs = (value_like(exit_name(index), stage.logits, batch), *hands)
-        program = stage_program(stage.module, handed, dynamic)
+        program = stage_program(stage, handed)
         parts.append(Part(f"stage_{index}.{format}", program, inputs, outputs))
         with torch.no_grad():
             handed = stage.module(*handed)[1:]

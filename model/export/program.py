@@ -1,7 +1,7 @@
 """The logits of all exits as one program of ``torch.export``, for batches of any size."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -10,6 +10,7 @@ from torch.export import Dim, ExportedProgram
 
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
+from .stages import Stage
 
 
 class _Logits(nn.Module):
@@ -42,11 +43,13 @@ def logits_program(network: EarlyExitNetwork, images: Tensor) -> ExportedProgram
     return program
 
 
-def stage_program(module: nn.Module, handed: tuple[Tensor, ...], dynamic: Sequence[Sequence[int]]) -> ExportedProgram:
-    """Return the program of a stage that takes tensors of which these dimensions change with the batch."""
-    shapes = tuple(dict.fromkeys(dims, Dim.AUTO) for dims in dynamic)
+def stage_program(stage: Stage, handed: tuple[Tensor, ...]) -> ExportedProgram:
+    """Return the program of a stage, given what the stages before hand to it for a batch of two samples or more."""
+    shapes = tuple(
+        {dim: Dim.AUTO for dim, size in enumerate(each.shape) if isinstance(size, torch.SymInt)} for each in stage.takes
+    )
     with one_line_of_torch("network: torch.export cannot export a stage of it"):
-        return torch.export.export(module, handed, dynamic_shapes=shapes)
+        return torch.export.export(stage.module, handed, dynamic_shapes=shapes)
 
 
 @contextmanager
