@@ -28,8 +28,8 @@ def check_files(
         onnx's reference, which lacks operators, cannot run them.
 
     Raises:
+        BadInput: a file that onnx.checker refuses.
         RuntimeError: logits differ by more than rounding.
-        onnx.checker.ValidationError: ONNX files that are none.
     """
     files = [open_file(path, format) for path in paths]
     by, largest = files[0].by, 0.0

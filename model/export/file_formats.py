@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from ..bad_input import BadInput
-from .program import one_line_of_torch, quietly
+from .program import one_line_of_exporter, quietly
 
 #: Formats by name, which is also how their files end.
 FORMATS = ("onnx", "pt2")
@@ -74,7 +74,7 @@ def write_part(part: Part, folder: Path, format: str) -> Path:
         if BATCH in value.shape:  # of all inputs it is one size, which is named once
             of_value[value.shape.index(BATCH)] = BATCH
             break
-    with one_line_of_torch("network: torch.onnx cannot export it"):
+    with one_line_of_exporter("network: torch.onnx cannot export it"):
         made = torch.onnx.export(
             part.program,
             (),
@@ -97,7 +97,8 @@ def open_file(path: Path, format: str) -> OpenFile:
         return OpenFile(lambda values: module(*values), "torch.export.load")
     import onnx
 
-    onnx.checker.check_model(path, full_check=True)
+    with one_line_of_exporter("network: onnx.checker refuses its file"):
+        onnx.checker.check_model(path, full_check=True)
     try:
         from onnxruntime import InferenceSession
     except ImportError:

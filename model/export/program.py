@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ def logits_program(network: EarlyExitNetwork, images: Tensor) -> ExportedProgram
     Raises:
         BadInput: torch.export cannot make it, or the backbone keeps a state, which files would not.
     """
-    with one_line_of_torch("network: torch.export cannot export it"):
+    with one_line_of_exporter("network: torch.export cannot export it"):
         program = torch.export.export(_Logits(network), (images,), dynamic_shapes=({0: Dim.DYNAMIC},))
         program = program.run_decompositions({})  # into operators without side effects, and no further
     written = sorted(name.removeprefix("network.") for name in program.graph_signature.buffers_to_mutate.values())
@@ -45,11 +46,19 @@ def logits_program(network: EarlyExitNetwork, images: Tensor) -> ExportedProgram
 
 def stage_program(stage: Stage, handed: tuple[Tensor, ...]) -> ExportedProgram:
     """Return the program of a stage, given what the stages before hand to it for a batch of two samples or more."""
+    batch = Dim("batch")
     shapes = tuple(
-        {dim: Dim.AUTO for dim, size in enumerate(each.shape) if isinstance(size, torch.SymInt)} for each in stage.takes
+        {dim: _of_batch(size, batch) for dim, size in enumerate(each.shape) if isinstance(size, torch.SymInt)}
+        for each in stage.takes
     )
-    with one_line_of_torch("network: torch.export cannot export a stage of it"):
+    with one_line_of_exporter("network: torch.export cannot export a stage of it"):
         return torch.export.export(stage.module, handed, dynamic_shapes=shapes)
+
+
+def _of_batch(size: torch.SymInt, batch: Any) -> Any:
+    """Return a multiple of the batch size as such: export would want two samples, told nothing of it."""
+    times, symbols = size.node.expr.as_coeff_Mul()
+    return int(times) * batch if symbols.is_Symbol and times.is_Integer else Dim.AUTO
 
 
 @contextmanager
@@ -62,8 +71,8 @@ def quietly() -> Iterator[None]:
 
 
 @contextmanager
-def one_line_of_torch(what: str) -> Iterator[None]:
-    """Turn whatever PyTorch raises into ``BadInput``, which says what it said."""
+def one_line_of_exporter(what: str) -> Iterator[None]:
+    """Turn whatever PyTorch or ONNX raises into ``BadInput``, which says what it said."""
     with quietly(), torch.no_grad():
         try:
             yield

@@ -36,7 +36,7 @@ def _seed(request: pytest.FixtureRequest) -> None:
 
 
 RULES = {
-    "block0": ExitRule(0.3, temperature=1.5),
+    "block0": ExitRule(0.24, temperature=1.5),
     "block1": ExitRule(0.2, criterion="margin", temperature=0.5),
     "block2": ExitRule(0.1, criterion="entropy", enabled=False),
 }
@@ -105,29 +105,41 @@ def test_the_json_is_enough_to_answer_as_the_network_does(tmp_path: Path) -> Non
         assert torch.equal(label, wanted.label) and torch.equal(exit_index, wanted.exit_index)
 
 
-class Tokens(nn.Module):
-    """Tokens and a class token of its own: sizes that depend on the batch are needed in every stage."""
+class Windows(nn.Module):
+    """Tokens behind a class token, in two windows a sample: each stage needs sizes that depend on the batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, adds: bool = True) -> None:
         super().__init__()
-        layers = (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2))
-        self.layers, self.fc, self.token = nn.ModuleList(layers), nn.Linear(16, 5), nn.Parameter(torch.randn(1, 1, 16))
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.token = nn.Parameter(torch.randn(1, 1, 16))
+        self.window, self.last, self.fc = nn.Linear(16, 16), nn.Linear(48, 48), nn.Linear(16, 5)
+        self.adds = adds
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.layers[0](torch.cat([self.token.expand(len(x), -1, -1), x], 1))
-        windows = x.reshape(len(x) * 2, -1, 16)  # so that what is handed over has another first size
-        return self.fc(self.layers[1](windows).reshape(len(x), -1, 16)[:, 0])
+        n = x.shape[0]
+        x = torch.cat([self.token.expand(n, -1, -1), x], 1)
+        windows = self.window(x.reshape(2 * n, 3, 16))
+        y = self.layer(windows.reshape(n, 6, 16))
+        last = self.last(windows.flatten(1)).reshape(n, 6, 16)
+        return self.fc((last + y if self.adds else last)[:, 0])
+
+
+def windows_network(adds: bool = True) -> EarlyExitNetwork:
+    heads = {"layer": FusedAuxHead(None, 5, pool="first")}
+    return EarlyExitNetwork(Windows(adds).eval(), heads, example_input=torch.randn(2, 5, 16))
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_tokens_and_sizes_that_depend_on_the_batch(format: str, tmp_path: Path) -> None:
-    x = torch.randn(2, 5, 16)
-    heads = {"layers.0": FusedAuxHead(None, 5, pool="first")}
-    network = EarlyExitNetwork(Tokens().eval(), heads, example_input=x)
-    description = export_stages(network, x, tmp_path / "net", format=format).files[-1]
+    network = windows_network()
+    whole = export_exits(network, torch.randn(2, 5, 16), tmp_path / f"whole.{format}", format=format).files[-1]
+    description = export_stages(network, torch.randn(2, 5, 16), tmp_path / "net", format=format).files[-1]
+    shapes = [value["shape"] for value in read_description(description)["files"][1]["inputs"]]
+    assert shapes == [["2*batch", 3, 16], ["batch", 6, 16]]
     for size in BATCHES:
         x = torch.randn(size, 5, 16)
         assert_same_logits(run_stages(description, x), network, x)
+        assert_same_logits(run_whole(whole, x), network, x)
 
 
 def test_module_heads_parts_of_outputs_and_exits_of_ones_own(tmp_path: Path) -> None:
@@ -159,13 +171,13 @@ TORCHVISION = {
 @pytest.mark.parametrize("name", TORCHVISION)
 def test_stages_of_torchvision_hand_over_what_the_next_one_needs(name: str, tmp_path: Path) -> None:
     size = {"image_size": 32} if name == "vit_b_16" else {}
-    backbone = torchvision.models.get_model(name, weights=None, num_classes=5, **size).eval()
-    x = torch.randn(2, 3, 32, 32)
-    heads = {tap: FusedAuxHead(None, 5) for tap in TORCHVISION[name]}
-    network = EarlyExitNetwork(backbone, heads, example_input=x)
+    backbone = torchvision.models.get_model(name, weights=None, num_classes=5, **size)
     if name == "vit_b_16":
         nn.init.normal_(backbone.heads.head.weight)  # which torchvision fills with zeros
         backbone.encoder.layers = backbone.encoder.layers[:3]
+    x = torch.randn(2, 3, 32, 32)
+    heads = {tap: FusedAuxHead(None, 5) for tap in TORCHVISION[name]}
+    network = EarlyExitNetwork(backbone.eval(), heads, example_input=x)
     description = export_stages(network, x, tmp_path / "net").files[-1]
     handed = [len(file["inputs"]) for file in read_description(description)["files"]]
     assert handed == {"resnet18": [1, 1, 2], "mobilenet_v2": [1, 1, 1], "densenet121": [1, 4], "vit_b_16": [1, 1]}[name]
@@ -211,23 +223,47 @@ class Branches(SmallNet):
         return self.fc(x.mean((2, 3)))
 
 
+class Measures(SmallNet):
+    """Asks by ``len`` for the number of samples, which is a plain number in a graph."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).view(len(x), -1)
+
+
 @pytest.mark.parametrize("export", [export_exits, export_stages], ids=lambda one: one.__name__)
 @pytest.mark.parametrize(
     ("network", "message"),
     [
         (lambda: small_network(Counts()), "network: a forward writes to 'backbone.calls', wants none that does"),
         (lambda: small_network(Branches()), "network: torch.export cannot export it: .*data-dependent"),
+        (
+            lambda: small_network(Measures()),
+            "network: torch.export cannot export it: .* specialized it to be",
+        ),
         (lambda: small_network().train(), "network: in training mode, wants network.eval"),
         (
             lambda: EarlyExitNetwork(SmallNet().eval(), {"block0": FusedAuxHead(None, 5)}),
             r"heads\['block0'\]: does not know its width yet",
         ),
     ],
-    ids=["state", "values", "training", "lazy"],
+    ids=["state", "values", "size", "training", "lazy"],
 )
 def test_networks_that_cannot_be_exported(export, network, message, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         export(network(), torch.randn(2, 3, 8, 8), tmp_path / "net")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stage_that_could_not_tell_the_batch_size(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="network: a stage needs the size .*, which nothing that is handed to it has"):
+        export_stages(windows_network(adds=False), torch.randn(2, 5, 16), tmp_path / "net")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_onnx_refuses(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    with pytest.raises(BadInput, match="network: onnx.checker refuses its file: .*bfloat16"):  # in a convolution
+        export_exits(small_network().bfloat16(), torch.randn(2, 3, 8, 8).bfloat16(), tmp_path / "net", format="onnx")
     assert not list(tmp_path.iterdir())
 
 
@@ -276,6 +312,8 @@ def test_files_that_compute_something_else_are_not_kept(export, tmp_path: Path, 
 
 def test_what_onnx_cannot_run_here_is_said(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
-    network = small_network().bfloat16()  # which numpy lacks
-    report = export_exits(network, torch.randn(2, 3, 8, 8).bfloat16(), tmp_path / "net.onnx", format="onnx")
+    backbone = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5)).bfloat16().eval()  # numpy has no bfloat16
+    x = torch.randn(2, 4).bfloat16()
+    network = EarlyExitNetwork(backbone, {"1": FusedAuxHead(None, 5)}, example_input=x)
+    report = export_exits(network, x, tmp_path / "net.onnx", format="onnx")
     assert report.difference is None and "onnx.checker alone, since onnx.reference cannot run it" in report.checked_by
