@@ -29,7 +29,7 @@ def check_files(
 
     Raises:
         BadInput: a file that onnx.checker refuses.
-        RuntimeError: logits differ by more than rounding.
+        RuntimeError: a file cannot be run, or logits differ by more than rounding.
     """
     files = [open_file(path, format) for path in paths]
     by, largest = files[0].by, 0.0
@@ -41,18 +41,18 @@ def check_files(
             try:
                 returned = file.run(handed)
             except Exception as error:  # of many kinds
+                said = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
                 if by == "onnx.reference" and size == _SIZES[0]:
-                    said = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
                     return None, f"onnx.checker alone, since onnx.reference cannot run it ({said})"
-                raise
+                raise RuntimeError(f"file: {by} cannot run it on a batch of {size}: {said}") from error
             logits, handed = (returned[:1], returned[1:]) if len(files) > 1 else (returned, [])
             found += logits
         wanted = [logits.cpu() for logits in network.logits(x)]
-        error = relative_error([logits.cpu() for logits in found], [logits.double() for logits in wanted])
-        if not error <= _ALLOWED.get(wanted[-1].dtype, _ALLOWED_NARROW):
+        off = relative_error([logits.cpu() for logits in found], [logits.double() for logits in wanted])
+        if not off <= _ALLOWED.get(wanted[-1].dtype, _ALLOWED_NARROW):
             raise RuntimeError(
-                f"file: logits that {by} computes of a batch of {size} differ from the network's by {error:.2g} of the "
+                f"file: logits that {by} computes of a batch of {size} differ from the network's by {off:.2g} of the "
                 "largest one"
             )
-        largest = max(largest, error)
+        largest = max(largest, off)
     return largest, by

@@ -37,7 +37,7 @@ def exit_name(index: int) -> str:
     return f"exit_{index}"
 
 
-def value_like(name: str, tensor: Tensor, batch: torch.SymInt) -> Value:
+def value_like(name: str, tensor: Tensor, batch: object) -> Value:
     """Describe a fake tensor, with the symbol of the batch size by its name."""
     symbol = str(batch)
     sizes = (str(size).replace(symbol, BATCH) if isinstance(size, torch.SymInt) else size for size in tensor.shape)

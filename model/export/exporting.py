@@ -18,7 +18,7 @@ from ..json_file import write_json
 from ..runners.checks import check_device, check_mode
 from .check_files import check_files
 from .description import describe, exit_name, value_like
-from .file_formats import Part, check_format, write_part
+from .file_formats import Part, Value, check_format, write_part
 from .program import logits_program, stage_program
 from .stages import Stage, cut_into_stages
 
@@ -44,7 +44,8 @@ def export_exits(
     """Write the logits of all exits as one file, for batches of any size, and a JSON beside it.
 
     The file takes a batch and returns the logits of every head and, last, of the classifier, before temperatures. The
-    JSON, named like it, holds inputs, outputs, taps and rules, by which whoever loads it decides which exit answers.
+    JSON, named like it with .json behind, holds inputs, outputs, taps and rules, by which whoever loads it decides
+    which exit answers.
 
     Args:
         network: in eval mode; the file has its parameters, its dtype and, as pt2, its device.
@@ -122,9 +123,7 @@ def check_new(name: str, path: Path) -> None:
 
 def check_new_file(name: str, path: Path) -> Path:
     """Return the path of the JSON beside a file; raises ``BadInput`` unless both can be made there."""
-    description = path.with_suffix(".json")
-    if path == description:
-        raise BadInput(f"{name}: got {path}, wants another ending, since the JSON beside the file gets this one")
+    description = path.with_name(f"{path.name}.json")
     for each in (path, description):
         check_new(name, each)
     return description
@@ -155,7 +154,7 @@ def _parts(stages: Sequence[Stage], x: Tensor, format: str) -> list[Part]:
     """Return the programs of stages, exported with what the stages before hand over for ``x``."""
     batch = stages[0].takes[0].shape[0]
     handed: tuple[Tensor, ...] = (x,)
-    inputs = (value_like("input", stages[0].takes[0], batch),)
+    inputs: tuple[Value, ...] = (value_like("input", stages[0].takes[0], batch),)
     parts = []
     for index, stage in enumerate(stages):
         hands = [value_like(f"handed_{index}_{place}", each, batch) for place, each in enumerate(stage.hands)]

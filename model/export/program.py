@@ -55,10 +55,10 @@ def stage_program(stage: Stage, handed: tuple[Tensor, ...]) -> ExportedProgram:
         return torch.export.export(stage.module, handed, dynamic_shapes=shapes)
 
 
-def _of_batch(size: torch.SymInt, batch: Any) -> Any:
+def _of_batch(size: Any, batch: Any) -> Any:
     """Return a multiple of the batch size as such: export would want two samples, told nothing of it."""
-    times, symbols = size.node.expr.as_coeff_Mul()
-    return int(times) * batch if symbols.is_Symbol and times.is_Integer else Dim.AUTO
+    times, rest = size.node.expr.as_coeff_Mul()
+    return int(times) * batch if rest.is_Symbol and times.is_Integer else Dim.AUTO
 
 
 @contextmanager

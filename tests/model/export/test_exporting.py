@@ -60,8 +60,8 @@ def assert_same_logits(found: list[Tensor], network: EarlyExitNetwork, x: Tensor
 def test_one_file_has_the_logits_of_all_exits(format: str, tmp_path: Path) -> None:
     network = small_network()
     report = export_exits(network, torch.randn(1, 3, 8, 8), tmp_path / f"net.{format}", format=format)
-    assert report.files == (tmp_path / f"net.{format}", tmp_path / "net.json")
-    assert {path.name for path in tmp_path.iterdir()} == {f"net.{format}", "net.json"}
+    assert report.files == (tmp_path / f"net.{format}", tmp_path / f"net.{format}.json")
+    assert {path.name for path in tmp_path.iterdir()} == {f"net.{format}", f"net.{format}.json"}
     assert report.difference is not None and report.difference < 1e-5
     assert report.checked_by == ("torch.export.load" if format == "pt2" else "onnx.reference")
     for size in BATCHES:
@@ -290,9 +290,8 @@ def test_arguments_that_are_wrong(export, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_json_of_before_stays(tmp_path: Path) -> None:
     (tmp_path / "net.json").write_text("of before")
-    for name, message in (("net.pt2", "net.json is there already"), ("x.json", "wants another ending")):
-        with pytest.raises(BadInput, match=f"path: .*{message}"):
-            export_exits(small_network(), torch.randn(2, 3, 8, 8), tmp_path / name)
+    with pytest.raises(BadInput, match="path: .*net.json is there already"):
+        export_exits(small_network(), torch.randn(2, 3, 8, 8), tmp_path / "net")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["of before"]
 
 
