@@ -67,6 +67,7 @@ def quietly() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", "The given buffer is not writable")
+        warnings.filterwarnings("ignore", "No complete tensor found in the group")  # said of channels_last weights
         yield
 
 

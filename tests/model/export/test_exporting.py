@@ -1,6 +1,7 @@
 """``export_exits`` and ``export_stages``: files that answer as the network does, and what is refused."""
 
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,12 @@ RULES = {
     "block0": ExitRule(0.24, temperature=1.5),
     "block1": ExitRule(0.2, criterion="margin", temperature=0.5),
     "block2": ExitRule(0.1, criterion="entropy", enabled=False),
+}
+#: What never exits by default, and what counts heads.
+MORE_RULES = {
+    "block0": ExitRule(criterion="energy", temperature=2.0),
+    "block1": ExitRule(criterion="patience"),
+    "block2": ExitRule(2, criterion="patience"),
 }
 
 
@@ -103,6 +110,16 @@ def test_the_json_is_enough_to_answer_as_the_network_does(tmp_path: Path) -> Non
     for said, logits in ((whole, run_whole(whole, x)), (stages, run_stages(stages, x))):
         label, exit_index = first_sure(said, logits)
         assert torch.equal(label, wanted.label) and torch.equal(exit_index, wanted.exit_index)
+
+
+def test_rules_of_every_criterion_are_in_the_json(tmp_path: Path) -> None:
+    network = small_network()
+    network.set_rules(MORE_RULES)
+    description = export_exits(network, torch.randn(2, 3, 8, 8), tmp_path / "net.pt2").files[-1]
+    exits = read_description(description)["exits"]
+    for one, head in zip(exits[:-1], network.exit_heads, strict=True):
+        assert ExitRule(**one["rule"]).extra_repr() == head.rule.extra_repr()
+    assert [one["rule"]["criterion"] for one in exits[:-1]] == ["energy", "patience", "patience"]
 
 
 class Windows(nn.Module):
@@ -192,6 +209,15 @@ def test_resnet18_as_one_onnx_file(tmp_path: Path) -> None:
     description = export_exits(network, x, tmp_path / "net.onnx", format="onnx").files[-1]
     x = torch.randn(3, 3, 64, 64)
     assert_same_logits(run_whole(description, x), network, x)
+
+
+@pytest.mark.filterwarnings("error")
+def test_channels_last_weights_without_a_warning(tmp_path: Path) -> None:
+    network, x = small_network().to(memory_format=torch.channels_last), torch.randn(2, 3, 8, 8)
+    description = export_stages(network, x, tmp_path / "net").files[-1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as whoever loads it may
+        assert_same_logits(run_stages(description, x), network, x)
 
 
 def test_float64(tmp_path: Path) -> None:
