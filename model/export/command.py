@@ -8,7 +8,7 @@ import typer
 
 from ..commands.console import plain_console
 from ..commands.errors import one_line_errors
-from ..commands.options import RUNS_YOUR_CODE
+from ..commands.options import RUNS_YOUR_CODE, ModulesOption
 
 
 class FormatName(str, Enum):
@@ -43,13 +43,14 @@ def export(
             f"{RUNS_YOUR_CODE} One of torchvision or of the demo needs none."
         ),
     ] = None,
+    modules: ModulesOption = None,
 ) -> None:
     """Write the logits of all exits for ONNX or torch.export, and the rules by which they count as a JSON."""
     from ..inference.load import load_network
     from .saved import export_saved
 
     with one_line_errors(RuntimeError):
-        report = export_saved(load_network(checkpoint, backbone), out, format.value, stages)
+        report = export_saved(load_network(checkpoint, backbone, modules), out, format.value, stages)
         found = "not compared" if report.difference is None else f"{report.difference:.1g} of the largest logit at most"
         console = plain_console()
         console.print(f"Off from the network: {found} ({report.checked_by}).", soft_wrap=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, FusedAuxHead, ModuleHead, load_checkpoint, save_checkpoint
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, ModuleHead, save_checkpoint
 from support.command_line import assert_one_line_error, auxhead
 from support.example_models import SmallNet
 from support.exported import first_sure, read_description, run_stages, run_whole
@@ -72,10 +72,19 @@ def test_what_is_refused(network, checkpoint, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == sorted([*before, "plain"])
 
 
-def test_a_checkpoint_with_a_module_head_is_exported_from_python(checkpoint, tmp_path):
-    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(8), nn.Linear(8, 5))
+def test_a_checkpoint_whose_head_is_a_module_of_the_users(checkpoint, tmp_path):
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Tanh(), nn.Linear(8, 5))
     network = EarlyExitNetwork(SmallNet(), {"block0": ModuleHead(head)}, example_input=torch.zeros(2, 3, 16, 16)).eval()
     save_checkpoint(tmp_path / "module", network, image_size=16)
-    result = auxhead("export", "module", "x.pt2", "--backbone", "small_nets:make")
-    assert_one_line_error(result, "modules: the head at 'block0' in module is a module of yours (Sequential)")
-    assert load_checkpoint(tmp_path / "module", SmallNet(), modules={"block0": head}).network.taps == ("block0",)
+    (tmp_path / "small_nets.py").write_text(
+        "from support.example_models import SmallNet\nfrom torch import nn\n\n\nmake = SmallNet\n\n\n"
+        "def heads():\n    parts = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Tanh(), nn.Linear(8, 5)\n"
+        "    return {'block0': nn.Sequential(*parts)}\n"
+    )
+    options = ("module", "x.pt2", "--backbone", "small_nets:make")
+    assert_one_line_error(auxhead("export", *options), "--modules: got none for the head at 'block0' in module")
+    assert auxhead("export", *options, "--modules", "small_nets:heads").exit_code == 0
+    x = torch.randn(3, 3, 16, 16)
+    found = torch.export.load(tmp_path / "x.pt2").module()(x)
+    for one, wanted in zip(found, network.logits(x), strict=True):
+        torch.testing.assert_close(one, wanted)
