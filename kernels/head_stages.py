@@ -485,7 +485,7 @@ def head_program(
                     following = weight_block(last_column, stride_lk, off_h < K, off_l + BLOCK_L, CLASSES)
                     tl.store(logits_row + off_l, tl.sum(rows.to(tl.float32) * hidden, axis=1), mask=off_l < CLASSES)
                     rows = following
-                tl.debug_barrier()
+                tl.debug_barrier()  # threads read what others stored
                 BLOCK_D: tl.constexpr = softmax_block(CLASSES)
                 decide(
                     tl.zeros((1, BLOCK_D), tl.float32), logits, 0, CLASSES, 1, last_bias, stride_lb, heat, limit,

@@ -23,6 +23,8 @@ _CHANNELS_LAST = {
     *("native_layer_norm", "_fused_rms_norm", "mm", "_transformer_encoder_layer_fwd"),
     *("layer_norm", "rms_norm", "linear"),
 }
+#: Operators that copy: to another dtype under autocast, in other strides, or what a lazy view stands for.
+_COPIES = ("clone", "_to_copy")
 
 
 class ChannelEvidence(TorchDispatchMode):
@@ -46,6 +48,7 @@ class ChannelEvidence(TorchDispatchMode):
         # Sizes and strides, by memory: of what is read and made, and of what follows from that.
         self._seen: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
         self._followed: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
+        self._copied: dict[int, Tensor] = {}  # by memory of a copy, of which readers tell the same
         self._kept: list[Any] = []  # memory that was freed could be taken for what lay there before
 
     def dims_of(self, tensor: Tensor) -> set[int]:
@@ -79,8 +82,10 @@ class ChannelEvidence(TorchDispatchMode):
                 self._note(made, dim)
             elif name == "mean" and len(args) > 1 and isinstance(args[1], (list, tuple)):
                 self._note_mean(args[0], args[1], keeps=len(args) > 2 and args[2])
-            elif torch.Tag.pointwise in func.tags or name in ("clone", "_to_copy"):
+            elif torch.Tag.pointwise in func.tags or name in _COPIES:
                 self._pass_on(args, made)
+                if name in _COPIES and is_plain(args[0]) and made.shape == args[0].shape:
+                    self._copied[made.untyped_storage()._cdata] = args[0]
         return output
 
     def _note(self, tensor: Any, dim: int, *, follows: bool = False) -> None:
@@ -89,6 +94,9 @@ class ChannelEvidence(TorchDispatchMode):
             self._kept.append(memory)
             known = self._followed if follows else self._seen
             known[memory._cdata].add((tensor.shape[dim], tensor.stride(dim)))
+            original = None if follows else self._copied.get(memory._cdata)
+            if original is not None and original.shape == tensor.shape:
+                self._note(original, dim)
 
     def _note_mean(self, tensor: Any, dims: Any, *, keeps: bool) -> None:
         """A mean over all positions leaves samples and channels; one that keeps them may belong to a norm."""

@@ -1,12 +1,10 @@
 """Checkpoints: parameters in ``model.safetensors``; taps, heads, exit rules and input format in ``model.json``."""
 
-import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import torch
@@ -17,10 +15,10 @@ from torch.nn.parameter import is_lazy
 
 from .arguments import kind_of
 from .bad_input import BadInput
+from .checkpoint_heads import checked_modules, describe_head, make_heads, saved_extract
 from .description import (
     DESCRIPTION,
     FORMAT,
-    RULE_ARGUMENTS,
     WEIGHTS,
     one_line,
     own_file,
@@ -28,13 +26,8 @@ from .description import (
     wrong_field,
 )
 from .early_exit_network import EarlyExitNetwork
-from .exit_rule import ExitRule
-from .fused_aux_head import FusedAuxHead
-from .head_description import describe_fused_head, make_fused_head
 from .images import MEAN, STD, normalise, open_image, to_pixels
 from .json_file import write_json
-from .module_head import AuxHead, ModuleHead
-from .reading import AnyExtract, Extract
 from .replacing import replacing
 
 #: Names in a network's state_dict of what a head's rule is.
@@ -109,7 +102,7 @@ def save_checkpoint(
     """
     if not isinstance(network, EarlyExitNetwork):
         raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
-    heads = {tap: _describe_head(network, tap, head) for tap, head in zip(network.taps, network.heads, strict=True)}
+    heads = {tap: describe_head(network, tap, head) for tap, head in zip(network.taps, network.heads, strict=True)}
     description = {
         "format": FORMAT,
         "backbone": backbone,
@@ -183,14 +176,20 @@ def load_checkpoint(
         if tap not in layers:
             kind = type(backbone).__name__
             raise BadInput(f"backbone: {kind} has no layer {tap!r:.60}, behind which {where} has a head{made_by}")
+    modules = checked_modules(where, description["heads"], modules)
     network = EarlyExitNetwork(
         backbone,
-        _make_heads(where / DESCRIPTION, description["heads"], tensors, _modules(where, description["heads"], modules)),
-        extract=_extract(where, description["heads"], {} if extract is None else extract),
+        make_heads(where / DESCRIPTION, description["heads"], tensors, modules),
+        extract=saved_extract(where, description["heads"], {} if extract is None else extract),
         logits=description["logits"],
     )
     network.heads.to(_device_of(backbone))
     saved = _kept_state(network, description["with_backbone"])
+    for number, tap in enumerate(network.taps):
+        if tap in modules:
+            misfit = _misfit(*(_below(f"heads.{number}.module.", state) for state in (saved, tensors)))
+            if misfit is not None:
+                raise BadInput(f"modules[{tap!r:.60}]: {type(modules[tap]).__name__} does not fit {where}: {misfit}")
     misfit = _misfit(saved, tensors)
     if misfit is not None:
         raise BadInput(f"backbone: {type(backbone).__name__} does not fit {where}: {misfit}{made_by}")
@@ -213,87 +212,6 @@ def _as_list(value: Any) -> Any:
     return list(value) if isinstance(value, (list, tuple)) else value
 
 
-def _extract(
-    where: Path, described: Mapping[str, Any], given: Mapping[str, Callable[[Any], Tensor]]
-) -> dict[str, AnyExtract]:
-    """Return what is extracted by tap: as it was saved, and the functions that are given."""
-    functions = {tap for tap, head in described.items() if head["extract"] is None}
-    for tap in sorted(given.keys() - functions):
-        raise BadInput(f"extract: {where} has no function at {tap!r:.60}, wants those of {sorted(functions)} alone")
-    for tap in sorted(functions - given.keys()):
-        raise BadInput(
-            f"extract: the head at {tap!r:.60} in {where} reads its tap by a function of yours, which cannot be saved; "
-            f"wants it again: load_checkpoint(..., extract={{{tap!r:.60}: function}})"
-        )
-    return {tap: given[tap] if tap in functions else Extract(**head["extract"]) for tap, head in described.items()}
-
-
-def _modules(
-    where: Path, described: Mapping[str, Any], given: Mapping[str, nn.Module] | None
-) -> Mapping[str, nn.Module]:
-    """Return the modules of heads that are not fused, by tap, if they are those that are wanted."""
-    if not isinstance(given, (Mapping, NoneType)):
-        raise BadInput(f"modules: got {kind_of(given)}, wants a dict of modules by tap")
-    given = {} if given is None else given
-    saved = {tap: head["module"] for tap, head in described.items() if "module" in head}
-    for tap in given:
-        if tap not in saved:
-            raise BadInput(f"modules: {where} has no module at {tap!r:.60}, wants those of {list(saved)} alone")
-        if not isinstance(given[tap], nn.Module):
-            raise BadInput(f"modules[{tap!r:.60}]: got {kind_of(given[tap])}, wants an nn.Module")
-    for tap, kind in saved.items():
-        if tap not in given:
-            raise BadInput(
-                f"modules: the head at {tap!r:.60} in {where} is a module of yours ({one_line(kind)}), of which the "
-                "parameters alone were saved; wants one like it: "
-                f"load_checkpoint(..., modules={{{tap!r:.60}: module}})"
-            )
-    return given
-
-
-def _describe_head(network: EarlyExitNetwork, tap: str, head: nn.Module) -> dict[str, Any]:
-    """Return the arguments that make a head of the same kind and rule."""
-    extract = network.extract.get(tap, Extract())
-    shared = {
-        "extract": dataclasses.asdict(extract) if isinstance(extract, Extract) else None,
-        "rule": {name: getattr(head.rule, name) for name in RULE_ARGUMENTS},
-    }
-    if type(head) is ModuleHead:
-        try:
-            num_classes = head.num_classes
-        except ValueError as error:
-            raise ValueError(f"heads[{tap!r}]: {error}") from None
-        kind = type(head.module).__qualname__
-        return {"module": kind, "num_classes": num_classes, "return_probs": head.return_probs, **shared}
-    if type(head) is not FusedAuxHead:
-        raise TypeError(f"heads[{tap!r}]: is a {type(head).__name__}, of which no checkpoint is known")
-    try:
-        return {**describe_fused_head(head), **shared}
-    except ValueError as error:
-        raise ValueError(f"heads[{tap!r}]: {error}") from None
-
-
-def _make_heads(
-    path: Path, described: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
-) -> dict[str, AuxHead]:
-    """Make the heads of a description, if their sizes are those of the tensors: it may ask for any amount of memory."""
-    heads: dict[str, AuxHead] = {}
-    for number, (tap, arguments) in enumerate(described.items()):
-        rest = {name: value for name, value in arguments.items() if name != "extract"}  # which is the network's
-        if tap in modules:
-            try:
-                rule = ExitRule(**arguments["rule"])
-            except (TypeError, ValueError) as error:
-                raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None
-            heads[tap] = ModuleHead(**{**rest, "module": modules[tap], "rule": rule})
-            continue
-        try:
-            heads[tap] = make_fused_head(rest, f"heads.{number}.", tensors)
-        except (TypeError, ValueError) as error:
-            raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None
-    return heads
-
-
 def _kept_state(network: EarlyExitNetwork, with_backbone: bool) -> dict[str, Any]:
     """Return the parts of a network's state_dict that go into the file of parameters: rules do not."""
     return {
@@ -301,6 +219,11 @@ def _kept_state(network: EarlyExitNetwork, with_backbone: bool) -> dict[str, Any
         for name, value in network.state_dict(keep_vars=True).items()
         if (with_backbone or name.startswith("heads.")) and not _OF_RULE.match(name)
     }
+
+
+def _below(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a state whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 def _misfit(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str | None:

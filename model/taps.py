@@ -37,12 +37,12 @@ class listening:
 
     def __init__(self, backbone: nn.Module, taps: Sequence[str], on_tap: OnTap, reading: Reading | None = None) -> None:
         """Listen to the layers of these names, with ``reading`` in between, also for the backbone's logits."""
+        self._hooks: list[Any] = []
+        self._keys: list[int] = []
         self._backbone, self._taps = backbone, taps
         self._reads = (None,) * len(taps) if reading is None else reading.taps
         self._logits = None if reading is None else reading.logits
         self._listener = _Listener(taps, on_tap)
-        self._hooks: list[Any] = []
-        self._keys: list[int] = []
 
     def __enter__(self) -> None:
         if torch.compiler.is_dynamo_compiling():
@@ -83,10 +83,14 @@ class listening:
         if kind is None:
             self._listener.check_all_returned()
 
+    def __del__(self) -> None:
+        """Take the hooks off where an interrupt came before ``__exit__`` did; off already, they stay off."""
+        self._unhook()
+
     def _unhook(self) -> None:
         if torch.compiler.is_dynamo_compiling():
             for key in self._keys:
-                _global_forward_hooks.pop(key)
+                _global_forward_hooks.pop(key, None)
         else:  # in functions of C alone, so that no interrupt comes between them
             deque(map(OrderedDict.pop, self._hooks, self._keys, repeat(None)), 0)
 

@@ -69,16 +69,18 @@ class Network(NamedTuple):
     placement: str  # of the heads
     heads: int
     input: str  # sizes of one sample, "3x224x224"
+    kind: str  # of heads, such as "hidden "; of linear ones ""
 
     def __str__(self) -> str:
-        return f"{self.model}, {self.dtype}, {self.input}, {self.heads} heads (after {self.placement})"
+        return f"{self.model}, {self.dtype}, {self.input}, {self.heads} {self.kind}heads (after {self.placement})"
 
 
 def network_of(record: Record) -> Network:
     """Return the network of a benchmark's record."""
     cell = record.cell
     sizes = "x".join(map(str, cell["input"]))
-    return Network(cell["model"], cell["dtype"], cell["placement"], len(cell["taps"]), sizes)
+    kind = f"{cell['heads']} " if "heads" in cell else ""
+    return Network(cell["model"], cell["dtype"], cell["placement"], len(cell["taps"]), sizes, kind)
 
 
 def most_measured(records: Iterable[Record], variants: Sequence[str], what: str) -> tuple[Network, list[Record]]:

@@ -10,7 +10,7 @@ from ...model.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
 from ..measuring.cells import Dtype, Placement
 from ..measuring.interrupts import resumable
-from ..measuring.options import MODEL_HELP, check_model, check_own, is_factory, out_option
+from ..measuring.options import MODEL_HELP, HeadKinds, check_model, check_own, is_factory, out_option
 from ..records.record import BadRecord, check_out
 from .defaults import QUICK_EXITS, QUICK_ROUNDS, QUICK_VARIANTS, ROUNDS
 
@@ -24,6 +24,7 @@ def bench(
         list[Placement] | None,
         typer.Option(help="A head after every block, every stage, or every stage but the last.", show_default=False),
     ] = None,
+    heads: HeadKinds = None,
     variant: Annotated[
         list[str] | None,
         typer.Option(help="Names or globs, such as 'polled@*'; baselines come along.", show_default=False),
@@ -50,6 +51,7 @@ def bench(
         "batch": batch or (),
         "classes": classes or (),
         "placement": [one.value for one in placement or ()],
+        "heads": [one.value for one in heads or ()],
     }
     with one_line_errors(BadRecord), resumable():
         for name in models:

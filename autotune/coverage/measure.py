@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...model import EarlyExitNetwork
+from ...model.calibration.budget import Budget
 from ...model.calibration.calibrate_network import calibrate_exits
 from ...model.calibration.exit_logits import ExitLogits
 from ...model.calibration.splits import draw_splits
@@ -23,7 +24,7 @@ def repeated(
     """
     for seed in range(repeats):
         report, _ = calibrate_exits(
-            network, collected, draw_splits(collected.identities, seed), max_accuracy_drop=budget, max_latency_ms=None,
+            network, collected, draw_splits(collected.identities, seed), Budget("max_accuracy_drop", budget),
             latencies=None, confidence=confidence, seed=seed,
         )  # fmt: skip
         yield {

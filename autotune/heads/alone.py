@@ -85,20 +85,23 @@ class AloneHead:
         head, rule = self.head, self.head.rule
         return launch_fused_head(
             self.x, self.view, head.linear.weight, head.linear.bias, rule.temperature_tensor, rule.threshold_tensor,
-            pool_max=head.pool == "max", return_probs=head.return_probs, config=config,
+            pool_max=head.pool == "max", return_probs=head.return_probs, config=config, hidden=head.hidden_layers(),
         )  # fmt: skip
 
     @property
     def chosen(self) -> LaunchConfig:
         """The configuration that the operator launches here: by the tuned table of the device, else by rule."""
-        pool_max, classes = self.head.pool == "max", self.head.num_classes
-        return choose_config(self.view, classes, pool_max=pool_max, dtype=self.x.dtype, device=self.device, place=ALONE)
+        hidden = self.head.hidden_layers()
+        rows = hidden.first_weight(self.head.linear.weight).shape[0]
+        return choose_config(
+            self.view, rows, pool_max=self.head.pool == "max", dtype=self.x.dtype, device=self.device, place=ALONE,
+            hidden=hidden,
+        )  # fmt: skip
 
     @property
     def bytes_moved(self) -> int:
-        """The bytes that a head has to read and write: what it pools, weight and bias, and a fused head's answer."""
-        linear, samples = self.head.linear, self.x.shape[0]
-        parameters = [one for one in (linear.weight, linear.bias) if one is not None]
+        """The bytes that a head has to read and write: what it pools, its parameters, and a fused head's answer."""
+        parameters, samples = [*self.head.parameters()], self.x.shape[0]
         probs = self.head.num_classes * torch.float32.itemsize if self.head.return_probs else 0
         answer = probs + sum(dtype.itemsize for dtype in (torch.int64, torch.float32, torch.bool))
         return prod(self.view.shape) * self.x.itemsize + sum(one.nbytes for one in parameters) + samples * answer
@@ -146,6 +149,7 @@ class AloneHead:
                 x.double(), head.linear.weight.double(), None if bias is None else bias.double(),
                 pool=head.pool, pool_size=head.pool_size,
                 temperature=head.rule.temperature, threshold=head.rule.threshold,
+                hidden=head.hidden_layers().to(torch.float64),
             )  # fmt: skip
             own = torch.softmax(head.logits(x).double() / head.rule.temperature, dim=1)
         assert exact.probs is not None

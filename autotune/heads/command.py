@@ -5,7 +5,7 @@ from typing import Annotated
 
 from ...model.commands.errors import one_line_errors
 from ..measuring.interrupts import resumable
-from ..measuring.options import Batches, Classes, Dtypes, Model, NetworkChoice, Placements, out_option
+from ..measuring.options import Batches, Classes, Dtypes, HeadKinds, Model, NetworkChoice, Placements, out_option
 from ..records.record import BadRecord, check_out
 
 
@@ -15,6 +15,7 @@ def heads(
     dtype: Dtypes = None,
     classes: Classes = None,
     placement: Placements = None,
+    heads: HeadKinds = None,
     out: Annotated[Path | None, out_option("heads")] = None,
 ) -> None:
     """Measure a network's heads alone: fused, in plain PyTorch, and through torch.compile's max-autotune.
@@ -22,7 +23,7 @@ def heads(
     Each is a chain of launches in a CUDA graph, and its answers are checked first. Options that choose networks may be
     given several times. A run that was stopped goes on where it was.
     """
-    chosen = NetworkChoice.of(model, batch, dtype, classes, placement)
+    chosen = NetworkChoice.of(model, batch, dtype, classes, placement, heads)
     with one_line_errors(BadRecord), resumable():
         chosen.check()
         check_out(out)

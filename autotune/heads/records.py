@@ -33,12 +33,14 @@ class Head(NamedTuple):
     """The configuration that the project chooses."""
     bytes_moved: int
     """Bytes that a head of that shape has to read and write."""
+    kind: Mapping[str, str] = {}
+    """Its kind, by the name "heads", unless it is linear; see ``cells.Heads``."""
 
     @property
     def cell(self) -> dict[str, Any]:
         """The cell of its records."""
         target = self.target
-        return {**target.shape._asdict(), "model": target.model, "tap": ", ".join(target.taps)}
+        return {**target.shape._asdict(), "model": target.model, "tap": ", ".join(target.taps), **self.kind}
 
 
 @dataclass

@@ -69,8 +69,9 @@ class _Run:
         timing = HeadTiming(own or build_subject(cell, self._device), "as_is")
         how = {"place": ALONE, "rounds": FINAL_ROUNDS, "captures": CAPTURES}
         kept = HeadRecords(self._where, self._environment, {"kernel": kernel_hash(), **timing.protocol, **how})
+        kind = {name: value for name, value in cell.as_json().items() if name == "heads"}
         for index, (target, alone) in enumerate(timing.heads.items()):
-            head = Head(target, alone.chosen, alone.bytes_moved)
+            head = Head(target, alone.chosen, alone.bytes_moved, kind)
             self.asked.append(head.cell)
             if not kept.has(head):
                 self._measure_head(timing, head, kept, index)

@@ -27,14 +27,14 @@ Measured = Mapping[str, Record]
 
 
 def head_tables(records: Iterable[Record]) -> list[RecordTable]:
-    """Return one table for each network, dtype, layout, pool and environment.
+    """Return one table for each network, dtype, layout, pool, kind of heads and environment.
 
     A row has the last run in which the fused head was timed: ratios are those of one run, with their 99 % intervals.
     """
     tables: dict[tuple[Any, ...], list[Measured]] = {}
     for measured in last_runs(records):
         record = next(iter(measured.values()))
-        kind = tuple(record.cell[name] for name in ("model", "dtype", "layout", "pool"))
+        kind = tuple(record.cell.get(name) for name in ("model", "dtype", "layout", "pool", "heads"))
         tables.setdefault((kind, record.environment_key), []).append(measured)
     return [_table(heads) for heads in tables.values()]
 
@@ -56,9 +56,11 @@ def last_runs(records: Iterable[Record]) -> list[Measured]:
 def _table(heads: list[Measured]) -> RecordTable:
     first = next(iter(heads[0].values()))
     cell, environment = first.cell, first.environment
+    kind = f"{cell['heads']} heads" if "heads" in cell else "heads"
     title = (
-        f"Heads of {cell['model']} alone, {cell['dtype']}, {cell['layout']}, {cell['pool']}; {environment.get('gpu')}, "
-        f"torch {environment.get('torch')}; device time: median (20th to 80th percentile), ratio (99 % interval)"
+        f"{kind.capitalize()} of {cell['model']} alone, {cell['dtype']}, {cell['layout']}, {cell['pool']}; "
+        f"{environment.get('gpu')}, torch {environment.get('torch')}; "
+        "device time: median (20th to 80th percentile), ratio (99 % interval)"
     )
     ordered = sorted(heads, key=lambda measured: (_cell(measured)["classes"], _cell(measured)["samples"]))
     failed = [_remark(record) for measured in ordered for record in measured.values() if record.error is not None]

@@ -37,6 +37,14 @@ class Placement(str, Enum):
     inner_stages = INNER_STAGES
 
 
+class Heads(str, Enum):
+    """Kinds of heads, by name."""
+
+    linear = "linear"
+    hidden = "hidden"
+    norm = "norm"
+
+
 @dataclass(frozen=True)
 class Cell:
     """One network and batch; all variants of it are measured together."""
@@ -52,12 +60,16 @@ class Cell:
     taps: tuple[str, ...]
     input: tuple[int, ...] = (3, 224, 224)
     """The shape of one sample."""
+    heads: str = Heads.linear.value
+    """"linear": one linear layer. "hidden": 128 features with GELU before it. "norm": a LayerNorm before it. Of a
+    user's model "linear", whatever they are."""
 
     def __str__(self) -> str:
         shape = "x".join(str(size) for size in self.input)
+        kind = "" if self.heads == Heads.linear.value else f"{self.heads} "
         return (
             f"{self.model} {self.dtype}, batch {self.batch}, {self.classes} classes, "
-            f"{len(self.taps)} heads ({self.placement}), input {shape}"
+            f"{len(self.taps)} {kind}heads ({self.placement}), input {shape}"
         )
 
     @property
@@ -66,8 +78,9 @@ class Cell:
         return [NEVER, *self.taps, *([MIXED[self.placement]] if self.placement in MIXED else [])]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the cell as records hold it."""
-        return {**dataclasses.asdict(self), "taps": list(self.taps), "input": list(self.input)}
+        """Return the cell as records hold it: without its kind of heads if that is linear, as it always was."""
+        values = {**dataclasses.asdict(self), "taps": list(self.taps), "input": list(self.input)}
+        return {name: value for name, value in values.items() if (name, value) != ("heads", Heads.linear.value)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Cell":
@@ -75,7 +88,9 @@ class Cell:
         return cls(**{**values, "taps": tuple(values["taps"]), "input": tuple(values["input"])})
 
 
-def resnet_cell(model: str, dtype: str, batch: int, classes: int, placement: str) -> Cell:
+def resnet_cell(
+    model: str, dtype: str, batch: int, classes: int, placement: str, heads: str = Heads.linear.value
+) -> Cell:
     """Return the cell of one of torchvision's ResNets at 224x224."""
     stages = STAGES[model][:3] if placement == INNER_STAGES else STAGES[model]
     taps = tuple(
@@ -85,7 +100,7 @@ def resnet_cell(model: str, dtype: str, batch: int, classes: int, placement: str
             [f"layer{stage}.{block}" for block in range(blocks)] if placement == "blocks" else [f"layer{stage}"]
         )
     )
-    return Cell(model, dtype, batch, classes, placement, taps)
+    return Cell(model, dtype, batch, classes, placement, taps, heads=heads)
 
 
 def core_matrix() -> list[Cell]:
@@ -130,4 +145,4 @@ def chosen_cells(*, quick: bool, **asked: Sequence[Any]) -> list[Cell]:
 
 
 def _chosen_fields(cell: Cell) -> dict[str, Any]:
-    return {name: getattr(cell, name) for name in ("model", "dtype", "batch", "classes", "placement")}
+    return {name: getattr(cell, name) for name in ("model", "dtype", "batch", "classes", "placement", "heads")}

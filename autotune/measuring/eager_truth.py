@@ -7,7 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...model import EarlyExitNetwork, FusedAuxHead, Trunk
+from ...kernels import CRITERIA, decide
+from ...kernels.patience import decide_in_order
+from ...model import EarlyExitNetwork, Trunk
+from ...model.module_head import AuxHead
 from ...model.reading import Reading
 from ...model.taps import listening
 from .correctness import Answer, Comparison, Truth
@@ -37,7 +40,7 @@ class EagerTruth:
 
         ``rounding`` is the network's; None: it is measured with these inputs.
         """
-        self._taps, self._heads, self._inputs = network.taps, network.fused_heads, inputs
+        self._taps, self._heads, self._inputs = network.taps, network.exit_heads, inputs
         self._rounding = measure_rounding(network, inputs) if rounding is None else rounding
         heads = [head.logits for head in self._heads]
         classifier = None if trunk.classifier is None else trunk.classifier.logits
@@ -53,11 +56,14 @@ class EagerTruth:
             for x in inputs
         )
         self._logits = [torch.cat(at_exit) for at_exit in zip(*by_input, strict=True)]
-        self._known: dict[tuple[tuple[float, float, bool], ...], list[Truth]] = {}
+        self._known: dict[tuple[tuple[str, float, float, bool], ...], list[Truth]] = {}
 
     def truths(self) -> list[Truth]:
         """Return the truth for each input by the rules as they are now."""
-        rules = tuple((head.rule.threshold, head.rule.temperature, head.rule.enabled) for head in self._heads)
+        rules = tuple(
+            (rule.criterion, rule.threshold, rule.temperature, rule.enabled)
+            for rule in (head.rule for head in self._heads)
+        )
         if rules not in self._known:
             # of all samples at once: a test split has hundreds of batches of one
             answer, *others = truth_of_logits(self._logits, self._heads, self._rounding)
@@ -91,12 +97,13 @@ def logits_of_exits(
 
 
 def measure_rounding(network: EarlyExitNetwork, inputs: Sequence[Tensor]) -> Rounding:
-    """Compare the eager network with a copy of it in float64."""
+    """Compare the eager network with a copy of it in float64, each head by its own criterion."""
     exact = copy.deepcopy(network).double()
     logit = [0.0] * len(exact.heads) + [0.0]
     confidence = list(logit)
-    heads, exact_heads = network.fused_heads, exact.fused_heads
-    temperatures = [*(head.rule.temperature for head in heads), 1.0]
+    heads, exact_heads = network.exit_heads, exact.exit_heads
+    rules: list[tuple[Tensor | float, str]] = [(head.rule.temperature_tensor, head.rule.criterion) for head in heads]
+    rules.append((1.0, "max_prob"))
     for x in inputs:
         of_heads = [head.logits for head in heads]
         found = logits_of_exits(network.backbone, network.taps, of_heads, x, reading=network.reading)
@@ -107,36 +114,47 @@ def measure_rounding(network: EarlyExitNetwork, inputs: Sequence[Tensor]) -> Rou
             step = 2.0 * _eps(had)
             off = (had.double() - want).abs().max() + step * want.abs().max()
             logit[index] = max(logit[index], off.item())
-            had, want = (_softmax(y, temperatures[index]).amax(1) for y in (had, want))
-            confidence[index] = max(confidence[index], (had - want).abs().max().item() + step)
+            temperature, criterion = rules[index]
+            if criterion == "patience":  # a count, which rounding changes by whole numbers or not at all
+                continue
+            had, want = (decide(y.double(), temperature, 1.0, criterion).confidence for y in (had, want))
+            scale = want.abs().amax().clamp(min=1.0)  # an energy is of the size of logits
+            confidence[index] = max(confidence[index], ((had - want).abs().max() + step * scale).item())
     return Rounding(logit, confidence)
 
 
-def truth_of_logits(logits: Sequence[Tensor], heads: Sequence[FusedAuxHead], rounding: Rounding) -> Truth:
-    """Let the first sure exit answer for each sample, by the heads' rules as they are now.
+def truth_of_logits(logits: Sequence[Tensor], heads: Sequence[AuxHead], rounding: Rounding) -> Truth:
+    """Let the first sure exit answer for each sample, by the heads' rules and criteria as they are now.
 
     ``logits`` are [N, K] of every exit, the classifier's last, as a trunk gives them eagerly.
     """
     samples, device = len(logits[0]), logits[0].device
-    open_, near_threshold = (torch.full((samples,), value, device=device) for value in (True, False))
+    rules = [(head.rule.temperature_tensor, head.rule.threshold_tensor, head.rule.criterion) for head in heads]
+    wide = [at_exit.double() for at_exit in logits]
+    said = [*decide_in_order(wide[:-1], rules), decide(wide[-1], 1.0, 1.0)]
+    open_, near_threshold, undecided = (torch.full((samples,), value, device=device) for value in (True, False, False))
     possible = torch.zeros_like(logits[0], dtype=torch.bool)
     label, exit_index = (torch.zeros(samples, dtype=torch.int64, device=device) for _ in range(2))
     confidence, slack = (torch.zeros(samples, dtype=torch.float64, device=device) for _ in range(2))
-    for index, at_exit in enumerate(logits):
-        rule = heads[index].rule if index < len(heads) else None
-        sure = _softmax(at_exit, rule.temperature if rule else 1.0).amax(1)
+    for index, (at_exit, output) in enumerate(zip(wide, said, strict=True)):
+        tied = at_exit.amax(1, keepdim=True) - at_exit <= ROUNDINGS * rounding.logit[index]  # [N, K]
+        off = torch.full_like(slack, ROUNDINGS * rounding.confidence[index])
         leaves = open_.clone()
-        if rule is not None:
-            threshold = float(rule.threshold_tensor.item())
-            leaves &= sure > threshold
-            if 0.0 < threshold < 1.0:  # beyond the ends of the range nothing can be rounded
-                near_threshold |= open_ & ((sure - threshold).abs() <= ROUNDINGS * rounding.confidence[index])
-        below_first = at_exit.double().amax(1, keepdim=True) - at_exit.double()  # [N, K]
-        possible |= leaves[:, None] & (below_first <= ROUNDINGS * rounding.logit[index])
-        label = torch.where(leaves, at_exit.argmax(1), label)
+        if index < len(rules):
+            _, threshold, criterion = rules[index]
+            undecided |= tied.sum(1) > 1  # between two labels, at any head so far
+            if criterion == "patience":  # it counts, and a label that is rounded away begins the count anew
+                close, off = undecided, index * undecided.double()
+            else:
+                close = (output.confidence - threshold).abs() <= off
+            low, high = CRITERIA[criterion].range
+            near_threshold |= open_ & close & (low < threshold) & (threshold < high)  # at its ends nothing is rounded
+            leaves &= output.exit
+        possible |= leaves[:, None] & tied
+        label = torch.where(leaves, output.label, label)
         exit_index = torch.where(leaves, index, exit_index)
-        confidence = torch.where(leaves, sure, confidence)
-        slack = torch.where(leaves, ROUNDINGS * rounding.confidence[index], slack)
+        confidence = torch.where(leaves, output.confidence, confidence)
+        slack = torch.where(leaves, off, slack)
         open_ &= ~leaves
     return Truth(Answer(label, confidence, exit_index), near_threshold, possible, slack)
 
@@ -146,7 +164,3 @@ def _eps(logits: Tensor) -> float:
     if logits.is_cuda and logits.dtype == torch.float32 and torch.backends.cudnn.allow_tf32:
         return 2.0**-10
     return torch.finfo(logits.dtype).eps
-
-
-def _softmax(logits: Tensor, temperature: float) -> Tensor:
-    return torch.softmax(logits.double() / temperature, dim=1)

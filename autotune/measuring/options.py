@@ -8,7 +8,7 @@ import typer
 
 from ...model.bad_input import BadInput
 from ...model.commands.options import RUNS_YOUR_CODE
-from .cells import STAGES, Cell, Dtype, Placement, resnet_cell
+from .cells import STAGES, Cell, Dtype, Heads, Placement, resnet_cell
 
 MODEL_HELP = (
     "resnet18, resnet34, resnet50, or your own: package.module:function, which takes nothing and returns "
@@ -21,6 +21,10 @@ Classes = Annotated[list[int] | None, typer.Option(min=1, help="Of every exit.",
 Placements = Annotated[
     list[Placement] | None,
     typer.Option(help="A head after every block, every stage, or every stage but the last.", show_default="stages"),
+]
+HeadKinds = Annotated[
+    list[Heads] | None,
+    typer.Option(help="One linear layer; 128 hidden features before it; a norm before it.", show_default="linear"),
 ]
 
 
@@ -38,29 +42,40 @@ class NetworkChoice:
     dtypes: Sequence[str]
     classes: Sequence[int]
     placements: Sequence[str]
+    heads: Sequence[str] = ()
 
     @classmethod
-    def of(cls, model: str, batch: Batches, dtype: Dtypes, classes: Classes, placement: Placements) -> "NetworkChoice":
+    def of(
+        cls,
+        model: str,
+        batch: Batches,
+        dtype: Dtypes,
+        classes: Classes,
+        placement: Placements,
+        heads: HeadKinds = None,
+    ) -> "NetworkChoice":
         """Make the choice from the options as typer gives them."""
         dtypes, placements = [one.value for one in dtype or []], [one.value for one in placement or []]
-        return cls(model, batch or [], dtypes, classes or [], placements)
+        return cls(model, batch or [], dtypes, classes or [], placements, [one.value for one in heads or []])
 
     def check(self) -> None:
         """Refuse, with ``BadInput``, a model that there is none of, and options for what the user's own has."""
         check_model("MODEL", self.model)
         if is_factory(self.model):
             check_own(
-                self.model, batch=self.batches, dtype=self.dtypes, classes=self.classes, placement=self.placements
-            )
+                self.model, batch=self.batches, dtype=self.dtypes, classes=self.classes, placement=self.placements,
+                heads=self.heads,
+            )  # fmt: skip
 
     def cells(self) -> list[Cell]:
         """Return the cells of torchvision's ResNets."""
         return [
-            resnet_cell(self.model, dtype, batch, classes, placement)
+            resnet_cell(self.model, dtype, batch, classes, placement, heads)
             for dtype in self.dtypes or ["float16"]
             for batch in self.batches or [1]
             for classes in self.classes or [1000]
             for placement in self.placements or ["stages"]
+            for heads in self.heads or [Heads.linear.value]
         ]
 
 

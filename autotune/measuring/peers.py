@@ -14,6 +14,14 @@ from ...model.streams import stream_pair
 from ...model.taps import ForwardLeft, listening
 from .correctness import Answer
 
+#: Modules of the activations that a fused head may have, by name.
+ACTIVATION_MODULES: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, "tanh"),
+    "hardswish": nn.Hardswish,
+}
+
 
 class HeadAnswer(NamedTuple):
     """The answer of one head for N samples, without probabilities."""
@@ -34,13 +42,14 @@ class PeerAnswer(NamedTuple):
 
 
 class NaiveHead(nn.Module):
-    """A head of six to eight launches with the weights of a fused one: pool, flatten, linear, softmax, max, compare."""
+    """A head of six launches or more with the weights of a fused one: pool, flatten, linear, softmax, max, compare."""
 
     def __init__(self, head: FusedAuxHead) -> None:
         super().__init__()
         self.head = head
         pool = nn.AdaptiveMaxPool2d if head.pool == "max" else nn.AdaptiveAvgPool2d
-        self.classifier = nn.Sequential(pool(head.pool_size), nn.Flatten(), head.linear)
+        before, after = _layers_around_pool(head)
+        self.classifier = nn.Sequential(*before, pool(head.pool_size), nn.Flatten(), *after, head.linear)
 
     def forward(self, x: Tensor) -> HeadAnswer:
         """Answer for a map [N, C, H, W], or for whatever the fused head takes."""
@@ -50,6 +59,17 @@ class NaiveHead(nn.Module):
             logits = logits / self.head.rule.temperature_tensor
         confidence, label = torch.softmax(logits, dim=1).max(dim=1)
         return HeadAnswer(label, confidence, confidence > self.head.rule.threshold_tensor)
+
+
+def _layers_around_pool(head: FusedAuxHead) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Return a fused head's layers before its pool, and those between flatten and its last linear layer."""
+    hidden = head.hidden
+    if hidden is None:
+        return [], []
+    after = [layer for _, layer in hidden.layers()]
+    if hidden.linear is not None:
+        after.append(ACTIVATION_MODULES[hidden.activation]())
+    return [nn.ReLU()] * hidden.rectifies, after
 
 
 #: The heads of a network, naive or fused.

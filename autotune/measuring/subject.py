@@ -7,19 +7,21 @@ from functools import cached_property
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...kernels import CRITERIA
 from ...model import EarlyExitNetwork, FusedAuxHead
 from ...model.bad_input import BadInput
 from ...model.commands.user_model import load_factory
-from .cells import MIXED, OWN, SHARES, Cell
+from .cells import MIXED, OWN, SHARES, Cell, Heads
 
 SEED = 0
 #: Spread of the logits over samples: wide enough that labels and confidences tell one input from another.
 LOGIT_SPREAD = 3.0
 #: Scale of the last batch-norm of a residual block.
 RESIDUAL_SCALE = 0.2
+#: Of heads that have a hidden layer.
+HIDDEN_FEATURES = 128
 #: Samples by which the batch-norm statistics of random weights are set.
 SAMPLES = 64
 
@@ -98,13 +100,13 @@ def build_subject(cell: Cell, device: torch.device) -> Subject:
             if last is not None:
                 last.weight.fill_(RESIDUAL_SCALE)
         pictures = random_pictures(SAMPLES, cell.input, device)
-        norms = [layer for layer in backbone.modules() if isinstance(layer, torch.nn.BatchNorm2d)]
+        norms = [layer for layer in backbone.modules() if isinstance(layer, nn.BatchNorm2d)]
         for norm in norms:
             norm.momentum = None  # the mean over all batches seen
         backbone.train()(pictures)
         for norm in norms:
             norm.momentum = 0.1
-        heads = {tap: FusedAuxHead(None, cell.classes, device=device) for tap in cell.taps}
+        heads = {tap: _head(cell, backbone.get_submodule(tap), device) for tap in cell.taps}
         network = EarlyExitNetwork(backbone.eval(), heads, example_input=pictures[:2]).eval()
         linears = [*(head.linear for head in heads.values()), backbone.fc]
         for linear, logits in zip(linears, network.logits(pictures), strict=True):
@@ -117,6 +119,16 @@ def build_subject(cell: Cell, device: torch.device) -> Subject:
             for _ in range(_inputs_for(cell))
         ]
     return Subject(cell, network, tuple(inputs))
+
+
+def _head(cell: Cell, layer: nn.Module, device: torch.device) -> FusedAuxHead:
+    """Make a head of the cell's kind for what a stage or block of a ResNet returns."""
+    if cell.heads == Heads.hidden.value:
+        return FusedAuxHead(None, cell.classes, hidden_features=HIDDEN_FEATURES, activation="gelu", device=device)
+    if cell.heads == Heads.norm.value:
+        last = [part for part in layer.modules() if isinstance(part, nn.BatchNorm2d)][-1]
+        return FusedAuxHead(last.num_features, cell.classes, norm=True, device=device)
+    return FusedAuxHead(None, cell.classes, device=device)
 
 
 def random_pictures(samples: int, shape: tuple[int, ...], device: torch.device) -> Tensor:

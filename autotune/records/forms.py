@@ -48,6 +48,7 @@ _NETWORK = {
     **dict.fromkeys(("batch", "classes"), COUNT),
     "taps": [TEXT],
     "input": [COUNT],
+    "heads": Maybe(TEXT, null=False),
 }
 
 #: Every record; see :class:`~auxhead.autotune.records.record.Record`.

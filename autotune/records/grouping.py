@@ -18,8 +18,9 @@ def latest_by_network(records: Iterable[Record], kind: str) -> list[list[Record]
 def network_in_words(record: Record) -> str:
     """Return the network, batch, heads and input of a record, its GPU and its torch, in one line."""
     cell, environment = record.cell, record.environment
+    kind = f"{cell['heads']} " if "heads" in cell else ""
     return (
         f"{cell['model']} {cell['dtype']}, batch {cell['batch']}, {cell['classes']} classes, "
-        f"{len(cell['taps'])} heads ({cell['placement']}), {'x'.join(map(str, cell['input']))}; "
+        f"{len(cell['taps'])} {kind}heads ({cell['placement']}), {'x'.join(map(str, cell['input']))}; "
         f"{environment.get('gpu')}, torch {environment.get('torch')}"
     )

@@ -45,8 +45,8 @@ class Record:
     """The command that measured it; of overlap also "timeline", one replay."""
     cell: dict[str, Any]
     """The network: model, dtype, batch, classes, placement (of the heads), taps (their names), input (the shape of one
-    sample). Of a sweep: the fields of a HeadShape, and in situ model and tap (all that have a head of that shape,
-    separated by commas). Of heads: all of these."""
+    sample), and heads (their kind) unless each is one linear layer. Of a sweep: the fields of a HeadShape, and in situ
+    model and tap (all that have a head of that shape, separated by commas). Of heads: all of these."""
     exits: str
     """Exits at which samples leave: "never", the name of a tap, the percent that leave at each tap and at the
     classifier ("40/30/20/10"), "own" for the thresholds that a model came with, or of pareto "calibrated 0.5 %", by

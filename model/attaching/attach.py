@@ -14,6 +14,7 @@ from ..fused_aux_head import FusedAuxHead
 from ..own_exits.attach_exits import attach_exits
 from ..own_exits.unhooked_exits import is_earlyon
 from ..reading import LOGITS, AnyExtract, part_of, parts_in_words
+from .counted_work import counted_work
 from .device_work import measured_work
 from .main_path import ForwardFlow, watch_forward
 from .placement import place_taps
@@ -104,10 +105,9 @@ def _classes(output: Any, part: int | str | None) -> int:
 
 def _work(model: nn.Module, flow: ForwardFlow, layers: Sequence[str], x: Batch) -> Mapping[str, float]:
     """Return the share of the model's work that is done when each layer returns, where that is known."""
-    first = first_tensor(x)
-    known = [name for name in layers if name in flow.work]
-    if first.device.type != "cuda":
-        return {name: flow.work[name] for name in known}
+    known = [name for name in layers if name in flow.shapes]
+    if first_tensor(x).device.type != "cuda":
+        return dict(zip(known, counted_work(model, known, two_samples(x)), strict=True))
     return dict(zip(known, measured_work(model, known, x), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""``watch_forward``: the layers whose output is all that a model still uses of its input, and the work done by then.
+"""``watch_forward``: the layers whose output is all that a model still uses of its input.
 
 Such a layer lies on the model's main path. One inside of a residual branch does not: the sum behind it reads what went
 past the branch, too.
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from ..arguments import is_plain
 from ..batches import Batch, call_with, first_tensor, map_tensors
@@ -27,10 +26,8 @@ class ForwardFlow(NamedTuple):
     cuts: list[str]
     """Layers that run once and through whose output alone all that comes later depends on the input, in the order in
     which they run; of layers that return the very same tensor one that lies in the fewest others."""
-    work: dict[str, float]
-    """Done when a layer returns that runs once and returns one tensor, as a share of the model's: 0 to 1."""
     shapes: dict[str, tuple[int, ...]]
-    """Of what these layers return for two samples."""
+    """Of what layers return for two samples that run once and return one tensor."""
     output: Any
     """What the model returned for two samples."""
     first_token_of: frozenset[int]
@@ -41,8 +38,7 @@ def watch_forward(model: nn.Module, example: Batch) -> ForwardFlow:
     """Run a model once in eval mode, without gradients, and find the layers that may carry a head.
 
     Every operator is watched. A layer's output is a cut if no tensor that depends on the input and was there when the
-    layer returned, but that output, is read any more on the way to what the model returns. Work is counted in FLOPs
-    of products and convolutions, and one more for each operator.
+    layer returned, but that output, is read any more on the way to what the model returns.
 
     Args:
         model: any module; not changed.
@@ -70,7 +66,6 @@ class _End(NamedTuple):
     """Its output."""
     steps: int
     """Operators that had run."""
-    work: float
     output: Tensor
 
 
@@ -88,7 +83,6 @@ class _Flow(TorchDispatchMode):
         super().__init__()
         self.x = map_tensors(example, torch.clone)  # which the model may change in place
         self._samples = first_tensor(example).shape[0]
-        self._flops = 0
         self.first_token_of: set[int] = set()
         self._kept: list[Any] = []  # memory that was freed could be taken for what lay there before
         self._value_in: dict[int, int] = {}
@@ -104,15 +98,12 @@ class _Flow(TorchDispatchMode):
         """Note that a layer returns: the forward hook."""
         self._runs[layer] += 1
         if is_readable(output, self._samples) and (value := self._value(output)) is not None:
-            self._ends.append(_End(layer, value, len(self._steps), self._work(), output))
+            self._ends.append(_End(layer, value, len(self._steps), output))
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and note what it reads and makes of what depends on the input."""
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
-        # FlopCounterMode itself hooks modules for gradients, which fails on parameters that a layer takes as input.
-        if (count := flop_registry.get(getattr(func, "overloadpacket", None))) is not None:
-            self._flops += count(*args, **kwargs, out_val=output)
         read = {value for each in tree_leaves((args, kwargs)) if (value := self._value(each)) is not None}
         if read:
             made = {self._make(tensor) for tensor in written_tensors(func, args, kwargs)}
@@ -133,14 +124,10 @@ class _Flow(TorchDispatchMode):
         self._born.append(len(self._steps))
         return value
 
-    def _work(self) -> float:
-        return self._flops + len(self._steps)
-
     def found(self, model: nn.Module, output: Any) -> ForwardFlow:
         """Return what was found, once all has run."""
         last_read = self._last_reads(output)
         names = _shortest_names(model)
-        total = self._work()
         ends = {names[end.layer]: end for end in self._ends if end.layer in names and self._runs[end.layer] == 1}
         cuts: dict[int, str] = {}
         for name, end in ends.items():
@@ -150,7 +137,6 @@ class _Flow(TorchDispatchMode):
                     cuts[end.value] = name
         return ForwardFlow(
             sorted(cuts.values(), key=list(ends).index),
-            {name: end.work / total for name, end in ends.items()},
             {name: tuple(end.output.shape) for name, end in ends.items()},
             output,
             frozenset(self.first_token_of),

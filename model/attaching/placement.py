@@ -26,8 +26,9 @@ def place_taps(cuts: Sequence[str], work: Mapping[str, float]) -> list[str]:
     for target in TARGETS if usable else ():
         off = {name: abs(work[name] - target) for name in usable}
         within = max(_NEAR, min(off.values()) + _NEAR / 4)
-        near = [(name.count("."), off[name], name) for name in usable if off[name] <= within]
-        best = min(near)[2]
+        # of layers behind the same work the last: an activation or a pool behind a convolution
+        near = [(name.count("."), off[name], -place) for place, name in enumerate(usable) if off[name] <= within]
+        best = usable[-min(near)[2]]
         if off[best] < _FAR and all(work[best] - work[other] > _APART for other in chosen):
             chosen.append(best)
     return chosen

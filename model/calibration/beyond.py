@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 class BeyondCalibration(NamedTuple):
     """Functions of packages and folders that calibration may not import."""
 
-    load_network: Callable[[Path, str | None], Any]
-    """Loads a checkpoint, given its folder and what makes its backbone, or None for a known one."""
+    load_network: Callable[[Path, str | None, str | None], Any]
+    """Loads a checkpoint, given its folder, what makes its backbone (None: a known one) and modules of its heads."""
     demo_splits: Callable[[Path, Any, Any], Any]
     """Cuts images as the demo did that wrote a checkpoint, given its folder, the checkpoint and the images."""
     draw: Callable[[Mapping[str, Any]], tuple[Any, dict[str, Any]]]

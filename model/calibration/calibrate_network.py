@@ -9,13 +9,15 @@ from ...kernels.criteria import CRITERIA
 from ..arguments import check_module, kind_of
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_rule import ExitRule
+from .budget import Budget, one_budget
 from .candidates import threshold_path
 from .exit_latency import ExitLatencies, expected_latency
 from .exit_logits import ExitLogits, collect_logits, joined
+from .exits_by_class import exits_by_class
 from .exits_on_test import exits_on_test
 from .report import REPORT_FORMAT, CalibrationReport, environment
 from .scores import exit_scores
-from .search import ScoredSamples, curve_of, judged, within_accuracy, within_latency
+from .search import ScoredSamples, curve_of, expected_work, judged, within_accuracy, within_cost
 from .splits import SHARES, check_indices, check_names, draw_splits, learned_from, refuse_shared
 from .temperatures import fit_temperatures
 from .thresholds import exit_indices
@@ -32,6 +34,7 @@ def calibrate_network(
     *,
     max_accuracy_drop: float | None = None,
     max_latency_ms: float | None = None,
+    max_work: float | None = None,
     latencies: ExitLatencies | None = None,
     confidence: float = 0.9,
     seed: int = 0,
@@ -45,8 +48,8 @@ def calibrate_network(
     temperature and a path of candidates is laid, from no exit at all to everyone at the first head. Under an accuracy
     budget the split "thresholds" decides how far along the path it can be shown, with ``confidence``, that accuracy on
     new samples drops by at most the budget (Learn then Test, see the module ``bound``); the last such candidate is
-    taken. Under a latency budget the strictest candidate that meets it on the split "temperature" is taken, and the
-    split "thresholds" bounds what it costs. The split "test" is looked at once, for the report.
+    taken. Under a budget of latency or work the strictest candidate that meets it on the split "temperature" is taken,
+    and the split "thresholds" bounds what it costs. The split "test" is looked at once, for the report.
 
     The rules of the network are then set: threshold and temperature; criteria stay, and heads that are not enabled stay
     so. A budget that cannot be kept raises nothing: ``report.bound`` says so, with the best that is reachable; under
@@ -56,8 +59,11 @@ def calibrate_network(
         network: in eval mode.
         data: yields batches of input [N, ...] and labels [N]: one loader that is split here, or a dict of three,
             "temperature", "thresholds" and "test".
-        max_accuracy_drop: 0.01 is one percentage point. This or ``max_latency_ms``.
+        max_accuracy_drop: 0.01 is one percentage point. This, ``max_latency_ms`` or ``max_work``.
         max_latency_ms: what a batch may take on average, milliseconds, from the call until the host has the answer.
+        max_work: how much of the backbone a sample may take on average, as a share of its FLOPs, 0 to 1. They are
+            counted for the first batch (:func:`counted_work`), and the same on every device and for every runner; those
+            of heads are none of the backbone's.
         latencies: of the runner that will answer, by :func:`measure_exit_latencies`. A batch leaves when its last
             sample does; batches are samples in a row, in the order of each split.
         confidence: of the bound, between 0 and 1.
@@ -72,7 +78,7 @@ def calibrate_network(
         TypeError, ValueError: arguments that are none of these, or splits that share a sample, with each other or with
             ``train``, by index or content; nothing is changed.
     """
-    _check_budget(max_accuracy_drop, max_latency_ms, latencies)
+    budget = one_budget(max_accuracy_drop, max_latency_ms, max_work, latencies)
     _check(network, latencies, confidence, seed, static_model)
     collected, parts = _collect(network, data, splits, train, seed, static_model)
     if latencies is not None and latencies.batch_size > min(map(len, parts.values())):
@@ -82,8 +88,7 @@ def calibrate_network(
         )
     given = splits is not None or isinstance(data, Mapping)
     report, rules = calibrate_exits(
-        network, collected, parts, max_accuracy_drop=max_accuracy_drop, max_latency_ms=max_latency_ms,
-        latencies=latencies, confidence=confidence, seed=None if given else seed,
+        network, collected, parts, budget, latencies=latencies, confidence=confidence, seed=None if given else seed,
     )  # fmt: skip
     for head, rule in zip(network.exit_heads, rules, strict=True):
         head.rule.assign(rule)
@@ -94,9 +99,8 @@ def calibrate_exits(
     network: EarlyExitNetwork,
     collected: ExitLogits,
     parts: Mapping[str, Tensor],
+    budget: Budget,
     *,
-    max_accuracy_drop: float | None,
-    max_latency_ms: float | None,
     latencies: ExitLatencies | None,
     confidence: float,
     seed: int | None,
@@ -107,9 +111,8 @@ def calibrate_exits(
         network: whose criteria, enabled heads and taps count.
         collected: what its exits say of all samples.
         parts: indices of each split.
-        max_accuracy_drop: this and the rest as in :func:`calibrate_network`, which checks them.
-        max_latency_ms: likewise.
-        latencies: likewise.
+        budget: that thresholds are chosen under.
+        latencies: this and the rest as in :func:`calibrate_network`, which checks them.
         confidence: likewise.
         seed: for the report.
     """
@@ -119,16 +122,18 @@ def calibrate_exits(
 
     ranges = [CRITERIA[rule.criterion].range for rule in rules]
     path = threshold_path(fitting.scores, fitting.correct, ranges, [rule.enabled for rule in rules])
-    curve = curve_of(path, samples["thresholds"], [high for _, high in ranges], latencies)
-    if max_accuracy_drop is not None:
-        curve = judged(curve, count, max_accuracy_drop, confidence)
-        chosen, bound = within_accuracy(curve, count, max_accuracy_drop, confidence)
-        budget = {"max_accuracy_drop": float(max_accuracy_drop)}
+    curve = curve_of(path, samples["thresholds"], [high for _, high in ranges], collected.work, latencies)
+    if budget.name == "max_accuracy_drop":
+        curve = judged(curve, count, budget.value, confidence)
+        chosen, bound = within_accuracy(curve, count, budget.value, confidence)
     else:
-        assert max_latency_ms is not None and latencies is not None
-        expected = [expected_latency(exit_indices(fitting.scores, one), latencies) for one in path]
-        chosen, bound = within_latency(curve, expected, count, max_latency_ms, confidence)
-        budget = {"max_latency_ms": float(max_latency_ms)}
+        fitted = [exit_indices(fitting.scores, one) for one in path]
+        if budget.name == "max_work":
+            expected, unit = [expected_work(one, collected.work) for one in fitted], "{:.3%} of the backbone's FLOPs"
+        else:
+            assert latencies is not None
+            expected, unit = [expected_latency(one, latencies) for one in fitted], "{:.4g} ms"
+        chosen, bound = within_cost(curve, expected, count, budget.value, confidence, unit)
 
     exits = exit_indices(testing.scores, path[chosen])
     accuracy, full = testing.right(exits).double().mean().item(), testing.correct[-1].double().mean().item()
@@ -139,13 +144,17 @@ def calibrate_exits(
         data=None,
         seed=seed,
         samples={name: len(part) for name, part in parts.items()},
-        budget=budget,
+        budget={budget.name: budget.value},
         bound=bound,
-        exits=exits_on_test(network, logits, labels, exits, temperatures, curve[chosen].thresholds, latencies),
+        exits=exits_on_test(
+            network, logits, labels, exits, temperatures, curve[chosen].thresholds, collected.work, latencies
+        ),
+        classes=exits_by_class(labels, exits, testing.correct, logits.shape[2]),
         accuracy=accuracy,
         full_accuracy=full,
         accuracy_drop=full - accuracy,
         mean_exit=exits.double().mean().item(),
+        expected_work=expected_work(exits, collected.work),
         latencies=latencies,
         expected_latency_ms=None if latencies is None else expected_latency(exits, latencies),
         static_accuracy=None if static is None else static.double().mean().item(),
@@ -158,25 +167,6 @@ def calibrate_exits(
         for rule, threshold, temperature in zip(rules, path[chosen].tolist(), temperatures[:-1], strict=True)
     ]
     return report, found
-
-
-def _check_budget(
-    max_accuracy_drop: float | None, max_latency_ms: float | None, latencies: ExitLatencies | None
-) -> None:
-    budgets = {"max_accuracy_drop": max_accuracy_drop, "max_latency_ms": max_latency_ms}
-    for name, value in budgets.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise TypeError(f"{name}: got {value!r}, wants a number or None")
-    given = [name for name, value in budgets.items() if value is not None]
-    if len(given) != 1:
-        raise ValueError(f"max_accuracy_drop, max_latency_ms: got {'both' if given else 'neither'}, wants one of them")
-    if max_accuracy_drop is not None and not 0.0 <= max_accuracy_drop <= 1.0:
-        raise ValueError(f"max_accuracy_drop: got {max_accuracy_drop}, wants a number in [0, 1]")
-    if max_latency_ms is not None:
-        if not 0.0 < max_latency_ms < float("inf"):
-            raise ValueError(f"max_latency_ms: got {max_latency_ms}, wants milliseconds greater than 0")
-        if latencies is None:
-            raise ValueError("latencies: got None, wants those of measure_exit_latencies for max_latency_ms")
 
 
 def _check(

@@ -9,7 +9,7 @@ import typer
 from ..bad_input import BadInput
 from ..commands.console import plain_console
 from ..commands.errors import one_line_errors
-from ..commands.options import RUNS_YOUR_CODE, Device, check_output_directory, make_output_directory
+from ..commands.options import RUNS_YOUR_CODE, Device, ModulesOption, check_output_directory, make_output_directory
 from .beyond import BeyondCalibration
 
 
@@ -33,6 +33,7 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
                 f"arguments. {RUNS_YOUR_CODE}"
             ),
         ] = None,
+        modules: ModulesOption = None,
         train_data: Annotated[
             Path | None,
             typer.Option(help="Images that a network of your own has learned from, which are left out, folders alike."),
@@ -46,7 +47,7 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
                 min=0.0,
                 max=1.0,
                 help="What leaving early may cost, a fraction.",
-                show_default="0.01, or none with --max-latency-ms",
+                show_default="0.01, or none with another budget",
             ),
         ] = None,
         confidence: Annotated[float, typer.Option(help="Of the bound on that, between 0 and 1.")] = 0.9,
@@ -55,6 +56,14 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
         ] = None,
         max_latency_ms: Annotated[
             float | None, typer.Option(help="What a request may take on average instead; wants --batch.")
+        ] = None,
+        max_work: Annotated[
+            float | None,
+            typer.Option(
+                min=0.0,
+                max=1.0,
+                help="Instead, how much of the backbone an image may take on average, a fraction of its FLOPs.",
+            ),
         ] = None,
         seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the splits.")] = 0,
         out: Annotated[Path, typer.Option(help="Where the calibrated checkpoint, report and figure go.")] = Path(
@@ -77,8 +86,8 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
         with one_line_errors(ValueError):
             check_output_directory(out)
             request = Request(
-                checkpoint, data, dataset, root, backbone, train_data, skip_damaged, max_accuracy_drop, max_latency_ms,
-                confidence, batch, seed, torch_device(device),
+                checkpoint, data, dataset, root, backbone, modules, train_data, skip_damaged, max_accuracy_drop,
+                max_latency_ms, max_work, confidence, batch, seed, torch_device(device),
             )  # fmt: skip
             if out.resolve() == checkpoint.resolve():
                 raise BadInput(f"--out: {out} is the checkpoint itself, wants another directory")

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import check_batch, kind_of
+from ..attaching.counted_work import counted_work
+from ..batches import two_samples
 from ..early_exit_network import EarlyExitNetwork
 from .splits import identities
 
@@ -22,6 +24,8 @@ class ExitLogits(NamedTuple):
     """Of each sample, by its content."""
     static_labels: Tensor | None
     """[M] int64, what another network answers; None without one."""
+    work: tuple[float, ...]
+    """Done at each of the E + 1 exits, as a share of the backbone's FLOPs; 1 at the last."""
 
 
 @torch.no_grad()
@@ -31,7 +35,7 @@ def collect_logits(
     static_model: nn.Module | None = None,
     name: str = "data",
 ) -> ExitLogits:
-    """Run a network once over a loader, all exits.
+    """Run a network once over a loader, all exits, and its backbone on two samples more, to count its work.
 
     Args:
         network: in eval mode.
@@ -45,10 +49,12 @@ def collect_logits(
     """
     device = network.device
     logits, labels, samples, static = [], [], [], []
+    work: list[float] = []
     for batch in loader:
         x, y = _checked(batch, name)
         moved = x.to(device)
         exits = torch.stack(network.logits(moved)).float()
+        work = work or [*counted_work(network.backbone, network.taps, two_samples(moved)), 1.0]
         answers = None if static_model is None else static_model(moved).argmax(1)
         samples += identities(x)  # while the device is at work
         logits.append(exits.cpu())
@@ -57,7 +63,8 @@ def collect_logits(
             static.append(answers.cpu())
     if not logits:
         raise ValueError(f"{name}: got no batches, wants at least one; a generator that was read before has none")
-    found = ExitLogits(torch.cat(logits, 1), torch.cat(labels), samples, torch.cat(static) if static else None)
+    others = torch.cat(static) if static else None
+    found = ExitLogits(torch.cat(logits, 1), torch.cat(labels), samples, others, tuple(work))
     classes = found.logits.shape[2]
     low, high = (int(label) for label in found.labels.aminmax())
     if low < 0 or high >= classes:
@@ -91,4 +98,5 @@ def joined(parts: Sequence[ExitLogits]) -> ExitLogits:
         torch.cat([part.labels for part in parts]),
         [identity for part in parts for identity in part.identities],
         torch.cat(static) if static else None,
+        parts[0].work,
     )

@@ -17,6 +17,7 @@ def exits_on_test(
     exits: Tensor,
     temperatures: Sequence[float],
     thresholds: Sequence[float | None],
+    work: Sequence[float],
     latencies: ExitLatencies | None,
 ) -> list[CalibratedExit]:
     """Return a row for each head and, last, for the classifier.
@@ -28,6 +29,7 @@ def exits_on_test(
         exits: [M] int64, where each sample leaves.
         temperatures: E + 1 of them.
         thresholds: E of them, None for a head that never exits.
+        work: at each of E + 1 exits.
         latencies: of the runner, if there are.
     """
     names = [*network.taps, "classifier"]
@@ -45,6 +47,7 @@ def exits_on_test(
                 share=left.double().mean().item(),
                 accuracy=right[left].double().mean().item() if left.any() else None,
                 accuracy_on_all=right.double().mean().item(),
+                work=work[index],
                 latency_ms=None if latencies is None else latencies.milliseconds[index],
                 before=reliability(logits[index].softmax(1).amax(1), right),
                 after=reliability((logits[index] / temperatures[index]).softmax(1).amax(1), right),

@@ -25,7 +25,7 @@ class Bound:
     max_accuracy_drop: float
     """Accuracy under the thresholds is lower than the classifier's by at most this; 0 where nobody leaves early."""
     reachable: bool
-    """False: no candidate keeps the budget, and nobody leaves early; or the latency budget is below all of them."""
+    """False: no candidate keeps the budget, and nobody leaves early; or one of latency or work is below all of them."""
     reason: str | None
     """Why it is not, and the best that is; else None."""
     samples: int
@@ -52,12 +52,31 @@ class CalibratedExit:
     """Accuracy on the samples that left here; None where none did."""
     accuracy_on_all: float
     """Accuracy if this exit answered for all: the network cut off here, a smaller static model."""
+    work: float
+    """Done of the backbone when a sample leaves here, as a share of its FLOPs."""
     latency_ms: float | None
     """When a whole batch leaves here; None if it was not measured."""
     before: Reliability
     """Of the largest probability, at temperature 1."""
     after: Reliability
     """At the fitted temperature."""
+
+
+@dataclass(frozen=True)
+class CalibratedClass:
+    """One class on the test split; shares and accuracies are from 0 to 1, and None where it has no samples."""
+
+    name: str
+    """The label, as a number, or its name where ``auxhead calibrate`` knows it."""
+    samples: int
+    accuracy: float | None
+    """Accuracy of early exit on the class's samples."""
+    full_accuracy: float | None
+    """Accuracy of the classifier on the same samples."""
+    shares: list[float] | None
+    """Of the samples that leave at each exit."""
+    mean_exit: float | None
+    """Mean exit index."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +87,7 @@ class CurvePoint:
     """For each head; None never exits."""
     lost: int
     p_value: float | None
-    """That accuracy drops by more than the budget; None for a latency budget, where none is tested."""
+    """That accuracy drops by more than the budget; None for one of latency or work, where none is tested."""
     holds: bool | None
     """True where this and all before it passed; None as above."""
     accuracy: float
@@ -76,6 +95,8 @@ class CurvePoint:
     """Of the samples that leave at each exit."""
     mean_exit: float
     """Mean exit index."""
+    work: float
+    """Mean work of a sample, as a share of the backbone's FLOPs."""
     latency_ms: float | None
     """Expected; None without measured latencies."""
 
@@ -92,10 +113,12 @@ class CalibrationReport:
     samples: dict[str, int]
     """Number of samples in each split."""
     budget: dict[str, float]
-    """``max_accuracy_drop`` or ``max_latency_ms``, as asked for."""
+    """``max_accuracy_drop``, ``max_latency_ms`` or ``max_work``, as asked for."""
     bound: Bound
     exits: list[CalibratedExit]
     """The heads, then the classifier, on the test split."""
+    classes: list[CalibratedClass]
+    """In the order of the labels, on the test split."""
     accuracy: float
     """Accuracy of early exit on the test split."""
     full_accuracy: float
@@ -104,6 +127,8 @@ class CalibrationReport:
     """The difference; less than 0 where early exit is better."""
     mean_exit: float
     """Mean exit index on the test split."""
+    expected_work: float
+    """Mean work of a sample on the test split, as a share of the backbone's FLOPs."""
     latencies: ExitLatencies | None
     """As measured."""
     expected_latency_ms: float | None

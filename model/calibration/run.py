@@ -35,10 +35,12 @@ class Request(NamedTuple):
     dataset: str | None
     root: Path | None
     backbone: str | None
+    modules: str | None
     train_data: Path | None
     skip_damaged: bool
     max_accuracy_drop: float | None
     max_latency_ms: float | None
+    max_work: float | None
     confidence: float
     batch: int | None
     seed: int
@@ -76,14 +78,17 @@ def run_calibration(request: Request, outside: BeyondCalibration) -> Calibration
         if request.train_data is not None:
             learned = sample_identities(_batches(*_decoded(load_folder(request.train_data), loaded, request), loaded))
     network = loaded.network.to(request.device)
-    drop = request.max_accuracy_drop
+    budgets = request.max_accuracy_drop, request.max_latency_ms, request.max_work
     report = calibrate_network(
         network, _batches(pixels, labels, loaded),
-        max_accuracy_drop=0.01 if drop is None and request.max_latency_ms is None else drop,
-        max_latency_ms=request.max_latency_ms, latencies=_latencies(request, loaded, pixels),
+        max_accuracy_drop=0.01 if budgets == (None, None, None) else request.max_accuracy_drop,
+        max_latency_ms=request.max_latency_ms, max_work=request.max_work, latencies=_latencies(request, loaded, pixels),
         confidence=request.confidence, seed=request.seed, train=learned,
     )  # fmt: skip
-    return CalibrationRun(loaded, replace(report, data=source.name))
+    names = loaded.classes or source.classes  # without names the network may have more classes than the images
+    named = [replace(row, name=name) for row, name in zip(report.classes, names, strict=False)]
+    named += report.classes[len(names) :]
+    return CalibrationRun(loaded, replace(report, data=source.name, classes=named))
 
 
 def save_calibrated(directory: Path, checkpoint: Path, run: CalibrationRun) -> None:
@@ -98,7 +103,7 @@ def save_calibrated(directory: Path, checkpoint: Path, run: CalibrationRun) -> N
 
 
 def _load(request: Request, outside: BeyondCalibration) -> Checkpoint:
-    loaded: Checkpoint = outside.load_network(request.checkpoint, request.backbone)
+    loaded: Checkpoint = outside.load_network(request.checkpoint, request.backbone, request.modules)
     if loaded.image_size is None:
         raise BadInput("--checkpoint: was saved without image_size, wants one to turn image files into input")
     return loaded

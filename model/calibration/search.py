@@ -1,4 +1,4 @@
-"""Chooses one of the candidates: the loosest that is shown to keep an accuracy budget, or one for a latency budget."""
+"""Chooses one of the candidates: the loosest shown to keep an accuracy budget, or one for a budget of time or work."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,6 +37,7 @@ def curve_of(
     path: Sequence[Tensor],
     samples: ScoredSamples,
     never: Sequence[float],
+    work: Sequence[float],
     latencies: ExitLatencies | None,
 ) -> list[CurvePoint]:
     """Return what each candidate does to the samples of a split.
@@ -45,6 +46,7 @@ def curve_of(
         path: thresholds [E] of each candidate.
         samples: of the split.
         never: of each head the threshold that never exits.
+        work: at each exit, as a share of the backbone's.
         latencies: of the runner, if there are.
     """
     curve = []
@@ -61,10 +63,17 @@ def curve_of(
                 accuracy=right.double().mean().item(),
                 shares=shares.tolist(),
                 mean_exit=exits.double().mean().item(),
+                work=expected_work(exits, work),
                 latency_ms=None if latencies is None else expected_latency(exits, latencies),
             )
         )
     return curve
+
+
+def expected_work(exits: Tensor, work: Sequence[float]) -> float:
+    """Return the mean work of samples, given the exit index [M] int64 of each, and the work at each exit."""
+    shares = torch.bincount(exits, minlength=len(work)).double() / len(exits)  # exact where all leave at one exit
+    return (shares @ torch.tensor(work, dtype=torch.float64)).item()
 
 
 def judged(curve: Sequence[CurvePoint], samples: int, budget: float, confidence: float) -> list[CurvePoint]:
@@ -96,26 +105,26 @@ def within_accuracy(curve: Sequence[CurvePoint], samples: int, budget: float, co
     return Choice(0, Bound(confidence, 0.0, False, reason, samples, 0))
 
 
-def within_latency(
-    curve: Sequence[CurvePoint], expected: Sequence[float], samples: int, budget: float, confidence: float
+def within_cost(
+    curve: Sequence[CurvePoint], expected: Sequence[float], samples: int, budget: float, confidence: float, unit: str
 ) -> Choice:
-    """Choose the strictest candidate that meets a latency budget, or the fastest if none does.
+    """Choose the strictest candidate that meets a budget of time or work, or the cheapest if none does.
 
     Args:
-        curve: on the split for thresholds, which only bounds what the choice costs.
-        expected: latency of each candidate, milliseconds, on samples of another split: with them it is chosen.
+        curve: on the split for thresholds, which only bounds what the choice costs in accuracy.
+        expected: mean cost of each candidate on samples of another split: with them it is chosen.
         samples: of the split for thresholds.
-        budget: milliseconds.
+        budget: what the mean may be.
         confidence: of the bound.
+        unit: puts a cost into words, as a format: "{:.4g} ms".
     """
-    fastest = min(range(len(curve)), key=expected.__getitem__)
-    reachable = expected[fastest] <= budget
-    index = next(index for index, one in enumerate(expected) if one <= budget) if reachable else fastest
+    cheapest = min(range(len(curve)), key=expected.__getitem__)
+    reachable = expected[cheapest] <= budget
+    index = next(index for index, one in enumerate(expected) if one <= budget) if reachable else cheapest
     lost = curve[index].lost
     drop = smallest_budget(lost, samples, confidence) if index else 0.0
     reason = None
     if not reachable:
-        reason = (
-            f"the fastest thresholds take {expected[fastest]:.4g} ms on average, more than {budget:.4g}; they are set"
-        )
+        least, most = unit.format(expected[cheapest]), unit.format(budget)
+        reason = f"the cheapest thresholds take {least} on average, more than {most}; they are set"
     return Choice(index, Bound(confidence, drop, reachable, reason, samples, lost))

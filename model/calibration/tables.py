@@ -1,9 +1,14 @@
-"""The table that ``auxhead calibrate`` prints: each exit on the test split, and what is promised of new images."""
+"""The tables that ``auxhead calibrate`` prints: each exit and class on the test split, and what is promised."""
 
 from rich.console import Console
 from rich.table import Table
 
+from .exits_by_class import most_telling
 from .report import CalibrationReport
+
+#: Of more classes than this the table has the most telling alone: half as many that are right least often, and half
+#: that leave latest.
+_MOST_CLASSES = 20
 
 
 def print_report(console: Console, report: CalibrationReport) -> None:
@@ -11,7 +16,15 @@ def print_report(console: Console, report: CalibrationReport) -> None:
     samples = report.samples
     table = Table(title=f"Test split: {samples['test']:,} images that nothing was chosen with")
     table.add_column("exit")
-    columns = ["leave if\nscore >", "leave\nhere", "right\nof these", "right\nof all", "temper-\nature", "off by, %"]
+    columns = [
+        "leave if\nscore >",
+        "leave\nhere",
+        "right\nof these",
+        "right\nof all",
+        "temper-\nature",
+        "off by, %",
+        "work",
+    ]
     if report.latencies is not None:
         columns.append("answer\nin, ms")
     for column in columns:
@@ -26,12 +39,33 @@ def print_report(console: Console, report: CalibrationReport) -> None:
             f"{row.accuracy_on_all:.1%}",
             f"{row.temperature:.2f}",
             f"{100 * row.before.ece:.1f} / {100 * row.after.ece:.1f}",
+            f"{row.work:.1%}",
         ]
         if row.latency_ms is not None:
             cells.append(f"{row.latency_ms:.3g}")
         table.add_row(*cells)
     console.print(table)
+    console.print(_by_class(report))
     console.print("\n".join(_sentences(report)), soft_wrap=True)
+
+
+def _by_class(report: CalibrationReport) -> Table:
+    rows, each = report.classes, _MOST_CLASSES // 2
+    title = "Test split by class"
+    if len(rows) > _MOST_CLASSES:
+        title += f": of {len(rows):,} the {each} that are right least often, and the {each} that leave latest"
+        rows = most_telling(rows, each)
+    table = Table(title=title)
+    table.add_column("class")
+    names = [row.name for row in report.exits]
+    for column in ("images", "right", "full network\nright", *(f"leave at\n{name}" for name in names)):
+        table.add_column(column, justify="right")
+    for row in rows:
+        shares = [None] * len(names) if row.shares is None else row.shares
+        values: list[float | None] = [row.accuracy, row.full_accuracy, *shares]
+        cells = ["-" if value is None else f"{value:.1%}" for value in values]
+        table.add_row(row.name, f"{row.samples:,}", *cells)
+    return table
 
 
 def _sentences(report: CalibrationReport) -> list[str]:
@@ -43,6 +77,9 @@ def _sentences(report: CalibrationReport) -> list[str]:
     said.append(
         f"Early exit is right about {report.accuracy:.2%}, the full network about {report.full_accuracy:.2%}. On "
         f"average an image left at exit {report.mean_exit:.1f} of 0 to {len(report.exits) - 1}."
+    )
+    said.append(
+        f"Work is the share of the backbone's FLOPs that an image takes; on average it was {report.expected_work:.1%}."
     )
     if bound.reason is not None:
         said.append(f"The budget cannot be kept: {bound.reason}.")

@@ -30,6 +30,13 @@ class Dataset(str, Enum):
     cifar10 = "cifar10"
 
 
+ModulesOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Makes the heads of a checkpoint that are modules of your own: package.module:function, which returns a "
+        f"dict of modules by tap. {RUNS_YOUR_CODE} A network that --backbone returns has them already.",
+    ),
+]
 DataOption = Annotated[
     Path | None, typer.Option(help="Your own images: a directory with one folder of images a class.")
 ]

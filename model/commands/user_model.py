@@ -1,13 +1,14 @@
-"""The user's own model, named on the command line as ``package.module:factory``."""
+"""The user's own model, and modules of its heads, named on the command line as ``package.module:factory``."""
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from ..arguments import kind_of
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
 from ..own_exits.attach_exits import attach_exits
@@ -91,3 +92,21 @@ def load_factory(spec: str) -> Callable[[], UserModel]:
             raise BadInput(f"--model: {spec}: {error}") from None
 
     return checked
+
+
+def load_modules(spec: str) -> dict[str, nn.Module]:
+    """Call the function that ``--modules`` names, and return the modules of heads that it makes, by tap.
+
+    Args:
+        spec: ``package.module:name``, where ``name()`` returns a dict of modules by tap.
+
+    Raises:
+        BadInput: as :func:`import_function`, or it returns anything else.
+    """
+    made = import_function("--modules", spec)()
+    if not isinstance(made, Mapping):
+        raise BadInput(f"--modules: {spec} returned {kind_of(made)}, wants a dict of modules by tap")
+    for tap, module in made.items():
+        if not isinstance(module, nn.Module):
+            raise BadInput(f"--modules: {spec} returned {kind_of(module)} for {tap}, wants an nn.Module")
+    return dict(made)

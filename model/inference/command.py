@@ -8,7 +8,7 @@ import typer
 
 from ..commands.console import plain_console
 from ..commands.errors import one_line_errors
-from ..commands.options import RUNS_YOUR_CODE, Device
+from ..commands.options import RUNS_YOUR_CODE, Device, ModulesOption
 
 
 class RunnerName(str, Enum):
@@ -37,6 +37,7 @@ def infer(
             "called."
         ),
     ] = None,
+    modules: ModulesOption = None,
     runner: Annotated[
         RunnerName,
         typer.Option(help="How the network is run; auto measures for ten seconds first, and pays for thousands."),
@@ -56,7 +57,7 @@ def infer(
     from .run import run_infer
 
     with one_line_errors():
-        loaded = load_network(checkpoint, backbone)
+        loaded = load_network(checkpoint, backbone, modules)
         loaded.network.to(torch_device(device))
         console = plain_console()
         run_infer(loaded, images, exits=runner.value, batch=batch, out=json_lines, console=console)

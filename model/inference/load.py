@@ -1,34 +1,50 @@
-"""Loads the network of a checkpoint, with a backbone of the user's, of torchvision or of the demo."""
+"""Loads the network of a checkpoint: its backbone is the user's, torchvision's or the demo's, heads may be, too."""
 
+from collections.abc import Container, Mapping
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from ..bad_input import BadInput
 from ..checkpoint import Checkpoint, load_checkpoint
-from ..commands.user_model import import_function, load_factory
+from ..commands.user_model import import_function, load_factory, load_modules
 from ..demo.saved import load_demo
-from ..description import read_description
+from ..description import one_line, read_description
+from ..early_exit_network import EarlyExitNetwork
+from ..module_head import ModuleHead
 
 #: How checkpoints name a backbone of torchvision: this, and its name there.
 TORCHVISION = "torchvision.models:"
 
 
-def load_network(directory: Path, backbone: str | None) -> Checkpoint:
+def load_network(directory: Path, backbone: str | None, modules: str | None) -> Checkpoint:
     """Load a checkpoint.
 
     Args:
         directory: of the checkpoint.
         backbone: ``package.module:function``, which makes it, or a network with it and a batch; None for one that
             torchvision has, or the demo's. What a checkpoint names besides is never called.
+        modules: ``package.module:function``, which makes the heads that are modules of the user's, by tap; None where
+            there are none, or where the network has them that ``backbone`` makes.
 
     Raises:
-        BadInput: what is there is no checkpoint, or its backbone has to be given.
+        BadInput: what is there is no checkpoint, or its backbone or modules have to be given.
     """
+    network: EarlyExitNetwork | None = None
+    made: Any = None
     if backbone is not None:
         made = import_function("--backbone", backbone)()
-        if isinstance(made, tuple):  # a factory of `auxhead train --model`, whose network has other heads than saved
-            made = load_factory(backbone)().network.backbone
-        return load_checkpoint(directory, made)
+        if isinstance(made, tuple):  # a factory of `auxhead train --model`, whose network may have other heads
+            network = load_factory(backbone)().network
+            made = network.backbone
+    given = None if modules is None else load_modules(modules)
     description = read_description(directory)
+    saved = {tap: head["module"] for tap, head in description["heads"].items() if "module" in head}
+    by_tap = _modules_of(network, saved) if given is None else given
+    _check_taps(directory, saved, by_tap, modules)
+    if backbone is not None:
+        return load_checkpoint(directory, made, modules=by_tap)
     named, classes = description["backbone"] or "", len(description["classes"])
     if not named.startswith(TORCHVISION):
         return load_demo(directory)
@@ -39,4 +55,26 @@ def load_network(directory: Path, backbone: str | None) -> Checkpoint:
         raise BadInput(f"checkpoint: {directory} was saved with {named!r}, which this torchvision has not")
     if not classes:
         raise BadInput(f"checkpoint: {directory} has no names of classes, wants --backbone with a function of yours")
-    return load_checkpoint(directory, get_model(name, weights=None, num_classes=classes))
+    return load_checkpoint(directory, get_model(name, weights=None, num_classes=classes), modules=by_tap)
+
+
+def _modules_of(network: EarlyExitNetwork | None, saved: Container[str]) -> dict[str, nn.Module]:
+    """Return the modules that a network of the user's has for the heads that were saved without theirs."""
+    heads = {} if network is None else dict(zip(network.taps, network.exit_heads, strict=True))
+    return {tap: head.module for tap, head in heads.items() if tap in saved and isinstance(head, ModuleHead)}
+
+
+def _check_taps(directory: Path, saved: Mapping[str, str], found: Mapping[str, nn.Module], spec: str | None) -> None:
+    """Refuse modules for other heads than those that were saved without theirs, whose kinds ``saved`` has by tap."""
+    wanted = ", ".join(saved) or "none: all heads of the checkpoint are fused"
+    for tap in found:
+        if tap not in saved:
+            raise BadInput(f"--modules: {spec} returned a module for {tap!s:.60}, wants {wanted:.200}")
+    for tap, kind in saved.items():
+        if tap not in found:
+            got = "got none" if spec is None else f"{spec} returned none"
+            raise BadInput(
+                f"--modules: {got} for the head at {tap!r:.60} in {directory}, a module of yours ({one_line(kind)}) of "
+                "which the parameters alone were saved; wants package.module:function, which returns a dict of modules "
+                f"for {wanted:.200}"
+            )

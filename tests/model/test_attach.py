@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from auxhead.model import attach, load_checkpoint, save_checkpoint
+from auxhead.model.attaching.counted_work import counted_work
 from auxhead.model.attaching.main_path import watch_forward
 from auxhead.model.attaching.placement import place_taps
 from sklearn.datasets import load_digits
@@ -35,10 +36,10 @@ PLACED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "mobilenet_v3": (lambda: of_torchvision("mobilenet_v3_large"), ["features.4", "features.10", "features.12"]),
     "efficientnet": (lambda: of_torchvision("efficientnet_b0"), ["features.3", "features.4", "features.6.1"]),
     "densenet": (lambda: of_torchvision("densenet121"), ["features.denseblock1", "features.transition2"]),
-    "googlenet": (lambda: of_torchvision("googlenet", init_weights=False), ["conv3", "inception3b", "inception4c"]),
+    "googlenet": (lambda: of_torchvision("googlenet", init_weights=False), ["maxpool2", "maxpool3", "inception4c"]),
     "inception": (
         lambda: of_torchvision("inception_v3", init_weights=False),
-        ["Conv2d_4a_3x3", "Mixed_6a", "Mixed_6d"],
+        ["maxpool2", "Mixed_6a", "Mixed_6d"],
     ),
     "regnet": (
         lambda: of_torchvision("regnet_y_400mf"),
@@ -64,10 +65,12 @@ PLACED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
 def test_heads_are_placed_behind_blocks_of_the_main_path(name: str) -> None:
     make, expected = PLACED[name]
     model = make().to("meta").train()
-    flow = watch_forward(model, torch.empty(2, 3, 224, 224, device="meta"))
-    placed = place_taps(flow.cuts, flow.work)
+    x = torch.empty(2, 3, 224, 224, device="meta")
+    cuts = watch_forward(model, x).cuts
+    work = dict(zip(cuts, counted_work(model, cuts, x), strict=True))
+    placed = place_taps(cuts, work)
     assert expected is None or placed == expected
-    shares = [flow.work[tap] for tap in placed]
+    shares = [work[tap] for tap in placed]
     assert len(placed) >= 2 and shares == sorted(shares)
     assert all(min(abs(share - target) for target in (0.25, 0.5, 0.75)) < 0.2 for share in shares)
     assert all(module.training for module in model.modules()) and not any(m._forward_hooks for m in model.modules())
@@ -192,7 +195,7 @@ def test_a_cut_is_all_that_the_rest_of_the_model_sees(model: nn.Module, cuts: li
     # The model itself is the judge: with the output of a cut given, its answer does not depend on the input.
     assert flow.cuts == cuts
     assert not any(differs_with_output_given(model, name, x) for name in cuts)
-    others = [name for name, layer in model.named_modules() if name in flow.work and name and name not in cuts]
+    others = [name for name, layer in model.named_modules() if name in flow.shapes and name and name not in cuts]
     same = [name for name in others if not differs_with_output_given(model, name, x)]
     # Unused, of the same tensor as the whole, or changed in place before it is read.
     assert set(same) <= {"beside", "blocks.3"} | ({"blocks.1"} if isinstance(model, InPlace) else set())

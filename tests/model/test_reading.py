@@ -327,3 +327,45 @@ class Halves(nn.Module):
 def test_a_convolution_of_some_channels_tells_where_they_are() -> None:
     network = EarlyExitNetwork(Halves(), {"shuffle": FusedAuxHead(None, 3)}, example_input=torch.randn(2, 8, 8, 8))
     assert network.describe().startswith("shuffle [N, C, H, W]")
+
+
+class Copying(nn.Module):
+    """Its first layer returns a map that nothing but the reader of a copy tells the channels of."""
+
+    def __init__(self, copied: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.folded, self.conv, self.fc, self.copied = (
+            nn.Unflatten(1, (8, 4)),
+            nn.Conv2d(8, 4, 1),
+            nn.Linear(4, 3),
+            copied,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.conv(self.copied(self.folded(x))).mean((2, 3)))
+
+
+COPIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "clone": Tensor.clone,
+    "cast": lambda y: y.double().float(),
+    "strides": lambda y: y.transpose(2, 3).contiguous(),
+}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_who_reads_a_copy_tells_where_the_channels_are(copied: Callable[[Tensor], Tensor]) -> None:
+    network = EarlyExitNetwork(Copying(copied), {"folded": FusedAuxHead(None, 3)}, example_input=torch.randn(2, 32, 8))
+    assert network.describe().startswith("folded [N, C, H, W]")
+
+
+class Negating(nn.Module):
+    """Returns a lazily negated view."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.complex(torch.zeros_like(x), -x).conj().imag
+
+
+def test_a_lazily_negated_map_is_told_by_who_reads_it() -> None:
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 1), Negating(), nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(256, 3))
+    network = EarlyExitNetwork(backbone, {"1": FusedAuxHead(None, 3)}, example_input=torch.randn(2, 3, 8, 8))
+    assert network.describe().startswith("1 [N, C, H, W]")

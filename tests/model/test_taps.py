@@ -10,6 +10,7 @@ from auxhead.model import EarlyExitNetwork, FusedAuxHead
 from auxhead.model.dry_run import DryRun, dry_run
 from auxhead.model.taps import ForwardLeft, listening
 from support.example_models import SmallNet, suggested
+from support.interrupts import interrupted_at, lines_of
 from torch import Tensor, nn
 
 X = (2, 3, 8, 8)
@@ -315,6 +316,21 @@ def test_an_error_while_listening_leaves_no_hooks(error: type[BaseException]) ->
     with pytest.raises(error), listening(net, SmallNet.taps, fail):
         net(torch.randn(X))
     assert_no_hooks(net)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a __del__
+def test_an_interrupt_while_listening_leaves_no_hooks() -> None:
+    net = SmallNet()
+
+    def call() -> None:
+        with listening(net, SmallNet.taps, lambda _index, _features: None):
+            net(torch.zeros(X))
+
+    lines = lines_of(call, "model")
+    for line in lines:
+        interrupted_at(line, call, "model")
+        assert not any(part._forward_hooks for part in net.modules()), line
+    assert len(lines) > 10
 
 
 def test_listening_at_a_layer_that_is_gone_leaves_no_hooks() -> None:

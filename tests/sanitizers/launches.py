@@ -17,6 +17,7 @@ from auxhead.kernels import (
     ExitBuffers,
     ExitHead,
     ExitLaunch,
+    HiddenLayers,
     LaunchConfig,
     collect,
     destination,
@@ -122,6 +123,32 @@ def run_way(config: LaunchConfig, samples: int) -> None:
     host(buffers.packed_answer, buffers.probs, buffers.label, buffers.exits)
 
 
+def run_hidden(
+    samples: int, channels: int, width: int | None, classes: int, dtype: torch.dtype, *, norms: bool
+) -> None:
+    """Run a head with a leading ReLU, by itself and twice in a network, the second counting who agrees."""
+    x = make_input((samples, channels, 5, 7), dtype=dtype, device=DEVICE)
+    hidden = HiddenLayers(rectifies=True)
+    if norms:
+        scale, shift = make_linear(channels, 2, dtype=dtype, device=DEVICE)[0]
+        hidden = hidden._replace(eps=1e-5, norm_weight=scale, norm_bias=shift)
+    if width is not None:
+        first, offset = make_linear(channels, width, dtype=dtype, device=DEVICE)
+        hidden = hidden._replace(weight=first, bias=offset, activation="gelu")
+    weight, bias = make_linear(width or channels, classes, dtype=dtype, device=DEVICE)
+    one = torch.ones(1, device=DEVICE)
+    heads = [
+        ExitHead(weight, bias, one, limit * one, "avg", (1, 1), criterion, hidden)
+        for criterion, limit in (("max_prob", 0.9), ("patience", 1.0))
+    ]
+    buffers = ExitBuffers.allocate(2, samples, classes, with_probs=True, device=DEVICE)
+    launch = ExitLaunch(buffers, 0, heads)
+    for _ in range(2):
+        host(*fused_head(x, weight, bias, hidden=hidden))
+        launch([x, x])
+    host(buffers.packed_answer, buffers.probs, buffers.label, buffers.confidence, buffers.exits)
+
+
 def run_exits(
     samples: int,
     valid: int,
@@ -225,6 +252,11 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "exits, tiles", partial(run_exits, 33, 31, 130, (2, 3), dtype=FP16)
     yield "exits, several softmax steps", partial(run_exits, 2, 2, 1030, (3,), dtype=FP16)
     yield "exits, a condition", partial(run_exits, 3, 3, 10, (1, 3), condition=True)
+    yield "hidden layer", partial(run_hidden, 3, 37, 33, 10, FP16, norms=False)
+    yield "hidden layer, groups of samples", partial(run_hidden, 17, 144, 128, 130, BF16, norms=False)
+    yield "hidden layer, several steps of classes", partial(run_hidden, 2, 37, 1000, 1030, FP32, norms=False)
+    yield "norm", partial(run_hidden, 3, 37, None, 10, FP32, norms=True)
+    yield "norm and hidden layer", partial(run_hidden, 3, 144, 65, 77, FP16, norms=True)
     yield "residency", run_recorded
     yield from plain_cases()
 

@@ -115,9 +115,10 @@ def our_reports(output: str) -> list[str]:
 
 
 def race_reports(output: str) -> list[str]:
-    """Return the reports of PyTorch's sanitizer or of GSan, a line each or up to the first stack trace."""
-    found = re.findall(r"CSAN detected a possible data race.*?With stack trace|[^\n]*race detected[^\n]*", output, re.S)
-    return [" ".join(one.split()) for one in found]
+    """Return the reports of PyTorch's sanitizer, without stack traces, or of GSan, a line each."""
+    traced = r"(CSAN detected a possible data race.*?)With stack trace.*?(Previous access.*?)With stack trace"
+    races = [" ".join(both) for both in re.findall(traced, output, re.S)]
+    return [" ".join(one.split()) for one in races + re.findall(r"[^\n]*race detected[^\n]*", output)]
 
 
 def shortened(text: str, length: int = 300) -> str:

@@ -35,8 +35,13 @@ launched: exit_kernel 4
 CSAN = """============================
 CSAN detected a possible data race on tensor with data pointer 139719969079296
 Access by stream 94646435460352 during kernel:
+aten::fill_.Scalar(Tensor(a!) self, Scalar value) -> Tensor(a!)
+writing to argument(s) self, and to the output
+With stack trace:
+  File "exit_rule.py", line 3
+Previous access by stream 0 during kernel:
 auxhead::fused_head(Tensor x, Tensor weight) -> (Tensor, Tensor, Tensor, Tensor)
-reading from argument(s) x
+reading from argument(s) threshold_tensor
 With stack trace:
   File "streams.py", line 3
 """

@@ -48,7 +48,8 @@ class Delays:
     def before(self, caller: torch.cuda.Stream, runner: Runner) -> None:
         """Delay the stream of a request that is about to be made, or one of those that work for it."""
         if cycles := self.cycles(_AT_REQUESTS):
-            its = runner._captures.streams if isinstance(runner, GraphRunner) else ()
+            streams = runner._captures.streams if isinstance(runner, GraphRunner) else None
+            its = () if streams is None else (streams.trunk, streams.side)
             hold_up(self._random.choice((caller, caller, *its)), cycles)
 
     def after(self, stream: torch.cuda.Stream) -> None:

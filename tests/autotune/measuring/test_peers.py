@@ -11,6 +11,7 @@ from auxhead.autotune.measuring.peers import (
     merged_answer,
     with_item,
 )
+from auxhead.kernels import ACTIVATIONS
 from auxhead.model import ExitRule, FusedAuxHead, make_trunk
 from support.bench_fakes import (
     small_subject,
@@ -65,9 +66,15 @@ def test_what_people_write_leaves_once_every_sample_was_sure_at_some_head():
 
 @pytest.mark.parametrize("pool", ["avg", "max"])
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
-def test_heads_as_people_write_them_answer_as_fused_ones(pool, temperature, without_interpreter):
+@pytest.mark.parametrize(
+    "layers",
+    [{}, {"norm": True}, *({"rectifies": True, "hidden_features": 9, "activation": name} for name in ACTIVATIONS)],
+    ids=str,
+)
+def test_heads_as_people_write_them_answer_as_fused_ones(pool, temperature, layers, without_interpreter):
     torch.manual_seed(0)
-    head = FusedAuxHead(12, 5, pool=pool, pool_size=(2, 1), rule=ExitRule(0.3, temperature=temperature)).eval()
+    rule = ExitRule(0.3, temperature=temperature)
+    head = FusedAuxHead(12, 5, pool=pool, pool_size=(2, 1), rule=rule, **layers).eval()
     x = torch.randn(40, 6, 4, 3)
     found, wanted = NaiveHead(head)(x), head(x)
     assert torch.equal(found.label, wanted.label) and torch.equal(found.exit, wanted.exit)

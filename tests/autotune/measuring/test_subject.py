@@ -60,3 +60,15 @@ def test_shares_hold_in_a_network_of_random_weights(without_interpreter):
     with subject.exits(SHARES):
         exits = torch.cat([subject.network(x).exit_index for x in subject.inputs])
     assert torch.bincount(exits).tolist() == [32, 24, 16, 8]
+
+
+@pytest.mark.parametrize("kind", ["hidden", "norm"])
+def test_heads_of_other_kinds(kind, without_interpreter):
+    taps = resnet_cell("resnet18", "float32", 2, 10, "stages").taps
+    cell = Cell("resnet18", "float32", 2, 10, "stages", taps, (3, 48, 48), heads=kind)
+    subject = build_subject(cell, torch.device("cpu"))
+    for head, channels in zip(subject.heads, (64, 128, 256, 512), strict=True):
+        assert head.in_features == channels
+        assert (head.hidden.linear is None, head.hidden.norm is None) == (kind == "norm", kind == "hidden")
+    for logits in subject.network.logits(torch.cat(subject.inputs)):
+        assert 1.0 < logits.std() < 9.0

@@ -8,6 +8,8 @@ from auxhead.model.calibration.bound import holding, p_value, samples_needed, sm
 from auxhead.model.calibration.candidates import threshold_path
 from auxhead.model.calibration.search import ScoredSamples, curve_of, judged, within_accuracy
 
+WORK = (0.3, 0.6, 1.0)
+
 
 @pytest.mark.parametrize("lost, samples, budget", [(0, 10, 0.1), (2, 50, 0.03), (7, 300, 0.01), (5, 5, 0.4)])
 def test_p_value_is_the_tail_of_the_binomial(lost, samples, budget):
@@ -53,9 +55,9 @@ def test_the_true_drop_exceeds_the_budget_no_more_often_than_stated():
     for _ in range(100):
         fitting, testing = (made_of(0.3, count, generator) for count in (60, 150))
         path = threshold_path(fitting.scores, fitting.correct, ranges, [True, True])
-        curve = judged(curve_of(path, testing, [1.0, 1.0], None), 150, budget, 0.8)
+        curve = judged(curve_of(path, testing, [1.0, 1.0], WORK, None), 150, budget, 0.8)
         choice = within_accuracy(curve, 150, budget, 0.8)
-        beyond += curve_of([path[choice.candidate]], fresh, [1.0, 1.0], None)[0].accuracy < 1 - budget
+        beyond += curve_of([path[choice.candidate]], fresh, [1.0, 1.0], WORK, None)[0].accuracy < 1 - budget
         used += choice.bound.reachable
     assert 0 < beyond <= 25  # 20 are allowed; 25 are exceeded by luck in one run of ten
     assert used > 80
@@ -65,7 +67,7 @@ def test_a_budget_out_of_reach_says_what_is_within():
     generator = torch.Generator().manual_seed(0)
     samples = made_of(0.3, 50, generator)
     path = threshold_path(samples.scores, samples.correct, [(0.0, 1.0)] * 2, [True, True])
-    curve = judged(curve_of(path, samples, [1.0, 1.0], None), 50, 0.01, 0.9)
+    curve = judged(curve_of(path, samples, [1.0, 1.0], WORK, None), 50, 0.01, 0.9)
     choice = within_accuracy(curve, 50, 0.01, 0.9)
     assert choice.candidate == 0 and not choice.bound.reachable and choice.bound.max_accuracy_drop == 0.0
     smallest = smallest_budget(curve[1].lost, 50, 0.9)

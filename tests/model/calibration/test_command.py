@@ -66,6 +66,11 @@ def test_a_checkpoint_of_ones_own_is_calibrated(own):
     report = json.loads((own / "new" / "report.json").read_text())
     assert report["samples"] == {"temperature": 48, "thresholds": 120, "test": 72} and report["data"] == "pictures"
     assert report["bound"]["reachable"] and report["exits"][0]["share"] > 0.5
+    assert [row["name"] for row in report["classes"]] == [
+        "lying",
+        "standing",
+    ] and "Test split by class" in result.output
+    assert sum(row["samples"] for row in report["classes"]) == 72
     assert report["latencies"]["batch_size"] == 2 and report["expected_latency_ms"] > 0
     loaded = load_checkpoint(own / "new", nn_backbone(own))
     assert loaded.network.heads[0].rule.threshold == report["exits"][0]["threshold"]
@@ -77,9 +82,33 @@ def test_a_checkpoint_of_ones_own_is_calibrated(own):
     assert (own / "again.json").read_text() == (own / "new" / "calibration.json").read_text()
 
 
-def nn_backbone(own):
+def test_a_checkpoint_is_calibrated_for_a_budget_of_work(own):
+    result = auxhead(*ARGUMENTS, "--data", "pictures", "--max-work", 0.5, "--out", "new")
+    assert result.exit_code == 0, result.output
+    report = json.loads((own / "new" / "report.json").read_text())
+    flops = [2 * 49 * 27 * 8, 2 * 25 * 72 * 8, 2 * 200 * 2]
+    assert report["budget"] == {"max_work": 0.5} and report["exits"][0]["work"] == flops[0] / sum(flops)
+    assert report["bound"]["reachable"] and report["expected_work"] < 1.0
+    assert f"on average it was {report['expected_work']:.1%}" in result.output
+    result = auxhead(*ARGUMENTS, "--data", "pictures", "--max-work", 0.2, "--out", "again")
+    assert f"The budget cannot be kept: the cheapest thresholds take {flops[0] / sum(flops):.3%}" in result.output
+
+
+def test_classes_beyond_those_of_the_images_are_numbers(own):
+    """A network without names of classes, on images of fewer than it knows."""
+    torch.manual_seed(0)
+    network = EarlyExitNetwork(nn_backbone(own, classes=3), {"0": FusedAuxHead(8, 3)})
+    (own / "own_stripes.py").write_text(OWN.replace("8 * 25, 2)", "8 * 25, 3)"))
+    save_checkpoint(own / "own", network.eval(), backbone="own_stripes:make", image_size=16)
+    result = auxhead(*ARGUMENTS, "--data", "pictures", "--max-work", 1.0, "--out", "new")
+    assert result.exit_code == 0, result.output
+    classes = json.loads((own / "new" / "report.json").read_text())["classes"]
+    assert [(row["name"], row["samples"] > 0) for row in classes] == [("lying", True), ("standing", True), ("2", False)]
+
+
+def nn_backbone(own, classes=2):
     scope: dict = {}
-    exec((own / "own_stripes.py").read_text(), scope)
+    exec((own / "own_stripes.py").read_text().replace("25, 2)", f"25, {classes})"), scope)
     return scope["make"]()
 
 
@@ -103,7 +132,8 @@ def test_what_cannot_be_done_is_one_line(own):
     to = ("--data", "pictures", "--out", "new")
     refused("--max-latency-ms: wants --batch", *ARGUMENTS, *to, "--max-latency-ms", 1)
     both = ("--max-latency-ms", 1, "--max-accuracy-drop", 0.1, "--batch", 1)
-    refused("max_accuracy_drop, max_latency_ms: got both", *ARGUMENTS, *to, *both)
+    refused("got max_accuracy_drop and max_latency_ms, wants one of them", *ARGUMENTS, *to, *both)
+    refused("max_work: got 0.0, wants a share of the backbone's FLOPs", *ARGUMENTS, *to, "--max-work", 0)
     refused("confidence: got 1.5, wants", *ARGUMENTS, *to, "--confidence", 1.5)
     refused("wants another directory", *ARGUMENTS, "--data", "pictures", "--out", "own")
     refused("was not written by `auxhead demo`", "calibrate", "--checkpoint", "own", *to)

@@ -1,0 +1,100 @@
+"""Heads in ``model.json`` of a checkpoint: what is written of each, and how they are made again."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from torch import Tensor, nn
+
+from .arguments import kind_of
+from .bad_input import BadInput
+from .description import RULE_ARGUMENTS, one_line
+from .early_exit_network import EarlyExitNetwork
+from .exit_rule import ExitRule
+from .fused_aux_head import FusedAuxHead
+from .head_description import describe_fused_head, make_fused_head
+from .module_head import AuxHead, ModuleHead
+from .reading import AnyExtract, Extract
+
+
+def describe_head(network: EarlyExitNetwork, tap: str, head: nn.Module) -> dict[str, Any]:
+    """Return the arguments that make a head of the same kind and rule."""
+    extract = network.extract.get(tap, Extract())
+    shared = {
+        "extract": dataclasses.asdict(extract) if isinstance(extract, Extract) else None,
+        "rule": {name: getattr(head.rule, name) for name in RULE_ARGUMENTS},
+    }
+    if type(head) is ModuleHead:
+        try:
+            num_classes = head.num_classes
+        except ValueError as error:
+            raise ValueError(f"heads[{tap!r}]: {error}") from None
+        kind = type(head.module).__qualname__
+        return {"module": kind, "num_classes": num_classes, "return_probs": head.return_probs, **shared}
+    if type(head) is not FusedAuxHead:
+        raise TypeError(f"heads[{tap!r}]: is a {type(head).__name__}, of which no checkpoint is known")
+    try:
+        return {**describe_fused_head(head), **shared}
+    except ValueError as error:
+        raise ValueError(f"heads[{tap!r}]: {error}") from None
+
+
+def make_heads(
+    path: Path, described: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Mapping[str, nn.Module]
+) -> dict[str, AuxHead]:
+    """Make the heads of a description, if their sizes are those of the tensors: it may ask for any amount of memory."""
+    heads: dict[str, AuxHead] = {}
+    for number, (tap, arguments) in enumerate(described.items()):
+        rest = {name: value for name, value in arguments.items() if name != "extract"}  # which is the network's
+        if tap in modules:
+            try:
+                rule = ExitRule(**arguments["rule"])
+            except (TypeError, ValueError) as error:
+                raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None
+            heads[tap] = ModuleHead(**{**rest, "module": modules[tap], "rule": rule})
+            continue
+        try:
+            heads[tap] = make_fused_head(rest, f"heads.{number}.", tensors)
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None
+    return heads
+
+
+def saved_extract(
+    where: Path, described: Mapping[str, Any], given: Mapping[str, Callable[[Any], Tensor]]
+) -> dict[str, AnyExtract]:
+    """Return what is extracted by tap: as it was saved, and the functions that are given."""
+    functions = {tap for tap, head in described.items() if head["extract"] is None}
+    for tap in sorted(given.keys() - functions):
+        raise BadInput(f"extract: {where} has no function at {tap!r:.60}, wants those of {sorted(functions)} alone")
+    for tap in sorted(functions - given.keys()):
+        raise BadInput(
+            f"extract: the head at {tap!r:.60} in {where} reads its tap by a function of yours, which cannot be saved; "
+            f"wants it again: load_checkpoint(..., extract={{{tap!r:.60}: function}})"
+        )
+    return {tap: given[tap] if tap in functions else Extract(**head["extract"]) for tap, head in described.items()}
+
+
+def checked_modules(
+    where: Path, described: Mapping[str, Any], given: Mapping[str, nn.Module] | None
+) -> Mapping[str, nn.Module]:
+    """Return the modules of heads that are not fused, by tap, if they are those that are wanted."""
+    if not isinstance(given, (Mapping, NoneType)):
+        raise BadInput(f"modules: got {kind_of(given)}, wants a dict of modules by tap")
+    given = {} if given is None else given
+    saved = {tap: head["module"] for tap, head in described.items() if "module" in head}
+    for tap in given:
+        if tap not in saved:
+            raise BadInput(f"modules: {where} has no module at {tap!r:.60}, wants those of {list(saved)} alone")
+        if not isinstance(given[tap], nn.Module):
+            raise BadInput(f"modules[{tap!r:.60}]: got {kind_of(given[tap])}, wants an nn.Module")
+    for tap, kind in saved.items():
+        if tap not in given:
+            raise BadInput(
+                f"modules: the head at {tap!r:.60} in {where} is a module of yours ({one_line(kind)}), of which the "
+                "parameters alone were saved; wants one like it: "
+                f"load_checkpoint(..., modules={{{tap!r:.60}: module}})"
+            )
+    return given
