@@ -5,6 +5,9 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from .dealing import exchanging
 from .description import DESCRIPTION, WEIGHTS
 from .process_group import first_difference, ranks
@@ -39,3 +42,9 @@ def file_digest(path: Path) -> str:
 def checkpoint_facts(directory: Path) -> dict[str, str]:
     """Return hashes of a checkpoint's files, by name."""
     return {f"checkpoint: {name}": file_digest(directory / name) for name in (DESCRIPTION, WEIGHTS)}
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """Return dtype, shape and a hash of a tensor's values."""
+    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return f"{tensor.dtype} {list(tensor.shape)} ({hashlib.sha256(values.tobytes()).hexdigest()[:16]})"
