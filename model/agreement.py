@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .bad_input import BadInput
 from .dealing import exchanging
 from .description import DESCRIPTION, WEIGHTS
 from .process_group import first_difference, ranks
@@ -17,7 +18,7 @@ def agree(facts: Callable[[], Mapping[str, str]]) -> None:
     """Check that several processes have the same facts, by name; one process has none to find.
 
     Raises:
-        ValueError: names the first difference.
+        BadInput: names the first difference.
     """
     if ranks() == 1:
         return
@@ -25,7 +26,7 @@ def agree(facts: Callable[[], Mapping[str, str]]) -> None:
         found = [json.loads(content) for content in exchange(json.dumps(facts()).encode())]
     difference = first_difference(found)
     if difference is not None:
-        raise ValueError(difference)
+        raise BadInput(difference)
 
 
 def file_digest(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
+from .bad_input import BadInput
 from .process_group import own_rank, ranks
 from .rank_failures import RankFailed
 
@@ -44,7 +46,7 @@ def dealt(
         name: of the items, for errors.
 
     Raises:
-        ValueError: processes have different items.
+        BadInput: processes have different items.
     """
     if ranks() == 1:
         yield from map(answer, items)
@@ -85,20 +87,29 @@ def exchanging() -> Iterator[Callable[[bytes], list[bytes]]]:
     It goes by gloo, on the CPU, whatever the process group is made for: what is exchanged ends there anyway.
     """
     group = dist.new_group(backend="gloo")
+    waiting = False
+
+    def gather(own: Tensor) -> list[Tensor]:
+        nonlocal waiting
+        found = [torch.empty_like(own) for _ in range(ranks())]
+        work = dist.all_gather(found, own, group, async_op=True)
+        waiting = True
+        while not work.is_completed():  # Python's own waiting can be interrupted when another process dies
+            time.sleep(0.001)
+        waiting = False
+        work.wait()
+        return found
 
     def exchange(content: bytes) -> list[bytes]:
-        sizes = [torch.empty(1, dtype=torch.int64) for _ in range(ranks())]
-        dist.all_gather(sizes, torch.tensor([len(content)]), group)
-        longest = max(map(int, sizes))
-        padded = torch.frombuffer(bytearray(content.ljust(longest, b"\0")), dtype=torch.uint8)
-        found = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(found, padded, group)
-        return [one[: int(size)].numpy().tobytes() for one, size in zip(found, sizes, strict=True)]
+        sizes = [int(size) for size in gather(torch.tensor([len(content)]))]
+        padded = torch.frombuffer(bytearray(content.ljust(max(sizes), b"\0")), dtype=torch.uint8)
+        return [one[:size].numpy().tobytes() for one, size in zip(gather(padded), sizes, strict=True)]
 
     try:
         yield exchange
     finally:
-        dist.destroy_process_group(group)
+        if not waiting:  # an interrupted one would be waited for, and by then files are to be closed
+            dist.destroy_process_group(group)
 
 
 def _packed(own: _Round) -> bytes:
@@ -122,7 +133,7 @@ def _raise_first(own: Exception | None, parts: list[_Round], name: str) -> None:
             raise RankFailed(f"rank {rank} failed: {part.error}")
     for rank, part in enumerate(parts):
         if part.items != parts[0].items:
-            raise ValueError(
+            raise BadInput(
                 f"{name}: rank {rank} has other ones than rank 0; wants the same in every process, in the same order: "
                 "they are dealt out here, without a DistributedSampler"
             )

@@ -62,8 +62,8 @@ def joined_processes(
     with Watch(store, rank, wanted) as watch:
         try:
             with watch.failures():
-                _meet(store, rank, {"world size": str(wanted), **facts}, wanted)
                 where = device()
+                _meet(store, rank, {"world size": str(wanted), **facts}, wanted)
                 name = backend(where)
                 dist.init_process_group(name, store=dist.PrefixStore("group", store), rank=rank, world_size=wanted)
                 yield where

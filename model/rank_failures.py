@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -39,12 +39,18 @@ class _Interrupted(BaseException):
     """Takes the main thread out of what it does, through handlers of exceptions that are none of it."""
 
 
+def _end(cause: str) -> NoReturn:
+    """End the process with an error, whatever its threads wait for."""
+    sys.stdout.flush()
+    print(f"Error: {cause}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
 class Watch:
     """Heartbeats of processes and the first failure, in the store that they share; a thread looks at them.
 
     While it is open, in the main thread, a process that fails says so to the others (see :meth:`failures`); one that
-    does not end by itself once it is told, because it waits for a device or a connection, is ended with the cause on
-    stderr and status 1.
+    is told and does not end by itself, because it waits for a device or a connection, is ended.
     """
 
     def __init__(self, store: dist.Store, rank: int, ranks: int) -> None:
@@ -57,7 +63,7 @@ class Watch:
         self._cause: str | None = None
         self._known_at = 0.0
         self._interruptible = True
-        self._left = False
+        self._left = self._reported = False
         self._before: Any = None
 
     def __enter__(self) -> "Watch":
@@ -67,27 +73,39 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        """Stop watching."""
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Stop watching; after a failure of its own once the others had the time to end by themselves."""
+        while self._reported and time.monotonic() < self._known_at + _LEAVE_S and not self._all_left():
+            time.sleep(0.05)
         self._closed.set()
         self._thread.join()
-        signal.signal(signal.SIGTERM, self._before)
+        # torchrun ends this process, too, when the first one has failed, and the error is not yet printed
+        signal.signal(signal.SIGTERM, self._before if kind is None else signal.SIG_IGN)
 
     @contextmanager
     def failures(self) -> Iterator[None]:
-        """Tell the others of an error that leaves the body, or raise ``RankFailed`` in place of one that is theirs.
+        """Tell the others of an error that leaves the body.
 
-        A process that comes to the end of the body waits for the others to do so, or to fail.
+        An error that comes of a failure elsewhere, a lost connection say, is not raised: once the body is left, its
+        files closed, the process ends with the cause on stderr. PyTorch would wait, and Python's threads with it, for
+        exchanges that are under way. A process that comes to the end of the body waits for the others to do so.
+
+        Raises:
+            RankFailed: another process has failed while this one waited for it.
         """
         try:
             yield
             self._interruptible = False
             self._wait_for_others()
+        except RankFailed:
+            self._interruptible = False
+            raise
         except BaseException as error:
             self._interruptible = False
-            cause = self._cause_elsewhere(error)
+            cause = self._cause_elsewhere(error) if isinstance(error, (RuntimeError, _Interrupted)) else None
             if cause is not None:
-                raise RankFailed(cause) from (None if isinstance(error, _Interrupted) else error)
+                self._leave()
+                _end(cause)
             self._report(error)
             raise
         finally:
@@ -100,8 +118,7 @@ class Watch:
 
     def _run(self) -> None:
         """Beat and look until the watch is closed, or the process has to be ended."""
-        number = 0
-        interrupted = False
+        number, interrupted = 0, False
         while not self._closed.wait(_POLL_S):
             number += 1
             try:
@@ -114,8 +131,7 @@ class Watch:
                 continue
             waited = time.monotonic() - self._known_at
             if waited > _NOTICE_S + _LEAVE_S:
-                print(f"Error: {self._cause}", file=sys.stderr, flush=True)
-                os._exit(1)
+                _end(self._cause)
             if waited > _NOTICE_S and self._interruptible and not interrupted:
                 interrupted = True
                 _thread.interrupt_main(signal.SIGTERM)
@@ -184,10 +200,6 @@ class Watch:
 
         A lost connection is a RuntimeError of any wording, and comes before the reason does.
         """
-        if isinstance(error, RankFailed):
-            return str(error)
-        if not isinstance(error, (RuntimeError, _Interrupted)):
-            return None
         until = time.monotonic() + _ATTRIBUTE_S
         while self._cause is None and time.monotonic() < until:
             try:
@@ -200,15 +212,12 @@ class Watch:
         return self._cause
 
     def _report(self, error: BaseException) -> None:
-        """Tell the others, and give them the time to end by themselves before torchrun ends them."""
+        """Tell the others, which end by themselves before torchrun, seeing this one end, ends them."""
         text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         text = " ".join(text.split())
         try:
             self._store.compare_set("failure", "", json.dumps({"rank": self._rank, "text": text}))
-        except RuntimeError:
+        except RuntimeError:  # gone with whoever held it: nobody is left to be told
             return
-        self._leave()
-        until = time.monotonic() + _NOTICE_S + _LEAVE_S
-        while time.monotonic() < until and not self._all_left():
-            time.sleep(0.05)
         self._learn(text)
+        self._reported = True
