@@ -54,7 +54,8 @@ class Watch:
     """
 
     def __init__(self, store: dist.Store, rank: int, ranks: int) -> None:
-        self._store = store.clone()  # a connection of its own: a call that waits holds the other
+        # a connection of its own: a call that waits holds the other; stubs lack the method
+        self._store = store.clone()  # type: ignore[attr-defined]
         self._rank, self._ranks = rank, ranks
         self._beats: dict[int, tuple[bytes, float]] = {}
         self._lock = threading.Lock()

@@ -82,7 +82,7 @@ def answers(checkpoint: Checkpoint, files: Sequence[Path], *, exits: str, batch:
     try:
         found = dealt(batches, answered, _names_and_sizes, "images")
         for of_batch, parts in zip(batches, found, strict=True):
-            yield Batch(of_batch, ExitResult(**{"probs": None, **parts}))
+            yield Batch(of_batch, ExitResult(parts.get(name) for name in ExitResult._fields))
     finally:
         if runner is not None:
             runner.close()
