@@ -49,7 +49,7 @@ def test_answers_as_a_table_and_on_standard_output(case):
 
 
 def test_rank_0_may_hold_the_store(case):
-    """As it does where torchrun is told to leave it to rank 0. It may be gone before rank 1 is, and PyTorch logs that."""
+    """As where torchrun leaves it to rank 0. It may be gone before rank 1 is, and PyTorch logs that."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     variables = {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": port}

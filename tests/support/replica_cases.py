@@ -28,6 +28,11 @@ def make():
 def make_network():
     return EarlyExitNetwork(make(), {"0": FusedAuxHead(8, 2)}), torch.zeros(2, 3, 16, 16)
 """
+#: Modules that commands import when they run, seconds each.
+IMPORTED_LATE = (
+    "auxhead.autotune.pareto.demo_splits", "auxhead.plots.figures.calibration", "matplotlib.backends.backend_agg",
+    "matplotlib.backends.backend_svg", "auxhead.model.training.run", "torchvision.datasets",
+)  # fmt: skip
 #: Of each command, those of every test; the pictures are 16 pixels wide, of two classes.
 INFER = ("infer", "pictures", "--checkpoint", "net", "--backbone", "own:make", "--device", "cpu", "--batch", 4)
 CALIBRATE = ("calibrate", "--checkpoint", "net", "--backbone", "own:make", "--device", "cpu", "--data", "pictures")
@@ -38,7 +43,7 @@ def serve() -> None:
     """Start the server of processes; torch is on one thread there, since answers are compared by bits."""
     path = [entry for entry in sys.path if entry]
     environment = {"PYTHONPATH": ":".join(path), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    start_server(["support.rank_faults", "support.replica_cases"], environment)
+    start_server(["support.rank_faults", "support.replica_cases", *IMPORTED_LATE], environment)
 
 
 def write_case(folder: Path, per_class: int = 15) -> Path:
