@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.criteria import CRITERIA
+from ..agreement import agree, tensor_digest
 from ..arguments import check_module, kind_of
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_rule import ExitRule
@@ -55,6 +56,9 @@ def calibrate_network(
     so. A budget that cannot be kept raises nothing: ``report.bound`` says so, with the best that is reachable; under
     an accuracy budget nobody leaves early then.
 
+    Under torchrun, with a process group, whole batches are dealt to the processes in turns. Each gets the report and
+    the rules that one process alone would, and is given the same arguments: a loader goes through all batches in each.
+
     Args:
         network: in eval mode.
         data: yields batches of input [N, ...] and labels [N]: one loader that is split here, or a dict of three,
@@ -76,11 +80,14 @@ def calibrate_network(
 
     Raises:
         TypeError, ValueError: arguments that are none of these, or splits that share a sample, with each other or with
-            ``train``, by index or content; nothing is changed.
+            ``train``, by index or content, or arguments that differ between processes; nothing is changed.
+        RankFailed: another process could not answer for its batches.
     """
     budget = one_budget(max_accuracy_drop, max_latency_ms, max_work, latencies)
     _check(network, latencies, confidence, seed, static_model)
+    agree(lambda: _facts(network, budget, latencies, confidence, seed))
     collected, parts = _collect(network, data, splits, train, seed, static_model)
+    agree(lambda: {f"samples of {name}": tensor_digest(part) for name, part in parts.items()})
     if latencies is not None and latencies.batch_size > min(map(len, parts.values())):
         raise ValueError(
             f"latencies: are of batches of {latencies.batch_size}, wants at most {min(map(len, parts.values()))}, the "
@@ -196,6 +203,22 @@ def _check(
         raise TypeError(f"seed: got {seed!r}, wants a whole number")
     if static_model is not None:
         check_module("static_model", static_model)
+
+
+def _facts(
+    network: EarlyExitNetwork, budget: Budget, latencies: ExitLatencies | None, confidence: float, seed: int
+) -> dict[str, str]:
+    """Return what processes that calibrate together have to agree on before they begin."""
+    state = network.state_dict()
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    return {
+        "network: names": str(len(state)),
+        **{f"network: {name}": tensor_digest(value) for name, value in tensors.items()},
+        "budget": str(budget),
+        "latencies": str(latencies),
+        "confidence": str(confidence),
+        "seed": str(seed),
+    }
 
 
 def _collect(

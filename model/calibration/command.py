@@ -74,24 +74,28 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
         """Fit temperatures and thresholds to images that the network has not seen, with a bound on what they cost.
 
         Images that a network of the demo was trained on are left out. Of the others 20 % are for temperatures, 50 % for
-        thresholds, and 30 % for the test, whose numbers are printed.
+        thresholds, and 30 % for the test, whose numbers are printed. Several processes of torchrun share the batches.
         """
-        from ..commands.devices import torch_device
+        from ..commands.processes import process_group
         from ..json_file import write_json
+        from ..process_group import own_rank
+        from ..rank_failures import RankFailed
         from .run import Request, run_calibration, save_calibrated
         from .tables import print_report
 
         outside = beyond()
         console = plain_console()
-        with one_line_errors(ValueError):
+        with one_line_errors(ValueError, RankFailed), process_group(device) as where:
             check_output_directory(out)
             request = Request(
                 checkpoint, data, dataset, root, backbone, modules, train_data, skip_damaged, max_accuracy_drop,
-                max_latency_ms, max_work, confidence, batch, seed, torch_device(device),
+                max_latency_ms, max_work, confidence, batch, seed, where,
             )  # fmt: skip
             if out.resolve() == checkpoint.resolve():
                 raise BadInput(f"--out: {out} is the checkpoint itself, wants another directory")
             run = run_calibration(request, outside)
+            if own_rank() > 0:
+                return  # rank 0 has the same report
             make_output_directory(out)
             save_calibrated(out, checkpoint, run)
             content = run.report.to_json()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..arguments import check_batch, kind_of
 from ..attaching.counted_work import counted_work
 from ..batches import two_samples
+from ..dealing import dealt
 from ..early_exit_network import EarlyExitNetwork
 from .splits import identities
 
@@ -37,6 +38,8 @@ def collect_logits(
 ) -> ExitLogits:
     """Run a network once over a loader, all exits, and its backbone on two samples more, to count its work.
 
+    Processes that work together share the batches, and each gets what the exits say of all samples.
+
     Args:
         network: in eval mode.
         loader: yields batches of input [N, ...], which is brought to the network's device, and labels [N].
@@ -48,23 +51,31 @@ def collect_logits(
             that are no finite numbers.
     """
     device = network.device
-    logits, labels, samples, static = [], [], [], []
-    work: list[float] = []
-    for batch in loader:
-        x, y = _checked(batch, name)
+
+    def answered(numbered: tuple[int, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        number, (x, y) = numbered
         moved = x.to(device)
         exits = torch.stack(network.logits(moved)).float()
-        work = work or [*counted_work(network.backbone, network.taps, two_samples(moved)), 1.0]
+        parts = {}
+        if number == 0:
+            work = [*counted_work(network.backbone, network.taps, two_samples(moved)), 1.0]
+            parts["work"] = torch.tensor(work, dtype=torch.float64)
         answers = None if static_model is None else static_model(moved).argmax(1)
-        samples += identities(x)  # while the device is at work
-        logits.append(exits.cpu())
-        labels.append(y.detach().cpu().long())
-        if answers is not None:
-            static.append(answers.cpu())
-    if not logits:
+        own = torch.frombuffer(bytearray(b"".join(identities(x))), dtype=torch.uint8)  # while the device is at work
+        parts |= {"identities": own.reshape(len(x), -1), "logits": exits.cpu(), "labels": y.detach().cpu().long()}
+        return parts if answers is None else {**parts, "static_labels": answers.cpu()}
+
+    batches = enumerate(_checked(batch, name) for batch in loader)
+    each = list(dealt(batches, answered, _content, name))
+    if not each:
         raise ValueError(f"{name}: got no batches, wants at least one; a generator that was read before has none")
-    others = torch.cat(static) if static else None
-    found = ExitLogits(torch.cat(logits, 1), torch.cat(labels), samples, others, tuple(work))
+    found = ExitLogits(
+        torch.cat([one["logits"] for one in each], 1),
+        torch.cat([one["labels"] for one in each]),
+        [bytes(row) for one in each for row in one["identities"].numpy()],
+        torch.cat([one["static_labels"] for one in each]) if static_model is not None else None,
+        tuple(each[0]["work"].tolist()),
+    )
     classes = found.logits.shape[2]
     low, high = (int(label) for label in found.labels.aminmax())
     if low < 0 or high >= classes:
@@ -74,6 +85,12 @@ def collect_logits(
     if not found.logits.isfinite().all():
         raise ValueError(f"{name}: the network's logits for it are not all finite, wants numbers")
     return found
+
+
+def _content(numbered: tuple[int, tuple[Tensor, Tensor]]) -> bytes:
+    """Return what tells whether processes go through the same batches, but for what costs a pass over all images."""
+    _, (x, y) = numbered
+    return repr((x.shape, x.dtype, y.tolist(), identities(x[:1]))).encode()
 
 
 def _checked(batch: object, name: str) -> tuple[Tensor, Tensor]:

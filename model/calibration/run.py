@@ -2,20 +2,23 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..agreement import agree, checkpoint_facts
 from ..bad_input import BadInput
 from ..checkpoint import Checkpoint, save_checkpoint
+from ..dealing import made_by_rank_0
 from ..description import read_description
 from ..exit_result import ExitResult
 from ..images import normalise
 from ..make_runner import make_runner
 from ..training.data_sets import LabelledImages, decode, load_folder, load_source
+from ..training.source_facts import source_facts
 from ..training.split_record import unseen_split
 from .beyond import BeyondCalibration
 from .calibrate_network import calibrate_network
@@ -55,14 +58,16 @@ class CalibrationRun(NamedTuple):
 
 
 def run_calibration(request: Request, outside: BeyondCalibration) -> CalibrationRun:
-    """Calibrate the network of a checkpoint on images that it has not learned from.
+    """Calibrate the network of a checkpoint on images that it has not learned from; several processes do it together.
 
     Raises:
         BadInput: no such checkpoint or images, or images that do not fit it.
         ValueError: other options that cannot be used, as :func:`calibrate_network` says.
     """
+    agree(lambda: checkpoint_facts(request.checkpoint))
     loaded = _load(request, outside)
     source = load_source(request.data, request.dataset, request.root)
+    agree(lambda: {"images": source_facts(source)})
     learned = None
     unseen = unseen_split(request.checkpoint, source)
     if request.train_data is not None and (unseen is not None or request.backbone is None):
@@ -128,15 +133,19 @@ def _batches(pixels: Tensor, labels: Tensor, loaded: Checkpoint) -> Iterator[tup
 
 
 def _latencies(request: Request, loaded: Checkpoint, pixels: Tensor) -> ExitLatencies | None:
-    """Measure the runner that a user would take, if a batch size is given."""
+    """Measure the runner that a user would take, if a batch size is given; of several processes rank 0 does."""
     if request.batch is None:
         if request.max_latency_ms is not None:
             raise BadInput("--max-latency-ms: wants --batch, the images of a request")
         return None
-    network = loaded.network
     some = pixels[torch.arange(request.batch) % len(pixels)]
-    dtype = network.dtype
-    x = normalise(some, loaded.mean, loaded.std).to(request.device, dtype)
+    measured = made_by_rank_0(lambda: asdict(_measured(loaded, some, request.device)))
+    return ExitLatencies(**{**measured, "milliseconds": tuple(measured["milliseconds"])})
+
+
+def _measured(loaded: Checkpoint, pixels: Tensor, device: torch.device) -> ExitLatencies:
+    network = loaded.network
+    x = normalise(pixels, loaded.mean, loaded.std).to(device, network.dtype)
     if not x.is_cuda:
         stopping: Callable[[Tensor], ExitResult] = functools.partial(network, stop=True)
         return replace(measure_exit_latencies(network, stopping, x), runner="eager, stop=True")

@@ -51,13 +51,16 @@ def infer(
     ] = None,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.auto,
 ) -> None:
-    """Answer for image files, and say which exit answered."""
-    from ..commands.devices import torch_device
+    """Answer for image files, and say which exit answered; several processes of torchrun share the batches."""
+    from ..agreement import agree, checkpoint_facts
+    from ..commands.processes import process_group
+    from ..rank_failures import RankFailed
     from .load import load_network
     from .run import run_infer
 
-    with one_line_errors():
+    with one_line_errors(RankFailed), process_group(device) as where:
+        agree(lambda: checkpoint_facts(checkpoint))
         loaded = load_network(checkpoint, backbone, modules)
-        loaded.network.to(torch_device(device))
+        loaded.network.to(where)
         console = plain_console()
         run_infer(loaded, images, exits=runner.value, batch=batch, out=json_lines, console=console)

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,12 +12,15 @@ from typing import NamedTuple, TextIO
 
 from PIL import Image
 from rich.console import Console
+from torch import Tensor
 
 from ..bad_input import BadInput
 from ..checkpoint import Checkpoint
+from ..dealing import dealt
 from ..exit_result import ExitResult, joined
 from ..images import FORMATS
 from ..make_runner import make_runner
+from ..process_group import own_rank
 from ..replacing import replacing
 from ..runners.runner import Runner
 from .tables import answers_table
@@ -51,7 +54,7 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def answers(checkpoint: Checkpoint, files: Sequence[Path], *, exits: str, batch: int) -> Iterator[Batch]:
-    """Answer for files, a batch at a time, on the device where the network is.
+    """Answer for files, a batch at a time, on the device where the network is; of several processes each in its turn.
 
     Args:
         checkpoint: whose network, in eval mode, answers.
@@ -63,25 +66,36 @@ def answers(checkpoint: Checkpoint, files: Sequence[Path], *, exits: str, batch:
         BadInput: a file that cannot be read as an image, or a runner that cannot be made of this network.
     """
     runner: Runner | None = None
+
+    def answered(of_batch: Sequence[Path]) -> dict[str, Tensor]:
+        nonlocal runner
+        x = checkpoint.read_images(of_batch)
+        if runner is None:
+            try:
+                runner = make_runner(checkpoint.network, x, exits=exits)
+            except (RuntimeError, ValueError) as error:
+                raise BadInput(f"--runner: {exits}: {' '.join(str(error).split())}") from None
+        parts = runner(x).cpu()._asdict()
+        return {name: part for name, part in parts.items() if part is not None}
+
+    batches = [files[start : start + batch] for start in range(0, len(files), batch)]
     try:
-        for start in range(0, len(files), batch):
-            of_batch = files[start : start + batch]
-            x = checkpoint.read_images(of_batch)
-            if runner is None:
-                try:
-                    runner = make_runner(checkpoint.network, x, exits=exits)
-                except (RuntimeError, ValueError) as error:
-                    raise BadInput(f"--runner: {exits}: {' '.join(str(error).split())}") from None
-            yield Batch(of_batch, runner(x).cpu())
+        found = dealt(batches, answered, _names_and_sizes, "images")
+        for of_batch, parts in zip(batches, found, strict=True):
+            yield Batch(of_batch, ExitResult(parts.get(name) for name in ExitResult._fields))
     finally:
         if runner is not None:
             runner.close()
 
 
+def _names_and_sizes(files: Sequence[Path]) -> bytes:
+    return repr([(str(file), file.stat().st_size) for file in files if file.is_file()]).encode()
+
+
 def run_infer(
     checkpoint: Checkpoint, paths: Sequence[Path], *, exits: str, batch: int, out: Path | None, console: Console
 ) -> None:
-    """Answer for images, and print a table or, where ``out`` is given, write JSON lines.
+    """Answer for images, and print a table or, where ``out`` is given, write JSON lines; of several processes rank 0.
 
     A file gets its name once all is answered; ``-`` is standard output, where each batch's lines stand at once.
 
@@ -92,20 +106,24 @@ def run_infer(
     network = checkpoint.network
     names = checkpoint.classes or [str(label) for label in range(network.exit_heads[0].num_classes)]
     exit_names = [*network.taps, "classifier"]
-    left: Counter[int] = Counter()
-    began = time.perf_counter()
     if out is None:
         for head in network.exit_heads:
             head.return_probs = True  # which the table shows
-        done = list(answers(checkpoint, files, exits=exits, batch=batch))
-        result = joined([one.result for one in done])
+    left: Counter[int] = Counter()
+    began = time.perf_counter()
+    found = answers(checkpoint, files, exits=exits, batch=batch)
+    if own_rank() > 0:
+        deque(found, maxlen=0)  # what it answers goes to rank 0 meanwhile
+        return
+    if out is None:
+        result = joined([one.result for one in found])
         console.print(answers_table(files, result, exit_names, names))
         left.update(result.exit_index.tolist())
     else:
         to_stdout = str(out) == "-"
         with nullcontext(out) if to_stdout else replacing(out) as unfinished:
             with nullcontext(sys.stdout) if to_stdout else unfinished.open("w", encoding="utf-8") as lines:
-                for one in answers(checkpoint, files, exits=exits, batch=batch):
+                for one in found:
                     _write_lines(lines, one, exit_names, names)
                     left.update(one.result.exit_index.tolist())
         if to_stdout:

@@ -98,10 +98,12 @@ def train(
     ] = False,
 ) -> None:
     """Train the exits of a network on labelled images; several processes of torchrun train it together."""
+    from ..commands.processes import by_nccl, process_group
+    from ..rank_failures import RankFailed
     from .plan import TrainingPlan
-    from .run import TrainingJob, process_group, run_training
+    from .run import TrainingJob, run_training
 
-    with one_line_errors(), process_group(device) as where:
+    with one_line_errors(RankFailed), process_group(device, by_nccl) as where:
         job = TrainingJob(
             data=data, dataset=dataset.value if dataset else None, root=root, skip_damaged=skip_damaged,
             model=model, backbone=backbone, taps=tuple(tap or ()), image_size=image_size, batch_size=batch_size,

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ..images import normalise, random_shift
+from ..process_group import own_rank, ranks
 from .data_sets import Split
-from .several_processes import own_rank, ranks
 
 
 class PixelBatches:

@@ -1,29 +1,28 @@
 """One run of ``auxhead train``: from options to a checkpoint and a table of accuracies."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from ..agreement import agree, file_digest
 from ..attaching.attach import attach
 from ..bad_input import BadInput
 from ..checkpoint import save_checkpoint
-from ..commands.devices import torch_device
-from ..commands.options import Device, check_output_directory, make_output_directory
+from ..commands.options import check_output_directory, make_output_directory
 from ..commands.progress import PhaseProgress
 from ..commands.user_model import load_factory
 from ..early_exit_network import EarlyExitNetwork
+from ..process_group import own_rank, ranks
 from .data_sets import LabelledImages, Splits, load_source, read_splits
 from .evaluation import accuracy_of_exits
 from .pixel_batches import PixelBatches
 from .plan import TrainingPlan, epochs_for
-from .several_processes import own_rank, ranks
+from .source_facts import source_facts
 from .split_record import FILE as RECORD
 from .split_record import write_split_record
 from .step_progress import show_steps
@@ -54,23 +53,6 @@ class TrainingJob:
     tensorboard: bool
 
 
-@contextmanager
-def process_group(device: Device) -> Iterator[torch.device]:
-    """Join the processes of torchrun, if it started this one, and leave them at the end; yields the own device."""
-    if not (dist.is_available() and dist.is_torchelastic_launched()):
-        yield torch_device(device)
-        return
-    where = torch_device(device)
-    if where.type == "cuda":
-        where = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(where)
-    dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
-    try:
-        yield where
-    finally:
-        dist.destroy_process_group()
-
-
 def run_training(console: Console, job: TrainingJob, plan: TrainingPlan, device: torch.device) -> None:
     """Read images, make the network, train it, save it, and print how its exits do; of several processes rank 0 does.
 
@@ -80,6 +62,8 @@ def run_training(console: Console, job: TrainingJob, plan: TrainingPlan, device:
     console.quiet = own_rank() > 0
     _check_options(job, plan)
     source = load_source(job.data, job.dataset, job.root)
+    resumed = file_digest(job.out / STATE) if job.resume else "no"
+    agree(lambda: {"images": source_facts(source), f"{STATE} to resume": resumed})
     network, image_size = _make_network(job, len(source.classes))
     network.to(device)
     make_output_directory(job.out)

@@ -1,4 +1,4 @@
-"""Several processes that train one network together: ranks, DistributedDataParallel, and what only one of them does.
+"""Several processes that train one network together: DistributedDataParallel, means, and tensors of rank 0.
 
 They are started by torchrun, and know each other by ``torch.distributed``; without a process group there is one.
 """
@@ -8,15 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-
-def ranks() -> int:
-    """Return how many processes train together; 1 without a process group."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def own_rank() -> int:
-    """Return the number of this process, from 0."""
-    return dist.get_rank() if ranks() > 1 else 0
+from ..process_group import ranks
 
 
 def shared(module: nn.Module, device: torch.device) -> nn.Module:

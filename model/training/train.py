@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from ..arguments import kind_of
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
+from ..process_group import own_rank, ranks
 from .batches import count_batches, on_device
 from .cached_features import cache_features
 from .evaluation import accuracies
@@ -22,7 +23,7 @@ from .learners import AllExits, HeadsOnFeatures
 from .losses import check_weights, distillation_loss, joint_loss
 from .plan import TrainingPlan, one_cycle
 from .seeds import generators_of, own_random_numbers, seed_all, seed_of, set_epoch
-from .several_processes import averaged, from_rank_0, own_rank, ranks, shared
+from .several_processes import averaged, from_rank_0, shared
 from .training_state import TrainingState
 
 

@@ -8,9 +8,9 @@ import torch
 import torchvision
 from auxhead.model import accuracy_of_exits, load_checkpoint
 from auxhead.model.commands.options import Device
+from auxhead.model.commands.processes import process_group
 from auxhead.model.training.data_sets import load_folder, read_splits
 from auxhead.model.training.pixel_batches import PixelBatches
-from auxhead.model.training.run import process_group
 from support.command_line import assert_one_line_error, auxhead
 from support.pictures import write_image_folder
 from support.trainable import Blocks, assert_equal_bits, tensors

@@ -1,0 +1,59 @@
+"""The processes of torchrun under a command: each with a device of its own, and alike in versions and arguments."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ..bad_input import BadInput
+from ..machine import package_version
+from ..process_group import is_launched, joined_processes
+from .devices import torch_device
+from .options import Device
+
+
+def by_gloo(device: torch.device) -> str:
+    """Return the backend for processes that exchange what is on the CPU alone."""
+    return "gloo"
+
+
+def by_nccl(device: torch.device) -> str:
+    """Return the backend for processes whose devices exchange gradients."""
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+@contextmanager
+def process_group(device: Device, backend: Callable[[torch.device], str] = by_gloo) -> Iterator[torch.device]:
+    """Join the processes of torchrun, if it started this one, and leave them at the end; yields the own device.
+
+    Raises:
+        BadInput: a device that is not there, or processes of other versions or arguments.
+    """
+    if not is_launched():
+        yield torch_device(device)
+        return
+    facts = {
+        **{f"version of {name}": str(package_version(name)) for name in ("auxhead", "torch")},
+        "arguments": " ".join(sys.argv[1:]),
+        "device": "cuda" if _uses_cuda(device) else "cpu",
+    }
+    with joined_processes(backend, lambda: _own_device(device), facts) as where:
+        yield where
+
+
+def _uses_cuda(device: Device) -> bool:
+    return device is not Device.cpu and torch.cuda.is_available()
+
+
+def _own_device(device: Device) -> torch.device:
+    """Return the device for one of several processes of this machine, and make it the current one."""
+    if _uses_cuda(device):
+        index, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if index >= count:
+            raise BadInput(
+                f"--device: got cuda:{index}, but torch sees {count} CUDA devices here; wants at most as many processes"
+            )
+        torch.cuda.set_device(index)
+    return torch_device(device)

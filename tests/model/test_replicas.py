@@ -1,0 +1,114 @@
+"""Two processes of torchrun that share batches: files equal those of one process, byte by byte."""
+
+import json
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch.distributed as dist
+from support.launched_ranks import launch
+from support.replica_cases import CALIBRATE, INFER, TRAIN, calibrate_in_a_group, left_over, serve, write_case
+
+pytestmark = [
+    pytest.mark.usefixtures("without_interpreter"),
+    pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo"),
+]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory, without_interpreter):
+    serve()
+    return write_case(tmp_path_factory.mktemp("replicas") / "case", per_class=45)
+
+
+def done(ended):
+    for rank, one in enumerate(ended):
+        assert one.status == 0 and not one.errors, f"rank {rank}: {one}"
+    assert not any(one.output for one in ended[1:])
+    return ended[0].output
+
+
+@pytest.mark.parametrize("batch", [4, 7, 100])
+def test_answers_for_files(case, batch):
+    """Of 90 images; the last batch is smaller, or the only one, with nothing for rank 1."""
+    options = [*INFER, "--batch", batch, "--json"]
+    said = done(launch([case], [*options, "one.jsonl"], alone=True))
+    assert done(launch([case] * 2, [*options, "two.jsonl"])).startswith("90 images in ") and "left at" in said
+    assert (case / "one.jsonl").read_bytes() == (case / "two.jsonl").read_bytes()
+    exits = {json.loads(line)["exit_index"] for line in (case / "two.jsonl").read_text().splitlines()}
+    assert exits == {0, 1} and not left_over(case)
+
+
+def test_answers_as_a_table_and_on_standard_output(case):
+    for options in (INFER, [*INFER, "--json", "-"]):
+        one, two = (done(launch([case] * n, options, alone=n == 1)).splitlines() for n in (1, 2))
+        assert one[:80] == two[:80]
+
+
+def test_rank_0_may_hold_the_store(case):
+    """As where torchrun leaves it to rank 0. It may be gone before rank 1 is, and PyTorch logs that."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    variables = {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": port}
+    ended = launch([case] * 2, [*INFER, "--json", "held.jsonl"], variables=dict.fromkeys(range(2), variables))
+    assert [one.status for one in ended] == [0, 0] and "Error: " not in ended[1].errors
+    assert len((case / "held.jsonl").read_text().splitlines()) == 90
+
+
+def test_a_calibration(case):
+    """Splits, temperatures, thresholds, bound and curve, without latencies, which nobody measures twice alike."""
+    options = [*CALIBRATE, "--max-accuracy-drop", 0.2, "--out"]
+    done(launch([case], [*options, "one"], alone=True))
+    said = done(launch([case] * 2, [*options, "two"]))
+    names = ["calibration.json", "calibration.png", "model.json", "model.safetensors", "report.json"]
+    for name in names:
+        assert (case / "one" / name).read_bytes() == (case / "two" / name).read_bytes(), name
+    report = json.loads((case / "two" / "report.json").read_text())
+    assert report["samples"] == {"temperature": 18, "thresholds": 45, "test": 27}
+    assert "Saved in two" in said and not left_over(case)
+
+
+def test_rank_0_alone_measures_latencies(case):
+    done(launch([case] * 2, [*CALIBRATE, "--max-work", 0.9, "--batch", 2, "--out", "timed"]))
+    done(launch([case], [*CALIBRATE, "--max-work", 0.9, "--batch", 2, "--out", "timed-alone"], alone=True))
+    two, one = (json.loads((case / name / "report.json").read_text()) for name in ("timed", "timed-alone"))
+    assert two["latencies"]["batch_size"] == 2 and len(two["latencies"]["milliseconds"]) == 2
+    for report in (one, two):
+        for row in [report, *report["exits"], *report["curve"]]:
+            for name in ("latencies", "latency_ms", "expected_latency_ms"):
+                row.pop(name, None)
+    assert one == two
+
+
+def test_calibrate_network_in_a_process_group_of_ones_own(case):
+    """Each process gets the report and the rules of one; a loader that is sharded already is refused."""
+    for count in (1, 2):
+        context = multiprocessing.get_context("forkserver")
+        given = [(rank, count, str(case)) for rank in range(count)]
+        processes = [context.Process(target=calibrate_in_a_group, args=one) for one in given]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(60)
+            assert process.exitcode == 0
+    alone, *both = (json.loads((case / f"{name}.json").read_text()) for name in ("0-of-1", "0-of-2", "1-of-2"))
+    for report, rules, refused in both:
+        assert [report, rules] == alone[:2]
+        assert refused.startswith("data: rank 1 has other ones than rank 0"), refused
+
+
+def test_torchrun_itself_trains(case):
+    """The command of the README; rank 0 writes, once."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment.pop("TRITON_INTERPRET", None)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    options = ["--epochs", "1", "--batch-size", "8", "--out", "trained"]
+    ran = subprocess.run(
+        [*torchrun, "auxhead.model", *TRAIN, *options], cwd=case, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("Saved in trained") == 1
+    assert (case / "trained" / "model.json").exists() and not left_over(case)

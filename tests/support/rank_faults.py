@@ -1,0 +1,77 @@
+"""Faults of one of several processes, and what makes a test wait less for them; each is called before the command."""
+
+import os
+import signal
+import sys
+
+import torch
+from auxhead.model import process_group, rank_failures
+from auxhead.model.calibration import run as calibration_run
+from auxhead.model.checkpoint import Checkpoint
+from auxhead.model.commands import processes
+from auxhead.model.training import run as training_run
+
+
+def _on_second_call(act):
+    """Let the second batch of images that this process reads be its last."""
+    original, calls = Checkpoint.read_images, []
+
+    def read_images(self, paths):
+        calls.append(paths)
+        if len(calls) == 2:
+            act()
+        return original(self, paths)
+
+    Checkpoint.read_images = read_images
+
+
+def dies():
+    _on_second_call(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def stops():
+    """As a process does that hangs for good, with all its threads."""
+    _on_second_call(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def looks_out_for_2_seconds():
+    rank_failures._SILENT_S = 2.0
+
+
+def raises():
+    _on_second_call(lambda: 1 // 0)
+
+
+def raises_in_training():
+    def raise_in_step(step):
+        raise ZeroDivisionError("in a step")
+
+    training_run.show_steps = lambda *_: raise_in_step
+
+
+def other_version():
+    processes.package_version = lambda name: "0.0.9"
+
+
+def one_gpu():
+    """Pretend that torch sees one."""
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.set_device = lambda index: None
+    torch.cuda.current_device = lambda: 0
+
+
+def other_arguments():
+    sys.argv += ["--batch", "3"]
+
+
+def waits_2_seconds():
+    """For the other processes to come."""
+    process_group.COME_S = 2.0
+
+
+def disk_is_full():
+    def save_checkpoint(*arguments, **options):
+        raise OSError(28, "no space", "model.json")
+
+    calibration_run.save_checkpoint = save_checkpoint
