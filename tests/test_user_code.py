@@ -151,7 +151,8 @@ def says_so(parameter):
 
 @pytest.fixture
 def probe(tmp_path, monkeypatch):
-    """What a module in the current directory leaves behind when it is imported."""
+    """What a module in the current directory, which is a checkpoint as well, leaves behind when it is imported."""
+    save_checkpoint(tmp_path, small_network())
     (tmp_path / "probe.py").write_text(
         "from pathlib import Path\nPath('imported').touch()\n\n\ndef make():\n    return 1\n"
     )
