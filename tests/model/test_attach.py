@@ -17,6 +17,8 @@ from support.example_models import SmallNet, needs_gpu
 from support.multi_exit_models import InAList
 from torch import Tensor, nn
 
+pytestmark = pytest.mark.usefixtures("without_interpreter")  # answers are compared, not kernels
+
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
 
 
@@ -275,7 +277,6 @@ def test_a_model_that_returns_a_list_of_logits_keeps_its_heads(taps: Any) -> Non
         assert network.heads[0].linear.weight is not model.exits[0][2].weight
 
 
-@pytest.mark.usefixtures("without_interpreter")
 def test_heads_of_digits_are_attached_trained_saved_and_loaded(tmp_path: Any) -> None:
     torch.manual_seed(0)
     digits = load_digits()
