@@ -1,5 +1,6 @@
 """A process of several that fails, dies, hangs or is unlike the others: all end in seconds, and say what it was."""
 
+import signal
 import time
 
 import pytest
@@ -138,7 +139,9 @@ def test_a_process_that_never_comes(case):
 def test_a_device_that_is_not_there(case):
     cuda = [*ANSWERS, "--device", "cuda"]
     ended = launch([case] * 2, cuda, faults=dict.fromkeys(range(2), "one_gpu"))
-    assert_all_end(ended, *["--device: got cuda:1, but torch sees 1 CUDA devices here; wants at most as many"] * 2)
+    message = "--device: got cuda:1, but torch sees 1 CUDA devices here; wants at most as many"
+    # Rank 0 may still be importing as rank 1 fails, and torchrun ends it then.
+    assert_all_end(ended, None if ended[0].status == -signal.SIGTERM else message, message)
     assert_nothing_written(case)
 
 
