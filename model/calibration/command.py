@@ -9,7 +9,7 @@ import typer
 from ..bad_input import BadInput
 from ..commands.console import plain_console
 from ..commands.errors import one_line_errors
-from ..commands.options import RUNS_YOUR_CODE, Device, ModulesOption, check_output_directory, make_output_directory
+from ..commands.options import BackboneOption, Device, ModulesOption, check_output_directory, make_output_directory
 from .beyond import BeyondCalibration
 
 
@@ -26,13 +26,7 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
         ] = None,
         dataset: Annotated[str | None, typer.Option(help="Or a data set by name: digits or cifar10.")] = None,
         root: Annotated[Path | None, typer.Option(help="Where cifar10 lies.")] = None,
-        backbone: Annotated[
-            str | None,
-            typer.Option(
-                help="Makes the backbone of a checkpoint of your own: package.module:function, called without "
-                f"arguments. {RUNS_YOUR_CODE}"
-            ),
-        ] = None,
+        backbone: BackboneOption = None,
         modules: ModulesOption = None,
         train_data: Annotated[
             Path | None,

@@ -30,6 +30,14 @@ class Dataset(str, Enum):
     cifar10 = "cifar10"
 
 
+BackboneOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Makes the backbone of a checkpoint of your own: package.module:function, called without arguments. "
+        f"{RUNS_YOUR_CODE} One of torchvision or of the demo needs none; nothing else that a checkpoint names is "
+        "called."
+    ),
+]
 ModulesOption = Annotated[
     str | None,
     typer.Option(

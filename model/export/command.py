@@ -8,7 +8,7 @@ import typer
 
 from ..commands.console import plain_console
 from ..commands.errors import one_line_errors
-from ..commands.options import RUNS_YOUR_CODE, ModulesOption
+from ..commands.options import BackboneOption, ModulesOption
 
 
 class FormatName(str, Enum):
@@ -36,13 +36,7 @@ def export(
     stages: Annotated[
         bool, typer.Option("--stages", help="Write a file for each exit, which goes on where the one before ended.")
     ] = False,
-    backbone: Annotated[
-        str | None,
-        typer.Option(
-            help="Makes the backbone of a checkpoint of your own: package.module:function, called without arguments. "
-            f"{RUNS_YOUR_CODE} One of torchvision or of the demo needs none."
-        ),
-    ] = None,
+    backbone: BackboneOption = None,
     modules: ModulesOption = None,
 ) -> None:
     """Write the logits of all exits for ONNX or torch.export, and the rules by which they count as a JSON."""

@@ -8,7 +8,7 @@ import typer
 
 from ..commands.console import plain_console
 from ..commands.errors import one_line_errors
-from ..commands.options import RUNS_YOUR_CODE, Device, ModulesOption
+from ..commands.options import BackboneOption, Device, ModulesOption
 
 
 class RunnerName(str, Enum):
@@ -29,14 +29,7 @@ def infer(
         Path,
         typer.Option(help="A directory written by `auxhead demo`, `train` or save_checkpoint.", show_default=False),
     ],
-    backbone: Annotated[
-        str | None,
-        typer.Option(
-            help="Makes the backbone of a checkpoint of your own: package.module:function, called without arguments. "
-            f"{RUNS_YOUR_CODE} One of torchvision or of the demo needs none; nothing else that a checkpoint names is "
-            "called."
-        ),
-    ] = None,
+    backbone: BackboneOption = None,
     modules: ModulesOption = None,
     runner: Annotated[
         RunnerName,
