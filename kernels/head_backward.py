@@ -102,5 +102,5 @@ class _Followed(torch.autograd.Function):
         grad_probs, _, grad_confidence, _ = grads
         wanted = ctx.needs_input_grad[:-3]  # of the tensors
         needed = (*wanted[:3], *(wanted[4:] or [False] * 4))
-        grads = backward(ctx, needed, grad_probs, grad_confidence)
-        return (*grads[:3], None, *grads[3 : len(wanted) - 1], None, None, None)
+        found = backward(ctx, needed, grad_probs, grad_confidence)
+        return (*found[:3], None, *found[3 : len(wanted) - 1], None, None, None)

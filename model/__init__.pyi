@@ -21,6 +21,9 @@ from .exit_monitor import DriftWarning as DriftWarning
 from .exit_monitor import ExitMonitor as ExitMonitor
 from .exit_result import ExitResult as ExitResult
 from .exit_rule import ExitRule as ExitRule
+from .export.exporting import ExportReport as ExportReport
+from .export.exporting import export_exits as export_exits
+from .export.exporting import export_stages as export_stages
 from .fuse_aux_heads import FuseReport as FuseReport
 from .fuse_aux_heads import fuse_aux_heads as fuse_aux_heads
 from .fused_aux_head import FusedAuxHead as FusedAuxHead

@@ -6,6 +6,7 @@ from .calibration.beyond import BeyondCalibration
 from .calibration.command import calibrate_command
 from .commands.version import version_option
 from .demo.command import BeyondModel, demo_command
+from .export.command import export
 from .inference.command import infer
 from .training.command import train
 
@@ -41,6 +42,7 @@ app.command()(demo_command(_beyond_model))
 app.command()(train)
 app.command()(calibrate_command(_beyond_calibration))
 app.command()(infer)
+app.command()(export)
 
 
 if __name__ == "__main__":

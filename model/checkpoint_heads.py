@@ -14,6 +14,7 @@ from .description import RULE_ARGUMENTS, one_line
 from .early_exit_network import EarlyExitNetwork
 from .exit_rule import ExitRule
 from .fused_aux_head import FusedAuxHead
+from .head_description import describe_fused_head, make_fused_head
 from .module_head import AuxHead, ModuleHead
 from .reading import AnyExtract, Extract
 
@@ -34,23 +35,10 @@ def describe_head(network: EarlyExitNetwork, tap: str, head: nn.Module) -> dict[
         return {"module": kind, "num_classes": num_classes, "return_probs": head.return_probs, **shared}
     if type(head) is not FusedAuxHead:
         raise TypeError(f"heads[{tap!r}]: is a {type(head).__name__}, of which no checkpoint is known")
-    if isinstance(head.linear, nn.LazyLinear):
-        raise ValueError(f"heads[{tap!r}]: does not know its width yet; call network.check_taps(example_input) before")
-    if type(head.linear) is not nn.Linear:
-        raise ValueError(
-            f"heads[{tap!r}]: its linear layer is a {type(head.linear).__name__}, wants an nn.Linear; remove its "
-            "parametrizations before"
-        )
-    return {
-        "in_features": head.linear.in_features,
-        "num_classes": head.num_classes,
-        "pool": head.pool,
-        "pool_size": list(head.pool_size),
-        "bias": head.linear.bias is not None,
-        "dropout": head.dropout,
-        "return_probs": head.return_probs,
-        **shared,
-    }
+    try:
+        return {**describe_fused_head(head), **shared}
+    except ValueError as error:
+        raise ValueError(f"heads[{tap!r}]: {error}") from None
 
 
 def make_heads(
@@ -67,13 +55,8 @@ def make_heads(
                 raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None
             heads[tap] = ModuleHead(**{**rest, "module": modules[tap], "rule": rule})
             continue
-        name, size = f"heads.{number}.linear.weight", [arguments["num_classes"], arguments["in_features"]]
-        saved = list(tensors[name].shape) if name in tensors else None
         try:
-            if size != saved:
-                raise ValueError(f"its {name!r} is {size}, saved was {saved}")
-            rest |= {"pool_size": tuple(arguments["pool_size"]), "rule": ExitRule(**arguments["rule"])}
-            heads[tap] = FusedAuxHead(**rest)
+            heads[tap] = make_fused_head(rest, f"heads.{number}.", tensors)
         except (TypeError, ValueError) as error:
             raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None
     return heads

@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..kernels import ACTIVATIONS
 from ..kernels.head_arguments import POOLS
+from ..kernels.hidden_layers import MOST_HIDDEN
 from .bad_input import BadInput
 from .images import MOST_PIXELS
 from .json_file import read_json
@@ -59,10 +61,7 @@ def read_description(directory: Path) -> dict[str, Any]:
     if wrong is not None:
         raise BadInput(f"checkpoint: {path} has {wrong}")
     for tap, head in content["heads"].items():
-        forms = _MODULE_HEAD if isinstance(head, Mapping) and "module" in head else _HEAD
-        wrong = _first_wrong(head, forms, "which a head has") or _first_wrong(head["rule"], _RULE, "which a rule has")
-        if wrong is None and head["extract"] is not None:
-            wrong = _first_wrong(head["extract"], _EXTRACT, "which an extract has")
+        wrong = _wrong_in_head(head)
         if wrong is not None:
             raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {wrong}")
     sizes = {head["num_classes"] for head in content["heads"].values()}
@@ -72,6 +71,21 @@ def read_description(directory: Path) -> dict[str, Any]:
         count = len(content["classes"])
         raise BadInput(f"checkpoint: {path} has {count} names of classes, wants {sizes.pop()} or none")
     return content
+
+
+def _wrong_in_head(head: Any) -> str | None:
+    forms = _MODULE_HEAD if isinstance(head, Mapping) and "module" in head else _HEAD
+    if isinstance(head, Mapping) and forms is _HEAD:
+        forms = {**_HEAD, **{name: form for name, form in _SOME_HEADS.items() if name in head}}
+    wrong = _first_wrong(head, forms, "which a head has") or _first_wrong(head["rule"], _RULE, "which a rule has")
+    if wrong is None and head["extract"] is not None:
+        wrong = _first_wrong(head["extract"], _EXTRACT, "which an extract has")
+    if wrong is None and "hidden" in head:
+        wrong = _first_wrong(head["hidden"], _HIDDEN, "which hidden layers have")
+        if wrong is None and head["hidden"]["norm"] is not None:
+            wrong = _first_wrong(head["hidden"]["norm"], _NORM, "which a norm has")
+        wrong = None if wrong is None else f"hidden: {wrong}"
+    return wrong
 
 
 def _as_of_now(content: dict[str, Any]) -> dict[str, Any]:
@@ -137,6 +151,10 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 < value < 2**31
 
 
+def _is_width(value: Any) -> bool:
+    return _is_count(value) and value <= MOST_HIDDEN
+
+
 def _is_pool_size(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
 
@@ -146,6 +164,7 @@ def _is_part(value: Any) -> bool:
 
 
 _BOOL = ("a bool", lambda value: isinstance(value, bool))
+_PROBABILITY = ("a probability in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1)
 _DESCRIPTION: _Forms = {
     "format": (str(FORMAT), lambda value: value == FORMAT),
     "backbone": ("a str or None", lambda value: value is None or _is_text(value)),
@@ -168,10 +187,28 @@ _HEAD: _Forms = {
     "pool": (f"one of {list(POOLS)}", lambda value: value in POOLS),
     "pool_size": ("two positive ints", _is_pool_size),
     "bias": _BOOL,
-    "dropout": ("a probability in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1),
+    "dropout": _PROBABILITY,
     "return_probs": _BOOL,
     "extract": ("item and layout, or None for a function", lambda value: value is None or isinstance(value, dict)),
     "rule": (", ".join(RULE_ARGUMENTS), lambda value: isinstance(value, dict)),
+}
+#: Fields that only heads have that need them: files of others are as they were before there were any.
+_SOME_HEADS: _Forms = {
+    "hidden": ("fields of hidden layers", lambda value: isinstance(value, dict)),
+    "map_size": ("two positive ints", _is_pool_size),
+}
+_HIDDEN: _Forms = {
+    "rectifies": _BOOL,
+    "norm": ("fields of a norm or None", lambda value: value is None or isinstance(value, dict)),
+    "features": (f"None or an int from 1 to {MOST_HIDDEN}", lambda value: value is None or _is_width(value)),
+    "bias": _BOOL,
+    "activation": (f"one of {list(ACTIVATIONS)}", lambda value: isinstance(value, str) and value in ACTIVATIONS),
+    "dropout": _PROBABILITY,
+}
+_NORM: _Forms = {
+    "eps": ("a number from 0", lambda value: _is_number(value) and value >= 0),
+    "weight": _BOOL,
+    "bias": _BOOL,
 }
 #: Of a head that is a module of the user's, of which the parameters alone are saved.
 _MODULE_HEAD: _Forms = {

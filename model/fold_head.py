@@ -114,10 +114,8 @@ def _as_one(vectors: Sequence[nn.Module], maps: Sequence[nn.Module]) -> nn.Linea
         channels = part.out_channels if isinstance(part, nn.Conv2d) else part.num_features
         weight, bias = _before(part, weight.view(len(weight), channels, -1), bias)  # type: ignore[arg-type]
         weight = weight.flatten(1)
-    linear = nn.Linear(weight.shape[1], len(weight), device=own.weight.device, dtype=own.weight.dtype)
-    with torch.no_grad():
-        linear.weight.copy_(weight)
-        linear.bias.copy_(bias)
+    linear = nn.Linear(weight.shape[1], len(weight), device="meta")  # its own parameters are dropped
+    linear.weight, linear.bias = (nn.Parameter(one.to(own.weight, copy=True)) for one in (weight, bias))
     return linear
 
 

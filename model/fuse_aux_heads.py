@@ -43,8 +43,9 @@ def fuse_aux_heads(
 ) -> FuseReport:
     """Replace in place every head of a known shape by a :class:`FusedAuxHead` that shares its parameters.
 
-    Heads are found at every depth: each ``nn.Sequential`` that :meth:`FusedAuxHead.from_module` knows. state_dicts of
-    the original model load into the changed one, with a warning that they have no rules. A replaced head returns a
+    Heads are found at every depth: each ``nn.Sequential`` that :meth:`FusedAuxHead.from_module` knows; one with hidden
+    layers, as blocks of transformers look too, if it gives class scores or is included by name. state_dicts of the
+    original model load into the changed one, with a warning that they have no rules. A replaced head returns a
     ``HeadOutput`` where the original returned a tensor. Heads whose steps are folded in eval mode have parameters of
     their own.
 
@@ -73,7 +74,8 @@ def fuse_aux_heads(
     modules = dict(model.named_modules(remove_duplicate=False))
     included = None if include is None else _names("include", include, modules)
     excluded = set().union(*_names("exclude", exclude, modules).values())
-    found = list(_find_heads(model, excluded, number_of_classes(model)))
+    named = set() if included is None else set().union(*included.values())
+    found = list(_find_heads(model, excluded, named, number_of_classes(model)))
     if included is not None:
         found = _only(found, included, modules)
     report = FuseReport({}, {})
@@ -103,8 +105,11 @@ def _names(argument: str, patterns: str | Sequence[str], modules: dict[str, nn.M
     return names
 
 
-def _find_heads(model: nn.Module, excluded: set[str], classes: int | None) -> Iterator[_Found]:
-    """Yield heads and candidates in the order of registration, of those within another candidate only heads."""
+def _find_heads(model: nn.Module, excluded: set[str], named: set[str], classes: int | None) -> Iterator[_Found]:
+    """Yield heads and candidates in the order of registration, of those within another candidate only heads.
+
+    Blocks of transformers have the shape of heads with hidden layers: unless one is named, it gives class scores.
+    """
 
     def visit(parent: nn.Module, prefix: str, fed_on: bool, in_candidate: bool) -> Iterator[_Found]:
         listed = isinstance(parent, (nn.ModuleList, nn.ModuleDict))
@@ -116,6 +121,10 @@ def _find_heads(model: nn.Module, excluded: set[str], classes: int | None) -> It
                 yield _Found(path, parent, name, child, None)
                 continue
             reason = match_or_fold(child)
+            if not isinstance(reason, str) and reason.hidden_stack() is not None and path not in named:
+                scores = reason.linear.out_features
+                if scores != classes:
+                    reason = f"gives {scores} numbers, which are no class scores"
             candidate = not in_candidate and could_be_head(child, classes, alone=listed)
             # in a chain every module but the last one feeds the next
             feeds = isinstance(parent, nn.Sequential) and (fed_on or name != next(reversed(parent._modules)))

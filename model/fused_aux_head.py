@@ -12,7 +12,7 @@ from ..kernels.hidden_layers import NO_LAYERS
 from .arguments import check_module
 from .exit_rule import ExitRule, own_rule
 from .fold_head import match_or_fold
-from .head_checks import check_no_weight_hooks, check_readable
+from .head_checks import check_map_size, check_no_weight_hooks, check_readable
 from .head_plans import HeadPlans
 from .head_state import rename_layers
 from .hidden_stack import HiddenStack, make_hidden_stack
@@ -21,7 +21,7 @@ from .rule_order import wait_for_write
 
 
 class FusedAuxHead(nn.Module):
-    """An early-exit head whose forward is one kernel launch.
+    """An early-exit head, with a hidden layer and a norm or without, whose forward is one kernel launch.
 
     ``forward`` answers (:class:`~auxhead.kernels.HeadOutput`); ``logits`` is the same head as differentiable PyTorch,
     for training. Shapes, dtypes and errors of the input are those of :func:`auxhead.kernels.fused_head`.
@@ -29,9 +29,6 @@ class FusedAuxHead(nn.Module):
 
     #: Attributes that a launch depends on, besides what ``holders`` names.
     options = ("pool", "pool_size", "return_probs")
-
-    hidden: HiddenStack | None
-    """Layers before the last linear one; None if there are none."""
 
     def __init__(
         self,
@@ -96,7 +93,8 @@ class FusedAuxHead(nn.Module):
         self.dropout = dropout
         self.return_probs = return_probs
         self.rule = own_rule(rule, device)
-        self.register_module("hidden", hidden)  # as a module where it is None, too: plans look there
+        if hidden is not None:
+            self._modules["hidden"] = hidden
         self.linear: nn.Linear = linear
         self._plans = HeadPlans()
         self._map_size: tuple[int, int] | None = None
@@ -131,7 +129,10 @@ class FusedAuxHead(nn.Module):
             linear.in_features, linear.out_features, pool=pattern.pool, pool_size=pattern.pool_size,
             dropout=pattern.dropout, return_probs=return_probs, device="meta",  # its own parameters are dropped
         )  # fmt: skip
-        head.linear, head.hidden = linear, pattern.hidden_stack()
+        del head.linear  # to come after the hidden layers
+        if (hidden := pattern.hidden_stack()) is not None:
+            head._modules["hidden"] = hidden
+        head.linear = linear
         head._map_size, head._source_paths = pattern.map_size, pattern.paths
         head.rule = own_rule(rule, linear.weight.device)
         return head.train(module.training)
@@ -140,6 +141,18 @@ class FusedAuxHead(nn.Module):
     def num_classes(self) -> int:
         """Number of classes, K."""
         return self.linear.out_features
+
+    @property
+    def hidden(self) -> HiddenStack | None:
+        """Layers before the last linear one; None if there are none, and then there will be none."""
+        return self._modules.get("hidden")  # type: ignore[return-value]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse hidden layers for a head that has none: plans do not look for them, since that takes time."""
+        if name != "hidden" or self.hidden is not None:
+            super().__setattr__(name, value)
+        elif value is not None:
+            raise AttributeError("hidden: the head was made without hidden layers, wants a new one: hidden_features=64")
 
     @property
     def in_features(self) -> int | None:
@@ -158,7 +171,7 @@ class FusedAuxHead(nn.Module):
 
     def hidden_layers(self) -> HiddenLayers:
         """Return the layers before the last one as kernels take them, with the very tensors."""
-        hidden: Any = self._modules["hidden"]
+        hidden = self.hidden
         return NO_LAYERS if hidden is None else hidden.as_layers()
 
     def forward(self, x: Tensor) -> HeadOutput:
@@ -173,7 +186,7 @@ class FusedAuxHead(nn.Module):
         if isinstance(x, Tensor) and self.in_features is None:
             self._take_width_in_forward(x)
         check_no_weight_hooks(self.layers())
-        self.check_map_size(x)
+        check_map_size(x, self._map_size)
         weight: Tensor = linear.weight
         bias: Tensor | None = linear.bias
         hidden = self.hidden_layers()
@@ -212,15 +225,6 @@ class FusedAuxHead(nn.Module):
         before = [] if hidden is None else [(f"hidden.{name}", layer) for name, layer in hidden.layers()]
         return [*before, ("linear", self.linear)]
 
-    def check_map_size(self, x: Tensor) -> None:
-        """Raise ``ValueError`` for another map than the one that the window of an AvgPool2d is as large as."""
-        size = self._map_size
-        if size is not None and isinstance(x, Tensor) and (x.ndim != 4 or x.shape[2:] != size):
-            raise ValueError(
-                f"x: got shape {list(x.shape)}, wants maps of {size[0]}x{size[1]}: the head was made of an AvgPool2d "
-                "with this window, and stands for it there alone"
-            )
-
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits [N, K] in x's dtype, differentiably, before temperature and softmax."""
         check_input(x, self.pool, self.pool_size)
@@ -231,7 +235,7 @@ class FusedAuxHead(nn.Module):
         return self._pooled(x).to(self.linear.weight.dtype)
 
     def _pooled(self, x: Tensor) -> Tensor:
-        self.check_map_size(x)
+        check_map_size(x, self._map_size)
         rectifies = self.hidden is not None and self.hidden.rectifies
         return pooled_features(F.relu(x) if rectifies else x, self.pool, self.pool_size)
 
@@ -245,7 +249,7 @@ class FusedAuxHead(nn.Module):
     def launch_input(self, x: Tensor) -> Tensor:
         """Return what an exit launch reads for this head: the tap's output itself."""
         if self._map_size is not None:
-            self.check_map_size(x)
+            check_map_size(x, self._map_size)
         return x
 
     def answer(self, x: Tensor) -> HeadOutput:
@@ -255,11 +259,11 @@ class FusedAuxHead(nn.Module):
     def holders(self) -> Iterable[tuple[Mapping[str, Any], str]]:
         """Name the objects that a launch depends on, as keys of the dicts that hold them."""
         own = self._modules
-        linear, rule, hidden = own["linear"], own["rule"], own["hidden"]
+        linear, rule, hidden = own["linear"], own["rule"], self.hidden
         assert isinstance(linear, nn.Module) and isinstance(rule, ExitRule)
         of_linear = [(linear._parameters, "weight"), (linear._parameters, "bias")]
-        of_hidden = hidden.holders() if isinstance(hidden, HiddenStack) else ()
-        return [(own, "linear"), (own, "hidden"), (own, "rule"), *of_linear, *of_hidden, *rule.holders()]
+        of_hidden = [] if hidden is None else [(own, "hidden"), *hidden.holders()]
+        return [(own, "linear"), (own, "rule"), *of_linear, *of_hidden, *rule.holders()]
 
     def describe(self) -> str:
         """Say what it computes."""

@@ -1,6 +1,7 @@
 """Checks of a fused head's parameters, before a launch reads them as they lie in memory."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -18,6 +19,15 @@ def check_no_weight_hooks(layers: Iterable[tuple[str, nn.Module]]) -> None:
                 f"{name}: carries hooks that make its weight (of torch.nn.utils.weight_norm or prune, say), which a "
                 "fused head never calls, so that it is an old one; wants none: remove them, or use parametrizations"
             )
+
+
+def check_map_size(x: Any, size: tuple[int, int] | None) -> None:
+    """Raise ``ValueError`` for another map than the one that the window of an AvgPool2d is as large as."""
+    if size is not None and isinstance(x, Tensor) and (x.ndim != 4 or x.shape[2:] != size):
+        raise ValueError(
+            f"x: got shape {list(x.shape)}, wants maps of {size[0]}x{size[1]}: the head was made of an AvgPool2d with "
+            "this window, and stands for it there alone"
+        )
 
 
 def check_readable(parameters: Iterable[tuple[str, Tensor | None]]) -> None:

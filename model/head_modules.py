@@ -18,6 +18,14 @@ def activation_of(part: nn.Module) -> str | None:
     return "relu" if type(part) is nn.ReLU else "hardswish" if type(part) is nn.Hardswish else None
 
 
+def module_of_activation(name: str) -> nn.Module:
+    """Return a module of the activation with a name."""
+    modules: dict[str, nn.Module] = {
+        "relu": nn.ReLU(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU(approximate="tanh"), "hardswish": nn.Hardswish()
+    }  # fmt: skip
+    return modules[name]
+
+
 def plain_parts(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
     """Return the modules that a plain nn.Sequential calls, in order, nested ones unpacked."""
     parts: list[tuple[str, nn.Module]] = []

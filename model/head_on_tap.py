@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from ..kernels import check_input
 from ..kernels.head_arguments import check_countable
 from .fused_aux_head import FusedAuxHead
+from .head_checks import check_map_size
 from .module_head import AuxHead, ModuleHead
 
 
@@ -17,7 +18,7 @@ def check_head_on_tap(tap: str, head: FusedAuxHead, features: Tensor, *, autocas
     try:
         if width is not None:
             _check_parameters(head, features, autocasts=autocasts)
-        head.check_map_size(features)
+        check_map_size(features, head.map_size)
         found = check_input(features, head.pool, head.pool_size)
         check_countable(features, found)
     except ValueError as error:

@@ -96,7 +96,8 @@ class HiddenStack(nn.Module):
 
     def layers(self) -> Iterable[tuple[str, nn.Module]]:
         """Name the layers that there are, in the order in which they run."""
-        return [(name, layer) for name in ("norm", "linear") if (layer := self._modules[name]) is not None]
+        named = (("norm", self.norm), ("linear", self.linear))
+        return [(name, layer) for name, layer in named if layer is not None]
 
     def holders(self) -> Iterable[tuple[Mapping[str, Any], str]]:
         """Name the objects that a launch depends on, as keys of the dicts that hold them."""

@@ -31,6 +31,7 @@ LEVELS = {
         {"calibration"},
         {"demo", "examples"},
         {"inference"},
+        {"export"},
     ),
     "autotune": (
         {"records"},

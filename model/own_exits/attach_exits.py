@@ -10,6 +10,7 @@ from ..arguments import check_batch, check_module
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_rule import ExitRule
 from ..fused_aux_head import FusedAuxHead
+from ..head_modules import module_of_activation
 from ..reading import Extract
 from ..rounding import double_copy, in_double, relative_error, truth_of
 from ..shallow_copy import shallow_copy
@@ -25,8 +26,9 @@ def attach_exits(
 
     The model is run a few times to find its heads, whatever they are called and however they are written: each returned
     tensor is the output of an ``nn.Linear``, or the softmax of one. Where a layer's output, pooled as fused heads pool,
-    is the input of that linear layer, all of the head is fused, and else the linear layer alone: hidden layers, norms
-    and convolutions before it then run as a part of the backbone. The exit that runs last stays the backbone's own
+    is the input of that linear layer, or of a hidden one with its activation and a LayerNorm before it that fused heads
+    know, all of the head is fused, and else the linear layer alone: other layers, norms and convolutions before it then
+    run as a part of the backbone. The exit that runs last stays the backbone's own
     classifier; in what order the exits are returned does not matter.
 
     A network of earlyon is known by its wrapper, and keeps its rules: thresholds, temperatures, which exits there are.
@@ -148,17 +150,28 @@ def _fused(one: ExitCalls, found: FoundExits) -> FusedAuxHead:
     """Return an exit as a fused head that shares the parameters of its linear layer."""
     assert one.linear is not None and one.silenced is not None
     try:
-        head = FusedAuxHead.from_module(nn.Sequential(one.linear.module).eval())
+        head = FusedAuxHead.from_module(nn.Sequential(*_layers(one), one.linear.module).eval())
     except ValueError as error:
         name = shortest(found.names[one.linear.module])
         reason = str(error).removeprefix("module: ")
         raise ValueError(f"model: its exit {one.place!r} ends in {name!r}, which cannot be fused: {reason}") from None
     if one.source is not None:
         head.pool, head.pool_size = one.source.pool, one.source.pool_size
-    for part in one.silenced.module.modules():  # which no longer drops anything itself
+    whole = one.silenced if one.hidden is None else one.whole
+    for part in () if whole is None else whole.module.modules():  # which no longer drops anything itself
         if type(part) is nn.Dropout:
-            head.dropout = 1.0 - (1.0 - head.dropout) * (1.0 - part.p)
+            its = head.hidden if one.hidden is not None and part in one.hidden.dropouts else head
+            assert its is not None
+            its.dropout = 1.0 - (1.0 - its.dropout) * (1.0 - part.p)
     return head
+
+
+def _layers(one: ExitCalls) -> list[nn.Module]:
+    """Return the layers of a head before its last linear one."""
+    if one.hidden is None:
+        return []
+    norm, linear, activation, _ = one.hidden
+    return [*([] if norm is None else [norm.module]), linear.module, module_of_activation(activation)]
 
 
 class _Truth:

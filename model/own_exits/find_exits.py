@@ -8,9 +8,10 @@ input of that linear layer: on the example, and when the layer's output is repla
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,23 +21,16 @@ from ...kernels.head_arguments import head_dtypes_in_words
 from ..arguments import is_plain, kind_of, tensor_in_words
 from ..dry_run import is_readable
 from ..head_modules import SHAPING_MODULES
+from .hidden_calls import HiddenCalls, activations, candidates, layers_read
 from .module_calls import ModuleCall, watched_run
+from .sources import Source, near, pools_for, telling
 
+Found = TypeVar("Found")
 _WANTS = "wants a list, tuple, dict or dataclass of the logits [N, K] of two exits or more"
 #: Layers after a linear layer that leave its logits what they are, but for a softmax.
 _SOFTMAXES = (nn.Softmax, nn.LogSoftmax)
-#: Roundings by which two ways to pool may differ, relative to a sample's largest feature; and of narrower numbers.
-_ROUNDINGS, _ROUNDINGS_NARROW = 64, 8
 #: Layers that are tried for one exit: where features are zero, all of their size look alike.
 _MOST_TRIED = 8
-
-
-class Source(NamedTuple):
-    """A layer, and how its output is pooled to become the input of a head's linear layer."""
-
-    call: ModuleCall
-    pool: str
-    pool_size: tuple[int, int]
 
 
 class ExitCalls(NamedTuple):
@@ -49,8 +43,10 @@ class ExitCalls(NamedTuple):
     """None for a last exit that ends in something else."""
     probabilities: bool
     """The model returns softmax(logits)."""
+    hidden: HiddenCalls | None
+    """Layers before the linear one that can be fused with it; None if there are none."""
     source: Source | None
-    """None if no layer's output is what the linear layer reads, but for a pool."""
+    """None if no layer's output is what the first of these reads, but for a pool."""
     whole: ModuleCall | None
     """The outermost call that returns the logits."""
     silenced: ModuleCall | None
@@ -97,9 +93,9 @@ def find_exits(model: nn.Module, example: Tensor) -> FoundExits:
     exits: list[ExitCalls] = []
     for place, logits, linear, probabilities in sorted(found, key=lambda one: one[2].began if one[2] else math.inf):
         whole = search.outermost(logits, linear, [other for _, _, other, _ in found if other is not linear])
-        source = None if linear is None or whole is None else search.source_of(linear, whole)
+        hidden, source = (None, None) if linear is None or whole is None else search.features_of(linear, whole)
         depth = search.depth(whole, source)
-        exits.append(ExitCalls(place, logits.shape[1], linear, probabilities, source, whole, None, depth))
+        exits.append(ExitCalls(place, logits.shape[1], linear, probabilities, hidden, source, whole, None, depth))
     last = max(reversed(exits), key=lambda one: one.depth)
     exits.sort(key=lambda one: (one is last, one.tapped))
     for one in exits[:-1]:
@@ -161,14 +157,14 @@ class _Search:
             if not after or after[0].x is None:
                 break
             value, softmaxed = after[0].x, softmaxed or type(after[0].module) is nn.Softmax
-        alike = [(one, False) for one in linears if _near(one.y, value) or _near(one.y.log_softmax(1), value)]
-        alike += [(one, True) for one in linears if _near(one.y.softmax(1), value)]
+        alike = [(one, False) for one in linears if near(one.y, value) or near(one.y.log_softmax(1), value)]
+        alike += [(one, True) for one in linears if near(one.y.softmax(1), value)]
         if len(alike) > 1:
             names = ", ".join(repr(self.name(one.module)) for one, _ in alike)
             raise ValueError(f"model: its exit {place!r} may be that of any of {names}, which give the same logits")
         if not alike:
             rows = logits.double().sum(1, keepdim=True)
-            return None, bool((logits >= 0).all()) and _near(rows.to(logits.dtype), torch.ones_like(logits[:, :1]))
+            return None, bool((logits >= 0).all()) and near(rows.to(logits.dtype), torch.ones_like(logits[:, :1]))
         return alike[0]
 
     def check_linear(self, place: int | str, linear: ModuleCall | None) -> None:
@@ -192,14 +188,38 @@ class _Search:
                 f"can read; wants {name}(features), features [N, D] of {dtypes}{by_hand}"
             )
 
-    def source_of(self, linear: ModuleCall, whole: ModuleCall) -> Source | None:
-        """Return the layer that feeds a head; of layers that return the same, that with the shortest name."""
+    def features_of(self, linear: ModuleCall, whole: ModuleCall) -> tuple[HiddenCalls | None, Source | None]:
+        """Return the hidden layers of a head, if all of it can be fused with them, and the layer that feeds it."""
+        hidden, source = self._hidden_of(linear, whole) or (None, self._source_of(linear, whole))
+        if source is not None:
+            self._taken.add(source.call.module)
+        return hidden, source
+
+    def _source_of(self, linear: ModuleCall, whole: ModuleCall) -> Source | None:
+        """Return the layer that feeds a head's last linear layer; of layers that return the same, the first by name."""
         if linear.x is None or linear.x.ndim != 2:
             return None
         for source in islice(self._sources(linear, linear.x, whole), _MOST_TRIED):
             if self._is_source(source, linear.module):
-                self._taken.add(source.call.module)
                 return source
+        return None
+
+    def _hidden_of(self, linear: ModuleCall, whole: ModuleCall) -> tuple[HiddenCalls, Source] | None:
+        """Return the hidden layers of a head and the layer before the head that feeds them, if there is one."""
+        for hidden in candidates(self._calls, linear, whole, near):
+            features = hidden.first.x
+            if features is None or any(self._runs[call.module] > 1 for call in (hidden.first, hidden.linear)):
+                continue
+            run = partial(layers_read, hidden, linear.module, self._forward)
+            fitting = activations(run(), near)
+            sources = self._sources(hidden.first, features, whole) if fitting else iter(())
+            for source in islice((one for one in sources if not whole.holds(one.call)), _MOST_TRIED):
+                other = telling(source.call.y)
+                read = self._tried(source, other, run)
+                if read is not None and near(pooled_features(other, source.pool, source.pool_size), read.features):
+                    both = [name for name in fitting if name in activations(read, near)]
+                    if both:
+                        return hidden._replace(activation=both[0]), source
         return None
 
     def _sources(self, linear: ModuleCall, features: Tensor, whole: ModuleCall) -> Iterator[Source]:
@@ -213,8 +233,8 @@ class _Search:
             usable = call.unchanged and self._runs[call.module] == 1 and call.module not in self._taken | {self._model}
             if call.ended > linear.began or not usable or not is_readable(call.y, len(self._example)):
                 continue
-            for pool, pool_size in _pools(call.y, features.shape[1]):
-                if _near(pooled_features(call.y, pool, pool_size), features):
+            for pool, pool_size in pools_for(call.y, features.shape[1]):
+                if near(pooled_features(call.y, pool, pool_size), features):
                     found.setdefault(id(call.y), []).append(Source(call, pool, pool_size))
         inside = [alike for alike in found.values() if whole.holds(alike[0].call)]
         before = [alike for alike in reversed(found.values()) if not whole.holds(alike[0].call)]
@@ -224,21 +244,28 @@ class _Search:
 
     def _is_source(self, source: Source, linear: nn.Module) -> bool:
         """Replace a layer's output in a forward, and look whether the linear layer reads what was put in its place."""
-        other, read = _telling(source.call.y), list[Tensor]()
-        hooks = [
-            source.call.module.register_forward_hook(lambda *_: other),
-            linear.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].clone())),
-        ]
-        wanted = pooled_features(other, source.pool, source.pool_size)
+        other, read = telling(source.call.y), list[Tensor]()
+        hook = linear.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].clone()))
         try:
-            with torch.inference_mode(False), torch.no_grad():
-                self._model(self._example.clone(memory_format=torch.preserve_format))
-        except Exception:  # of a model that cannot go on with it: then it is not known
-            return False
+            ran = self._tried(source, other, self._forward)
         finally:
-            for hook in hooks:
-                hook.remove()
-        return len(read) == 1 and _near(wanted, read[0])
+            hook.remove()
+        wanted = pooled_features(other, source.pool, source.pool_size)
+        return ran is not None and len(read) == 1 and near(wanted, read[0])
+
+    def _tried(self, source: Source, other: Tensor, run: Callable[[], Found]) -> Found | None:
+        """Return what a run finds while a layer returns something else; None of a model that cannot go on with that."""
+        hook = source.call.module.register_forward_hook(lambda *_: other)
+        try:
+            return run()
+        except Exception:  # whatever a user's module may raise
+            return None
+        finally:
+            hook.remove()
+
+    def _forward(self) -> Any:
+        with torch.inference_mode(False), torch.no_grad():
+            return self._model(self._example.clone(memory_format=torch.preserve_format))
 
     def depth(self, whole: ModuleCall | None, source: Source | None) -> float:
         """Return when the features of an exit were there: what its head is given, or its linear layer reads."""
@@ -303,46 +330,3 @@ def shortest(names: list[str]) -> str:
 
 def _length(name: str) -> tuple[int, int]:
     return name.count("."), len(name)
-
-
-def _pools(y: Tensor, features: int) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the pools that make so many features of a sample of ``y``."""
-    if y.ndim == 4:
-        windows, rest = divmod(features, y.shape[1])
-        side = math.isqrt(windows)
-        whole = y.shape[2:] == (side, side)  # windows of one position each pool nothing
-        if not rest and 0 < side * side == windows and side <= min(y.shape[2:]) and (side == 1 or not whole):
-            yield from (("avg", (side, side)), ("max", (side, side)))
-    elif y.ndim == 3 and y.shape[2] == features:
-        yield from (("avg", (1, 1)), ("max", (1, 1)), ("first", (1, 1)))
-    if math.prod(y.shape[1:]) == features:
-        yield "none", (1, 1)
-
-
-def _telling(y: Tensor) -> Tensor:
-    """Return numbers in the form of two samples by which pools can be told apart.
-
-    In the first sample all differ, and in every other channel all are negative, as no ReLU leaves them. In the second
-    each channel is zero but for one position, from the first to the last, so that what leaves out one of these is
-    far off.
-    """
-    numbers = torch.Generator().manual_seed(0)
-    dense = 8.0 * torch.randn(y.shape, generator=numbers) + 4.0
-    channels = dense if y.ndim < 3 else dense.movedim(1 if y.ndim == 4 else 2, 1).flatten(2)  # views
-    channels[:, 1::2] = -channels[:, 1::2].abs()
-    if y.ndim > 2:
-        count, positions = channels.shape[1:]
-        which = torch.arange(count)
-        alone = torch.zeros(count, positions)
-        alone[which, which * (positions - 1) // max(count - 1, 1)] = channels[0, :, 0].abs() + 1.0
-        channels[1] = alone
-    return torch.empty_like(y).copy_(dense)
-
-
-def _near(mine: Tensor, theirs: Tensor) -> bool:
-    """Return whether vectors [N, D] are the same but for rounding."""
-    if mine.shape != theirs.shape or not theirs.is_floating_point():
-        return False
-    roundings = _ROUNDINGS if theirs.dtype in (torch.float32, torch.float64) else _ROUNDINGS_NARROW
-    allowed = roundings * torch.finfo(theirs.dtype).eps * theirs.double().abs().amax(1, keepdim=True)
-    return bool(((mine.double() - theirs.double()).abs() <= allowed).all())

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..early_exit_network import EarlyExitNetwork
+from ..fused_aux_head import FusedAuxHead
 
 
 class CapturedHeads:
@@ -27,8 +28,12 @@ class CapturedHeads:
                         if isinstance(captured, Tensor):
                             what = f"{its}: its {name.removesuffix('_tensor')}"
                             self._addresses.append((what, captured, captured.data_ptr()))
-            changed = f"{its}: its rule's criterion was changed"
-            self._objects.append((changed, vars(head.rule), "criterion", head.rule.criterion))
+            changing: list[tuple[str, nn.Module, str]] = [("rule's", head.rule, "criterion")]
+            if isinstance(head, FusedAuxHead) and (hidden := head.hidden) is not None:
+                changing += [("hidden layers'", hidden, name) for name in ("rectifies", "activation")]
+                changing += [] if hidden.norm is None else [("norm's", hidden.norm, "eps")]
+            for whose, owner, name in changing:
+                self._objects.append((f"{its}: its {whose} {name} was changed", vars(owner), name, vars(owner)[name]))
 
     def check_unchanged(self) -> None:
         """Raise a ``RuntimeError`` that names what was replaced or moved.

@@ -1,9 +1,12 @@
 """torch.compile of heads and networks: one graph, no recompiling for a changed rule, the answers of eager mode."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead, HeadOutput
 from support.example_models import SmallNet, plain_heads
+from support.hidden_head_cases import hidden_heads
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
@@ -16,8 +19,12 @@ def _fresh_compiler() -> None:
     torch.manual_seed(0)
 
 
-def network(**options: object) -> EarlyExitNetwork:
-    return EarlyExitNetwork(SmallNet(), plain_heads(), 0.6, **options).eval()
+HEADS = {"linear": plain_heads, "hidden layers": hidden_heads}
+of_each_kind = pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+
+
+def network(heads: Callable[[], dict[str, nn.Module]] = plain_heads, **options: object) -> EarlyExitNetwork:
+    return EarlyExitNetwork(SmallNet(), heads(), 0.6, **options).eval()
 
 
 def images(samples: int = 3) -> Tensor:
@@ -33,10 +40,10 @@ def assert_same(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
 class Doubled(nn.Module):
     """A user's module with a head in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, **layers: object) -> None:
         super().__init__()
         self.body = nn.Conv2d(3, 6, 3)
-        self.head = FusedAuxHead(6, 5, rule=ExitRule(0.25, temperature=1.5))
+        self.head = FusedAuxHead(6, 5, rule=ExitRule(0.25, temperature=1.5), **layers)
 
     def forward(self, x: Tensor) -> tuple[HeadOutput, Tensor]:
         y = torch.relu(self.body(x))
@@ -44,8 +51,9 @@ class Doubled(nn.Module):
         return out, torch.where(out.exit, out.label, -1)
 
 
-def test_a_module_with_a_head_is_one_graph_for_all_batches_and_rules() -> None:
-    module, counter = Doubled().eval(), CompileCounter()
+@pytest.mark.parametrize("layers", [{}, {"hidden_features": 9, "activation": "gelu", "norm": True}], ids=HEADS)
+def test_a_module_with_a_head_is_one_graph_for_all_batches_and_rules(layers: dict[str, object]) -> None:
+    module, counter = Doubled(**layers).eval(), CompileCounter()
     compiled, rule = torch.compile(module, backend=counter, fullgraph=True, dynamic=True), module.head.rule
     x = images(9)
     answers = [module(x)]
@@ -61,8 +69,9 @@ def test_a_module_with_a_head_is_one_graph_for_all_batches_and_rules() -> None:
     assert counter.frame_count == 1
 
 
-def test_logits_of_a_network_are_one_graph_and_train() -> None:
-    net, counter = network(example_input=images()), CompileCounter()
+@of_each_kind
+def test_logits_of_a_network_are_one_graph_and_train(heads: Callable[[], dict[str, nn.Module]]) -> None:
+    net, counter = network(heads, example_input=images()), CompileCounter()
     hooks = [dict(layer._forward_hooks) for layer in net.modules()]
     compiled = torch.compile(net.logits, backend=counter, fullgraph=True, dynamic=True)
     gradients = []
@@ -80,8 +89,9 @@ def test_logits_of_a_network_are_one_graph_and_train() -> None:
     assert not torch.nn.modules.module._global_forward_hooks
 
 
-def test_a_network_is_one_graph_and_follows_its_rules() -> None:
-    net, counter, x = network(example_input=images()), CompileCounter(), images(6)
+@of_each_kind
+def test_a_network_is_one_graph_and_follows_its_rules(heads: Callable[[], dict[str, nn.Module]]) -> None:
+    net, counter, x = network(heads, example_input=images()), CompileCounter(), images(6)
     compiled = torch.compile(net, backend=counter, fullgraph=True)
     middle = torch.softmax(net.logits(x)[0], 1).amax(1).median().item()
     exits = []

@@ -4,6 +4,7 @@ import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitRule, FusedAuxHead
 from support.example_models import SmallNet, plain_heads
+from support.hidden_head_cases import with_hidden_heads
 from torch import nn
 from torch.nn.utils import prune
 
@@ -18,12 +19,21 @@ def replica_of(module: nn.Module) -> nn.Module:
         setattr(replica, name, None if parameter is None else parameter.clone())
         replica._former_parameters[name] = parameter
     for name, child in module._modules.items():
-        replica._modules[name] = replica_of(child)
+        replica._modules[name] = None if child is None else replica_of(child)
     return replica
 
 
 def test_a_replica_answers_as_the_network() -> None:
     net, x = EarlyExitNetwork(SmallNet(), plain_heads(), 0.6).eval(), torch.randn(5, 3, 8, 8)
+    wanted = net(x)
+    with torch.no_grad():
+        found = replica_of(net)(x)
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_a_replica_of_heads_with_hidden_layers_answers_as_the_network() -> None:
+    x = torch.randn(9, 3, 8, 8)
+    net, _ = with_hidden_heads(x)
     wanted = net(x)
     with torch.no_grad():
         found = replica_of(net)(x)

@@ -7,9 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from auxhead.kernels import ACTIVATIONS
 from auxhead.model import FusedAuxHead, attach_exits, make_runner
 from auxhead.model.own_exits.silenced_model import SilencedModel, SilentHead
-from support.multi_exit_models import CLASSES, STYLES, InAList, Named, Pooling, WithoutModules, block, pool_head
+from support.multi_exit_models import (
+    CLASSES,
+    STYLES,
+    InAList,
+    Named,
+    Perceptron,
+    Pooling,
+    WithoutModules,
+    block,
+    pool_head,
+)
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -107,6 +119,44 @@ def test_a_head_is_one_head_of_the_network_and_silent_in_its_backbone() -> None:
     assert first.rule.threshold == second.rule.threshold == 0.5 and isinstance(first, FusedAuxHead)
     silent = [name for name, part in network.backbone.named_modules() if isinstance(part, SilentHead)]
     assert silent == ["model.exits.0", "model.exits.1"]
+
+
+@pytest.mark.parametrize("name, activation", ACTIVATIONS.items())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_head_with_hidden_layers_is_fused_whole(name: str, activation: Any, dtype: torch.dtype) -> None:
+    model = InAList(Perceptron(8, activation), Perceptron(12, activation), pool_head(16)).eval().to(dtype)
+    network = attach_exits(model, images().to(dtype))
+    assert network.taps == ("model.blocks.0", "model.blocks.1")
+    for head, theirs in zip(network.fused_heads, model.exits, strict=False):
+        assert head.linear.weight is theirs.fc.weight and head.hidden.linear.weight is theirs.hidden.weight
+        assert head.hidden.norm.weight is theirs.norm.weight and head.hidden.activation == name
+        assert (head.dropout, head.hidden.dropout) == pytest.approx((0.1, 0.2))
+
+
+def test_a_hidden_layer_too_wide_or_with_hooks_runs_in_line() -> None:
+    wide, hooked = Perceptron(8, F.relu, 1025), Perceptron(12, F.relu)
+    hooked.hidden.register_forward_hook(lambda *_: None)
+    model = InAList(wide, hooked, pool_head(16)).eval()
+    network = attach_exits(model, images())
+    assert all(one.in_line for one in network.backbone.exits[:-1])
+    assert all(head.hidden is None for head in network.fused_heads)
+
+
+def test_a_hidden_layer_that_two_exits_share_runs_in_line() -> None:
+    class Shared(InAList):
+        def __init__(self) -> None:
+            super().__init__(*(nn.Linear(10, CLASSES) for _ in range(2)), pool_head(16))
+            self.hidden = nn.ModuleList([nn.Linear(8, 10), nn.Linear(12, 10)])
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            one = self.blocks[0](x)
+            two = self.blocks[1](one)
+            first = self.hidden[0](one.mean((2, 3))).relu()
+            second = self.hidden[1](two.mean((2, 3))).relu() + first
+            return [self.exits[0](first), self.exits[1](second), self.exits[2](self.blocks[2](two))]
+
+    network = attach_exits(Shared().eval(), images())
+    assert all(one.in_line for one in network.backbone.exits[:-1])
 
 
 def test_rules_by_tap_and_none() -> None:

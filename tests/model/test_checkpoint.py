@@ -122,6 +122,77 @@ def test_heads_that_leave_out_probabilities_still_do(tmp_path: Path, with_probs:
     assert load_checkpoint(tmp_path, SmallNet()).network.fused_heads[0].return_probs == with_probs
 
 
+HEAD_FIELDS = ["in_features", "num_classes", "pool", "pool_size", "bias", "dropout", "return_probs", "extract", "rule"]
+
+
+def with_hidden_layers() -> EarlyExitNetwork:
+    norm = nn.LayerNorm(16, eps=1e-3, bias=False)
+    heads = {
+        "block0": FusedAuxHead(8, 5, hidden_features=9, activation="gelu_tanh", hidden_bias=False, hidden_dropout=0.2),
+        "block1": FusedAuxHead(12, 5, pool="max", norm=True, rectifies=True),
+        "block2": nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), norm, nn.Linear(16, 7), nn.Hardswish(), nn.Linear(7, 5)),
+    }
+    return EarlyExitNetwork(SmallNet(), heads, 0.3, example_input=images(2)).eval()
+
+
+def test_hidden_layers_come_back(tmp_path: Path) -> None:
+    network = with_hidden_layers()
+    save_checkpoint(tmp_path, network)
+    loaded = load_checkpoint(tmp_path, SmallNet()).network
+    assert_same_answers(loaded, network)
+    assert [head.map_size for head in loaded.fused_heads] == [None, None, (2, 2)]
+    assert loaded.fused_heads[2].hidden.norm.eps == 1e-3 and loaded.fused_heads[2].hidden.norm.bias is None
+    save_checkpoint(tmp_path / "again", loaded)
+    for name in ("model.json", "model.safetensors"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+def test_files_of_heads_without_hidden_layers_are_as_they_were(saved: Path) -> None:
+    content = json.loads((saved / "model.json").read_text())
+    assert content["format"] == 3 and all(list(head) == HEAD_FIELDS for head in content["heads"].values())
+
+
+@pytest.mark.parametrize(
+    "tap, change, message",
+    [
+        ("block0", {"features": 0}, "hidden: features: got 0, wants None or an int from 1 to 1024"),
+        ("block0", {"features": 2000}, "hidden: features: got 2000, wants None or"),
+        ("block0", {"features": 8}, r"its 'heads.0.linear.weight' is \[5, 8\], saved was \[5, 9\]"),
+        ("block0", {"activation": "tanh"}, "hidden: activation: got 'tanh', wants one of"),
+        ("block0", {"activation": ["relu"]}, "hidden: activation: got"),
+        ("block0", {"dropout": 2}, "hidden: dropout: got 2, wants a probability"),
+        ("block0", {"rectifies": 1}, "hidden: rectifies: got 1, wants a bool"),
+        ("block0", {"norm": True}, "hidden: norm: got True, wants fields of a norm or None"),
+        ("block1", {"norm": {"eps": -1, "weight": True, "bias": True}}, "hidden: eps: got -1, wants a number from 0"),
+        ("block1", {"norm": {"eps": 1, "weight": True}}, "hidden: no bias, which a norm has"),
+        ("block1", {"more": 1}, "hidden: more, which hidden layers have not"),
+        ("block1", {"norm": None}, "has no 'heads.1.hidden.norm.bias', which was saved"),
+    ],
+)
+def test_fields_of_hidden_layers_that_are_wrong(tmp_path: Path, tap: str, change: dict[str, Any], message: str) -> None:
+    save_checkpoint(tmp_path, with_hidden_layers())
+    content = json.loads((tmp_path / "model.json").read_text())
+    content["heads"][tap]["hidden"].update(change)
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=message):
+        load_checkpoint(tmp_path, SmallNet())
+
+
+def test_wrong_map_sizes_and_sizes_that_ask_for_too_much_memory(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, with_hidden_layers())
+    content = json.loads((tmp_path / "model.json").read_text())
+    for change, message in (
+        ({"map_size": [0, 2]}, "map_size: got .0, 2., wants two positive ints"),
+        ({"hidden": None}, "hidden: got None, wants fields of hidden layers"),
+        ({"in_features": 2**30}, "saved was .7, 16."),
+        ({"num_classes": 2**30}, "wants one|saved was"),
+    ):
+        changed = {**content, "heads": {**content["heads"], "block2": {**content["heads"]["block2"], **change}}}
+        (tmp_path / "model.json").write_text(json.dumps(changed))
+        with pytest.raises(BadInput, match=message):
+            load_checkpoint(tmp_path, SmallNet())
+
+
 class WithRule(SmallNet):
     """A layer of its own has the name that rules have in heads."""
 

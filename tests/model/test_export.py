@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,12 +28,23 @@ class Logits(nn.Module):
         return self.network.logits(x)
 
 
-def head(device: torch.device) -> FusedAuxHead:
-    return FusedAuxHead(6, 5, rule=ExitRule(0.3, temperature=1.5)).to(device).eval()
+LAYERS = {"linear": {}, "hidden": {"hidden_features": 9, "activation": "gelu", "norm": True, "rectifies": True}}
 
 
-def network(device: torch.device) -> EarlyExitNetwork:
-    net = EarlyExitNetwork(SmallNet(), plain_heads()).to(device).eval()
+@pytest.fixture(params=LAYERS)
+def layers(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Options of heads."""
+    return LAYERS[request.param]
+
+
+def head(device: torch.device, layers: dict[str, Any]) -> FusedAuxHead:
+    return FusedAuxHead(6, 5, rule=ExitRule(0.3, temperature=1.5), **layers).to(device).eval()
+
+
+def network(device: torch.device, layers: dict[str, Any]) -> EarlyExitNetwork:
+    heads = plain_heads()
+    heads["block1"] = FusedAuxHead(12, 5, **layers)
+    net = EarlyExitNetwork(SmallNet(), heads).to(device).eval()
     net.check_taps(torch.randn(2, 3, 8, 8, device=device))
     return net
 
@@ -45,8 +57,8 @@ def test_answers_are_tree_nodes_with_a_name(kind: type) -> None:
     assert type(pytree.tree_unflatten(leaves, spec)) is kind
 
 
-def test_an_exported_head_is_saved_and_loaded(device: torch.device) -> None:
-    module, x = head(device), torch.randn(3, 6, 4, 4, device=device)
+def test_an_exported_head_is_saved_and_loaded(device: torch.device, layers: dict[str, Any]) -> None:
+    module, x = head(device, layers), torch.randn(3, 6, 4, 4, device=device)
     file = io.BytesIO()
     torch.export.save(torch.export.export(module, (x,)), file)
     file.seek(0)
@@ -56,8 +68,8 @@ def test_an_exported_head_is_saved_and_loaded(device: torch.device) -> None:
     assert all(torch.equal(a, b) for a, b in zip(out, module(x), strict=True))
 
 
-def test_a_module_with_a_head_is_exported_for_any_batch(device: torch.device) -> None:
-    module = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), head(device)).to(device).eval()
+def test_a_module_with_a_head_is_exported_for_any_batch(device: torch.device, layers: dict[str, Any]) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), head(device, layers)).to(device).eval()
     x = torch.randn(4, 3, 8, 8, device=device)
     program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("batch", max=1024)},))
     assert any(node.target is torch.ops.auxhead.fused_head.default for node in program.graph.nodes)
@@ -66,17 +78,19 @@ def test_a_module_with_a_head_is_exported_for_any_batch(device: torch.device) ->
         torch.testing.assert_close(found, wanted)
 
 
-def test_the_logits_of_a_network_are_exported_for_any_batch(device: torch.device) -> None:
-    module, x = Logits(network(device)).eval(), torch.randn(4, 3, 8, 8, device=device)
+def test_the_logits_of_a_network_are_exported_for_any_batch(device: torch.device, layers: dict[str, Any]) -> None:
+    module, x = Logits(network(device, layers)).eval(), torch.randn(4, 3, 8, 8, device=device)
     program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("batch", max=1024)},))
     other = torch.randn(7, 3, 8, 8, device=device)
     for found, wanted in zip(program.module()(other), module(other), strict=True):
         torch.testing.assert_close(found, wanted)
 
 
-def test_aot_inductor_packages_a_head(device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aot_inductor_packages_a_head(
+    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: dict[str, Any]
+) -> None:
     monkeypatch.setenv("CI", "true")  # where Inductor refuses operators that have a decomposition, too
-    module, x = head(device), torch.randn(3, 6, 4, 4, device=device)
+    module, x = head(device, layers), torch.randn(3, 6, 4, 4, device=device)
     path = torch._inductor.aoti_compile_and_package(
         torch.export.export(module, (x,)), package_path=str(tmp_path / "head.pt2")
     )
@@ -89,10 +103,10 @@ def test_aot_inductor_packages_a_head(device: torch.device, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("what", ["head", "logits"])
-def test_onnx_computes_the_same(what: str, device: torch.device) -> None:
+def test_onnx_computes_the_same(what: str, device: torch.device, layers: dict[str, Any]) -> None:
     pytest.importorskip("onnxscript")
     reference = pytest.importorskip("onnx.reference")
-    module = head(device) if what == "head" else Logits(network(device)).eval()
+    module = head(device, layers) if what == "head" else Logits(network(device, layers)).eval()
     x = torch.randn(3, 6, 4, 4, device=device) if what == "head" else torch.randn(3, 3, 8, 8, device=device)
     program = torch.onnx.export(module, (x,), dynamo=True, verbose=False)
     assert program is not None

@@ -99,6 +99,9 @@ def squeeze(channels: int) -> nn.Sequential:
 
 ORDINARY: dict[str, Callable[[], nn.Module]] = {
     "mlp of a transformer": lambda: nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)),
+    "squeeze by functions": lambda: nn.Sequential(
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2), nn.ReLU(), nn.Linear(2, 8)
+    ),
     "squeeze and excite": lambda: squeeze(8),
     "encoder layer": lambda: nn.TransformerEncoderLayer(8, 2, 16),
     "attention": lambda: nn.MultiheadAttention(8, 2),
@@ -114,6 +117,18 @@ def test_ordinary_blocks_are_no_candidates(kind: str, first: bool) -> None:
     names = list(parts) if first else list(reversed(parts))
     report = fuse_aux_heads(nn.ModuleDict({name: parts[name] for name in names}))
     assert list(report.replaced) == ["head"] and not report.left_alone
+
+
+def test_a_head_with_hidden_layers_gives_class_scores_or_is_named() -> None:
+    def head(outputs: int) -> nn.Sequential:
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, outputs))
+
+    model = nn.ModuleDict({"other": head(3), "exit": head(5), "last": plain_head(6)})
+    assert list(fuse_aux_heads(model).replaced) == ["exit", "last"]
+    model = nn.ModuleDict({"other": head(3), "exit": head(5), "last": plain_head(6)})
+    assert list(fuse_aux_heads(model, include=["ot*", "exit"]).replaced) == ["other", "exit"]
+    with pytest.raises(ValueError, match="include: 'block' has no head in it"):
+        fuse_aux_heads(nn.ModuleDict({"block": nn.ModuleDict({"a": head(3)}), "last": plain_head(6)}), include="block")
 
 
 def test_a_model_without_a_classifier_has_no_candidates() -> None:

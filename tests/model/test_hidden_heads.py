@@ -11,6 +11,7 @@ from auxhead.model import EarlyExitNetwork, FusedAuxHead, fuse_aux_heads
 from support.example_models import SmallNet, assert_as_exact, in_double, softmax_of
 from support.head_plan_cases import counting, differ, follows
 from support.head_sequentials import HIDDEN, MAP, avg, drop, flat, seq
+from support.hidden_head_cases import HIDDEN_CHANGES
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
@@ -145,31 +146,8 @@ def test_float64_on_the_cpu() -> None:
 
 # Plans, and what they rest on
 
-CHANGES = {
-    "hidden weight in place": lambda head: _in_place(head.hidden.linear.weight),
-    "hidden bias in place": lambda head: _in_place(head.hidden.linear.bias),
-    "norm in place": lambda head: _in_place(head.hidden.norm.weight),
-    "another hidden weight": lambda head: setattr(head.hidden.linear, "weight", nn.Linear(6, 9).weight),
-    "another bias of the norm": lambda head: setattr(head.hidden.norm, "bias", nn.Parameter(-head.hidden.norm.bias)),
-    "no hidden bias": lambda head: setattr(head.hidden.linear, "bias", None),
-    "data of the hidden weight": lambda head: setattr(head.hidden.linear.weight, "data", torch.randn(9, 6)),
-    "another hidden layer": lambda head: setattr(head.hidden, "linear", nn.Linear(6, 9)),
-    "no norm": lambda head: setattr(head.hidden, "norm", None),
-    "eps": lambda head: setattr(head.hidden.norm, "eps", 0.5),
-    "activation": lambda head: setattr(head.hidden, "activation", "hardswish"),
-    "no ReLU before the pool": lambda head: setattr(head.hidden, "rectifies", False),
-    "other hidden layers": lambda head: setattr(head, "hidden", FusedAuxHead(6, 5, hidden_features=9).hidden),
-    "last weight": lambda head: _in_place(head.linear.weight),
-    "half": lambda head: head.half(),
-}  # fmt: skip
 
-
-def _in_place(tensor: Tensor) -> None:
-    with torch.no_grad():
-        tensor.neg_()
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("change", HIDDEN_CHANGES.values(), ids=HIDDEN_CHANGES)
 def test_a_change_is_followed_by_plans(change: object) -> None:
     head = FusedAuxHead.from_module(HIDDEN["all"]().eval(), rule=0.3)
     with torch.no_grad():
@@ -193,11 +171,15 @@ def test_a_plan_answers_without_the_operator() -> None:
     assert len(calls) == 1
 
 
-def test_hidden_layers_that_a_plain_head_is_given_are_followed() -> None:
+def test_a_plain_head_takes_no_hidden_layers() -> None:
     head, x = FusedAuxHead(6, 5).eval(), torch.randn(MAP)
     follows(head, x)
-    head.hidden = FusedAuxHead(6, 5, norm=True).hidden
+    for _ in range(2):
+        with pytest.raises(AttributeError, match="hidden: the head was made without hidden layers, wants a new one"):
+            head.hidden = FusedAuxHead(6, 5, norm=True).hidden
+        head.hidden = None
     follows(head, x)
+    assert "hidden" not in repr(head) and "hidden" not in head._modules
 
 
 # Made directly

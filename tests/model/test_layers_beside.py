@@ -1,4 +1,4 @@
-"""Heads with hidden layers, as model/README.md has them: layers that the backbone runs in passing, and heads behind."""
+"""Layers that the backbone runs in passing, and heads behind them: such as a fused head does not know."""
 
 import pytest
 import torch

@@ -30,6 +30,19 @@ class Pooling(nn.Module):
         return self.fc(self.pool(x))
 
 
+class Perceptron(nn.Module):
+    """A head with a norm, a hidden layer and dropout, all but its layers by functions."""
+
+    def __init__(self, width: int, activation: Callable[[Tensor], Tensor], hidden: int = 10) -> None:
+        super().__init__()
+        self.activation = activation
+        self.norm, self.drop1, self.drop2 = nn.LayerNorm(width), nn.Dropout(0.1), nn.Dropout(0.2)
+        self.hidden, self.fc = nn.Linear(width, hidden), nn.Linear(hidden, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.drop2(self.activation(self.hidden(self.drop1(self.norm(x.mean((2, 3))))))))
+
+
 class Hidden(nn.Module):
     """A head with a hidden layer and functions between its layers."""
 
@@ -251,7 +264,28 @@ STYLES: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, str, bool]], li
             ),
             Hidden(16),
         ),
-        [("exits.0.fc.input", "none", True), ("exits.1.3", "none", True)], [0, 1, 2], "exits.2",
+        [("exits.0.fc.input", "none", True), ("blocks.1", "avg", False)], [0, 1, 2], "exits.2",  # a batch norm
+    ),
+    "hidden layers with norms": (
+        lambda: InAList(
+            Perceptron(8, F.gelu),
+            nn.Sequential(
+                nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(48, 9), nn.Hardswish(True), nn.Linear(9, CLASSES)
+            ),
+            Perceptron(16, F.relu),
+        ),
+        [("blocks.0", "avg", False), ("blocks.1", "max 2x2", False)], [0, 1, 2], "exits.2",
+    ),
+    "hidden layers that are not fused": (
+        lambda: InAList(
+            Perceptron(8, torch.tanh),
+            nn.Sequential(
+                nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(),
+                nn.Linear(9, CLASSES),
+            ),
+            Perceptron(16, F.relu),
+        ),
+        [("exits.0.drop2", "none", True), ("exits.1.5", "none", True)], [0, 1, 2], "exits.2",
     ),
     "a last exit that is a convolution": (
         lambda: Named(Outputs, last=nn.Sequential(nn.Conv2d(12, CLASSES, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())),

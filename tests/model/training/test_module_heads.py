@@ -1,10 +1,13 @@
-"""Heads that are modules of their own are trained and calibrated as others are."""
+"""Heads that are modules of their own, and those with hidden layers, are trained and calibrated as others are."""
 
 import pytest
 import torch
-from auxhead.model import EarlyExitNetwork, TrainingPlan, calibrate_network, train
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, TrainingPlan, calibrate_network, train
+from auxhead.model.training.cached_features import cache_features
+from auxhead.model.training.learners import HeadsOnFeatures
 from support.example_models import SmallNet, mixed_heads
-from torch import Tensor
+from support.hidden_head_cases import hidden_heads, with_hidden_heads
+from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
@@ -35,6 +38,57 @@ def test_training_changes_the_modules(network, method):
             changed = not torch.equal(parameter, before[name])
             assert changed == (method != "heads" or name.startswith("heads.")), name
     assert not torch.equal(network.heads[0].module.bn.running_mean, before["heads.0.module.bn.running_mean"])
+
+
+@pytest.mark.parametrize("method", ["joint", "distill", "heads"])
+def test_training_changes_hidden_layers(method):
+    """Of "heads" on what they pool of the frozen backbone's maps, after a leading ReLU."""
+    torch.manual_seed(0)
+    written = hidden_heads()
+    network = EarlyExitNetwork(SmallNet(), written, example_input=torch.zeros(2, 3, 8, 8))
+    images, labels = samples(40)
+    batches = list(zip(images.split(20), labels.split(20), strict=True))
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    done = train(network, batches, TrainingPlan(method, epochs=4, learning_rate=1e-2))
+    assert done.epochs[0].loss > done.epochs[-1].loss
+    for name, parameter in network.named_parameters():
+        changed = not torch.equal(parameter, before[name])
+        assert changed == (method != "heads" or name.startswith("heads.")), name
+    network.eval()
+    logits = network.logits(images)
+    y = network.backbone.block0(images)
+    torch.testing.assert_close(logits[0], written["block0"].eval()(y))
+
+
+def test_features_are_read_after_a_leading_relu():
+    network = EarlyExitNetwork(Colours(), {"layer": FusedAuxHead(3, 5, hidden_features=4, rectifies=True)}).eval()
+    images, labels = samples(10)
+    cached = cache_features(network, [(images, labels)], torch.autocast("cpu", enabled=False), seed=None)
+    ((features, final), _) = next(iter(cached))
+    torch.testing.assert_close(features, images.relu().mean((2, 3)))
+    for found, wanted in zip(
+        HeadsOnFeatures(network.exit_heads)([features, final]), network.logits(images), strict=True
+    ):
+        torch.testing.assert_close(found, wanted)
+
+
+class Colours(nn.Module):
+    """Its layer returns numbers of both signs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.fc = nn.Identity(), nn.Linear(3, 5)
+
+    def forward(self, x):
+        return self.fc(self.layer(x).mean((2, 3)))
+
+
+def test_hidden_layers_are_calibrated():
+    images, labels = samples(400)
+    network, _ = with_hidden_heads(images)
+    before = [head.rule.temperature for head in network.exit_heads]
+    report = calibrate_network(network, [(images, labels)], max_accuracy_drop=0.5)
+    assert [head.rule.temperature for head in network.exit_heads] != before and len(report.exits) == 4
 
 
 def test_modules_are_calibrated(network):

@@ -1,0 +1,177 @@
+"""``export_exits`` and ``export_stages``: a network as files that others run, compared with it before."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from ..arguments import check_batch, kind_of
+from ..bad_input import BadInput
+from ..batches import two_samples
+from ..early_exit_network import EarlyExitNetwork
+from ..json_file import write_json
+from ..runners.checks import check_device, check_mode
+from .check_files import check_files
+from .description import describe, exit_name, value_like
+from .file_formats import Part, Value, check_format, write_part
+from .program import logits_program, stage_program
+from .stages import Stage, cut_into_stages
+
+#: The JSON of a folder of stages.
+STAGES = "stages.json"
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export has written, and how far it is from the network."""
+
+    files: tuple[Path, ...]
+    """In the order in which they run; the JSON is the last."""
+    difference: float | None
+    """The largest difference of a logit, in parts of the largest one; None if nothing here could run the files."""
+    checked_by: str
+    """What ran the files, or why nothing did."""
+
+
+def export_exits(
+    network: EarlyExitNetwork, example_images: Tensor, path: str | os.PathLike[str], *, format: str = "pt2"
+) -> ExportReport:
+    """Write the logits of all exits as one file, for batches of any size, and a JSON beside it.
+
+    The file takes a batch and returns the logits of every head and, last, of the classifier, before temperatures. The
+    JSON, named like it with .json behind, holds inputs, outputs, taps and rules, by which whoever loads it decides
+    which exit answers.
+
+    Args:
+        network: in eval mode; the file has its parameters, its dtype and, as pt2, its device.
+        example_images: a batch that the network takes, which also serves to compare the file with it.
+        path: of the file, where there is none.
+        format: "onnx", which needs onnx and onnxscript, or "pt2", which ``torch.export.load`` reads.
+
+    Raises:
+        BadInput: something is there already, a head does not know its width, the format cannot be written here, or
+            torch.export or ONNX cannot have the network; the message says what they said.
+        TypeError, ValueError: network or images cannot be used.
+        RuntimeError: the file computes something else than the network; it is not kept.
+    """
+    path = Path(path)
+    check_format(format)
+    description = check_new_file("path", path)
+    images = _checked(network, example_images)
+    program = logits_program(network, _example(images))
+    nodes = {node.name: node for node in program.graph.nodes}
+    (x,) = (nodes[name].meta["val"] for name in program.graph_signature.user_inputs)
+    outputs = [nodes[name].meta["val"] for name in program.graph_signature.user_outputs]
+    part = Part(
+        path.name,
+        program,
+        (value_like("input", x, x.shape[0]),),
+        tuple(value_like(exit_name(index), each, x.shape[0]) for index, each in enumerate(outputs)),
+    )
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        difference, by = _write(network, images, [part], Path(folder), description.name, format)
+        for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == description.name):
+            os.replace(file, path.parent / file.name)  # ONNX keeps large parameters in a file of their own
+    return ExportReport((path, description), difference, by)
+
+
+def export_stages(
+    network: EarlyExitNetwork, example_images: Tensor, directory: str | os.PathLike[str], *, format: str = "pt2"
+) -> ExportReport:
+    """Write the network cut at its taps, a file a stage, for batches of any size, and ``stages.json``.
+
+    The first stage takes a batch, each other one what the stage before has returned behind its logits. Every stage
+    returns the logits of its exit and what the next one needs; the last one the classifier's logits. Whoever runs them
+    one after another may stop as soon as the rule of an exit, in the JSON, is content.
+
+    Args:
+        network: as of :func:`export_exits`.
+        example_images: likewise.
+        directory: made for the files, where there is nothing.
+        format: as of :func:`export_exits`.
+
+    Raises:
+        BadInput, TypeError, ValueError, RuntimeError: as :func:`export_exits`.
+    """
+    directory = Path(directory)
+    check_format(format)
+    check_new("directory", directory)
+    images = _checked(network, example_images)
+    x = _example(images)
+    stages = cut_into_stages(logits_program(network, x).module())
+    parts = _parts(stages, x, format)
+    with TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}.") as folder:
+        inside = Path(folder, directory.name)  # with the permissions of a new folder, which a temporary one lacks
+        inside.mkdir()
+        difference, by = _write(network, images, parts, inside, STAGES, format)
+        os.replace(inside, directory)
+    return ExportReport((*(directory / part.file for part in parts), directory / STAGES), difference, by)
+
+
+def check_new(name: str, path: Path) -> None:
+    """Raise ``BadInput`` unless an argument is a path where something new can be made."""
+    if path.exists() or path.is_symlink():
+        raise BadInput(f"{name}: {path} is there already, wants the name of something new")
+    if not path.parent.is_dir():
+        raise BadInput(f"{name}: {path.parent} is no folder, wants one that is there to put {path.name} into")
+
+
+def check_new_file(name: str, path: Path) -> Path:
+    """Return the path of the JSON beside a file; raises ``BadInput`` unless both can be made there."""
+    description = path.with_name(f"{path.name}.json")
+    for each in (path, description):
+        check_new(name, each)
+    return description
+
+
+def _example(images: Tensor) -> Tensor:
+    """Return two samples of a batch: a program made of one takes one alone, and of a view it keeps the sizes behind."""
+    x = two_samples(images)
+    assert isinstance(x, Tensor)
+    return x.clone(memory_format=torch.preserve_format)
+
+
+def _checked(network: EarlyExitNetwork, example_images: Tensor) -> Tensor:
+    """Return the images, without gradients, if they and the network can be exported."""
+    if not isinstance(network, EarlyExitNetwork):
+        raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
+    check_batch("example_images", example_images)
+    check_mode(network)
+    for tap, head in zip(network.taps, network.exit_heads, strict=True):
+        if any(map(is_lazy, head.parameters())):
+            raise BadInput(f"heads[{tap!r}]: does not know its width yet, wants to have seen a batch and been trained")
+    check_device(network, example_images.device)
+    network.check_taps(example_images)
+    return example_images.detach()
+
+
+def _parts(stages: Sequence[Stage], x: Tensor, format: str) -> list[Part]:
+    """Return the programs of stages, exported with what the stages before hand over for ``x``."""
+    batch = stages[0].takes[0].shape[0]
+    handed: tuple[Tensor, ...] = (x,)
+    inputs: tuple[Value, ...] = (value_like("input", stages[0].takes[0], batch),)
+    parts = []
+    for index, stage in enumerate(stages):
+        hands = [value_like(f"handed_{index}_{place}", each, batch) for place, each in enumerate(stage.hands)]
+        outputs = (value_like(exit_name(index), stage.logits, batch), *hands)
+        program = stage_program(stage, handed)
+        parts.append(Part(f"stage_{index}.{format}", program, inputs, outputs))
+        with torch.no_grad():
+            handed = stage.module(*handed)[1:]
+        inputs = tuple(hands)
+    return parts
+
+
+def _write(
+    network: EarlyExitNetwork, images: Tensor, parts: Sequence[Part], folder: Path, description: str, format: str
+) -> tuple[float | None, str]:
+    """Write files and JSON into a folder, and compare them with the network."""
+    paths = [write_part(part, folder, format) for part in parts]
+    checked = check_files(network, images, paths, format)
+    write_json(folder / description, describe(network, parts))
+    return checked

@@ -1,0 +1,118 @@
+"""The formats of exported files, ONNX and PyTorch's own: writing a program, and running what was written."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from ..bad_input import BadInput
+from .program import one_line_of_exporter, quietly
+
+#: Formats by name, which is also how their files end.
+FORMATS = ("onnx", "pt2")
+#: The first dimension of a batch, where shapes are written down.
+BATCH = "batch"
+
+
+class Value(NamedTuple):
+    """A tensor that a file takes or returns."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    """Sizes; those that depend on the batch size in words: "batch", "4*batch"."""
+    dtype: str
+    """As PyTorch calls it, without ``torch.``."""
+
+
+class Part(NamedTuple):
+    """A program that becomes one file."""
+
+    file: str
+    program: ExportedProgram
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+
+#: Runs a file: as many tensors as it takes, for as many as it returns.
+Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+
+class OpenFile(NamedTuple):
+    """A file that has been read again."""
+
+    run: Run
+    by: str
+    """What runs it, in words."""
+
+
+def check_format(format: str) -> None:
+    """Raise ``BadInput`` for a format that there is not, or that cannot be written here."""
+    if format not in FORMATS:
+        raise BadInput(f"format: got {format!r}, wants one of {list(FORMATS)}")
+    if format == "onnx":
+        try:
+            import onnx  # noqa: F401
+            import onnxscript  # noqa: F401
+        except ImportError as error:
+            raise BadInput(
+                f"format: 'onnx' needs onnx and onnxscript ({error}); wants `pip install onnx onnxscript`, or 'pt2'"
+            ) from None
+
+
+def write_part(part: Part, folder: Path, format: str) -> Path:
+    """Write a program into a folder; ``BadInput`` if ONNX has no operators for it."""
+    path = folder / part.file
+    if format == "pt2":
+        with quietly():
+            torch.export.save(part.program, path)
+        return path
+    names: list[dict[int, str]] = [{} for _ in part.inputs]
+    for value, of_value in zip(part.inputs, names, strict=True):
+        if BATCH in value.shape:  # of all inputs it is one size, which is named once
+            of_value[value.shape.index(BATCH)] = BATCH
+            break
+    with one_line_of_exporter("network: torch.onnx cannot export it"):
+        made = torch.onnx.export(
+            part.program,
+            (),
+            dynamo=True,
+            verbose=False,
+            input_names=[value.name for value in part.inputs],
+            output_names=[value.name for value in part.outputs],
+            dynamic_shapes=tuple(names),
+        )
+        assert made is not None
+        made.save(path)
+    return path
+
+
+def open_file(path: Path, format: str) -> OpenFile:
+    """Read a file that was just written; an ONNX file is checked by ``onnx.checker``, too."""
+    if format == "pt2":
+        with quietly():
+            module = torch.export.load(path).module()
+        return OpenFile(lambda values: module(*values), "torch.export.load")
+    import onnx
+
+    with one_line_of_exporter("network: onnx.checker refuses its file"):
+        onnx.checker.check_model(path, full_check=True)
+    try:
+        from onnxruntime import InferenceSession
+    except ImportError:
+        from onnx.reference import ReferenceEvaluator
+
+        evaluator = ReferenceEvaluator(str(path))
+        return OpenFile(_on_numpy(evaluator, evaluator.input_names), "onnx.reference")
+    session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return OpenFile(_on_numpy(session, [each.name for each in session.get_inputs()]), "onnxruntime")
+
+
+def _on_numpy(model: Any, names: Sequence[str]) -> Run:
+    def run(values: Sequence[Tensor]) -> list[Tensor]:
+        given = {name: value.cpu().numpy() for name, value in zip(names, values, strict=True)}
+        return [torch.from_numpy(found) for found in model.run(None, given)]
+
+    return run

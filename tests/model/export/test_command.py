@@ -1,0 +1,90 @@
+"""``auxhead export``: files of a checkpoint's network, and what is refused."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, ModuleHead, save_checkpoint
+from support.command_line import assert_one_line_error, auxhead
+from support.example_models import SmallNet
+from support.exported import first_sure, read_description, run_stages, run_whole
+from torch import nn
+
+
+@pytest.fixture
+def network() -> EarlyExitNetwork:
+    torch.manual_seed(0)
+    heads = {tap: FusedAuxHead(None, 5) for tap in ("block0", "block1")}
+    return EarlyExitNetwork(SmallNet(), heads, rules=0.25, example_input=torch.zeros(2, 3, 16, 16)).eval()
+
+
+@pytest.fixture
+def checkpoint(network: EarlyExitNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a network whose backbone ``small_nets:make`` makes, in the current directory."""
+    save_checkpoint(tmp_path / "net", network, backbone="small_nets:make", image_size=16)
+    (tmp_path / "small_nets.py").write_text("from support.example_models import SmallNet\n\n\nmake = SmallNet\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "small_nets", raising=False)
+    return tmp_path / "net"
+
+
+def test_one_file_and_stages(network, checkpoint, tmp_path):
+    x = torch.randn(16, 3, 16, 16)
+    wanted = network(x)
+    for out, description, run, more in (
+        (tmp_path / "exits.pt2", tmp_path / "exits.pt2.json", run_whole, []),
+        (tmp_path / "stages", tmp_path / "stages" / "stages.json", run_stages, ["--stages"]),
+    ):
+        result = auxhead("export", checkpoint, out, "--backbone", "small_nets:make", *more)
+        assert result.exit_code == 0 and not result.stderr, result.output
+        off, saved = result.output.splitlines()
+        assert off.startswith("Off from the network: ") and off.endswith(" at most (torch.export.load).")
+        assert saved.startswith("Saved: ") and saved.endswith(str(description))
+        label, exit_index = first_sure(description, run(description, x))
+        assert torch.equal(label, wanted.label) and torch.equal(exit_index, wanted.exit_index)
+
+
+def test_onnx(checkpoint, tmp_path):
+    pytest.importorskip("onnxscript")
+    out = tmp_path / "exits.onnx"
+    result = auxhead("export", checkpoint, out, "--format", "onnx", "--backbone", "small_nets:make")
+    assert result.exit_code == 0 and out.is_file(), result.output
+    files = read_description(tmp_path / "exits.onnx.json")["files"]
+    assert [value["name"] for value in files[0]["outputs"]] == ["exit_0", "exit_1", "exit_2"]
+
+
+def test_what_is_refused(network, checkpoint, tmp_path, monkeypatch):
+    make = ("--backbone", "small_nets:make")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert_one_line_error(auxhead("export", "nowhere", "x.pt2"), "checkpoint: nowhere has no model.json")
+    assert_one_line_error(auxhead("export", checkpoint, "x.pt2"), "takes yours with --backbone small_nets:make")
+    for out in ("net", "small_nets.py"):
+        for more in ([], ["--stages"]):
+            result = auxhead("export", checkpoint, out, *make, *more)
+            assert_one_line_error(result, f"OUT: {out} is there already, wants the name of something new")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    result = auxhead("export", checkpoint, "x.onnx", "--format", "onnx", *make)
+    assert_one_line_error(result, "format: 'onnx' needs onnx and onnxscript")
+    save_checkpoint(tmp_path / "plain", network, backbone="small_nets:make")
+    assert_one_line_error(auxhead("export", "plain", "x.pt2", *make), "checkpoint: was saved without image_size")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == sorted([*before, "plain"])
+
+
+def test_a_checkpoint_whose_head_is_a_module_of_the_users(checkpoint, tmp_path):
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Tanh(), nn.Linear(8, 5))
+    network = EarlyExitNetwork(SmallNet(), {"block0": ModuleHead(head)}, example_input=torch.zeros(2, 3, 16, 16)).eval()
+    save_checkpoint(tmp_path / "module", network, image_size=16)
+    (tmp_path / "small_nets.py").write_text(
+        "from support.example_models import SmallNet\nfrom torch import nn\n\n\nmake = SmallNet\n\n\n"
+        "def heads():\n    parts = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Tanh(), nn.Linear(8, 5)\n"
+        "    return {'block0': nn.Sequential(*parts)}\n"
+    )
+    options = ("module", "x.pt2", "--backbone", "small_nets:make")
+    assert_one_line_error(auxhead("export", *options), "--modules: got none for the head at 'block0' in module")
+    assert auxhead("export", *options, "--modules", "small_nets:heads").exit_code == 0
+    x = torch.randn(3, 3, 16, 16)
+    found = torch.export.load(tmp_path / "x.pt2").module()(x)
+    for one, wanted in zip(found, network.logits(x), strict=True):
+        torch.testing.assert_close(one, wanted)
