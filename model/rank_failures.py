@@ -103,7 +103,7 @@ class Watch:
             raise
         except BaseException as error:
             self._interruptible = False
-            cause = self._cause_elsewhere(error) if isinstance(error, (RuntimeError, _Interrupted)) else None
+            cause = self.cause_elsewhere(error) if isinstance(error, (RuntimeError, _Interrupted)) else None
             if cause is not None:
                 self._leave()
                 _end(cause)
@@ -111,6 +111,11 @@ class Watch:
             raise
         finally:
             self._leave()
+
+    def check(self) -> None:
+        """Raise ``RankFailed`` if another process is known to have failed or died."""
+        if self._cause is not None:
+            raise RankFailed(self._cause)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._interruptible:
@@ -196,7 +201,7 @@ class Watch:
         except RuntimeError:
             return True
 
-    def _cause_elsewhere(self, error: BaseException) -> str | None:
+    def cause_elsewhere(self, error: BaseException) -> str | None:
         """Return the failure of another process that an error comes of; None for an error of this one's own.
 
         A lost connection is a RuntimeError of any wording, and comes before the reason does.

@@ -1,0 +1,82 @@
+"""A backbone cut at its taps into segments, each a graph of ``torch.export`` for micro-batches of one size.
+
+Taps are forward hooks, by which a forward can be left early but not entered late. A stage of a pipeline begins in the
+middle of the forward, so that here alone the backbone is traced. Heads are not: they read what a segment returns.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.passes import move_to_device_pass
+
+from ..bad_input import BadInput
+from ..early_exit_network import EarlyExitNetwork
+from ..export.program import one_line_of_exporter
+from ..export.stages import Stage as Segment
+from ..export.stages import cut_into_stages
+from ..taps import listening
+
+
+class _ReadByExits(nn.Module):
+    """What each head reads and, last, the logits."""
+
+    def __init__(self, network: EarlyExitNetwork) -> None:
+        super().__init__()
+        self._network = network
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        read: list[Tensor] = []
+        network = self._network
+        # of a copy: the backbone may change in place what a tap has returned
+        with listening(network.backbone, network.taps, lambda _, features: read.append(features.clone()), network.reading):
+            logits = network.backbone(x)
+        return (*read, logits)
+
+
+def segments_of(network: EarlyExitNetwork, micro_batch: Tensor, device: torch.device) -> list[Segment]:
+    """Cut a network's backbone behind each tap.
+
+    Args:
+        network: in eval mode, its taps checked.
+        micro_batch: of the one size that segments take, on the network's device.
+        device: of the segments; where it is the network's they share its parameters.
+
+    Returns:
+        list: of each segment a module that takes what the one before hands over, at first a micro-batch, and returns a
+        tuple: what the segment's head reads, or the logits, and what it hands over.
+
+    Raises:
+        BadInput: torch.export cannot trace the backbone, or it keeps a state.
+    """
+    with one_line_of_exporter("network: torch.export cannot trace its backbone, which a pipeline is cut from"):
+        program = torch.export.export(_ReadByExits(network), (micro_batch,)).run_decompositions({})
+        written = program.graph_signature.buffers_to_mutate.values()
+        if device != micro_batch.device:
+            program = move_to_device_pass(program, device)
+    if written:
+        name = sorted(written)[0].removeprefix("_network.")
+        raise BadInput(f"network: a forward writes to {name!r}, wants none that does: stages keep no state")
+    return cut_into_stages(_without_copies(program))
+
+
+def _without_copies(program: ExportedProgram) -> torch.fx.GraphModule:
+    """Drop the copies that heads would read: no operator of the graph writes to anything any more."""
+    whole = program.module()
+    assert isinstance(whole, torch.fx.GraphModule)
+    for node in whole.graph.output_node().all_input_nodes:
+        if node.target is torch.ops.aten.clone.default:
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            whole.graph.erase_node(node)
+    return whole
+
+
+def run_segments(segments: Sequence[Segment], x: Tensor) -> list[tuple[Tensor, tuple[Tensor, ...]]]:
+    """Return what each segment's exit reads of a micro-batch, and what the segment hands over."""
+    handed, found = (x,), []
+    for segment in segments:
+        read, *hands = segment.module(*handed)
+        handed = tuple(hands)
+        found.append((read, handed))
+    return found
