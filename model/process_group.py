@@ -93,6 +93,13 @@ class Processes:
             if difference is not None:
                 raise BadInput(f"{self._name}: {difference}")
 
+    def wait_for(self, key: str) -> bytes:
+        """Return a value of the store as soon as another process has set it; raises ``RankFailed`` if one fails."""
+        while not self.store.check([key]):
+            self.watch.check()
+            time.sleep(0.02)
+        return self.store.get(key)
+
     @contextmanager
     def group(self, backend: str) -> Iterator[None]:
         """Connect the processes by PyTorch's process group, to the end of the body."""

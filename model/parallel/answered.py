@@ -22,7 +22,9 @@ def packed(said: Sequence[HeadOutput], *, with_probs: bool) -> Tensor:
     columns = []
     for output in said:
         parts = [part.double()[:, None] for part in (output.label, output.confidence, output.exit)]
-        columns.append(torch.cat([*parts, output.probs.double()] if with_probs and output.probs is not None else parts, 1))
+        columns.append(
+            torch.cat([*parts, output.probs.double()] if with_probs and output.probs is not None else parts, 1)
+        )
     return torch.stack(columns)
 
 

@@ -18,6 +18,9 @@ from ..export.stages import Stage as Segment
 from ..export.stages import cut_into_stages
 from ..taps import listening
 
+#: Before the names of a network's parameters, in those of segments.
+NETWORK = "_network."
+
 
 class _ReadByExits(nn.Module):
     """What each head reads and, last, the logits."""
@@ -30,7 +33,9 @@ class _ReadByExits(nn.Module):
         read: list[Tensor] = []
         network = self._network
         # of a copy: the backbone may change in place what a tap has returned
-        with listening(network.backbone, network.taps, lambda _, features: read.append(features.clone()), network.reading):
+        with listening(
+            network.backbone, network.taps, lambda _, features: read.append(features.clone()), network.reading
+        ):
             logits = network.backbone(x)
         return (*read, logits)
 
@@ -56,7 +61,7 @@ def segments_of(network: EarlyExitNetwork, micro_batch: Tensor, device: torch.de
         if device != micro_batch.device:
             program = move_to_device_pass(program, device)
     if written:
-        name = sorted(written)[0].removeprefix("_network.")
+        name = sorted(written)[0].removeprefix(NETWORK)
         raise BadInput(f"network: a forward writes to {name!r}, wants none that does: stages keep no state")
     return cut_into_stages(_without_copies(program))
 
@@ -74,9 +79,32 @@ def _without_copies(program: ExportedProgram) -> torch.fx.GraphModule:
 
 def run_segments(segments: Sequence[Segment], x: Tensor) -> list[tuple[Tensor, tuple[Tensor, ...]]]:
     """Return what each segment's exit reads of a micro-batch, and what the segment hands over."""
-    handed, found = (x,), []
+    handed: tuple[Tensor, ...] = (x,)
+    found: list[tuple[Tensor, tuple[Tensor, ...]]] = []
     for segment in segments:
         read, *hands = segment.module(*handed)
         handed = tuple(hands)
         found.append((read, handed))
     return found
+
+
+def to_wire(x: Tensor, like: Tensor) -> Tensor:
+    """Return an activation as it is sent: dense in memory, in the order in which ``like``, of the same shape, lies."""
+    return (x.permute(0, 2, 3, 1) if _is_channels_last(like) else x).contiguous()
+
+
+def from_wire(x: Tensor, like: Tensor) -> Tensor:
+    """Return an activation as the segment takes it that ``to_wire`` has sent."""
+    return x.permute(0, 3, 1, 2) if _is_channels_last(like) else x
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
+def wires_like(handed: Sequence[Tensor], device: torch.device | str) -> tuple[Tensor, ...]:
+    """Allocate tensors as they are sent for activations like these, which may be fake ones."""
+    shapes = [to_wire(each, each).shape for each in handed]
+    return tuple(
+        torch.empty(shape, dtype=each.dtype, device=device) for shape, each in zip(shapes, handed, strict=True)
+    )

@@ -48,6 +48,7 @@ class Passing(Outlet):
     """Hands each micro-batch on as it is, answered samples with it, which nobody looks at any more."""
 
     def hand_on(self, rows: Tensor, handed: Sequence[Tensor] | None, *, last: bool) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return the same, or nothing."""
         return self._nothing if handed is None else (rows, handed)
 
 
@@ -63,6 +64,7 @@ class Merging(Outlet):
         self._handed = [torch.empty(2 * size, *each.shape[1:], dtype=each.dtype, device=each.device) for each in handed]
 
     def hand_on(self, rows: Tensor, handed: Sequence[Tensor] | None, *, last: bool) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return a full micro-batch, as soon as there is one, or what is held after the last; else nothing."""
         if handed is not None:
             self._hold(rows, handed)
         if not self._held or (self._held < self._size and not last):
