@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -120,7 +120,7 @@ class Watch:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._interruptible:
             self._interruptible = False
-            raise _Interrupted
+            raise _Interrupted(self._cause)
 
     def _run(self) -> None:
         """Beat and look until the watch is closed, or the process has to be ended."""
@@ -159,10 +159,7 @@ class Watch:
     def _look(self, silent: float) -> None:
         """Learn the first failure that another process reported, or which one has had no heartbeat for too long."""
         with self._lock:
-            if self._store.check(["failure"]):
-                failure = json.loads(self._store.get("failure"))
-                if failure["rank"] != self._rank:
-                    self._learn(f"rank {failure['rank']} failed: {failure['text']}")
+            if self._look_for_failure():
                 return
             now = time.monotonic()
             for rank in self._others():
@@ -172,6 +169,15 @@ class Watch:
                 elif value != _LEFT and now - self._beats[rank][1] > silent:
                     self._learn(f"rank {rank} of {self._ranks} has died or hangs: it has not been heard of for a while")
                     return
+
+    def _look_for_failure(self) -> bool:
+        """Learn the failure that a process reported; returns False if there is none."""
+        if not self._store.check(["failure"]):
+            return False
+        failure = json.loads(self._store.get("failure"))
+        if failure["rank"] != self._rank:
+            self._learn(f"rank {failure['rank']} failed: {failure['text']}")
+        return True
 
     def _others(self) -> list[int]:
         """Return the other processes that have begun to watch."""
@@ -191,6 +197,9 @@ class Watch:
         self._leave()
         while self._cause is None and not self._all_left():
             time.sleep(0.05)
+        if self._cause is None:
+            with self._lock, suppress(RuntimeError):  # one that failed says so before it leaves
+                self._look_for_failure()
         if self._cause is not None:
             raise RankFailed(self._cause)
 

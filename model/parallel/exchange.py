@@ -15,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from ..early_exit_network import EarlyExitNetwork
 from .answered import COLUMNS
-from .stage import Stage
+from .stage import Stage, StageFailed
 
 #: A rank waits for a request as long as the first one lives.
 _FOR_EVER = timedelta(days=3650)
@@ -136,7 +136,12 @@ class Exchange:
             self.stage.begin(answer, x, micro_batches - 1 + sum(self._extra_steps[: self.index]))
             rows = torch.full((steps * size,), -1)
             rows[: len(part)] = part
-            self._schedule_of(steps).eval(*([rows.to(self.stage.device)] if self.index == 0 else []))
+            try:
+                self._schedule_of(steps).eval(*([rows.to(self.stage.device)] if self.index == 0 else []))
+            except RuntimeError as error:  # PyTorch's, around what the stage raised
+                if isinstance(error.__cause__, StageFailed):
+                    raise error.__cause__ from error.__cause__.__cause__
+                raise
 
     def _schedule_of(self, steps: int) -> ScheduleGPipe:
         """Return PyTorch's schedule of so many micro-batches, with memory for them; of one number it is kept."""

@@ -209,8 +209,11 @@ def _connection(where: torch.device, timeout_s: float, opened: ExitStack) -> Con
 
 def _open_shares(network: EarlyExitNetwork, x: Tensor) -> list[float]:
     """Return for each exit, the classifier last, the share of the samples that have not left before it."""
-    monitor = network.monitor
-    shares = shares_of(exits_of(network, [x.detach()]), len(network.taps)) if monitor is None else monitor.shares
+    if network.monitor is None:
+        shares = shares_of(exits_of(network, [x.detach()]), len(network.taps))
+    else:
+        network.monitor.tallies_on(x.device, len(network.taps) + 1)  # refuses shares of another number of exits
+        shares = network.monitor.shares
     return [max(0.0, 1.0 - left) for left in accumulate(shares[:-1], initial=0.0)]
 
 

@@ -58,6 +58,11 @@ class PipelinedRunner(Runner):
         self._running, self._hearing = Worker("auxhead stage"), Worker("auxhead answers")
         self._closed: str | None = None
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that is given batches and gets the answers."""
+        return self._index == 0
+
     def __call__(self, x: Tensor | None) -> ExitResult | None:  # type: ignore[override]
         """Answer for a batch, together with the other ranks.
 
@@ -74,7 +79,7 @@ class PipelinedRunner(Runner):
             RankFailed: that of another rank has, or its process has died. The runner is then closed on all ranks.
             RuntimeError: the runner is closed, here or on the first rank.
         """
-        if self._index == 0:
+        if self.is_first:
             self._refuse_closed()
             parts = list(self._collected(x))
             return self._counted(torch.cat(parts), self._stage.device)
@@ -93,7 +98,7 @@ class PipelinedRunner(Runner):
             The places of some samples in the batch, [M] int64, ascending, and their answers, all on the CPU; each
             sample once. Who stops early waits for the rest all the same.
         """
-        if self._index != 0:
+        if not self.is_first:
             raise RuntimeError(
                 f"answers: called on rank {self._index} of the pipeline, wants rank 0, which has the batch"
             )
@@ -103,7 +108,7 @@ class PipelinedRunner(Runner):
 
     def serve(self) -> None:
         """Take part in requests until the first rank closes its runner; for the other ranks."""
-        if self._index == 0:
+        if self.is_first:
             raise RuntimeError("serve: called on rank 0 of the pipeline, wants another one: rank 0 asks")
         while self._take_part():
             pass
@@ -127,7 +132,7 @@ class PipelinedRunner(Runner):
         if self._closed is None:
             self._closed = "this runner is closed"
             self._end_workers()
-            if self._index == 0:
+            if self.is_first:
                 self._processes.store.set("closed", "1")
             self._opened.close()
 
@@ -182,7 +187,7 @@ class PipelinedRunner(Runner):
                 item = _next(found)
                 if item is None:
                     self._look()
-                    if self._index and not self._exchange.announced and self._processes.store.check(["closed"]):
+                    if not self.is_first and not self._exchange.announced and self._processes.store.check(["closed"]):
                         return
                     continue
                 if isinstance(item, Future):

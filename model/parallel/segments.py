@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 
 from ..bad_input import BadInput
@@ -32,10 +31,7 @@ class _ReadByExits(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         read: list[Tensor] = []
         network = self._network
-        # of a copy: the backbone may change in place what a tap has returned
-        with listening(
-            network.backbone, network.taps, lambda _, features: read.append(features.clone()), network.reading
-        ):
+        with listening(network.backbone, network.taps, lambda _, features: read.append(features), network.reading):
             logits = network.backbone(x)
         return (*read, logits)
 
@@ -63,18 +59,9 @@ def segments_of(network: EarlyExitNetwork, micro_batch: Tensor, device: torch.de
     if written:
         name = sorted(written)[0].removeprefix(NETWORK)
         raise BadInput(f"network: a forward writes to {name!r}, wants none that does: stages keep no state")
-    return cut_into_stages(_without_copies(program))
-
-
-def _without_copies(program: ExportedProgram) -> torch.fx.GraphModule:
-    """Drop the copies that heads would read: no operator of the graph writes to anything any more."""
     whole = program.module()
     assert isinstance(whole, torch.fx.GraphModule)
-    for node in whole.graph.output_node().all_input_nodes:
-        if node.target is torch.ops.aten.clone.default:
-            node.replace_all_uses_with(node.all_input_nodes[0])
-            whole.graph.erase_node(node)
-    return whole
+    return cut_into_stages(whole)
 
 
 def run_segments(segments: Sequence[Segment], x: Tensor) -> list[tuple[Tensor, tuple[Tensor, ...]]]:

@@ -27,6 +27,7 @@ class StageGraph:
         """Capture ``compute``, with memory that ``module`` has, for tensors like the example's, on their device."""
         device = example[0].device
         self._rules = rules
+        self._criteria = [rule.criterion for rule in rules]
         with (
             CAPTURE_LOCK,
             beside_captures(),
@@ -58,6 +59,8 @@ class StageGraph:
 
     def __call__(self, taken: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Compute on the current stream; what is returned is the caller's."""
+        if [rule.criterion for rule in self._rules] != self._criteria:
+            raise RuntimeError(f"network: its heads were captured with the criteria {', '.join(self._criteria)}")
         stream = torch.cuda.current_stream(self._captures.device)
         wait_for_writes(self._rules, stream)
         for into, each in zip(self._taken, taken, strict=True):
