@@ -4,7 +4,8 @@ The schedule sends rows and activations from stage to stage. By gloo go the anno
 in force, from the first rank to all, and answers from each stage to the first rank, as soon as they are there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from .stage import Stage, StageFailed
 _FOR_EVER = timedelta(days=3650)
 #: Micro-batches that go through a schedule at once: it keeps memory for what each receives and sends.
 _MOST_MICRO_BATCHES = 64
-#: Sent in place of a number of answers: that was all.
+#: Sent in place of a number of answers, or of samples: that was all.
 _NO_MORE = -1
 
 
@@ -73,31 +74,40 @@ class Exchange:
             connection: to the others.
         """
         self.stage, self.index, self.form = stage, index, form
-        self.announced = False
-        """Whether the request that another rank than the first waits for has come."""
         self._stages, self._heads, self._extra_steps, self._connection = stages, heads, extra_steps, connection
         self._schedule: tuple[int, ScheduleGPipe] | None = None
 
     def ask(self, network: EarlyExitNetwork, x: Tensor, samples: int, answer: Callable[[Tensor], None]) -> None:
         """Announce a request to all, with the network's rules, and run the first stage for it."""
         rules = torch.stack([head.rule.get_extra_state() for head in network.exit_heads])
+        with self._announced(samples, rules):
+            self.stage.take_rules(rules)
+            self._run(samples, answer, x)
+
+    def end(self) -> None:
+        """Announce to all that no request comes any more."""
+        with self._announced(_NO_MORE, torch.zeros(self._heads, 4, dtype=torch.float64)):
+            pass
+
+    @contextmanager
+    def _announced(self, samples: int, rules: Tensor) -> Iterator[None]:
+        """Announce a request to all, who have heard of it at the end of the body."""
         request = torch.cat([torch.tensor([samples], dtype=torch.float64), rules.flatten()])
-        group = self._connection.answers
-        announcements = [dist.isend(request, rank, group) for rank in range(1, self._stages)]
-        self.stage.take_rules(rules)
-        self._run(samples, answer, x)
-        for each in announcements:
+        sent = [dist.isend(request, rank, self._connection.answers) for rank in range(1, self._stages)]
+        yield
+        for each in sent:
             assert each is not None
             each.wait()
 
-    def answer_next(self) -> None:
-        """Wait for a request, run the stage for it, and send answers as they come."""
+    def answer_next(self) -> bool:
+        """Wait for a request, run the stage for it, and send answers as they come; returns False if none comes."""
         group, first = self._connection.answers, 0
         request = torch.empty(1 + 4 * self._heads, dtype=torch.float64)
         announcement = dist.irecv(request, first, group)
         assert announcement is not None
         announcement.wait(_FOR_EVER)
-        self.announced = True
+        if int(request[0]) == _NO_MORE:
+            return False
         self.stage.take_rules(request[1:].view(-1, 4))
         sent: list[tuple[dist.Work | None, Tensor]] = []
 
@@ -113,6 +123,7 @@ class Exchange:
         for work, _ in sent:
             assert work is not None
             work.wait()
+        return True
 
     def hear(self, answer: Callable[[Tensor], None]) -> None:
         """Receive the answers of all other stages, in the order in which they come."""

@@ -48,7 +48,8 @@ def pipelined(
 ) -> PipelinedRunner:
     """Run a network as a pipeline of stages, one in each process.
 
-    The processes are those of the default process group, or if there is none those of torchrun, which are then joined.
+    The processes are those of the default process group, or if there is none those of torchrun, which are then joined;
+    a process by itself has the one stage.
     All of them call this alike, from their main threads, with the same network and arguments, and then the runner:
     the first rank with batches, the others with None; or they call its ``serve``. As a context manager the runner also
     tells the others of an error that leaves the body.
@@ -128,11 +129,13 @@ def pipelined(
 
 @contextmanager
 def _processes(timeout_s: float) -> Iterator[Processes]:
-    """Find the ranks: those of the default process group, or those that torchrun has started."""
-    if not dist.is_available() or not (dist.is_initialized() or is_launched()):
-        raise RuntimeError("pipelined: no process group, wants torchrun, or dist.init_process_group before it")
+    """Find the ranks: of the default process group, or those that torchrun has started, or this process alone."""
     if not dist.is_initialized():
-        with launched_processes(timeout_s) as processes:
+        alone = not is_launched()
+        found = (
+            watched_processes(_own_store(), 0, 1, timeout_s, "pipelined") if alone else launched_processes(timeout_s)
+        )
+        with found as processes:
             yield processes
         return
     # each pipeline has a part of the store of its own, where nothing of an earlier one is found
@@ -140,6 +143,10 @@ def _processes(timeout_s: float) -> Iterator[Processes]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     with watched_processes(store, rank, ranks, timeout_s, "pipelined") as processes:
         yield processes
+
+
+def _own_store() -> dist.Store:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def _check(network: object, example_input: object, split_size: object, timeout_s: object) -> None:

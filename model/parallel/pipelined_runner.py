@@ -5,9 +5,10 @@ Whatever may wait for another process runs in threads: the caller hears of a fai
 
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from .answered import in_order
 from .exchange import Exchange
 from .stage import StageFailed
 from .worker import Worker
+
+_T = TypeVar("_T")
 
 #: Seconds between two looks at what has failed elsewhere.
 _LOOK_S = 0.1
@@ -56,6 +59,7 @@ class PipelinedRunner(Runner):
         self._shape, self._dtype, self._description = example.shape[1:], example.dtype, description
         self._timeout_s, self._processes, self._opened = timeout_s, processes, opened
         self._running, self._hearing = Worker("auxhead stage"), Worker("auxhead answers")
+        self._ended = False  # on the first rank, as another one has heard
         self._closed: str | None = None
 
     @property
@@ -126,14 +130,19 @@ class PipelinedRunner(Runner):
     def close(self) -> None:
         """Wait until all ranks close, and free what is held; closing twice is fine.
 
+        Until the first rank closes, the others take part in its requests.
+
         Raises:
             RankFailed: another rank has failed meanwhile.
         """
+        if self._closed is None and self.is_first:
+            for _ in self._waited_for([self._running.submit(self._exchange.end)], queue.SimpleQueue()):
+                pass
+        while self._closed is None and not self.is_first and not self._ended:
+            self._take_part()
         if self._closed is None:
             self._closed = "this runner is closed"
             self._end_workers()
-            if self.is_first:
-                self._processes.store.set("closed", "1")
             self._opened.close()
 
     def __exit__(self, *raised: object) -> None:
@@ -158,7 +167,7 @@ class PipelinedRunner(Runner):
         """Ask for a batch and yield answers as they come, see ``COLUMNS``."""
         samples = check_request(x, self._shape, self._dtype, self._stage.device)  # type: ignore[arg-type]
         assert x is not None
-        batch, found = x.detach(), queue.SimpleQueue[Tensor | Future[None]]()
+        batch, found = x.detach(), queue.SimpleQueue[Tensor | Future[Any]]()
         work = [
             self._running.submit(self._on_stream(lambda: self._exchange.ask(self.network, batch, samples, found.put))),
             self._hearing.submit(lambda: self._exchange.hear(found.put)),
@@ -168,16 +177,18 @@ class PipelinedRunner(Runner):
     def _take_part(self) -> bool:
         """Take part in a request; returns False if none comes, since the first rank has closed its runner."""
         self._refuse_closed()
-        self._exchange.announced = False
+        if self._ended:
+            return False
         work = self._running.submit(self._on_stream(self._exchange.answer_next))
         for _ in self._waited_for([work], queue.SimpleQueue()):
             pass
-        return work.done()
+        self._ended = not work.result()
+        return not self._ended
 
     def _waited_for(
-        self, work: "list[Future[None]]", found: "queue.SimpleQueue[Tensor | Future[None]]"
+        self, work: "Sequence[Future[Any]]", found: "queue.SimpleQueue[Tensor | Future[Any]]"
     ) -> Iterator[Tensor]:
-        """Yield what is found until all work is done, or until no request can come any more."""
+        """Yield what is found until all work is done."""
         for each in work:
             each.add_done_callback(found.put)
         left: GeneratorExit | None = None
@@ -187,10 +198,7 @@ class PipelinedRunner(Runner):
                 item = _next(found)
                 if item is None:
                     self._look()
-                    if not self.is_first and not self._exchange.announced and self._processes.store.check(["closed"]):
-                        return
-                    continue
-                if isinstance(item, Future):
+                elif isinstance(item, Future):
                     item.result()
                     running -= 1
                 elif left is None:
@@ -233,25 +241,27 @@ class PipelinedRunner(Runner):
             self._end_workers()
             with suppress(type(error)):  # it goes through all that is open, and comes out again
                 self._opened.__exit__(type(error), error, error.__traceback__)
+            self._running.leave_behind()
+            self._hearing.leave_behind()
 
     def _end_workers(self) -> None:
         self._running.end()
         self._hearing.end()
 
-    def _on_stream(self, work: Callable[[], None]) -> Callable[[], None]:
+    def _on_stream(self, work: Callable[[], _T]) -> Callable[[], _T]:
         """Return work that goes to the caller's current stream, wherever it is called."""
         if self._stage.device.type != "cuda":
             return work
         stream = torch.cuda.current_stream(self._stage.device)
 
-        def on_stream() -> None:
+        def on_stream() -> _T:
             with torch.cuda.device(stream.device), torch.cuda.stream(stream):
-                work()
+                return work()
 
         return on_stream
 
 
-def _next(found: "queue.SimpleQueue[Tensor | Future[None]]") -> "Tensor | Future[None] | None":
+def _next(found: "queue.SimpleQueue[Tensor | Future[Any]]") -> "Tensor | Future[Any] | None":
     """Wait for the next item, but not for long; None if there is none."""
     try:
         return found.get(timeout=_LOOK_S)

@@ -47,10 +47,3 @@ def test_ranks_that_count_themselves_otherwise(tmp_path):
     )
     for rank, one in enumerate(ended):
         assert one.status > 0 and "world size: rank 0 has 2, rank 1 has 3" in one.errors, f"rank {rank}: {one}"
-
-
-def test_without_a_process_group(tmp_path):
-    [one] = launch(
-        [tmp_path], [], main="support.pipeline_ranks:dies", alone=True, variables={0: {"RANK": "0", "WORLD_SIZE": "1"}}
-    )
-    assert "no process group, wants torchrun" in one.errors
