@@ -63,11 +63,12 @@ class StageGraph:
             raise RuntimeError(f"network: its heads were captured with the criteria {', '.join(self._criteria)}")
         stream = torch.cuda.current_stream(self._captures.device)
         wait_for_writes(self._rules, stream)
-        for into, each in zip(self._taken, taken, strict=True):
-            into.copy_(each)
-        self._graph.launch(stream)
-        said, handed = self._returned
-        copies = said.clone(), tuple(each.clone(memory_format=torch.preserve_format) for each in handed)
+        with beside_captures():  # PyTorch's allocator may have to ask the device for memory
+            for into, each in zip(self._taken, taken, strict=True):
+                into.copy_(each)
+            self._graph.launch(stream)
+            said, handed = self._returned
+            copies = said.clone(), tuple(each.clone(memory_format=torch.preserve_format) for each in handed)
         self._captures.record(stream)
         return copies
 

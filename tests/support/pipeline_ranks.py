@@ -89,17 +89,20 @@ def rules_of(network: EarlyExitNetwork) -> list[list[ExitRule]]:
     ]
 
 
-def requests(name: str, network: EarlyExitNetwork, sizes: Iterable[int]) -> Iterator[Tensor]:
-    """Batches of sizes, with the network's rules changed before each."""
-    rules = rules_of(network)
+def requests(
+    name: str, network: EarlyExitNetwork, sizes: Iterable[int], *, numbers_alone: bool = False
+) -> Iterator[Tensor]:
+    """Batches of sizes, with the network's rules changed before each; a graph has one criterion."""
+    rules = rules_of(network)[: 4 if numbers_alone else None]
     for place, samples in enumerate(sizes):
         network.set_rules(dict(zip(network.taps, rules[place % len(rules)], strict=True)))
         yield batch_of(name, samples)
 
 
 def answer() -> None:
-    """Arguments: network, split_size, "merged", "passed" or "measured", taps that end stages or "auto", sizes."""
-    name, size, how, stages, sizes = sys.argv[1:6]
+    """Arguments: network, split_size, "merged", "passed" or "measured", taps or "auto", sizes of batches, device."""
+    name, size, how, stages, sizes, device = sys.argv[1:7]
+    torch.backends.cudnn.allow_tf32 = False
     if how != "measured":
         placement._gathering_ms = lambda *_: 0.0 if how == "merged" else 1e9
     network = globals()[name]()
@@ -108,11 +111,10 @@ def answer() -> None:
     computed = _count_computed()
     found = []
     example = batch_of(name, 16)
-    with pipelined(
-        network, example, split_size=int(size), stages=stages if stages == "auto" else stages.split(",")
-    ) as run:
+    ends = stages if stages == "auto" else stages.split(",")
+    with pipelined(network, example, split_size=int(size), stages=ends, device=device) as run:
         said = run.describe()
-        for x in requests(name, network, map(int, sizes.split(","))):
+        for x in requests(name, network, map(int, sizes.split(",")), numbers_alone=device == "cuda"):
             computed.append(0)
             answered = run(x if run.is_first else None)
             if answered is not None:
@@ -258,3 +260,7 @@ def ends_before_the_others() -> None:
         run(example if run.is_first else None)
         if not run.is_first:
             run(None)
+
+
+if __name__ == "__main__":  # under torchrun itself
+    answer()

@@ -1,5 +1,10 @@
 """Pipelines of two to four processes on the CPU: their answers are the eager network's, sample by sample."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -37,7 +42,7 @@ def assert_same(found, wanted):
 @pytest.mark.parametrize(
     "name, ranks, size, how, stages, sizes",
     [
-        ("plain", 2, 8, "merged", "2", range(1, 131)),
+        ("plain", 2, 16, "merged", "2", range(1, 131)),
         ("plain", 3, 4, "merged", "0,2", pipeline_ranks.SOME),
         ("plain", 4, 5, "passed", "auto", pipeline_ranks.SOME),
         ("plain", 1, 3, "measured", "auto", pipeline_ranks.SOME),
@@ -48,7 +53,7 @@ def assert_same(found, wanted):
 )
 def test_answers_are_the_eager_networks(tmp_path, name, ranks, size, how, stages, sizes):
     """Of 1 to 130 samples, whoever leaves where, by which rules; what is answered is computed no further."""
-    saved = ran(tmp_path, ranks, "answer", name, size, how, stages, ",".join(map(str, sizes)))
+    saved = ran(tmp_path, ranks, "answer", name, size, how, stages, ",".join(map(str, sizes)), "cpu")
     network = getattr(pipeline_ranks, name)()
     (found, first, said, counted), *others = saved
     exits = []
@@ -92,3 +97,15 @@ def test_pipelines_one_after_another_in_a_group_of_the_callers(tmp_path):
     for one in found:
         assert_same(one, network(pipeline_ranks.batch_of("plain", 11)))
     assert other == [None, None]
+
+
+def test_under_torchrun_itself(tmp_path):
+    """Python's own end of the processes, too: no thread may be waiting by then."""
+    script = [Path(pipeline_ranks.__file__), "plain", 4, "passed", "0", "5,9", "cpu"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, *script]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(entry for entry in sys.path if entry)}
+    done = subprocess.run(
+        [str(each) for each in command], capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path
+    )
+    assert done.returncode == 0 and "terminate" not in done.stderr, done.stderr
+    assert [len(answer[0]) for answer in torch.load(tmp_path / "0.pt")[0]] == [5, 9]
