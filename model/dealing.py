@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .bad_input import BadInput
 from .process_group import own_rank, ranks
-from .rank_failures import RankFailed
+from .rank_failures import RankFailed, in_words
 
 Item = TypeVar("Item")
 Tensors = dict[str, Tensor]
@@ -62,7 +62,7 @@ def dealt(
                     own = own._replace(answer=answer(some[own_rank()]))
             except Exception as raised:
                 error = raised
-                own = own._replace(error=str(error) if isinstance(error, ValueError) else repr(error), answer={})
+                own = own._replace(error=in_words(error), answer={})
             parts = [_unpacked(packed) for packed in exchange(_packed(own))]
             _raise_first(error, parts, name)
             if not own.items:

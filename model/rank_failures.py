@@ -40,10 +40,16 @@ class _Interrupted(BaseException):
     """Takes the main thread out of what it does, through handlers of exceptions that are none of it."""
 
 
+def in_words(error: BaseException) -> str:
+    """Return an error in one line, with its kind where it is not about what the user gave."""
+    return " ".join((str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}").split())
+
+
 def _end(cause: str) -> NoReturn:
     """End the process with an error, whatever its threads wait for."""
     sys.stdout.flush()
-    print(f"Error: {cause}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"Error: {cause}\n")  # at once: others write to the same terminal
+    sys.stderr.flush()
     os._exit(1)
 
 
@@ -158,15 +164,16 @@ class Watch:
         """Say that this process has come to its end, so that nobody waits for its heartbeat."""
         with self._lock:
             self._left = True
-            try:
+            with suppress(RuntimeError):  # gone with whoever held it: nobody is left to be told
                 self._store.set(f"beat/{self._rank}", _LEFT)
-            except RuntimeError:  # gone with whoever held it: nobody is left to be told
-                pass
 
     def _look(self, silent: float) -> None:
         """Learn the first failure that another process reported, or which one has had no heartbeat for too long."""
         with self._lock:
-            if self._look_for_failure():
+            if self._store.check(["failure"]):
+                failure = json.loads(self._store.get("failure"))
+                if failure["rank"] != self._rank:
+                    self._learn(f"rank {failure['rank']} failed: {failure['text']}")
                 return
             now = time.monotonic()
             for rank in self._others():
@@ -176,15 +183,6 @@ class Watch:
                 elif value != _LEFT and now - self._beats[rank][1] > silent:
                     self._learn(f"rank {rank} of {self._ranks} has died or hangs: it has not been heard of for a while")
                     return
-
-    def _look_for_failure(self) -> bool:
-        """Learn the failure that a process reported; returns False if there is none."""
-        if not self._store.check(["failure"]):
-            return False
-        failure = json.loads(self._store.get("failure"))
-        if failure["rank"] != self._rank:
-            self._learn(f"rank {failure['rank']} failed: {failure['text']}")
-        return True
 
     def _others(self) -> list[int]:
         """Return the other processes that have begun to watch."""
@@ -205,8 +203,8 @@ class Watch:
         while self._cause is None and not self._all_left():
             time.sleep(0.05)
         if self._cause is None:
-            with self._lock, suppress(RuntimeError):  # one that failed says so before it leaves
-                self._look_for_failure()
+            with suppress(RuntimeError):  # the store is gone with the process that held it, and had come to its end
+                self._look(_SILENT_S)  # one that failed has said so before it left
         if self._cause is not None:
             raise RankFailed(self._cause)
 
@@ -239,8 +237,7 @@ class Watch:
 
     def _report(self, error: BaseException) -> None:
         """Tell the others, which end by themselves before torchrun, seeing this one end, ends them."""
-        text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        text = " ".join(text.split())
+        text = in_words(error)
         try:
             self._store.compare_set("failure", "", json.dumps({"rank": self._rank, "text": text}))
         except RuntimeError:  # gone with whoever held it: nobody is left to be told

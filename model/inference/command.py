@@ -54,13 +54,16 @@ def infer(
     """Answer for image files, and say which exit answered; several processes of torchrun share the batches."""
     from ..agreement import agree, checkpoint_facts
     from ..commands.processes import process_group
+    from ..description import read_description
     from ..rank_failures import RankFailed
     from .load import load_network
     from .run import run_infer
 
-    with one_line_errors(RankFailed), process_group(device) as where:
-        agree(lambda: checkpoint_facts(checkpoint))
-        loaded = load_network(checkpoint, backbone, modules)
-        loaded.network.to(where)
-        console = plain_console()
-        run_infer(loaded, images, exits=runner.value, batch=batch, out=json_lines, console=console)
+    with one_line_errors(RankFailed):
+        read_description(checkpoint)  # whether there is one is said before what the machine lacks
+        with process_group(device) as where:
+            agree(lambda: checkpoint_facts(checkpoint))
+            loaded = load_network(checkpoint, backbone, modules)
+            loaded.network.to(where)
+            console = plain_console()
+            run_infer(loaded, images, exits=runner.value, batch=batch, out=json_lines, console=console)

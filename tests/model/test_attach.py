@@ -17,6 +17,8 @@ from support.example_models import SmallNet, needs_gpu
 from support.multi_exit_models import InAList
 from torch import Tensor, nn
 
+pytestmark = pytest.mark.usefixtures("without_interpreter")  # answers are compared, not kernels
+
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
 
 

@@ -176,6 +176,7 @@ def test_rules_of_ones_own() -> None:
     assert [head.rule.temperature for head in network.fused_heads] == [1.0] * 3
 
 
+@pytest.mark.usefixtures("without_interpreter")
 def test_it_is_accelerated_attached_copied_and_pickled() -> None:
     wrapper, x = made("its ResNet")
     wanted = attach_exits(wrapper, x)(x).exit_index

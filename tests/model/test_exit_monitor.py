@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from auxhead.model import AutoRunner, DriftWarning, EarlyExitNetwork, ExitMonitor, make_runner
+from auxhead.model.auto.deadline import BUDGETS
 from support.exits_plan_cases import as_on_a_gpu, images, unplanned
 from support.graph_runner_cases import WAYS
 from support.monitored import SHARES, counted_again, histogram_of, monitored
@@ -61,6 +62,7 @@ def test_runners_count_their_answers_and_nothing_else(net: EarlyExitNetwork, way
 
 def test_measuring_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeGpu(monkeypatch)
+    monkeypatch.setitem(BUDGETS, "quick", 0.5)
     net = small_network()
     net.monitor = ExitMonitor(SHARES[: len(net.taps)] + (1 - sum(SHARES[: len(net.taps)]),), 100)
     net(planned_images(3))

@@ -38,7 +38,7 @@ def case(written, request, tmp_path):
     return folder
 
 
-def assert_all_end(ended, *messages, began=None):
+def assert_all_end(ended, *messages):
     """Each process, by rank, ends with a line on stderr that says so; None stands for one that cannot."""
     for rank, (one, message) in enumerate(zip(ended, messages, strict=True)):
         assert one.status != 0, f"rank {rank}: {one}"
@@ -102,6 +102,15 @@ def test_a_training_in_which_one_raises(case):
     ended = launch([case] * 2, [*TRAIN, "--epochs", 2, "--batch-size", 4], faults={1: "raises_in_training"})
     assert_all_end(ended, "Error: rank 1 failed: ZeroDivisionError: in a step", "ZeroDivisionError: in a step")
     assert_nothing_written(case)
+
+
+def test_a_checkpoint_that_rank_0_cannot_write(case):
+    """The others have nothing left to do but wait for it."""
+    ended = launch([case] * 2, CALIBRATE, faults={0: "disk_is_full"})
+    assert_all_end(
+        ended, "Error: model.json: no space", "Error: rank 0 failed: OSError: [Errno 28] no space: 'model.json'"
+    )
+    assert not left_over(case)
 
 
 UNLIKE = {

@@ -1,14 +1,16 @@
 """Two processes of torchrun that share batches: files equal those of one process, byte by byte."""
 
 import json
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
 import torch.distributed as dist
 from support.launched_ranks import launch
-from support.replica_cases import CALIBRATE, INFER, TRAIN, left_over, serve, write_case
+from support.replica_cases import CALIBRATE, INFER, TRAIN, calibrate_in_a_group, left_over, serve, write_case
 
 pytestmark = [
     pytest.mark.usefixtures("without_interpreter"),
@@ -46,6 +48,16 @@ def test_answers_as_a_table_and_on_standard_output(case):
         assert one[:80] == two[:80]
 
 
+def test_rank_0_may_hold_the_store(case):
+    """As where torchrun leaves it to rank 0. It may be gone before rank 1 is, and PyTorch logs that."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    variables = {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": port}
+    ended = launch([case] * 2, [*INFER, "--json", "held.jsonl"], variables=dict.fromkeys(range(2), variables))
+    assert [one.status for one in ended] == [0, 0] and "Error: " not in ended[1].errors
+    assert len((case / "held.jsonl").read_text().splitlines()) == 90
+
+
 def test_a_calibration(case):
     """Splits, temperatures, thresholds, bound and curve, without latencies, which nobody measures twice alike."""
     options = [*CALIBRATE, "--max-accuracy-drop", 0.2, "--out"]
@@ -69,6 +81,23 @@ def test_rank_0_alone_measures_latencies(case):
             for name in ("latencies", "latency_ms", "expected_latency_ms"):
                 row.pop(name, None)
     assert one == two
+
+
+def test_calibrate_network_in_a_process_group_of_ones_own(case):
+    """Each process gets the report and the rules of one; a loader that is sharded already is refused."""
+    for count in (1, 2):
+        context = multiprocessing.get_context("forkserver")
+        given = [(rank, count, str(case)) for rank in range(count)]
+        processes = [context.Process(target=calibrate_in_a_group, args=one) for one in given]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(60)
+            assert process.exitcode == 0
+    alone, *both = (json.loads((case / f"{name}.json").read_text()) for name in ("0-of-1", "0-of-2", "1-of-2"))
+    for report, rules, refused in both:
+        assert [report, rules] == alone[:2]
+        assert refused.startswith("data: rank 1 has other ones than rank 0"), refused
 
 
 def test_torchrun_itself_trains(case):

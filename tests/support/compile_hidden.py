@@ -14,7 +14,7 @@ from auxhead.kernels.head_view import head_view
 from auxhead.kernels.hidden_layers import ACTIVATIONS, HiddenLayers
 
 CHANNELS = 48
-#: Samples, hidden features, classes, data type: split, tiled, and with logits in memory.
+#: Samples, hidden features, classes, data type of each kind of layers: split, tiled, and with logits in memory.
 SIZES = (
     (1, 33, 10, torch.float16),
     (17, 128, 10, torch.bfloat16),
@@ -50,7 +50,7 @@ def main() -> dict[str, int]:
         x = torch.zeros(samples, CHANNELS, 7, 7, dtype=dtype)
         view = head_view(tuple(x.shape), x.stride(), "avg", (1, 1))
         activation = list(ACTIVATIONS)[number]
-        for name, hidden in layers(CHANNELS, width, activation, dtype).items():
+        for name, hidden in [*layers(CHANNELS, width, activation, dtype).items()][number : number + 1]:
             inner = CHANNELS if hidden.weight is None else width
             weight, bias = torch.zeros(classes, inner, dtype=dtype), torch.zeros(classes, dtype=dtype)
             rows = classes if hidden.weight is None else width

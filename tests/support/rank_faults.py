@@ -6,6 +6,7 @@ import sys
 
 import torch
 from auxhead.model import process_group, rank_failures
+from auxhead.model.calibration import run as calibration_run
 from auxhead.model.checkpoint import Checkpoint
 from auxhead.model.commands import processes
 from auxhead.model.training import run as training_run
@@ -67,3 +68,10 @@ def other_arguments():
 def waits_2_seconds():
     """For the other processes to come."""
     process_group.COME_S = 2.0
+
+
+def disk_is_full():
+    def save_checkpoint(*arguments, **options):
+        raise OSError(28, "no space", "model.json")
+
+    calibration_run.save_checkpoint = save_checkpoint

@@ -1,12 +1,15 @@
 """Networks, pictures and folders for several processes that answer, calibrate and train together."""
 
+import json
+import os
 import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import torch
-from auxhead.model import EarlyExitNetwork, FusedAuxHead, save_checkpoint
+import torch.distributed as dist
+from auxhead.model import EarlyExitNetwork, FusedAuxHead, calibrate_network, save_checkpoint
 from PIL import Image
 from support.launched_ranks import start_server
 from support.pictures import write_image_folder
@@ -25,6 +28,11 @@ def make():
 def make_network():
     return EarlyExitNetwork(make(), {"0": FusedAuxHead(8, 2)}), torch.zeros(2, 3, 16, 16)
 """
+#: Modules that commands import when they run, seconds each.
+IMPORTED_LATE = (
+    "auxhead.autotune.pareto.demo_splits", "auxhead.plots.figures.calibration", "matplotlib.backends.backend_agg",
+    "matplotlib.backends.backend_svg", "auxhead.model.training.run", "torchvision.datasets",
+)  # fmt: skip
 #: Of each command, those of every test; the pictures are 16 pixels wide, of two classes.
 INFER = ("infer", "pictures", "--checkpoint", "net", "--backbone", "own:make", "--device", "cpu", "--batch", 4)
 CALIBRATE = ("calibrate", "--checkpoint", "net", "--backbone", "own:make", "--device", "cpu", "--data", "pictures")
@@ -35,7 +43,8 @@ def serve() -> None:
     """Start the server of processes; torch is on one thread there, since answers are compared by bits."""
     path = [entry for entry in sys.path if entry]
     environment = {"PYTHONPATH": ":".join(path), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    start_server(["support.rank_faults", "support.pipeline_ranks"], environment)
+    preload = ["support.rank_faults", "support.replica_cases", "support.pipeline_ranks", *IMPORTED_LATE]
+    start_server(preload, environment)
 
 
 def write_case(folder: Path, per_class: int = 15) -> Path:
@@ -86,3 +95,27 @@ def write_other_picture(path: Path) -> None:
     """Write another picture under the same name."""
     pixels = np.random.default_rng(1).integers(0, 256, (16, 16, 3)).astype(np.uint8)
     Image.fromarray(pixels).save(path)
+
+
+def calibrate_in_a_group(rank: int, ranks: int, folder: str) -> None:
+    """Calibrate in a process group of a caller's own, with a sharded loader, too; a file gets what was found."""
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if ranks > 1:
+        dist.init_process_group("gloo", f"file://{folder}/rendezvous", world_size=ranks, rank=rank)
+    torch.manual_seed(0)
+    scope: dict = {}
+    exec(OWN, scope)
+    network = scope["make_network"]()[0].eval()
+    x, y = torch.randn(90, 3, 16, 16), torch.arange(2).repeat(45)
+    refused = ""
+    if ranks > 1:
+        try:
+            calibrate_network(network, [(x[rank::ranks], y[rank::ranks])], max_work=0.9)
+        except ValueError as error:
+            refused = str(error)
+    report = calibrate_network(network, list(zip(x.split(8), y.split(8), strict=True)), max_work=0.9)
+    rules = [head.rule.threshold for head in network.exit_heads]
+    Path(folder, f"{rank}-of-{ranks}.json").write_text(json.dumps([report.to_json(), rules, refused]))
+    if ranks > 1:
+        dist.destroy_process_group()

@@ -123,7 +123,7 @@ def test_a_plan_sees_a_change_of_hidden_layers(
     made = []
     make = ExitsPlans._make
     monkeypatch.setattr(ExitsPlans, "_make", lambda *args, **options: made.append(1) or make(*args, **options))
-    head, x = network.fused_heads[0], images(5)
+    head, x = network.fused_heads[0], images(2)
     network.set_rules(0.0)
     with torch.no_grad(), as_on_a_gpu():
         before = network(x)
