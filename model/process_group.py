@@ -57,19 +57,74 @@ def joined_processes(
     Raises:
         BadInput: a process has other facts or does not come within 30 seconds.
     """
-    rank, wanted = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = _shared_store(rank)
-    with Watch(store, rank, wanted) as watch:
+    with launched_processes(COME_S) as processes:
+        where = device()
+        processes.meet(facts)
+        with processes.group(backend(where)):
+            yield where
+
+
+class Processes:
+    """Processes under a :class:`Watch`: their store, by which they compare facts before anything connects them."""
+
+    def __init__(self, store: dist.Store, watch: Watch, rank: int, wanted: int, come_s: float, name: str) -> None:
+        """Have ``wanted`` processes, that come within ``come_s`` seconds; errors begin with ``name``."""
+        self.store, self.watch, self.rank, self.wanted = store, watch, rank, wanted
+        self._come_s, self._name = come_s, name
+
+    def meet(self, facts: Mapping[str, str]) -> None:
+        """Compare facts, and the number of processes, as they come.
+
+        Raises:
+            BadInput: a process has others, or does not come in time.
+        """
+        self.store.set(f"facts/{self.rank}", json.dumps({"world size": str(self.wanted), **facts}))
+        until = time.monotonic() + self._come_s
+        come: list[Mapping[str, str]] = []
+        for other in range(self.wanted):
+            while not self.store.check([f"facts/{other}"]):
+                self.watch.check()
+                if time.monotonic() > until:
+                    late = f"rank {other} of {self.wanted} has not come within {self._come_s:.0f} s"
+                    raise BadInput(f"{self._name}: {late}")
+                time.sleep(0.02)
+            come.append(json.loads(self.store.get(f"facts/{other}")))
+            difference = first_difference(come)
+            if difference is not None:
+                raise BadInput(f"{self._name}: {difference}")
+
+    def wait_for(self, key: str) -> bytes:
+        """Return a value of the store as soon as another process has set it; raises ``RankFailed`` if one fails."""
+        while not self.store.check([key]):
+            self.watch.check()
+            time.sleep(0.02)
+        return self.store.get(key)
+
+    @contextmanager
+    def group(self, backend: str) -> Iterator[None]:
+        """Connect the processes by PyTorch's process group, to the end of the body."""
+        store = dist.PrefixStore("group", self.store)
         try:
-            with watch.failures():
-                where = device()
-                _meet(store, rank, {"world size": str(wanted), **facts}, wanted)
-                name = backend(where)
-                dist.init_process_group(name, store=dist.PrefixStore("group", store), rank=rank, world_size=wanted)
-                yield where
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.wanted)
+            yield
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+
+
+@contextmanager
+def launched_processes(come_s: float) -> Iterator[Processes]:
+    """Find the processes that torchrun started, under a :class:`Watch`; nothing connects them yet."""
+    rank, wanted = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    with watched_processes(_shared_store(rank), rank, wanted, come_s, "torchrun") as processes:
+        yield processes
+
+
+@contextmanager
+def watched_processes(store: dist.Store, rank: int, wanted: int, come_s: float, name: str) -> Iterator[Processes]:
+    """Let processes that share a store hear of each other's failures; see :meth:`Watch.failures`."""
+    with Watch(store, rank, wanted) as watch, watch.failures():
+        yield Processes(store, watch, rank, wanted, come_s, name)
 
 
 def _shared_store(rank: int) -> dist.Store:
@@ -85,19 +140,3 @@ def _shared_store(rank: int) -> dist.Store:
         raise BadInput(
             f"torchrun: nobody answers at {host}:{port}, where the processes meet ({str(error).splitlines()[0]:.100})"
         ) from None
-
-
-def _meet(store: dist.Store, rank: int, facts: Mapping[str, str], wanted: int) -> None:
-    """Compare the facts of all processes, as they come."""
-    store.set(f"facts/{rank}", json.dumps(facts))
-    until = time.monotonic() + COME_S
-    come: list[Mapping[str, str]] = []
-    for other in range(wanted):
-        while not store.check([f"facts/{other}"]):
-            if time.monotonic() > until:
-                raise BadInput(f"torchrun: rank {other} of {wanted} has not come within {COME_S:.0f} s")
-            time.sleep(0.02)
-        come.append(json.loads(store.get(f"facts/{other}")))
-        difference = first_difference(come)
-        if difference is not None:
-            raise BadInput(f"torchrun: {difference}")

@@ -29,6 +29,7 @@ _LEAVE_S = 6.0
 _ATTRIBUTE_S = 4.0
 
 _LEFT = b"left"
+_BY_SIGTERM = "torchrun, or somebody else, has ended this process by SIGTERM"
 
 
 class RankFailed(RuntimeError):
@@ -68,7 +69,7 @@ class Watch:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="auxhead rank watch")
         self._cause: str | None = None
-        self._known_at = 0.0
+        self._began = self._known_at = self._leaving_since = 0.0
         self._interruptible = True
         self._left = self._reported = False
         self._before: Any = None
@@ -76,6 +77,7 @@ class Watch:
     def __enter__(self) -> "Watch":
         """Begin to watch; SIGTERM, by which torchrun ends a process when another has ended, becomes an error."""
         self._before = signal.signal(signal.SIGTERM, self._on_signal)
+        self._began = time.monotonic()
         self._beat(b"0")
         self._thread.start()
         return self
@@ -109,7 +111,7 @@ class Watch:
             raise
         except BaseException as error:
             self._interruptible = False
-            cause = self._cause_elsewhere(error) if isinstance(error, (RuntimeError, _Interrupted)) else None
+            cause = self.cause_elsewhere(error) if isinstance(error, (RuntimeError, _Interrupted)) else None
             if cause is not None:
                 self._leave()
                 _end(cause)
@@ -118,10 +120,18 @@ class Watch:
         finally:
             self._leave()
 
+    def check(self) -> None:
+        """Raise ``RankFailed`` if another process is known to have failed or died."""
+        if self._cause is not None:
+            raise RankFailed(self._cause)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._interruptible:
+        if self._interruptible and sys.exc_info()[1] is not None:
+            # an error is on its way to ``failures`` already, and another one could pass by it on the way
+            self._leaving_since = self._leaving_since or time.monotonic()
+        elif self._interruptible:
             self._interruptible = False
-            raise _Interrupted
+            raise _Interrupted(self._cause)
 
     def _run(self) -> None:
         """Beat and look until the watch is closed, or the process has to be ended."""
@@ -134,6 +144,8 @@ class Watch:
                     self._look(_SILENT_S)
             except RuntimeError:
                 self._learn("the store of the processes cannot be reached: torchrun, or rank 0, has ended")
+            if self._leaving_since and time.monotonic() > self._leaving_since + _LEAVE_S:
+                self._learn(_BY_SIGTERM)
             if self._cause is None:
                 continue
             waited = time.monotonic() - self._known_at
@@ -197,13 +209,17 @@ class Watch:
             raise RankFailed(self._cause)
 
     def _all_left(self) -> bool:
+        """Return whether all others have come to their end; those that have not come yet, too, in the first seconds."""
         try:
             with self._lock:
-                return all(self._store.get(f"beat/{rank}") == _LEFT for rank in self._others())
+                come = self._others()
+                if len(come) < self._ranks - 1 and time.monotonic() < self._began + _LEAVE_S:
+                    return False
+                return all(self._store.get(f"beat/{rank}") == _LEFT for rank in come)
         except RuntimeError:
             return True
 
-    def _cause_elsewhere(self, error: BaseException) -> str | None:
+    def cause_elsewhere(self, error: BaseException) -> str | None:
         """Return the failure of another process that an error comes of; None for an error of this one's own.
 
         A lost connection is a RuntimeError of any wording, and comes before the reason does.
@@ -216,7 +232,7 @@ class Watch:
                 break
             time.sleep(0.1)
         if self._cause is None and isinstance(error, _Interrupted):
-            return "torchrun, or somebody else, has ended this process by SIGTERM"
+            return _BY_SIGTERM
         return self._cause
 
     def _report(self, error: BaseException) -> None:

@@ -32,6 +32,7 @@ LEVELS = {
         {"demo", "examples"},
         {"inference"},
         {"export"},
+        {"parallel"},
     ),
     "autotune": (
         {"records"},

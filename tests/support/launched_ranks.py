@@ -48,8 +48,9 @@ def launch(
     faults: Mapping[int, str] | None = None,
     variables: Mapping[int, Mapping[str, str]] | None = None,
     alone: bool = False,
+    main: str = "auxhead.model.__main__:app",
 ) -> list[Ended]:
-    """Run ``auxhead`` in several processes, and end all when the first one fails, as torchrun does.
+    """Run a command in several processes, and end all when the first one fails, as torchrun does.
 
     Args:
         folders: the current directory of each process; as many as there are processes.
@@ -57,6 +58,7 @@ def launch(
         faults: by rank, a function of ``support.rank_faults`` that is called before.
         variables: by rank, variables of the environment beside those of torchrun.
         alone: without torchrun.
+        main: the module and the function of the command.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")
@@ -70,7 +72,7 @@ def launch(
                 "WORLD_SIZE": str(len(folders)),
             }  # fmt: skip
         environment |= (variables or {}).get(rank, {})
-        given = (environment, folder, [str(one) for one in arguments], (faults or {}).get(rank), rank)
+        given = (environment, folder, [str(one) for one in arguments], (faults or {}).get(rank), rank, main)
         processes.append(context.Process(target=_run_rank, args=given))
         processes[-1].start()
     _wait(processes)
@@ -102,7 +104,9 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def _run_rank(environment: Mapping[str, str], folder: Path, arguments: list[str], fault: str | None, rank: int) -> None:
+def _run_rank(
+    environment: Mapping[str, str], folder: Path, arguments: list[str], fault: str | None, rank: int, main: str
+) -> None:
     """Run the command in this process, its output in files."""
     os.environ.update(environment)
     os.chdir(folder)
@@ -113,4 +117,5 @@ def _run_rank(environment: Mapping[str, str], folder: Path, arguments: list[str]
     torch.set_num_threads(1)
     if fault is not None:
         getattr(importlib.import_module("support.rank_faults"), fault)()
-    importlib.import_module("auxhead.model.__main__").app()
+    module, _, function = main.partition(":")
+    getattr(importlib.import_module(module), function)()

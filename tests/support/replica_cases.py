@@ -43,7 +43,8 @@ def serve() -> None:
     """Start the server of processes; torch is on one thread there, since answers are compared by bits."""
     path = [entry for entry in sys.path if entry]
     environment = {"PYTHONPATH": ":".join(path), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    start_server(["support.rank_faults", "support.replica_cases", *IMPORTED_LATE], environment)
+    preload = ["support.rank_faults", "support.replica_cases", "support.pipeline_ranks", *IMPORTED_LATE]
+    start_server(preload, environment)
 
 
 def write_case(folder: Path, per_class: int = 15) -> Path:

@@ -1,0 +1,254 @@
+"""``pipelined``: a network as stages in several processes, which are compared before, and placed by measured times."""
+
+import copy
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from datetime import timedelta
+from itertools import accumulate, count
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..agreement import tensor_digest
+from ..arguments import check_batch, kind_of
+from ..auto.example_batches import batches_of, exits_of, shares_of
+from ..bad_input import BadInput
+from ..early_exit_network import EarlyExitNetwork
+from ..machine import package_version
+from ..module_head import AuxHead
+from ..process_group import Processes, is_launched, launched_processes, watched_processes
+from ..runners.checks import check_device, check_mode
+from .exchange import AnswerForm, Connection, Exchange
+from .pipelined_runner import PipelinedRunner
+from .placement import Placement, place
+from .segments import Segment, segments_of
+from .stage import Stage
+
+#: Micro-batches for each stage that the example is split into, if nobody says how many samples a micro-batch has: the
+#: stages then stand still for a third of a request of its size, at most.
+_MICRO_BATCHES_A_STAGE = 2
+#: A stage that takes too long says so itself, after ``timeout_s``; those that wait for it give up later.
+_PATIENCE = 2
+
+_pipelines = count()
+
+
+def pipelined(
+    network: EarlyExitNetwork,
+    example_input: Tensor,
+    *,
+    split_size: int | None = None,
+    stages: str | Sequence[str] = "auto",
+    device: torch.device | str | None = None,
+    timeout_s: float = 30.0,
+) -> PipelinedRunner:
+    """Run a network as a pipeline of stages, one in each process.
+
+    The processes are those of the default process group, or if there is none those of torchrun, which are then joined;
+    a process by itself has the one stage.
+    All of them call this alike, from their main threads, with the same network and arguments, and then the runner:
+    the first rank with batches, the others with None; or they call its ``serve``. As a context manager the runner also
+    tells the others of an error that leaves the body.
+
+    The backbone is cut at its taps, by ``torch.export``. Each stage sends what the next one needs, by
+    ``torch.distributed.pipelining``, and its answers to the first rank; samples that are answered are computed no
+    further, and where measured times say that it pays, those that stay open are merged into full micro-batches.
+    Rules are those of the first rank's network at each request.
+
+    While the runner is open, a rank that fails, dies or hangs ends all of them with an error that names it: by
+    ``RankFailed``, or, one that is in no call of the runner, by its end, with a line on stderr.
+
+    Args:
+        network: in eval mode; its backbone takes one tensor.
+        example_input: a batch like those to come. How many samples leave at each exit is taken from the shares of
+            ``network.monitor``, or where there is none from this batch.
+        split_size: samples of a micro-batch; None splits the example into two for each stage.
+        stages: "auto" balances the times of the stages, as the first rank measures them; or the taps at which one ends
+            and the next begins, one less than ranks.
+        device: of this rank's stage, "cuda" is the GPU of its LOCAL_RANK; None is the network's. The stage has copies
+            of its part of the network where that is elsewhere.
+        timeout_s: within so many seconds all ranks have to come, and a stage has to finish a micro-batch.
+
+    Raises:
+        BadInput: ranks are unlike each other in number, versions, network or arguments, or one does not come; a device
+            is not there; or torch.export cannot trace the backbone.
+        ValueError, TypeError: an argument that does not fit.
+        RankFailed: another rank has raised one of these, or died.
+    """
+    with ExitStack() as opened:
+        processes = opened.enter_context(_processes(timeout_s))
+        ranks = processes.wanted
+        _check(network, example_input, split_size, timeout_s)
+        where = _own_device(device, network)
+        starts = _starts(stages, network.taps, ranks)
+        size = split_size or -(-len(example_input) // (_MICRO_BATCHES_A_STAGE * ranks))
+        network.check_taps(example_input)
+        processes.meet(_facts(network, example_input, size, stages, where))
+        if not dist.is_initialized():
+            opened.enter_context(processes.group("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"))
+        connection = _connection(where, timeout_s, opened)
+
+        [micro_batch, *_] = batches_of(example_input.detach(), size)
+        segments = segments_of(network, micro_batch, where)
+        heads = network.exit_heads
+        if where != network.device:
+            heads = [copy.deepcopy(head).to(where) for head in heads]
+        if processes.rank == 0:
+            x = micro_batch.to(where)
+            placement = place(segments, heads, x, _open_shares(network, example_input), ranks, starts)
+            processes.store.set("placement", json.dumps(asdict(placement)))
+        else:
+            placement = Placement(**json.loads(processes.wait_for("placement")))
+
+        stage = _stage(placement, processes.rank, segments, heads, size, where)
+        opened.callback(stage.close)
+        stage.capture(micro_batch.to(where))
+        processes.store.set(f"ready/{processes.rank}", "1")
+        for rank in range(ranks):
+            processes.wait_for(f"ready/{rank}")
+        wide = any(segment.logits.dtype == torch.float64 for segment in segments)
+        form = AnswerForm(
+            heads[0].num_classes,
+            torch.float64 if wide else torch.float32,
+            with_probs=all(head.return_probs for head in heads),
+        )
+        return PipelinedRunner(
+            network,
+            example_input,
+            Exchange(stage, processes.rank, ranks, len(heads), placement.extra_steps, form, connection),
+            _described(placement, network.taps),
+            timeout_s,
+            processes,
+            opened.pop_all(),
+        )
+
+
+@contextmanager
+def _processes(timeout_s: float) -> Iterator[Processes]:
+    """Find the ranks: of the default process group, or those that torchrun has started, or this process alone."""
+    if not dist.is_initialized():
+        alone = not is_launched()
+        found = (
+            watched_processes(_own_store(), 0, 1, timeout_s, "pipelined") if alone else launched_processes(timeout_s)
+        )
+        with found as processes:
+            yield processes
+        return
+    # each pipeline has a part of the store of its own, where nothing of an earlier one is found
+    store = dist.PrefixStore(f"auxhead pipeline {next(_pipelines)}", dist.distributed_c10d._get_default_store())
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    with watched_processes(store, rank, ranks, timeout_s, "pipelined") as processes:
+        yield processes
+
+
+def _own_store() -> dist.Store:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def _check(network: object, example_input: object, split_size: object, timeout_s: object) -> None:
+    if not isinstance(network, EarlyExitNetwork):
+        raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
+    check_batch("example_input", example_input)
+    assert isinstance(example_input, Tensor)
+    if not (split_size is None or (type(split_size) is int and split_size > 0)):
+        raise ValueError(f"split_size: got {split_size!r}, wants a positive int or None")
+    if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
+        raise ValueError(f"timeout_s: got {timeout_s!r}, wants a number greater than 0")
+    check_mode(network)
+    check_device(network, example_input.device)
+    if torch.is_autocast_enabled(example_input.device.type):
+        raise RuntimeError("pipelined: called under autocast, which stages do not follow; cast the network instead")
+
+
+def _own_device(device: torch.device | str | None, network: EarlyExitNetwork) -> torch.device:
+    """Return the device of this rank's stage; raises ``BadInput`` if it is not there."""
+    where = network.device if device is None else torch.device(device)
+    if where.type == "cuda":
+        index = int(os.environ.get("LOCAL_RANK", 0)) if where.index is None else where.index
+        there = torch.cuda.device_count()
+        if index >= there:
+            raise BadInput(f"device: got cuda:{index}, but torch sees {there} CUDA devices here; wants one of those")
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
+    return where
+
+
+def _starts(stages: str | Sequence[str], taps: Sequence[str], ranks: int) -> list[int] | None:
+    """Return the first segment of each stage; None if they are to be balanced."""
+    if isinstance(stages, str):
+        if stages != "auto":
+            raise ValueError(f"stages: got {stages!r}, wants 'auto' or a list of taps")
+        if ranks > len(taps) + 1:
+            raise ValueError(f"stages: {ranks} ranks, wants at most {len(taps) + 1}: the network has {len(taps)} taps")
+        return None
+    ends = [*stages]
+    if len(ends) != ranks - 1 or ends != [tap for tap in taps if tap in ends]:
+        raise ValueError(f"stages: got {ends}, wants {ranks - 1} of {list(taps)}, in this order, for {ranks} ranks")
+    return [0, *(taps.index(tap) + 1 for tap in ends)]
+
+
+def _facts(network: EarlyExitNetwork, x: Tensor, size: int, stages: object, where: torch.device) -> dict[str, str]:
+    """Return by name what has to be the same on all ranks."""
+    state = {name: tensor_digest(tensor) for name, tensor in network.state_dict().items()}
+    return {
+        **{f"version of {name}": str(package_version(name)) for name in ("auxhead", "torch")},
+        "taps": ", ".join(network.taps),
+        **{f"network: {name}": digest for name, digest in state.items()},
+        "example_input": f"{list(x.shape)} of {x.dtype}",
+        "split_size": str(size),
+        "stages": str(stages),
+        "kind of device": where.type,
+    }
+
+
+def _connection(where: torch.device, timeout_s: float, opened: ExitStack) -> Connection:
+    """Make process groups of the ranks, with time limits of their own."""
+    made = []
+    for backend in ("nccl" if where.type == "cuda" else "gloo", "gloo"):
+        made.append(dist.new_group(timeout=timedelta(seconds=_PATIENCE * timeout_s), backend=backend))
+        opened.callback(dist.destroy_process_group, made[-1])
+    return Connection(*made)
+
+
+def _open_shares(network: EarlyExitNetwork, x: Tensor) -> list[float]:
+    """Return for each exit, the classifier last, the share of the samples that have not left before it."""
+    if network.monitor is None:
+        shares = shares_of(exits_of(network, [x.detach()]), len(network.taps))
+    else:
+        network.monitor.tallies_on(x.device, len(network.taps) + 1)  # refuses shares of another number of exits
+        shares = network.monitor.shares
+    return [max(0.0, 1.0 - left) for left in accumulate(shares[:-1], initial=0.0)]
+
+
+def _stage(
+    placement: Placement,
+    rank: int,
+    segments: Sequence[Segment],
+    heads: Sequence[AuxHead],
+    size: int,
+    where: torch.device,
+) -> Stage:
+    start, *rest = placement.starts[rank:]
+    end = rest[0] if rest else len(segments)
+    return Stage(
+        segments[start:end],
+        heads[start:end],
+        start,
+        size,
+        where,
+        merges=bool(rest) and placement.merges[rank],
+        with_probs=all(head.return_probs for head in heads),
+        name=f"stage {rank} of {len(placement.starts)}",
+    )
+
+
+def _described(placement: Placement, taps: Sequence[str]) -> str:
+    lines = []
+    for stage, (start, note) in enumerate(zip(placement.starts, placement.notes, strict=True)):
+        begins = f"behind {taps[start - 1]}" if start else "from the input"
+        lines.append(f"Stage {stage}, {begins}: {note}.")
+    return "\n".join(lines)

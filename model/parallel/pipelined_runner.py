@@ -1,0 +1,269 @@
+"""``PipelinedRunner``: answers of a network whose stages run in several processes; ends with an error if one fails.
+
+Whatever may wait for another process runs in threads: the caller hears of a failure elsewhere while they still wait.
+"""
+
+import queue
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..early_exit_network import EarlyExitNetwork
+from ..exit_result import ExitResult
+from ..process_group import Processes
+from ..rank_failures import RankFailed
+from ..runners.checks import check_request
+from ..runners.runner import Runner
+from .answered import in_order
+from .exchange import Exchange
+from .stage import StageFailed
+from .worker import Worker
+
+_T = TypeVar("_T")
+
+#: Seconds between two looks at what has failed elsewhere.
+_LOOK_S = 0.1
+
+
+class PipelinedRunner(Runner):
+    """One stage of a pipelined network; every rank has a runner, and calls it as the others do."""
+
+    def __init__(
+        self,
+        network: EarlyExitNetwork,
+        example: Tensor,
+        exchange: Exchange,
+        description: str,
+        timeout_s: float,
+        processes: Processes,
+        opened: ExitStack,
+    ) -> None:
+        """Run a stage; :func:`pipelined` makes what it takes.
+
+        Args:
+            network: whose rules are in force, on the first rank.
+            example: a batch like those to come.
+            exchange: of its stage with the others.
+            description: of all stages.
+            timeout_s: the longest time that a stage may take for a micro-batch.
+            processes: of the ranks, watched.
+            opened: what is closed in the end.
+        """
+        self.network = network
+        self._exchange, self._stage, self._index = exchange, exchange.stage, exchange.index
+        self._shape, self._dtype, self._description = example.shape[1:], example.dtype, description
+        self._timeout_s, self._processes, self._opened = timeout_s, processes, opened
+        self._running, self._hearing = Worker("auxhead stage"), Worker("auxhead answers")
+        self._ended = False  # on the first rank, as another one has heard
+        self._closed: str | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that is given batches and gets the answers."""
+        return self._index == 0
+
+    def __call__(self, x: Tensor | None) -> ExitResult | None:  # type: ignore[override]
+        """Answer for a batch, together with the other ranks.
+
+        Args:
+            x: on the first rank a batch [N, ...] like the example, with any N, on the CPU or the stage's device; None
+                on the others.
+
+        Returns:
+            On the first rank the answer, on the stage's device; None on the others.
+
+        Raises:
+            ValueError, TypeError: a batch unlike the example, or on another rank; the other ranks go on waiting.
+            StageFailed: the own stage has failed, or takes too long.
+            RankFailed: that of another rank has, or its process has died. The runner is then closed on all ranks.
+            RuntimeError: the runner is closed, here or on the first rank.
+        """
+        if self.is_first:
+            self._refuse_closed()
+            parts = list(self._collected(x))
+            return self._counted(torch.cat(parts), self._stage.device)
+        if x is not None:
+            raise TypeError(
+                f"x: got {type(x).__name__} on rank {self._index} of the pipeline, wants None but on rank 0"
+            )
+        if not self._take_part():
+            raise RuntimeError("this runner is closed on the first rank")
+        return None
+
+    def answers(self, x: Tensor) -> Iterator[tuple[Tensor, ExitResult]]:
+        """Answer on the first rank as soon as exits decide; the others are called as for :meth:`__call__`.
+
+        Yields:
+            The places of some samples in the batch, [M] int64, ascending, and their answers, all on the CPU; each
+            sample once. Who stops early waits for the rest all the same.
+        """
+        if not self.is_first:
+            raise RuntimeError(
+                f"answers: called on rank {self._index} of the pipeline, wants rank 0, which has the batch"
+            )
+        self._refuse_closed()
+        for rows in self._collected(x):
+            yield rows[:, 0].long().sort().values, self._counted(rows, torch.device("cpu"))
+
+    def serve(self) -> None:
+        """Take part in requests until the first rank closes its runner; for the other ranks."""
+        if self.is_first:
+            raise RuntimeError("serve: called on rank 0 of the pipeline, wants another one: rank 0 asks")
+        while self._take_part():
+            pass
+
+    def describe(self) -> str:
+        """Say in a line a stage where it runs, what it takes, and whether open samples are merged behind it."""
+        self._refuse_closed()
+        return self._description
+
+    def refresh(self) -> None:
+        """Take over parameters of this rank's network that were changed in place, where the stage has copies."""
+        self._refuse_closed()
+        self._stage.refresh(self.network)
+
+    def close(self) -> None:
+        """Wait until all ranks close, and free what is held; closing twice is fine.
+
+        Until the first rank closes, the others take part in its requests.
+
+        Raises:
+            RankFailed: another rank has failed meanwhile.
+        """
+        if self._closed is None and self.is_first:
+            for _ in self._waited_for([self._running.submit(self._exchange.end)], queue.SimpleQueue()):
+                pass
+        while self._closed is None and not self.is_first and not self._ended:
+            self._take_part()
+        if self._closed is None:
+            self._closed = "this runner is closed"
+            self._end_workers()
+            self._opened.close()
+
+    def __exit__(self, *raised: object) -> None:
+        error = next((each for each in raised if isinstance(each, BaseException)), None)
+        if error is None:
+            self.close()
+        else:
+            self._fail(error)
+
+    def _refuse_closed(self) -> None:
+        if self._closed is not None:
+            raise RuntimeError(self._closed)
+
+    def _counted(self, rows: Tensor, device: torch.device) -> ExitResult:
+        form = self._exchange.form
+        answer = in_order(rows, form.dtype, with_probs=form.with_probs)
+        if self.network.monitor is not None:
+            self.network.monitor.count(answer.exit_index.to(device), answer.confidence.to(device))
+        return ExitResult(None if part is None else part.to(device) for part in answer)
+
+    def _collected(self, x: Tensor | None) -> Iterator[Tensor]:
+        """Ask for a batch and yield answers as they come, see ``COLUMNS``."""
+        samples = check_request(x, self._shape, self._dtype, self._stage.device)  # type: ignore[arg-type]
+        assert x is not None
+        batch, found = x.detach(), queue.SimpleQueue[Tensor | Future[Any]]()
+        work = [
+            self._running.submit(self._on_stream(lambda: self._exchange.ask(self.network, batch, samples, found.put))),
+            self._hearing.submit(lambda: self._exchange.hear(found.put)),
+        ]
+        yield from self._waited_for(work, found)
+
+    def _take_part(self) -> bool:
+        """Take part in a request; returns False if none comes, since the first rank has closed its runner."""
+        self._refuse_closed()
+        if self._ended:
+            return False
+        work = self._running.submit(self._on_stream(self._exchange.answer_next))
+        for _ in self._waited_for([work], queue.SimpleQueue()):
+            pass
+        self._ended = not work.result()
+        return not self._ended
+
+    def _waited_for(
+        self, work: "Sequence[Future[Any]]", found: "queue.SimpleQueue[Tensor | Future[Any]]"
+    ) -> Iterator[Tensor]:
+        """Yield what is found until all work is done."""
+        for each in work:
+            each.add_done_callback(found.put)
+        left: GeneratorExit | None = None
+        with self._failing():
+            running = len(work)
+            while running:
+                item = _next(found)
+                if item is None:
+                    self._look()
+                elif isinstance(item, Future):
+                    item.result()
+                    running -= 1
+                elif left is None:
+                    try:
+                        yield item
+                    except GeneratorExit as error:  # nobody wants more, but the ranks are at it
+                        left = error
+        if left is not None:
+            raise left
+
+    def _look(self) -> None:
+        """Raise what has failed elsewhere, or that the own stage takes too long."""
+        self._processes.watch.check()
+        since = self._stage.busy_since
+        if since is not None and time.monotonic() - since > self._timeout_s:
+            raise StageFailed(f"{self._stage.name}: a micro-batch took longer than {self._timeout_s:g} s")
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Tell the other ranks of an error, or find out which of them it comes from, and close."""
+        try:
+            yield
+        except (RankFailed, StageFailed) as error:
+            self._fail(error)
+            raise
+        except RuntimeError as error:  # a lost connection, of any wording
+            cause = self._processes.watch.cause_elsewhere(error)
+            first = " ".join(str(error).split())[:200]
+            named = StageFailed(f"{self._stage.name}: {first}") if cause is None else RankFailed(cause)
+            self._fail(named)
+            raise named from error
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        """Close after an error, of which the others are told if it is the own one."""
+        if self._closed is None:
+            self._closed = f"this runner is closed since {error}"
+            self._end_workers()
+            with suppress(type(error)):  # it goes through all that is open, and comes out again
+                self._opened.__exit__(type(error), error, error.__traceback__)
+            self._running.leave_behind()
+            self._hearing.leave_behind()
+
+    def _end_workers(self) -> None:
+        self._running.end()
+        self._hearing.end()
+
+    def _on_stream(self, work: Callable[[], _T]) -> Callable[[], _T]:
+        """Return work that goes to the caller's current stream, wherever it is called."""
+        if self._stage.device.type != "cuda":
+            return work
+        stream = torch.cuda.current_stream(self._stage.device)
+
+        def on_stream() -> _T:
+            with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+                return work()
+
+        return on_stream
+
+
+def _next(found: "queue.SimpleQueue[Tensor | Future[Any]]") -> "Tensor | Future[Any] | None":
+    """Wait for the next item, but not for long; None if there is none."""
+    try:
+        return found.get(timeout=_LOOK_S)
+    except queue.Empty:
+        return None

@@ -1,0 +1,97 @@
+"""A backbone cut at its taps into segments, each a graph of ``torch.export`` for micro-batches of one size.
+
+Taps are forward hooks, by which a forward can be left early but not entered late. A stage of a pipeline begins in the
+middle of the forward, so that here alone the backbone is traced. Heads are not: they read what a segment returns.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.export.passes import move_to_device_pass
+
+from ..bad_input import BadInput
+from ..early_exit_network import EarlyExitNetwork
+from ..export.program import one_line_of_exporter
+from ..export.stages import Stage as Segment
+from ..export.stages import cut_into_stages
+from ..taps import listening
+
+#: Before the names of a network's parameters, in those of segments.
+NETWORK = "_network."
+
+
+class _ReadByExits(nn.Module):
+    """What each head reads and, last, the logits."""
+
+    def __init__(self, network: EarlyExitNetwork) -> None:
+        super().__init__()
+        self._network = network
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        read: list[Tensor] = []
+        network = self._network
+        with listening(network.backbone, network.taps, lambda _, features: read.append(features), network.reading):
+            logits = network.backbone(x)
+        return (*read, logits)
+
+
+def segments_of(network: EarlyExitNetwork, micro_batch: Tensor, device: torch.device) -> list[Segment]:
+    """Cut a network's backbone behind each tap.
+
+    Args:
+        network: in eval mode, its taps checked.
+        micro_batch: of the one size that segments take, on the network's device.
+        device: of the segments; where it is the network's they share its parameters.
+
+    Returns:
+        list: of each segment a module that takes what the one before hands over, at first a micro-batch, and returns a
+        tuple: what the segment's head reads, or the logits, and what it hands over.
+
+    Raises:
+        BadInput: torch.export cannot trace the backbone, or it keeps a state.
+    """
+    with one_line_of_exporter("network: torch.export cannot trace its backbone, which a pipeline is cut from"):
+        program = torch.export.export(_ReadByExits(network), (micro_batch,)).run_decompositions({})
+        written = program.graph_signature.buffers_to_mutate.values()
+        if device != micro_batch.device:
+            program = move_to_device_pass(program, device)
+    if written:
+        name = sorted(written)[0].removeprefix(NETWORK)
+        raise BadInput(f"network: a forward writes to {name!r}, wants none that does: stages keep no state")
+    whole = program.module()
+    assert isinstance(whole, torch.fx.GraphModule)
+    return cut_into_stages(whole)
+
+
+def run_segments(segments: Sequence[Segment], x: Tensor) -> list[tuple[Tensor, tuple[Tensor, ...]]]:
+    """Return what each segment's exit reads of a micro-batch, and what the segment hands over."""
+    handed: tuple[Tensor, ...] = (x,)
+    found: list[tuple[Tensor, tuple[Tensor, ...]]] = []
+    for segment in segments:
+        read, *hands = segment.module(*handed)
+        handed = tuple(hands)
+        found.append((read, handed))
+    return found
+
+
+def to_wire(x: Tensor, like: Tensor) -> Tensor:
+    """Return an activation as it is sent: dense in memory, in the order in which ``like``, of the same shape, lies."""
+    return (x.permute(0, 2, 3, 1) if _is_channels_last(like) else x).contiguous()
+
+
+def from_wire(x: Tensor, like: Tensor) -> Tensor:
+    """Return an activation as the segment takes it that ``to_wire`` has sent."""
+    return x.permute(0, 3, 1, 2) if _is_channels_last(like) else x
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
+def wires_like(handed: Sequence[Tensor], device: torch.device | str) -> tuple[Tensor, ...]:
+    """Allocate tensors as they are sent for activations like these, which may be fake ones."""
+    shapes = [to_wire(each, each).shape for each in handed]
+    return tuple(
+        torch.empty(shape, dtype=each.dtype, device=device) for shape, each in zip(shapes, handed, strict=True)
+    )

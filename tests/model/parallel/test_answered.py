@@ -1,0 +1,40 @@
+"""Answers of stages one after another are those of all exits at once."""
+
+import pytest
+import torch
+from auxhead.kernels import decide
+from auxhead.kernels.patience import decide_in_order
+from auxhead.model import ExitRule
+from auxhead.model.exit_result import first_sure
+from auxhead.model.parallel.answered import in_order, packed, settle
+from auxhead.model.parallel.survivors import empty_rows
+
+
+@pytest.mark.parametrize("cuts", [(1, 2, 3), (2,), ()])
+@pytest.mark.parametrize("criteria", [("max_prob",) * 3, ("patience",) * 3, ("margin", "patience", "patience")])
+def test_stages_answer_as_all_exits_do(cuts, criteria):
+    torch.manual_seed(0)
+    logits = [torch.randn(64, 4) for _ in range(4)]
+    logits[1][:8] = float("nan")
+    rules = [ExitRule({"max_prob": 0.6, "margin": 0.5, "patience": 1.0}[name], criterion=name) for name in criteria]
+    said = [
+        *decide_in_order(
+            logits[:3], [(rule.temperature_tensor, rule.threshold_tensor, rule.criterion) for rule in rules]
+        ),
+        decide(logits[3], 1.0, 1.0),
+    ]
+    wanted = first_sure(said, with_probs=True)
+    alone = [
+        *(decide(each, 1.0, rule.threshold_tensor, rule.criterion) for each, rule in zip(logits, rules, strict=False)),
+        said[3],
+    ]
+    rows, answers = empty_rows(64), []
+    rows[:, 0] = torch.arange(64)
+    for start, end in zip((0, *cuts), (*cuts, 4), strict=True):
+        told, rows = settle(rows, packed(alone[start:end], with_probs=True), [*rules, None][start:end], start)
+        answers.append(told)
+    assert bool((rows == empty_rows(1)).all())
+    found = in_order(torch.cat(answers[::-1]), torch.float32, with_probs=True)
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one.nan_to_num(-1.0), other.nan_to_num(-1.0))
+    assert len(wanted.exit_index.unique()) > 2

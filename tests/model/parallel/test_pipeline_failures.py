@@ -1,0 +1,49 @@
+"""A rank that fails, dies, hangs or is unlike the others: all end within seconds, with the cause named."""
+
+import pytest
+import torch.distributed as dist
+from support.launched_ranks import launch
+from support.replica_cases import serve
+
+pytestmark = [
+    pytest.mark.usefixtures("without_interpreter"),
+    pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo"),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def server(without_interpreter):
+    serve()
+
+
+@pytest.mark.parametrize(
+    "function, ranks, cause",
+    [
+        ("fails_in_a_layer", 3, "stage 2 of 3: RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+        ("dies", 3, "rank 2 of 3 has died"),
+        ("hangs_in_a_layer", 2, "stage 1 of 2: a micro-batch took longer than 2 s"),
+        ("other_parameters", 2, "network: heads.1.linear.bias: rank 0 has torch.float32 [5]"),
+        ("other_version", 2, "version of auxhead: rank 0 has"),
+        ("does_not_come", 2, "rank 1 of 2 has not come within 2 s"),
+        ("no_such_device", 2, "device: got cuda:7, but torch sees 0 CUDA devices here"),
+        ("cannot_be_traced", 2, "network: torch.export cannot trace its backbone"),
+        ("raises_between_requests", 2, "of the user's"),
+        ("ends_before_the_others", 2, "this runner is closed on the first rank"),
+    ],
+)
+def test_all_end_with_the_cause(tmp_path, function, ranks, cause):
+    ended = launch([tmp_path] * ranks, [], main=f"support.pipeline_ranks:{function}")
+    for rank, one in enumerate(ended):
+        assert one.status != 0 and not one.output, f"rank {rank}: {one}"
+        if one.status > 0:
+            assert cause in " ".join(one.errors.split()), f"rank {rank}: {one}"
+    killed = [rank for rank, one in enumerate(ended) if one.status < 0]
+    assert killed == ([ranks - 1] if function in ("dies", "does_not_come") else []), ended
+
+
+def test_ranks_that_count_themselves_otherwise(tmp_path):
+    ended = launch(
+        [tmp_path] * 2, [], main="support.pipeline_ranks:fails_in_a_layer", variables={1: {"WORLD_SIZE": "3"}}
+    )
+    for rank, one in enumerate(ended):
+        assert one.status > 0 and "world size: rank 0 has 2, rank 1 has 3" in one.errors, f"rank {rank}: {one}"

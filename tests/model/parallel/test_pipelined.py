@@ -1,0 +1,111 @@
+"""Pipelines of two to four processes on the CPU: their answers are the eager network's, sample by sample."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from auxhead.model import ExitResult
+from support import pipeline_ranks
+from support.launched_ranks import launch
+from support.replica_cases import serve
+
+pytestmark = [
+    pytest.mark.usefixtures("without_interpreter"),
+    pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo"),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def server(without_interpreter):
+    serve()
+
+
+def ran(folder, ranks, function, *arguments):
+    """What each rank has saved."""
+    ended = launch([folder] * ranks, arguments, main=f"support.pipeline_ranks:{function}")
+    for rank, one in enumerate(ended):
+        assert one.status == 0, f"rank {rank}: {one}"
+    return [torch.load(file) if (file := folder / f"{rank}.pt").exists() else None for rank in range(ranks)]
+
+
+def assert_same(found, wanted):
+    label, confidence, probs, exit_index = found
+    assert torch.equal(label, wanted.label) and torch.equal(exit_index, wanted.exit_index)
+    torch.testing.assert_close(confidence, wanted.confidence, equal_nan=True)
+    torch.testing.assert_close(probs, wanted.probs)
+
+
+@pytest.mark.parametrize(
+    "name, ranks, size, how, stages, sizes",
+    [
+        ("plain", 2, 16, "merged", "2", range(1, 131)),
+        ("plain", 3, 4, "merged", "0,2", pipeline_ranks.SOME),
+        ("plain", 4, 5, "passed", "auto", pipeline_ranks.SOME),
+        ("plain", 1, 3, "measured", "auto", pipeline_ranks.SOME),
+        ("skipping", 2, 16, "measured", "rest", pipeline_ranks.SOME),
+        ("skipping", 3, 3, "merged", "auto", pipeline_ranks.SOME),
+    ],
+    ids=lambda value: "every_size" if len(str(value)) > 20 and isinstance(value, range) else None,
+)
+def test_answers_are_the_eager_networks(tmp_path, name, ranks, size, how, stages, sizes):
+    """Of 1 to 130 samples, whoever leaves where, by which rules; what is answered is computed no further."""
+    saved = ran(tmp_path, ranks, "answer", name, size, how, stages, ",".join(map(str, sizes)), "cpu")
+    network = getattr(pipeline_ranks, name)()
+    (found, first, said, counted), *others = saved
+    exits = []
+    for place, x in enumerate(pipeline_ranks.requests(name, network, sizes)):
+        wanted = network(x)
+        assert_same(found[place], wanted)
+        exits.append(wanted.exit_index)
+        assert first[place] == -(-len(x) // size)
+        if (name, how) == ("plain", "merged"):
+            for start, (_, computed, _, _) in zip([1, 2] if ranks == 3 else [2], others, strict=True):
+                assert computed[place] == -(-int((wanted.exit_index >= start).sum()) // size)
+        elif (wanted.exit_index == 0).all():
+            assert [computed[place] for _, computed, _, _ in others] == [0] * (ranks - 1)
+    by_exit = torch.cat(exits).bincount(minlength=len(network.taps) + 1)
+    assert by_exit.min() > 0 and torch.equal(counted, by_exit)
+    assert len(said.splitlines()) == ranks
+    assert ("are merged" in said) == (name == "plain" and how == "merged")
+    assert ("no row a sample" in said) == (name == "skipping")
+
+
+def test_answers_as_they_come(tmp_path):
+    """Each sample once, with its place; who stops early and who asks wrongly disturbs nobody."""
+    (refused, parts, last), _ = ran(tmp_path, 2, "stream_and_serve")
+    assert [text.split(",")[0] for text in refused] == [
+        "x: got shape [3", "x: got shape [0", "x: got torch.float64", "x: got list",
+    ]  # fmt: skip
+    network = pipeline_ranks.plain()
+    network.set_rules(dict(zip(network.taps, pipeline_ranks.rules_of(network)[2], strict=True)))
+    wanted = network(pipeline_ranks.batch_of("plain", 37))
+    assert len(parts) > 5
+    assert torch.cat([places for places, _ in parts]).sort().values.tolist() == list(range(37))
+    for places, answered in parts:
+        assert_same(answered, ExitResult(part[places] for part in wanted))
+    assert_same(last, network(pipeline_ranks.batch_of("plain", 9)))
+
+
+def test_pipelines_one_after_another_in_a_group_of_the_callers(tmp_path):
+    (found, other) = ran(tmp_path, 2, "twice")
+    network = pipeline_ranks.plain()
+    network.set_rules(0.4)
+    for one in found:
+        assert_same(one, network(pipeline_ranks.batch_of("plain", 11)))
+    assert other == [None, None]
+
+
+def test_under_torchrun_itself(tmp_path):
+    """Python's own end of the processes, too: no thread may be waiting by then."""
+    script = [Path(pipeline_ranks.__file__), "plain", 4, "passed", "0", "5,9", "cpu"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, *script]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(entry for entry in sys.path if entry)}
+    done = subprocess.run(
+        [str(each) for each in command], capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path
+    )
+    assert done.returncode == 0 and "terminate" not in done.stderr, done.stderr
+    assert [len(answer[0]) for answer in torch.load(tmp_path / "0.pt")[0]] == [5, 9]

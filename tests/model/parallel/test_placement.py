@@ -1,0 +1,59 @@
+"""Segments on stages by their times, and where merging pays."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from auxhead.model.parallel import placement
+from auxhead.model.parallel.placement import balanced
+from auxhead.model.parallel.segments import run_segments, segments_of
+from support import pipeline_ranks
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+def test_the_slowest_stage_is_as_fast_as_it_can_be(stages):
+    loads = [3.0, 1.0, 4.0, 1.0, 5.0]
+
+    def slowest(starts):
+        return max(sum(loads[start:end]) for start, end in zip(starts, [*starts[1:], 5], strict=True))
+
+    starts = balanced(loads, stages)
+    assert len(starts) == stages and starts[0] == 0 and starts == sorted(set(starts))
+    assert slowest(starts) == min(slowest([0, *cuts]) for cuts in combinations(range(1, 5), stages - 1))
+
+
+@pytest.mark.parametrize("name", ["plain", "skipping"])
+def test_segments_are_the_backbone(name):
+    network, x = getattr(pipeline_ranks, name)(), pipeline_ranks.batch_of(name, 4)
+    segments = segments_of(network, x, x.device)
+    with torch.no_grad():
+        found = run_segments(segments, x)
+        wanted = network.logits(x)
+        for (read, _), head, logits in zip(found, network.exit_heads, wanted, strict=False):
+            assert torch.equal(head.logits(read), logits)
+        assert torch.equal(found[-1][0], wanted[-1]) and not found[-1][1]
+    shared = {parameter.data_ptr() for parameter in network.backbone.parameters()}
+    for segment in segments:
+        assert {each.data_ptr() for each in segment.module.parameters()} <= shared
+
+
+@pytest.mark.parametrize("leave, gathering, merges", [(0.5, 1.0, True), (0.5, 3.0, False), (0.0, 0.1, False)])
+def test_merging_where_it_saves_more_than_it_takes(monkeypatch, leave, gathering, merges):
+    """Of 4 ms in the slowest later stage; without any merging, stages have the times of all samples."""
+    network, x = pipeline_ranks.plain(), pipeline_ranks.batch_of("plain", 4)
+    segments = segments_of(network, x, x.device)
+    times = iter([2.0, 1.0, 1.0, 2.0])
+    monkeypatch.setattr(placement, "_median_ms", lambda *_: next(times))
+    monkeypatch.setattr(placement, "_gathering_ms", lambda *_: gathering)
+    stays = 1.0 - leave
+    placed = placement.place(segments, network.exit_heads, x, [1.0, stays, stays, stays], 2, None)
+    assert placed.merges == [merges] and placed.extra_steps == [int(merges)]
+    assert placed.starts == ([0, 1] if merges else [0, 2])
+    assert ("are merged" in placed.notes[0]) == merges
+
+
+def test_rows_that_are_no_samples_are_never_merged(monkeypatch):
+    monkeypatch.setattr(placement, "_gathering_ms", lambda *_: 0.0)
+    network, x = pipeline_ranks.skipping(), pipeline_ranks.batch_of("skipping", 4)
+    placed = placement.place(segments_of(network, x, x.device), network.exit_heads, x, [1.0, 0.1, 0.1], 3, None)
+    assert placed.merges == [False, False] and "no row a sample" in placed.notes[0]

@@ -1,0 +1,266 @@
+"""Ranks of the tests of pipelines: networks, requests, and what each process runs; arguments are in ``sys.argv``."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitRule, Extract, FusedAuxHead, pipelined
+from auxhead.model.parallel import pipelined as set_up
+from auxhead.model.parallel import placement
+from auxhead.model.parallel.stage import Stage
+from torch import Tensor, nn
+
+CLASSES = 5
+#: Sizes of batches: the smallest, around multiples of micro-batches, and the largest; more than there are rules.
+SOME = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 32, 33, 64, 65, 130)
+
+
+def _block(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+
+
+def plain() -> EarlyExitNetwork:
+    """Four segments, with layers that work in place."""
+    torch.manual_seed(0)
+    layers = [_block(3, 8), nn.Hardtanh(-0.1, 0.1), _block(8, 8), _block(8, 16)]
+    backbone = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES))
+    heads = {tap: FusedAuxHead(None, CLASSES) for tap in ("0", "2", "3")}
+    return _ready(EarlyExitNetwork(backbone, heads, example_input=torch.randn(2, 3, 16, 16)))
+
+
+class _Skipping(nn.Module):
+    """Hands over more than the taps' outputs, and tokens before samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.mix, self.rest = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:  # [N, 7, 6]
+        y = self.first(x).transpose(0, 1)
+        y = y + torch.tanh(self.mix(y))
+        z = self.rest(y.flip(2)) + y
+        return self.out((y * z).mean(0)) + x.mean((1, 2))[:, None]
+
+
+def skipping() -> EarlyExitNetwork:
+    """A head that is a module, and tokens that lie [T, N, D]."""
+    torch.manual_seed(1)
+    heads: dict[str, nn.Module] = {
+        "mix": FusedAuxHead(None, CLASSES),
+        "rest": nn.Sequential(nn.Flatten(), nn.Linear(56, 12), nn.Tanh(), nn.Linear(12, CLASSES)),
+    }
+    extract = {tap: Extract(layout="TND") for tap in heads}
+    network = EarlyExitNetwork(_Skipping(), heads, extract=extract)
+    network.check_taps(torch.randn(2, 7, 6))
+    return _ready(network)
+
+
+def _ready(network: EarlyExitNetwork) -> EarlyExitNetwork:
+    """Spread confidences, so that thresholds let out shares of the samples."""
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(2.0)
+    return network.eval()
+
+
+def batch_of(name: str, samples: int) -> Tensor:
+    torch.manual_seed(samples)
+    return torch.randn(samples, *((3, 16, 16) if name == "plain" else (7, 6)))
+
+
+def rules_of(network: EarlyExitNetwork) -> list[list[ExitRule]]:
+    """Rules for all heads: nobody leaves, everybody, some at each exit, by all criteria, with exits that are off."""
+    heads = len(network.taps)
+    return [
+        [ExitRule(1.0)] * heads,
+        [ExitRule(0.0)] * heads,
+        [ExitRule(threshold) for threshold in (0.4, 0.35, 0.3)][:heads],
+        [ExitRule(0.3, enabled=False), *[ExitRule(0.45, temperature=0.5)] * (heads - 1)],
+        [
+            ExitRule(threshold, criterion=name)
+            for threshold, name in ((0.1, "entropy"), (0.2, "margin"), (0.9, "energy"))
+        ][:heads],
+        [ExitRule(criterion="patience", threshold=1.0)] * heads,
+        [ExitRule(0.5), *[ExitRule(criterion="patience", threshold=1.0)] * (heads - 1)],
+    ]
+
+
+def requests(
+    name: str, network: EarlyExitNetwork, sizes: Iterable[int], *, numbers_alone: bool = False
+) -> Iterator[Tensor]:
+    """Batches of sizes, with the network's rules changed before each; a graph has one criterion."""
+    rules = rules_of(network)[: 4 if numbers_alone else None]
+    for place, samples in enumerate(sizes):
+        network.set_rules(dict(zip(network.taps, rules[place % len(rules)], strict=True)))
+        yield batch_of(name, samples)
+
+
+def answer() -> None:
+    """Arguments: network, split_size, "merged", "passed" or "measured", taps or "auto", sizes of batches, device."""
+    name, size, how, stages, sizes, device = sys.argv[1:7]
+    torch.backends.cudnn.allow_tf32 = False
+    if how != "measured":
+        placement._gathering_ms = lambda *_: 0.0 if how == "merged" else 1e9
+    network = globals()[name]()
+    exits = len(network.taps) + 1
+    network.monitor = ExitMonitor([1 / exits] * exits, 100)
+    computed = _count_computed()
+    found = []
+    example = batch_of(name, 16)
+    ends = stages if stages == "auto" else stages.split(",")
+    with pipelined(network, example, split_size=int(size), stages=ends, device=device) as run:
+        said = run.describe()
+        for x in requests(name, network, map(int, sizes.split(",")), numbers_alone=device == "cuda"):
+            computed.append(0)
+            answered = run(x if run.is_first else None)
+            if answered is not None:
+                found.append(tuple(answered))
+    torch.save((found, computed, said, network.monitor.counts()), f"{os.environ['RANK']}.pt")
+
+
+def _count_computed() -> list[int]:
+    """Count the micro-batches that the stage computes, a number for each request."""
+    computed: list[int] = []
+    original = Stage._compute
+
+    def compute(self: Stage, taken: list[Tensor]) -> object:
+        if computed:
+            computed[-1] += 1
+        return original(self, taken)
+
+    Stage._compute = compute  # type: ignore[method-assign]
+    return computed
+
+
+def stream_and_serve() -> None:
+    """Answers as they come, a consumer that stops, a batch that is refused; other ranks serve."""
+    network = plain()
+    network.set_rules(dict(zip(network.taps, rules_of(network)[2], strict=True)))
+    example = batch_of("plain", 16)
+    with pipelined(network, example, split_size=4) as run:
+        if not run.is_first:
+            run.serve()
+            return
+        refused = []
+        for x in (torch.randn(3, 5), example[:0], example.double(), [1]):
+            try:
+                run(x)
+            except (ValueError, TypeError) as error:
+                refused.append(str(error))
+        parts = [(places, tuple(answered)) for places, answered in run.answers(batch_of("plain", 37))]
+        for _ in run.answers(batch_of("plain", 21)):
+            break
+        torch.save((refused, parts, tuple(run(batch_of("plain", 9)))), "0.pt")
+
+
+def twice() -> None:
+    """One pipeline after another, in a process group of the caller's."""
+    torch.distributed.init_process_group("gloo")
+    found = []
+    for size in (4, 3):
+        network = plain()
+        network.set_rules(0.4)
+        with pipelined(network, batch_of("plain", 8), split_size=size) as run:
+            answered = run(batch_of("plain", 11) if run.is_first else None)
+            found.append(None if answered is None else tuple(answered))
+    torch.save(found, f"{os.environ['RANK']}.pt")
+    torch.distributed.destroy_process_group()
+
+
+# What goes wrong, on the last rank.
+
+
+def _run(change: Callable[[EarlyExitNetwork], None] = lambda _: None, **options: object) -> None:
+    """Ask two times; the last rank is not as the others are."""
+    network = plain()
+    network.set_rules(1.0)
+    if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+        change(network)
+    example = batch_of("plain", 8)
+    with pipelined(network, example, split_size=2, **{"timeout_s": 5.0, **options}) as run:  # type: ignore[arg-type]
+        for _ in range(2):
+            run(example if run.is_first else None)
+    print("done")
+
+
+def _on_fifth_micro_batch(act: Callable[[], object]) -> Callable[[EarlyExitNetwork], None]:
+    def change(_: EarlyExitNetwork) -> None:
+        original, steps = Stage._forward, []
+
+        def forward(self: Stage, *given: Tensor) -> tuple[Tensor, ...]:
+            steps.append(1)
+            if len(steps) == 5:
+                act()
+            return original(self, *given)
+
+        Stage._forward = forward  # type: ignore[method-assign]
+
+    return change
+
+
+def fails_in_a_layer() -> None:
+    _run(_on_fifth_micro_batch(lambda: torch.zeros(2, 3) @ torch.zeros(2, 3)))
+
+
+def dies() -> None:
+    _run(_on_fifth_micro_batch(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+
+
+def hangs_in_a_layer() -> None:
+    _run(_on_fifth_micro_batch(lambda: time.sleep(60)), timeout_s=2.0)
+
+
+def other_parameters() -> None:
+    def change(network: EarlyExitNetwork) -> None:
+        with torch.no_grad():
+            network.heads[1].linear.bias[0] += 1
+
+    _run(change)
+
+
+def other_version() -> None:
+    def change(_: EarlyExitNetwork) -> None:
+        set_up.package_version = lambda name: "0.0.9"
+
+    _run(change)
+
+
+def does_not_come() -> None:
+    _run(lambda _: time.sleep(60), timeout_s=2.0)
+
+
+def no_such_device() -> None:
+    device = "cuda:7" if os.environ["RANK"] == "1" else "cpu"
+    _run(device=device)
+
+
+def cannot_be_traced() -> None:
+    def change(network: EarlyExitNetwork) -> None:
+        network.backbone[1].forward = lambda x: x if bool(x.sum() > 0) else -x
+
+    _run(change)
+
+
+def raises_between_requests() -> None:
+    network, example = plain(), batch_of("plain", 8)
+    with pipelined(network, example, split_size=2, timeout_s=5.0) as run:
+        run(example if run.is_first else None)
+        if not run.is_first:
+            raise LookupError("of the user's")
+        run(example)
+
+
+def ends_before_the_others() -> None:
+    network, example = plain(), batch_of("plain", 8)
+    with pipelined(network, example, split_size=2, timeout_s=5.0) as run:
+        run(example if run.is_first else None)
+        if not run.is_first:
+            run(None)
+
+
+if __name__ == "__main__":  # under torchrun itself
+    answer()
