@@ -21,7 +21,7 @@ MAY_IMPORT = {"kernels": set(), "model": {"kernels"}, "autotune": {"kernels", "m
 LEVELS = {
     "model": (
         {""},  # the flat files
-        {"trunk", "own_exits"},
+        {"trunk", "own_exits", "processes"},
         {"runners", "attaching"},
         {"auto"},
         {"make_runner"},

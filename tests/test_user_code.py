@@ -40,7 +40,7 @@ UNSAFE_METHODS = {
 ALLOWED = {
     "model/__init__.py": {"importlib", "import_module"},  # its own names, when they are used
     "model/commands/user_model.py": {"importlib", "import_module"},  # the user's function, named on the command line
-    "model/dealing.py": {"load"},  # of safetensors, which holds tensors alone
+    "model/processes/dealing.py": {"load"},  # of safetensors, which holds tensors alone
     "model/export/file_formats.py": {"load"},  # a file that was written a moment ago, in a folder of its own
     "model/machine.py": {"subprocess"},  # nvidia-smi and git, of fixed arguments
 }

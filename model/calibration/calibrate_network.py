@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.criteria import CRITERIA
-from ..agreement import agree, tensor_digest
 from ..arguments import check_module, kind_of
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_rule import ExitRule
+from ..processes.agreement import agree, tensor_digest
 from .budget import Budget, one_budget
 from .candidates import threshold_path
 from .exit_latency import ExitLatencies, expected_latency

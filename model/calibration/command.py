@@ -72,8 +72,8 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
         """
         from ..commands.processes import process_group
         from ..json_file import write_json
-        from ..process_group import own_rank
-        from ..rank_failures import RankFailed
+        from ..processes.process_group import own_rank
+        from ..processes.rank_failures import RankFailed
         from .run import Request, run_calibration, save_calibrated
         from .tables import print_report
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from ..arguments import check_batch, kind_of
 from ..attaching.counted_work import counted_work
 from ..batches import two_samples
-from ..dealing import dealt
 from ..early_exit_network import EarlyExitNetwork
+from ..processes.dealing import dealt
 from .splits import identities
 
 

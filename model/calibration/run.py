@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..agreement import agree, checkpoint_facts
 from ..bad_input import BadInput
 from ..checkpoint import Checkpoint, save_checkpoint
-from ..dealing import made_by_rank_0
 from ..description import read_description
 from ..exit_result import ExitResult
 from ..images import normalise
 from ..make_runner import make_runner
+from ..processes.agreement import agree, checkpoint_facts
+from ..processes.dealing import made_by_rank_0
 from ..training.data_sets import LabelledImages, decode, load_folder, load_source
 from ..training.source_facts import source_facts
 from ..training.split_record import unseen_split

@@ -9,7 +9,7 @@ import torch
 
 from ..bad_input import BadInput
 from ..machine import package_version
-from ..process_group import is_launched, joined_processes
+from ..processes.process_group import is_launched, joined_processes
 from .devices import torch_device
 from .options import Device
 

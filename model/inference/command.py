@@ -45,10 +45,10 @@ def infer(
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.auto,
 ) -> None:
     """Answer for image files, and say which exit answered; several processes of torchrun share the batches."""
-    from ..agreement import agree, checkpoint_facts
     from ..commands.processes import process_group
     from ..description import read_description
-    from ..rank_failures import RankFailed
+    from ..processes.agreement import agree, checkpoint_facts
+    from ..processes.rank_failures import RankFailed
     from .load import load_network
     from .run import run_infer
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ..bad_input import BadInput
 from ..checkpoint import Checkpoint
-from ..dealing import dealt
 from ..exit_result import ExitResult, joined
 from ..images import FORMATS
 from ..make_runner import make_runner
-from ..process_group import own_rank
+from ..processes.dealing import dealt
+from ..processes.process_group import own_rank
 from ..replacing import replacing
 from ..runners.runner import Runner
 from .tables import answers_table

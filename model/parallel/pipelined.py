@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..agreement import tensor_digest
 from ..arguments import check_batch, kind_of
 from ..auto.example_batches import batches_of, exits_of, shares_of
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
 from ..machine import package_version
 from ..module_head import AuxHead
-from ..process_group import Processes, is_launched, launched_processes, watched_processes
+from ..processes.agreement import tensor_digest
+from ..processes.process_group import Processes, is_launched, launched_processes, watched_processes
 from ..runners.checks import check_device, check_mode
 from .exchange import AnswerForm, Connection, Exchange
 from .pipelined_runner import PipelinedRunner

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult
-from ..process_group import Processes
-from ..rank_failures import RankFailed
+from ..processes.process_group import Processes
+from ..processes.rank_failures import RankFailed
 from ..runners.checks import check_request
 from ..runners.runner import Runner
 from .answered import in_order

@@ -99,7 +99,7 @@ def train(
 ) -> None:
     """Train the exits of a network on labelled images; several processes of torchrun train it together."""
     from ..commands.processes import by_nccl, process_group
-    from ..rank_failures import RankFailed
+    from ..processes.rank_failures import RankFailed
     from .plan import TrainingPlan
     from .run import TrainingJob, run_training
 

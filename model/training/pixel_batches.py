@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..images import normalise, random_shift
-from ..process_group import own_rank, ranks
+from ..processes.process_group import own_rank, ranks
 from .data_sets import Split
 
 

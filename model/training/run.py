@@ -9,7 +9,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..agreement import agree, file_digest
 from ..attaching.attach import attach
 from ..bad_input import BadInput
 from ..checkpoint import save_checkpoint
@@ -17,7 +16,8 @@ from ..commands.options import check_output_directory, make_output_directory
 from ..commands.progress import PhaseProgress
 from ..commands.user_model import load_factory
 from ..early_exit_network import EarlyExitNetwork
-from ..process_group import own_rank, ranks
+from ..processes.agreement import agree, file_digest
+from ..processes.process_group import own_rank, ranks
 from .data_sets import LabelledImages, Splits, load_source, read_splits
 from .evaluation import accuracy_of_exits
 from .pixel_batches import PixelBatches

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..process_group import ranks
+from ..processes.process_group import ranks
 
 
 def shared(module: nn.Module, device: torch.device) -> nn.Module:

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from ..arguments import kind_of
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
-from ..process_group import own_rank, ranks
+from ..processes.process_group import own_rank, ranks
 from .batches import count_batches, on_device
 from .cached_features import cache_features
 from .evaluation import accuracies

@@ -5,10 +5,10 @@ import signal
 import sys
 
 import torch
-from auxhead.model import process_group, rank_failures
 from auxhead.model.calibration import run as calibration_run
 from auxhead.model.checkpoint import Checkpoint
 from auxhead.model.commands import processes
+from auxhead.model.processes import process_group, rank_failures
 from auxhead.model.training import run as training_run
 
 

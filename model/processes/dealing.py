@@ -13,7 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
-from .bad_input import BadInput
+from ..bad_input import BadInput
 from .process_group import own_rank, ranks
 from .rank_failures import RankFailed, in_words
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch.distributed as dist
-from auxhead.model.process_group import first_difference
+from auxhead.model.processes.process_group import first_difference
 from support.launched_ranks import launch
 from support.replica_cases import (
     CALIBRATE,

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .bad_input import BadInput
+from ..bad_input import BadInput
 from .dealing import exchanging
-from .description import DESCRIPTION, WEIGHTS
+from ..description import DESCRIPTION, WEIGHTS
 from .process_group import first_difference, ranks
 
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from .bad_input import BadInput
+from ..bad_input import BadInput
 from .rank_failures import Watch
 
 #: Seconds within which all processes have to come.

@@ -1,0 +1,7 @@
+"""Processes that work on one task together, as torchrun starts them: what training, evaluation and pipelines share.
+
+process_group    joins the processes, and compares them before
+rank_failures    a process that dies, hangs or raises ends all of them, with the cause
+agreement        arguments, checkpoints and data that have to be the same in all
+dealing          batches dealt to processes, and their results in order
+"""
