@@ -1,75 +1,109 @@
-"""Answers of a stage, on the host: who is sure of which sample, packed as the first rank collects them."""
+"""Answers of a stage: decided on its device, for each sample by the first exit that is sure, and packed to be sent."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...kernels import CRITERIA, HeadOutput
+from ...kernels import HeadOutput
 from ..exit_result import ExitResult
 from ..exit_rule import ExitRule
 from .survivors import empty_rows
 
-#: Columns of a packed answer, before those of the probabilities.
+#: Columns of an answer, before those of the probabilities. Its numbers are floats, which hold each of these exactly.
 COLUMNS = ("place", "label", "confidence", "exit_index")
+#: Columns of what a stage says of a sample. Of one that stays open the exit index is -1, and label and agreed are as
+#: ``ROW`` has them.
+SAID = ("agreed", *COLUMNS[1:])
 
 
-def packed(said: Sequence[HeadOutput], *, with_probs: bool) -> Tensor:
-    """Return what exits say of N samples as one float64 tensor [exits, N, 3 or 3 + K], which holds each part exactly.
+class AnswerForm(NamedTuple):
+    """The form of a network's answers."""
 
-    The parts are label, confidence, exit and probabilities.
-    """
-    columns = []
-    for output in said:
-        parts = [part.double()[:, None] for part in (output.label, output.confidence, output.exit)]
-        columns.append(
-            torch.cat([*parts, output.probs.double()] if with_probs and output.probs is not None else parts, 1)
-        )
-    return torch.stack(columns)
+    classes: int
+    dtype: torch.dtype
+    """Of confidences and probabilities."""
+    with_probs: bool
+
+    @property
+    def width(self) -> int:
+        """How many numbers an answer has."""
+        return len(COLUMNS) + self.classes * self.with_probs
 
 
-def settle(rows: Tensor, said: Tensor, rules: Sequence[ExitRule | None], first_exit: int) -> tuple[Tensor, Tensor]:
-    """Let the exits of a stage answer for the open samples of a micro-batch, each for those that it is first sure of.
+def said_by(
+    exits: Sequence[HeadOutput],
+    rules: Sequence[ExitRule | None],
+    first_exit: int,
+    state: Tensor,
+    dtype: torch.dtype,
+    *,
+    with_probs: bool,
+) -> Tensor:
+    """Let exits answer for N samples, each for those that it is the first one to be sure of.
 
     Args:
-        rows: see ``ROW``.
-        said: of :func:`packed`, on the CPU.
+        exits: what each says of all samples.
         rules: of the exits; None for the classifier, which answers for all that is left.
         first_exit: the index of the first of them.
+        state: [N, 2] int64, of each sample the label of the exit before, -1 if there is none, and how many exits in a
+            row have said it.
+        dtype: of the result, as wide as confidences are.
+        with_probs: append the probabilities.
 
     Returns:
-        The answers, [M, 4 or 4 + K] float64 (see ``COLUMNS``), and the rows of the samples that stay open.
+        [N, 4 or 4 + K], see ``SAID``, on the exits' device, without a wait of the host.
     """
-    place, before, agreed = rows.unbind(1)
-    open_, answers = place >= 0, []
-    for index, (of_exit, rule) in enumerate(zip(said, rules, strict=True)):
-        label, confidence, sure = of_exit[:, 0].long(), of_exit[:, 1], of_exit[:, 2] > 0
-        told = label.masked_fill(confidence.isnan(), -1)  # as kernels/patience.py counts
+    before, agreed = state.unbind(1)
+    open_ = torch.ones_like(before, dtype=torch.bool)
+    found = [torch.zeros_like(exits[0].label), torch.zeros_like(exits[0].confidence), torch.full_like(before, -1)]
+    probs = torch.zeros_like(exits[0].probs) if with_probs and exits[0].probs is not None else None
+    for index, (of_exit, rule) in enumerate(zip(exits, rules, strict=True), first_exit):
+        confidence, sure = of_exit.confidence, of_exit.exit.bool()
+        told = of_exit.label.masked_fill(confidence.isnan(), -1)  # as kernels/patience.py counts
         agreed = torch.where(told == before, agreed + 1, 1)
         before = told
         if rule is None:
             sure = torch.ones_like(sure)
         elif rule.criterion == "patience":
-            confidence = torch.where(confidence.isnan(), confidence, agreed.double())
-            sure = confidence > _threshold(rule)
+            confidence = torch.where(confidence.isnan(), confidence, agreed.to(confidence.dtype))
+            sure = confidence > rule.threshold_tensor
         now = open_ & sure
-        exits = torch.full_like(place, first_exit + index)
-        answers.append(torch.cat([torch.stack([place, label, confidence, exits], 1), of_exit[:, 3:]], 1)[now])
+        says = of_exit.label, confidence, torch.full_like(before, index)
+        found = [torch.where(now, new, old) for new, old in zip(says, found, strict=True)]
+        if probs is not None and of_exit.probs is not None:
+            probs = torch.where(now[:, None], of_exit.probs, probs)
         open_ = open_ & ~sure
-    left = torch.where(open_[:, None], torch.stack([place, before, agreed], 1), empty_rows(1))
-    return torch.cat(answers), left
+    label, *others = found
+    columns = [part.to(dtype)[:, None] for part in (agreed, torch.where(open_, before, label), *others)]
+    return torch.cat(columns if probs is None else [*columns, probs.to(dtype)], 1)
 
 
-def _threshold(rule: ExitRule) -> float:
-    return rule.threshold if rule.enabled else CRITERIA[rule.criterion].high
+def settle(rows: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+    """Take what a stage says of a micro-batch apart, on the CPU.
+
+    Args:
+        rows: see ``ROW``, as the micro-batch came.
+        said: see ``SAID``.
+
+    Returns:
+        The answers for its samples, [M, 4 or 4 + K] (see ``COLUMNS``), and the rows of those that stay open.
+    """
+    used, open_ = rows[:, 0] >= 0, said[:, 3] < 0
+    now = used & ~open_
+    answers = said[now]
+    answers[:, 0] = rows[now, 0].to(said.dtype)
+    left = torch.stack([rows[:, 0], said[:, 1].long(), said[:, 0].long()], 1)
+    return answers, torch.where((used & open_)[:, None], left, empty_rows(1))
 
 
-def in_order(answers: Tensor, dtype: torch.dtype, *, with_probs: bool) -> ExitResult:
+def in_order(answers: Tensor, *, with_probs: bool) -> ExitResult:
     """Return the answers of all samples of a request, in the order of their places."""
     answers = answers[answers[:, 0].argsort()]
     return ExitResult(
         label=answers[:, 1].long(),
-        confidence=answers[:, 2].to(dtype),
-        probs=answers[:, len(COLUMNS) :].to(dtype) if with_probs else None,
+        confidence=answers[:, 2].clone(),
+        probs=answers[:, len(COLUMNS) :].clone() if with_probs else None,
         exit_index=answers[:, 3].long(),
     )

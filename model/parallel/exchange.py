@@ -15,15 +15,14 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from ..early_exit_network import EarlyExitNetwork
-from .answered import COLUMNS
 from .stage import Stage, StageFailed
 
 #: A rank waits for a request as long as the first one lives.
 _FOR_EVER = timedelta(days=3650)
 #: Micro-batches that go through a schedule at once: it keeps memory for what each receives and sends.
 _MOST_MICRO_BATCHES = 64
-#: Sent in place of a number of answers, or of samples: that was all.
-_NO_MORE = -1
+#: Sent in place of a number of samples, or of the places of answers: that was all.
+_NO_MORE = -2
 
 
 class Connection(NamedTuple):
@@ -33,20 +32,6 @@ class Connection(NamedTuple):
     """For rows and activations; of the backend for the stages' devices."""
     answers: dist.ProcessGroup
     """For announcements and answers, by gloo."""
-
-
-class AnswerForm(NamedTuple):
-    """The form of a network's answers."""
-
-    classes: int
-    dtype: torch.dtype
-    """Of confidences and probabilities."""
-    with_probs: bool
-
-    @property
-    def width(self) -> int:
-        """How many numbers a packed one has."""
-        return len(COLUMNS) + self.classes * self.with_probs
 
 
 class Exchange:
@@ -59,7 +44,6 @@ class Exchange:
         stages: int,
         heads: int,
         extra_steps: Sequence[int],
-        form: AnswerForm,
         connection: Connection,
     ) -> None:
         """Exchange for a stage.
@@ -69,11 +53,10 @@ class Exchange:
             index: of the stage, and the rank.
             stages: how many there are.
             heads: how many the network has.
-            extra_steps: of the outlet of each stage but the last.
-            form: of answers.
+            extra_steps: of each stage but the last.
             connection: to the others.
         """
-        self.stage, self.index, self.form = stage, index, form
+        self.stage, self.index, self.form = stage, index, stage.form
         self._stages, self._heads, self._extra_steps, self._connection = stages, heads, extra_steps, connection
         self._schedule: tuple[int, ScheduleGPipe] | None = None
 
@@ -115,11 +98,12 @@ class Exchange:
             sent.append((dist.isend(tensor, first, group), tensor))
 
         def answer(rows: Tensor) -> None:
-            send(torch.tensor([len(rows)]))
-            send(rows)
+            message = self._message()
+            message[: len(rows)] = rows
+            send(message)
 
         self._run(int(request[0]), answer, None)
-        send(torch.tensor([_NO_MORE]))
+        send(self._message().fill_(_NO_MORE))
         for work, _ in sent:
             assert work is not None
             work.wait()
@@ -127,16 +111,18 @@ class Exchange:
 
     def hear(self, answer: Callable[[Tensor], None]) -> None:
         """Receive the answers of all other stages, in the order in which they come."""
-        group, speaking = self._connection.answers, self._stages - 1
+        speaking = self._stages - 1
         while speaking:
-            count = torch.empty(1, dtype=torch.int64)
-            rank = dist.recv(count, None, group)
-            if int(count) == _NO_MORE:
+            message = self._message()
+            dist.recv(message, None, self._connection.answers)
+            if int(message[0, 0]) == _NO_MORE:
                 speaking -= 1
-                continue
-            rows = torch.empty(int(count), self.form.width, dtype=torch.float64)
-            dist.recv(rows, rank, group)
-            answer(rows)
+            else:
+                answer(message[message[:, 0] >= 0])
+
+    def _message(self) -> Tensor:
+        """Allocate what is sent of a micro-batch's answers: one a row, with a place below 0 in rows without one."""
+        return torch.full((self.stage.size, self.form.width), -1.0, dtype=self.form.dtype)
 
     def _run(self, samples: int, answer: Callable[[Tensor], None], x: Tensor | None) -> None:
         """Run the stage for all micro-batches of a request."""
@@ -148,11 +134,12 @@ class Exchange:
             rows = torch.full((steps * size,), -1)
             rows[: len(part)] = part
             try:
-                self._schedule_of(steps).eval(*([rows.to(self.stage.device)] if self.index == 0 else []))
+                self._schedule_of(steps).eval(*([rows] if self.index == 0 else []))
             except RuntimeError as error:  # PyTorch's, around what the stage raised
                 if isinstance(error.__cause__, StageFailed):
                     raise error.__cause__ from error.__cause__.__cause__
                 raise
+            self.stage.finish()
 
     def _schedule_of(self, steps: int) -> ScheduleGPipe:
         """Return PyTorch's schedule of so many micro-batches, with memory for them; of one number it is kept."""

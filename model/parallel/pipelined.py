@@ -22,7 +22,8 @@ from ..module_head import AuxHead
 from ..processes.agreement import tensor_digest
 from ..processes.process_group import Processes, is_launched, launched_processes, watched_processes
 from ..runners.checks import check_device, check_mode
-from .exchange import AnswerForm, Connection, Exchange
+from .answered import AnswerForm
+from .exchange import Connection, Exchange
 from .pipelined_runner import PipelinedRunner
 from .placement import Placement, place
 from .segments import Segment, segments_of
@@ -97,29 +98,24 @@ def pipelined(
         heads = network.exit_heads
         if where != network.device:
             heads = [copy.deepcopy(head).to(where) for head in heads]
+        form = _answer_form(segments, heads)
         if processes.rank == 0:
             x = micro_batch.to(where)
-            placement = place(segments, heads, x, _open_shares(network, example_input), ranks, starts)
+            placement = place(segments, heads, x, _open_shares(network, example_input), ranks, starts, form)
             processes.store.set("placement", json.dumps(asdict(placement)))
         else:
             placement = Placement(**json.loads(processes.wait_for("placement")))
 
-        stage = _stage(placement, processes.rank, segments, heads, size, where)
+        stage = _stage(placement, processes.rank, segments, heads, size, where, form)
         opened.callback(stage.close)
         stage.capture(micro_batch.to(where))
         processes.store.set(f"ready/{processes.rank}", "1")
         for rank in range(ranks):
             processes.wait_for(f"ready/{rank}")
-        wide = any(segment.logits.dtype == torch.float64 for segment in segments)
-        form = AnswerForm(
-            heads[0].num_classes,
-            torch.float64 if wide else torch.float32,
-            with_probs=all(head.return_probs for head in heads),
-        )
         return PipelinedRunner(
             network,
             example_input,
-            Exchange(stage, processes.rank, ranks, len(heads), placement.extra_steps, form, connection),
+            Exchange(stage, processes.rank, ranks, len(heads), placement.extra_steps, connection),
             _described(placement, network.taps),
             timeout_s,
             processes,
@@ -224,6 +220,15 @@ def _open_shares(network: EarlyExitNetwork, x: Tensor) -> list[float]:
     return [max(0.0, 1.0 - left) for left in accumulate(shares[:-1], initial=0.0)]
 
 
+def _answer_form(segments: Sequence[Segment], heads: Sequence[AuxHead]) -> AnswerForm:
+    wide = any(segment.logits.dtype == torch.float64 for segment in segments)
+    return AnswerForm(
+        heads[0].num_classes,
+        torch.float64 if wide else torch.float32,
+        with_probs=all(head.return_probs for head in heads),
+    )
+
+
 def _stage(
     placement: Placement,
     rank: int,
@@ -231,6 +236,7 @@ def _stage(
     heads: Sequence[AuxHead],
     size: int,
     where: torch.device,
+    form: AnswerForm,
 ) -> Stage:
     start, *rest = placement.starts[rank:]
     end = rest[0] if rest else len(segments)
@@ -241,7 +247,7 @@ def _stage(
         size,
         where,
         merges=bool(rest) and placement.merges[rank],
-        with_probs=all(head.return_probs for head in heads),
+        form=form,
         name=f"stage {rank} of {len(placement.starts)}",
     )
 

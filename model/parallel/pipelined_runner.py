@@ -158,7 +158,7 @@ class PipelinedRunner(Runner):
 
     def _counted(self, rows: Tensor, device: torch.device) -> ExitResult:
         form = self._exchange.form
-        answer = in_order(rows, form.dtype, with_probs=form.with_probs)
+        answer = in_order(rows, with_probs=form.with_probs)
         if self.network.monitor is not None:
             self.network.monitor.count(answer.exit_index.to(device), answer.confidence.to(device))
         return ExitResult(None if part is None else part.to(device) for part in answer)

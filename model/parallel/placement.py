@@ -10,14 +10,15 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
-from ...kernels import decide
 from ..module_head import AuxHead
-from .segments import Segment, run_segments, wires_like
+from .answered import AnswerForm
+from .segments import Segment, run_segments, to_wire, wires_like
+from .stage import LAG, Stage
 from .survivors import Merging, Passing, empty_rows
 
 _WARM_UPS, _RUNS = 2, 5
@@ -39,8 +40,8 @@ class Placement:
 
     @property
     def extra_steps(self) -> list[int]:
-        """Behind each stage but the last, how many more micro-batches may come out of it than go in."""
-        return [(Merging if merges else Passing).extra_steps for merges in self.merges]
+        """Behind each stage but the last, how many steps later than its last micro-batch it hands on what is left."""
+        return [LAG + (Merging if merges else Passing).extra_steps for merges in self.merges]
 
 
 def balanced(loads: Sequence[float], stages: int) -> list[int]:
@@ -66,6 +67,7 @@ def place(
     open_shares: Sequence[float],
     stages: int,
     starts: Sequence[int] | None,
+    form: AnswerForm,
 ) -> Placement:
     """Measure segments and gathering with a micro-batch, and place the segments.
 
@@ -76,9 +78,10 @@ def place(
         open_shares: of each segment, the share of the samples that have not left before it.
         stages: how many there are.
         starts: of the stages, where that is given.
+        form: of answers.
     """
     with torch.no_grad():
-        ms = [_median_ms(run, x) for run in _runs(segments, heads, x)]
+        ms = _segment_ms(segments, heads, x, form)
         movable = _movable(segments, x)
         gathering = [
             _gathering_ms(segment, x) if moves else 0.0 for segment, moves in zip(segments, movable, strict=True)
@@ -120,24 +123,26 @@ def _described(
     return Placement([*starts], merges, notes)
 
 
-def _runs(segments: Sequence[Segment], heads: Sequence[AuxHead], x: Tensor) -> list[Callable[[], object]]:
-    """Return what runs each segment with its head, by itself."""
-    taken = [(x,), *(handed for _, handed in run_segments(segments, x)[:-1])]
-    exits: list[Callable[[Tensor], object]] = [*heads, lambda logits: decide(logits, 1.0, 1.0)]
+def _segment_ms(segments: Sequence[Segment], heads: Sequence[AuxHead], x: Tensor, form: AnswerForm) -> list[float]:
+    """Measure each segment with its head as a stage by itself, which is a graph where stages are graphs."""
+    handed: Sequence[Tensor] = [x]
+    found = []
+    for index, (segment, (_, hands)) in enumerate(zip(segments, run_segments(segments, x), strict=True)):
+        stage = Stage([segment], heads[index : index + 1], index, len(x), x.device, merges=False, form=form, name="")
+        stage.capture(x)
+        try:
+            found.append(_median_ms(partial(stage.compute_alone, handed)))
+        finally:
+            stage.close()
+        handed = [to_wire(each, like) for each, like in zip(hands, segment.hands, strict=True)]
+    return found
 
-    def run_of(index: int) -> Callable[[], object]:
-        return lambda: exits[index](segments[index].module(*taken[index])[0])
 
-    return [run_of(index) for index in range(len(segments))]
-
-
-def _median_ms(run: Callable[[], object], x: Tensor) -> float:
+def _median_ms(run: Callable[[], object]) -> float:
     times = []
     for _ in range(_WARM_UPS + _RUNS):
         began = time.perf_counter()
         run()
-        if x.is_cuda:
-            torch.cuda.synchronize(x.device)
         times.append((time.perf_counter() - began) * 1e3)
     return statistics.median(times[_WARM_UPS:])
 
@@ -147,7 +152,13 @@ def _gathering_ms(segment: Segment, x: Tensor) -> float:
     wires = wires_like(segment.hands, x.device)
     merging, rows = Merging(len(x), wires), empty_rows(len(x))
     rows[::2, 0] = 0
-    return _median_ms(lambda: merging.hand_on(rows, wires, last=False), x)
+
+    def gather() -> None:
+        merging.hand_on(rows, wires, last=False)
+        if x.is_cuda:
+            torch.cuda.current_stream(x.device).synchronize()
+
+    return _median_ms(gather)
 
 
 def _movable(segments: Sequence[Segment], x: Tensor) -> list[bool]:

@@ -1,7 +1,8 @@
 """``Stage``: the part of a network that one rank runs, micro-batch by micro-batch, in PyTorch's ``PipelineStage``."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +10,13 @@ from torch import Tensor, nn
 from ...kernels import HeadOutput, decide
 from ..early_exit_network import EarlyExitNetwork
 from ..module_head import AuxHead
-from .answered import packed, settle
+from .answered import AnswerForm, said_by, settle
 from .segments import NETWORK, Segment, from_wire, to_wire, wires_like
-from .stage_graph import StageGraph
+from .stage_graph import Computed, StageGraph
 from .survivors import Merging, Outlet, Passing, empty_rows
+
+#: Steps of a schedule by which what a stage hands on comes later than what it took: see ``Stage``.
+LAG = 1
 
 
 class StageFailed(Exception):
@@ -23,8 +27,11 @@ class Stage(nn.Module):
     """Consecutive segments, their heads, and the outlet to the next stage.
 
     It takes and returns rows (see ``ROW``) and activations, of one size: what PyTorch's schedules want. The first stage
-    takes the places of samples alone, and finds them in the request. A micro-batch without a sample in use is passed on
-    at once. The host reads each micro-batch's rows, and so waits for its activations, before it launches more.
+    takes the places of samples alone, and finds them in the request. Nothing is computed for a micro-batch without a
+    sample in use.
+
+    At each step the stage begins to compute for the micro-batch that came, and then hands on the one before, whose
+    answers the host reads meanwhile: it waits for a device only where another micro-batch keeps that busy.
     """
 
     def __init__(
@@ -36,7 +43,7 @@ class Stage(nn.Module):
         device: torch.device,
         *,
         merges: bool,
-        with_probs: bool,
+        form: AnswerForm,
         name: str,
     ) -> None:
         """Run segments for micro-batches of a size.
@@ -48,16 +55,17 @@ class Stage(nn.Module):
             size: of micro-batches.
             device: of all this.
             merges: hand on open samples alone.
-            with_probs: answers have probabilities.
+            form: of answers.
             name: for errors.
         """
         super().__init__()
         self.modules_run = nn.ModuleList([*(segment.module for segment in segments), *heads])
         self.first_exit, self.size, self.device, self.name = first_exit, size, device, name
-        self._segments, self._heads, self._with_probs = segments, heads, with_probs
+        self._segments, self._heads, self.form = segments, heads, form
         self._rules = [*(head.rule for head in heads), *([None] if len(heads) < len(segments) else [])]
         wires = wires_like(segments[-1].hands, device)
         self.outlet: Outlet = Merging(size, wires) if merges else Passing(size, wires)
+        self._first_state = empty_rows(size)[:, 1:].to(device)
         self._graph: StageGraph | None = None
         self.begin(lambda _: None, None, 0)
         self.busy_since: float | None = None
@@ -88,7 +96,13 @@ class Stage(nn.Module):
                 else [each.zero_() for each in wires_like(self._segments[0].takes, self.device)]
             )
             rules = [rule for rule in self._rules if rule is not None]
-            self._graph = StageGraph(self._compute, self.modules_run, rules, example)
+            self._graph = StageGraph(self._compute, self.modules_run, rules, self._first_state, example)
+
+    def compute_alone(self, taken: Sequence[Tensor]) -> None:
+        """Compute for a micro-batch and wait for the end; what comes out of it goes nowhere."""
+        done = self._begun(None, taken).done
+        if done is not None:
+            done.synchronize()
 
     def take_rules(self, states: Tensor) -> None:
         """Take over the rules of the first rank's network, [heads, 4]; see :meth:`ExitRule.get_extra_state`."""
@@ -118,47 +132,75 @@ class Stage(nn.Module):
             last: the number of the micro-batch, from 0, after which only empty ones come.
         """
         self._answer, self._x, self._last, self._step = answer, x, last, 0
+        self._under_way: tuple[Tensor, Computed] | None = None
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-        """Answer for a micro-batch."""
+        """Begin to answer for a micro-batch, and hand on the one before."""
+        with self._busy():
+            return self._forward(*given)
+
+    def _forward(self, rows: Tensor, *wires: Tensor) -> tuple[Tensor, ...]:
+        came = rows.cpu()  # on a GPU this waits for them to come, not for the micro-batch before
+        if self.is_first:
+            came = torch.cat([came[:, None], empty_rows(len(came))[:, 1:]], 1)
+        before, self._under_way = self._under_way, None
+        if bool((came[:, 0] >= 0).any()):
+            begun = self._begun(None, [self._samples(came[:, 0])]) if self.is_first else self._begun(rows[:, 1:], wires)
+            self._under_way = came, begun
+        left, handed = self._settled(before)
+        left, wires_out = self.outlet.hand_on(left, handed, last=self._step >= self._last + LAG)
+        self._step += 1
+        return left.to(self.device, non_blocking=True), *wires_out
+
+    def finish(self) -> None:
+        """End a request: answer for what the last step has begun."""
+        with self._busy():
+            before, self._under_way = self._under_way, None
+            self._settled(before)
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
         self.busy_since = time.monotonic()
         try:
             with torch.no_grad():
-                return self._forward(*given)
+                yield
         except Exception as error:  # whatever layers of the user's raise
             raise StageFailed(f"{self.name}: {type(error).__name__}: {error}") from error
         finally:
             self.busy_since = None
-            self._step += 1
 
-    def _forward(self, rows: Tensor, *wires: Tensor) -> tuple[Tensor, ...]:
-        rows = rows.cpu()
-        handed: Sequence[Tensor] | None = None
-        if self.is_first:
-            rows = torch.stack([rows, *empty_rows(len(rows))[:, 1:].unbind(1)], 1)
-        if bool((rows[:, 0] >= 0).any()):
-            said, handed = (self._graph or self._compute)([self._samples(rows[:, 0])] if self.is_first else wires)
-            answers, rows = settle(rows, said.cpu(), self._rules, self.first_exit)
-            if len(answers):
-                self._answer(answers)
-            if not bool((rows[:, 0] >= 0).any()):
-                handed = None
-        rows, wires_out = self.outlet.hand_on(rows, handed, last=self._step >= self._last)
-        return rows.to(self.device), *wires_out
+    def _begun(self, state: Tensor | None, taken: Sequence[Tensor]) -> Computed:
+        if self._graph is not None:
+            return self._graph(state, taken)
+        said, handed = self._compute(self._first_state if state is None else state, [self._filled(x) for x in taken])
+        return Computed(said, handed)
+
+    def _settled(self, begun: tuple[Tensor, Computed] | None) -> tuple[Tensor, Sequence[Tensor] | None]:
+        """Send the answers of a micro-batch; returns the rows that stay open, with activations if there are any."""
+        if begun is None:
+            return empty_rows(self.size), None
+        rows, computed = begun
+        if computed.done is not None:
+            computed.done.synchronize()
+            computed.done.wait()  # the current stream, which hands on, and allows what was taken to be overwritten
+        answers, left = settle(rows, computed.said)
+        if len(answers):
+            self._answer(answers)
+        return left, computed.handed if bool((left[:, 0] >= 0).any()) else None
 
     def _samples(self, places: Tensor) -> Tensor:
-        """Return the samples at places, which follow each other, with the first one again in empty rows."""
+        """Return the samples of the request at places, which follow each other; none for empty rows, behind them."""
         assert self._x is not None
-        count = int((places >= 0).sum())
-        samples = self._x[int(places[0]) : int(places[0]) + count].to(self.device)
-        return (
-            samples
-            if count == self.size
-            else torch.cat([samples, samples[:1].expand(self.size - count, *samples.shape[1:])])
-        )
+        first = int(places[0])
+        return self._x[first : first + int((places >= 0).sum())]
 
-    def _compute(self, taken: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return what the exits say, packed, and what is handed over, as it is sent."""
+    def _filled(self, x: Tensor) -> Tensor:
+        """Return a micro-batch with its first sample again for each that it lacks."""
+        missing = self.size - len(x) if self.is_first else 0
+        return torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) if missing else x
+
+    def _compute(self, state: Tensor, taken: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return what the exits say, see ``SAID``, and what is handed over, as it is sent."""
         handed = (
             taken
             if self.is_first
@@ -169,7 +211,8 @@ class Stage(nn.Module):
             read, *handed = segment.module(*handed)
             said.append(self._heads[index](read) if index < len(self._heads) else decide(read, 1.0, 1.0))
         wires = tuple(to_wire(x, like) for x, like in zip(handed, self._segments[-1].hands, strict=True))
-        return packed(said, with_probs=self._with_probs), wires
+        dtype, with_probs = self.form.dtype, self.form.with_probs
+        return said_by(said, self._rules, self.first_exit, state, dtype, with_probs=with_probs), wires
 
     def close(self) -> None:
         """Free its graph."""

@@ -1,6 +1,7 @@
-"""``StageGraph``: what a stage computes for a micro-batch, captured as a CUDA graph."""
+"""``StageGraph``: what a stage computes for a micro-batch, captured as a CUDA graph, launched without a wait."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +15,33 @@ from ..runners.captures import Captures
 #: The one that a trunk's graphs have: see GraphRunner.
 _PRIORITY = -1
 
-#: From what a stage takes to what its exits say, packed, and what it hands over.
-Compute = Callable[[Sequence[Tensor]], tuple[Tensor, tuple[Tensor, ...]]]
+#: From the state of samples (see ``said_by``) and what a stage takes, to what its exits say, and what it hands over.
+Compute = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, tuple[Tensor, ...]]]
+
+
+class Computed(NamedTuple):
+    """What was computed, or is being computed, for a micro-batch."""
+
+    said: Tensor
+    """See ``SAID``; on the CPU, to be read after ``done``."""
+    handed: tuple[Tensor, ...]
+    """On the device, for streams that wait for ``done``."""
+    done: torch.cuda.Event | None = None
+    """None if all is done."""
 
 
 class StageGraph:
-    """Calls a stage's computation by launching its graph; takes and returns what the computation does."""
+    """Calls a stage's computation by launching its graph on a stream of its own, beside what sends and receives."""
 
     def __init__(
-        self, compute: Compute, module: nn.Module, rules: Sequence[ExitRule], example: Sequence[Tensor]
+        self,
+        compute: Compute,
+        module: nn.Module,
+        rules: Sequence[ExitRule],
+        state: Tensor,
+        example: Sequence[Tensor],
     ) -> None:
-        """Capture ``compute``, with memory that ``module`` has, for tensors like the example's, on their device."""
+        """Capture ``compute``, with memory that ``module`` has, for a state and tensors like the example's."""
         device = example[0].device
         self._rules = rules
         self._criteria = [rule.criterion for rule in rules]
@@ -39,15 +56,18 @@ class StageGraph:
             try:
                 note_reader(rules, self)
                 wait_for_writes(rules, torch.cuda.current_stream(device))
-                stream = self._captures.streams.trunk
+                self._stream = stream = self._captures.streams.trunk
                 self._captures.streams.allocate_workspaces(stream)
+                self._state = state.to(device)
                 self._taken = [each.clone(memory_format=torch.preserve_format) for each in example]
-                warm_up(lambda: compute(self._taken), lambda: None, stream)
+                warm_up(lambda: compute(self._state, self._taken), lambda: None, stream)
                 capture = Capture(device, self._captures.memory)
                 with capture.capturing(stream, module):
-                    self._returned = compute(self._taken)
+                    self._said, self._handed = compute(self._state, self._taken)
                 [self._graph] = capture.graphs
-                self._captures.record(torch.cuda.current_stream(device))
+                self._captures.record(stream)
+                # One is read on the host while the other is written to.
+                self._said_there = [torch.empty_like(self._said, device="cpu", pin_memory=True) for _ in range(2)]
             except BaseException:
                 self._captures.free()
                 raise
@@ -57,20 +77,38 @@ class StageGraph:
         """The event behind the last launch, which reads rules."""
         return (self._captures.done,)
 
-    def __call__(self, taken: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Compute on the current stream; what is returned is the caller's."""
+    def __call__(self, state: Tensor | None, taken: Sequence[Tensor]) -> Computed:
+        """Launch, behind what is on the current stream.
+
+        Args:
+            state: on any device; None if it is as it was captured.
+            taken: tensors as they were captured, or, of the first stage, samples to fill them with, on any device. They
+                must not change before the current stream has waited for what is returned.
+
+        Returns:
+            Computed: its ``said`` is written to by the call after the next.
+        """
         if [rule.criterion for rule in self._rules] != self._criteria:
             raise RuntimeError(f"network: its heads were captured with the criteria {', '.join(self._criteria)}")
-        stream = torch.cuda.current_stream(self._captures.device)
+        current, stream = torch.cuda.current_stream(self._captures.device), self._stream
+        stream.wait_stream(current)
         wait_for_writes(self._rules, stream)
-        with beside_captures():  # PyTorch's allocator may have to ask the device for memory
+        with beside_captures(), torch.cuda.stream(stream):  # PyTorch's allocator may have to ask the device for memory
+            if state is not None:
+                self._state.copy_(state, non_blocking=True)
             for into, each in zip(self._taken, taken, strict=True):
-                into.copy_(each)
+                into[: len(each)].copy_(each, non_blocking=True)
+                into[len(each) :] = each[:1]
             self._graph.launch(stream)
-            said, handed = self._returned
-            copies = said.clone(), tuple(each.clone(memory_format=torch.preserve_format) for each in handed)
+            self._said_there.reverse()
+            self._said_there[0].copy_(self._said, non_blocking=True)
+            handed = tuple(each.clone(memory_format=torch.preserve_format) for each in self._handed)
+            done = torch.cuda.Event()
+            done.record(stream)
+        for each in handed:
+            each.record_stream(current)
         self._captures.record(stream)
-        return copies
+        return Computed(self._said_there[0], handed, done)
 
     def close(self) -> None:
         """Free the graph; closing twice is fine."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,8 @@ from .rank_failures import Watch
 
 #: Seconds within which all processes have to come.
 COME_S = 30.0
+#: How often the processes that torchrun started have come together before.
+_times = count()
 
 
 def ranks() -> int:
@@ -116,7 +119,9 @@ class Processes:
 def launched_processes(come_s: float) -> Iterator[Processes]:
     """Find the processes that torchrun started, under a :class:`Watch`; nothing connects them yet."""
     rank, wanted = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    with watched_processes(_shared_store(rank), rank, wanted, come_s, "torchrun") as processes:
+    # each time they have a part of the store of their own, where nothing of an earlier one is found
+    store = dist.PrefixStore(f"auxhead {next(_times)}", _shared_store(rank))
+    with watched_processes(store, rank, wanted, come_s, "torchrun") as processes:
         yield processes
 
 

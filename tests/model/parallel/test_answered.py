@@ -6,7 +6,7 @@ from auxhead.kernels import decide
 from auxhead.kernels.patience import decide_in_order
 from auxhead.model import ExitRule
 from auxhead.model.exit_result import first_sure
-from auxhead.model.parallel.answered import in_order, packed, settle
+from auxhead.model.parallel.answered import in_order, said_by, settle
 from auxhead.model.parallel.survivors import empty_rows
 
 
@@ -31,10 +31,12 @@ def test_stages_answer_as_all_exits_do(cuts, criteria):
     rows, answers = empty_rows(64), []
     rows[:, 0] = torch.arange(64)
     for start, end in zip((0, *cuts), (*cuts, 4), strict=True):
-        told, rows = settle(rows, packed(alone[start:end], with_probs=True), [*rules, None][start:end], start)
+        exits, their_rules = alone[start:end], [*rules, None][start:end]
+        said = said_by(exits, their_rules, start, rows[:, 1:], torch.float32, with_probs=True)
+        told, rows = settle(rows, said)
         answers.append(told)
     assert bool((rows == empty_rows(1)).all())
-    found = in_order(torch.cat(answers[::-1]), torch.float32, with_probs=True)
+    found = in_order(torch.cat(answers[::-1]), with_probs=True)
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one.nan_to_num(-1.0), other.nan_to_num(-1.0))
     assert len(wanted.exit_index.unique()) > 2

@@ -90,8 +90,9 @@ def test_answers_as_they_come(tmp_path):
     assert_same(last, network(pipeline_ranks.batch_of("plain", 9)))
 
 
-def test_pipelines_one_after_another_in_a_group_of_the_callers(tmp_path):
-    (found, other) = ran(tmp_path, 2, "twice")
+@pytest.mark.parametrize("group", [True, False], ids=["in_a_group_of_the_callers", "that_join_by_themselves"])
+def test_pipelines_one_after_another(tmp_path, group):
+    (found, other) = ran(tmp_path, 2, "twice", group)
     network = pipeline_ranks.plain()
     network.set_rules(0.4)
     for one in found:

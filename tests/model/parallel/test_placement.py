@@ -5,9 +5,12 @@ from itertools import combinations
 import pytest
 import torch
 from auxhead.model.parallel import placement
+from auxhead.model.parallel.answered import AnswerForm
 from auxhead.model.parallel.placement import balanced
 from auxhead.model.parallel.segments import run_segments, segments_of
 from support import pipeline_ranks
+
+FORM = AnswerForm(pipeline_ranks.CLASSES, torch.float32, with_probs=True)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
@@ -46,8 +49,8 @@ def test_merging_where_it_saves_more_than_it_takes(monkeypatch, leave, gathering
     monkeypatch.setattr(placement, "_median_ms", lambda *_: next(times))
     monkeypatch.setattr(placement, "_gathering_ms", lambda *_: gathering)
     stays = 1.0 - leave
-    placed = placement.place(segments, network.exit_heads, x, [1.0, stays, stays, stays], 2, None)
-    assert placed.merges == [merges] and placed.extra_steps == [int(merges)]
+    placed = placement.place(segments, network.exit_heads, x, [1.0, stays, stays, stays], 2, None, FORM)
+    assert placed.merges == [merges] and placed.extra_steps == [1 + int(merges)]
     assert placed.starts == ([0, 1] if merges else [0, 2])
     assert ("are merged" in placed.notes[0]) == merges
 
@@ -55,5 +58,5 @@ def test_merging_where_it_saves_more_than_it_takes(monkeypatch, leave, gathering
 def test_rows_that_are_no_samples_are_never_merged(monkeypatch):
     monkeypatch.setattr(placement, "_gathering_ms", lambda *_: 0.0)
     network, x = pipeline_ranks.skipping(), pipeline_ranks.batch_of("skipping", 4)
-    placed = placement.place(segments_of(network, x, x.device), network.exit_heads, x, [1.0, 0.1, 0.1], 3, None)
+    placed = placement.place(segments_of(network, x, x.device), network.exit_heads, x, [1.0, 0.1, 0.1], 3, None, FORM)
     assert placed.merges == [False, False] and "no row a sample" in placed.notes[0]
