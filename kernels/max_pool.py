@@ -38,7 +38,20 @@ def max_pool2d(
             for size, pad, window, step in zip(x.shape[2:], padding_pair, kernel_pair, stride_pair, strict=True)
         )
         if out_h > 0 and out_w > 0 and x.shape[0] * max(x.shape[2] * x.shape[3], out_h * out_w) <= MOST_POSITIONS:
+            if torch.compiler.is_exporting():
+                return _max_pool_operator(x, [*kernel_pair], [*stride_pair], [*padding_pair])
             return kernel.launch_max_pool(x, kernel_pair, stride_pair, padding_pair, (out_h, out_w))
+    return F.max_pool2d(x, kernel_size, stride, padding)
+
+
+@torch.library.custom_op("auxhead::max_pool2d", mutates_args=())
+def _max_pool_operator(x: Tensor, kernel_size: list[int], stride: list[int], padding: list[int]) -> Tensor:
+    """Pool as :func:`max_pool2d`: what an exported program calls, as a launch cannot be traced."""
+    return max_pool2d(x, (kernel_size[0], kernel_size[1]), (stride[0], stride[1]), (padding[0], padding[1]))
+
+
+@_max_pool_operator.register_fake
+def _(x: Tensor, kernel_size: list[int], stride: list[int], padding: list[int]) -> Tensor:
     return F.max_pool2d(x, kernel_size, stride, padding)
 
 

@@ -98,12 +98,11 @@ def settle(rows: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
     return answers, torch.where((used & open_)[:, None], left, empty_rows(1))
 
 
-def in_order(answers: Tensor, *, with_probs: bool) -> ExitResult:
-    """Return the answers of all samples of a request, in the order of their places."""
-    answers = answers[answers[:, 0].argsort()]
+def as_result(answers: Tensor, *, with_probs: bool) -> ExitResult:
+    """Return answers, which are in order, as what a network returns."""
     return ExitResult(
         label=answers[:, 1].long(),
         confidence=answers[:, 2].clone(),
-        probs=answers[:, len(COLUMNS) :].clone() if with_probs else None,
+        probs=answers[:, len(COLUMNS) :].contiguous() if with_probs else None,
         exit_index=answers[:, 3].long(),
     )

@@ -21,8 +21,8 @@ from .stage import Stage, StageFailed
 _FOR_EVER = timedelta(days=3650)
 #: Micro-batches that go through a schedule at once: it keeps memory for what each receives and sends.
 _MOST_MICRO_BATCHES = 64
-#: Sent in place of a number of samples, or of the places of answers: that was all.
-_NO_MORE = -2
+#: Sent in place of a number of answers, or of samples: that was all.
+_NO_MORE = -1
 
 
 class Connection(NamedTuple):
@@ -98,12 +98,11 @@ class Exchange:
             sent.append((dist.isend(tensor, first, group), tensor))
 
         def answer(rows: Tensor) -> None:
-            message = self._message()
-            message[: len(rows)] = rows
-            send(message)
+            send(torch.tensor([len(rows)]))
+            send(rows)
 
         self._run(int(request[0]), answer, None)
-        send(self._message().fill_(_NO_MORE))
+        send(torch.tensor([_NO_MORE]))
         for work, _ in sent:
             assert work is not None
             work.wait()
@@ -111,18 +110,16 @@ class Exchange:
 
     def hear(self, answer: Callable[[Tensor], None]) -> None:
         """Receive the answers of all other stages, in the order in which they come."""
-        speaking = self._stages - 1
+        group, speaking = self._connection.answers, self._stages - 1
         while speaking:
-            message = self._message()
-            dist.recv(message, None, self._connection.answers)
-            if int(message[0, 0]) == _NO_MORE:
+            count = torch.empty(1, dtype=torch.int64)
+            rank = dist.recv(count, None, group)
+            if int(count) == _NO_MORE:
                 speaking -= 1
-            else:
-                answer(message[message[:, 0] >= 0])
-
-    def _message(self) -> Tensor:
-        """Allocate what is sent of a micro-batch's answers: one a row, with a place below 0 in rows without one."""
-        return torch.full((self.stage.size, self.form.width), -1.0, dtype=self.form.dtype)
+                continue
+            rows = torch.empty(int(count), self.form.width, dtype=self.form.dtype)
+            dist.recv(rows, rank, group)
+            answer(rows)
 
     def _run(self, samples: int, answer: Callable[[Tensor], None], x: Tensor | None) -> None:
         """Run the stage for all micro-batches of a request."""

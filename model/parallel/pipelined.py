@@ -1,6 +1,5 @@
 """``pipelined``: a network as stages in several processes, which are compared before, and placed by measured times."""
 
-import copy
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -18,15 +17,13 @@ from ..auto.example_batches import batches_of, exits_of, shares_of
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
 from ..machine import package_version
-from ..module_head import AuxHead
 from ..processes.agreement import tensor_digest
 from ..processes.process_group import Processes, is_launched, launched_processes, watched_processes
 from ..runners.checks import check_device, check_mode
-from .answered import AnswerForm
 from .exchange import Connection, Exchange
 from .pipelined_runner import PipelinedRunner
 from .placement import Placement, place
-from .segments import Segment, segments_of
+from .segments import Cut, cut
 from .stage import Stage
 
 #: Micro-batches for each stage that the example is split into, if nobody says how many samples a micro-batch has: the
@@ -45,6 +42,7 @@ def pipelined(
     split_size: int | None = None,
     stages: str | Sequence[str] = "auto",
     device: torch.device | str | None = None,
+    trunk: str = "as_is",
     timeout_s: float = 30.0,
 ) -> PipelinedRunner:
     """Run a network as a pipeline of stages, one in each process.
@@ -72,6 +70,8 @@ def pipelined(
             and the next begins, one less than ranks.
         device: of this rank's stage, "cuda" is the GPU of its LOCAL_RANK; None is the network's. The stage has copies
             of its part of the network where that is elsewhere.
+        trunk: how the backbone is run, "as_is" or "cudnn", see :func:`make_trunk`. For "cudnn" the device of each stage
+            has to hold all of the network.
         timeout_s: within so many seconds all ranks have to come, and a stage has to finish a micro-batch.
 
     Raises:
@@ -83,40 +83,34 @@ def pipelined(
     with ExitStack() as opened:
         processes = opened.enter_context(_processes(timeout_s))
         ranks = processes.wanted
-        _check(network, example_input, split_size, timeout_s)
+        _check(network, example_input, split_size, trunk, timeout_s)
         where = _own_device(device, network)
         starts = _starts(stages, network.taps, ranks)
         size = split_size or -(-len(example_input) // (_MICRO_BATCHES_A_STAGE * ranks))
         network.check_taps(example_input)
-        processes.meet(_facts(network, example_input, size, stages, where))
+        processes.meet(_facts(network, example_input, size, stages, trunk, where))
         if not dist.is_initialized():
             opened.enter_context(processes.group("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"))
         connection = _connection(where, timeout_s, opened)
 
-        [micro_batch, *_] = batches_of(example_input.detach(), size)
-        segments = segments_of(network, micro_batch, where)
-        heads = network.exit_heads
-        if where != network.device:
-            heads = [copy.deepcopy(head).to(where) for head in heads]
-        form = _answer_form(segments, heads)
+        made, micro_batch = cut(network, batches_of(example_input.detach(), size)[0], where, trunk)
         if processes.rank == 0:
-            x = micro_batch.to(where)
-            placement = place(segments, heads, x, _open_shares(network, example_input), ranks, starts, form)
+            placement = place(made, micro_batch, _open_shares(network, example_input), ranks, starts)
             processes.store.set("placement", json.dumps(asdict(placement)))
         else:
             placement = Placement(**json.loads(processes.wait_for("placement")))
 
-        stage = _stage(placement, processes.rank, segments, heads, size, where, form)
+        stage = _stage(placement, processes.rank, made, size, where)
         opened.callback(stage.close)
-        stage.capture(micro_batch.to(where))
+        stage.capture(micro_batch)
         processes.store.set(f"ready/{processes.rank}", "1")
         for rank in range(ranks):
             processes.wait_for(f"ready/{rank}")
         return PipelinedRunner(
             network,
             example_input,
-            Exchange(stage, processes.rank, ranks, len(heads), placement.extra_steps, connection),
-            _described(placement, network.taps),
+            Exchange(stage, processes.rank, ranks, len(made.heads), placement.extra_steps, connection),
+            "\n".join([*_described(placement, network.taps), *made.trunk.notes]),
             timeout_s,
             processes,
             opened.pop_all(),
@@ -145,13 +139,15 @@ def _own_store() -> dist.Store:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def _check(network: object, example_input: object, split_size: object, timeout_s: object) -> None:
+def _check(network: object, example_input: object, split_size: object, trunk: object, timeout_s: object) -> None:
     if not isinstance(network, EarlyExitNetwork):
         raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
     check_batch("example_input", example_input)
     assert isinstance(example_input, Tensor)
     if not (split_size is None or (type(split_size) is int and split_size > 0)):
         raise ValueError(f"split_size: got {split_size!r}, wants a positive int or None")
+    if trunk not in ("as_is", "cudnn"):
+        raise ValueError(f"trunk: got {trunk!r}, wants 'as_is' or 'cudnn', which can be cut into stages")
     if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
         raise ValueError(f"timeout_s: got {timeout_s!r}, wants a number greater than 0")
     check_mode(network)
@@ -187,7 +183,9 @@ def _starts(stages: str | Sequence[str], taps: Sequence[str], ranks: int) -> lis
     return [0, *(taps.index(tap) + 1 for tap in ends)]
 
 
-def _facts(network: EarlyExitNetwork, x: Tensor, size: int, stages: object, where: torch.device) -> dict[str, str]:
+def _facts(
+    network: EarlyExitNetwork, x: Tensor, size: int, stages: object, trunk: str, where: torch.device
+) -> dict[str, str]:
     """Return by name what has to be the same on all ranks."""
     state = {name: tensor_digest(tensor) for name, tensor in network.state_dict().items()}
     return {
@@ -197,17 +195,22 @@ def _facts(network: EarlyExitNetwork, x: Tensor, size: int, stages: object, wher
         "example_input": f"{list(x.shape)} of {x.dtype}",
         "split_size": str(size),
         "stages": str(stages),
+        "trunk": trunk,
         "kind of device": where.type,
     }
 
 
 def _connection(where: torch.device, timeout_s: float, opened: ExitStack) -> Connection:
     """Make process groups of the ranks, with time limits of their own."""
-    made = []
-    for backend in ("nccl" if where.type == "cuda" else "gloo", "gloo"):
-        made.append(dist.new_group(timeout=timedelta(seconds=_PATIENCE * timeout_s), backend=backend))
-        opened.callback(dist.destroy_process_group, made[-1])
-    return Connection(*made)
+    limit = timedelta(seconds=_PATIENCE * timeout_s)
+    made = [dist.new_group(timeout=limit, backend="gloo")]
+    opened.callback(dist.destroy_process_group, made[0])
+    options = None
+    if where.type == "cuda":  # their kernels are placed before the waiting blocks of a stage's graph
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    made.append(dist.new_group(timeout=limit, backend="nccl" if options else "gloo", pg_options=options))
+    opened.callback(dist.destroy_process_group, made[1])
+    return Connection(activations=made[1], answers=made[0])
 
 
 def _open_shares(network: EarlyExitNetwork, x: Tensor) -> list[float]:
@@ -220,41 +223,16 @@ def _open_shares(network: EarlyExitNetwork, x: Tensor) -> list[float]:
     return [max(0.0, 1.0 - left) for left in accumulate(shares[:-1], initial=0.0)]
 
 
-def _answer_form(segments: Sequence[Segment], heads: Sequence[AuxHead]) -> AnswerForm:
-    wide = any(segment.logits.dtype == torch.float64 for segment in segments)
-    return AnswerForm(
-        heads[0].num_classes,
-        torch.float64 if wide else torch.float32,
-        with_probs=all(head.return_probs for head in heads),
-    )
-
-
-def _stage(
-    placement: Placement,
-    rank: int,
-    segments: Sequence[Segment],
-    heads: Sequence[AuxHead],
-    size: int,
-    where: torch.device,
-    form: AnswerForm,
-) -> Stage:
+def _stage(placement: Placement, rank: int, made: Cut, size: int, where: torch.device) -> Stage:
     start, *rest = placement.starts[rank:]
-    end = rest[0] if rest else len(segments)
-    return Stage(
-        segments[start:end],
-        heads[start:end],
-        start,
-        size,
-        where,
-        merges=bool(rest) and placement.merges[rank],
-        form=form,
-        name=f"stage {rank} of {len(placement.starts)}",
-    )
+    end = rest[0] if rest else len(made.segments)
+    name = f"stage {rank} of {len(placement.starts)}"
+    return Stage(made, start, end, size, where, merges=bool(rest) and placement.merges[rank], name=name)
 
 
-def _described(placement: Placement, taps: Sequence[str]) -> str:
+def _described(placement: Placement, taps: Sequence[str]) -> list[str]:
     lines = []
     for stage, (start, note) in enumerate(zip(placement.starts, placement.notes, strict=True)):
         begins = f"behind {taps[start - 1]}" if start else "from the input"
         lines.append(f"Stage {stage}, {begins}: {note}.")
-    return "\n".join(lines)
+    return lines

@@ -19,7 +19,7 @@ from ..processes.process_group import Processes
 from ..processes.rank_failures import RankFailed
 from ..runners.checks import check_request
 from ..runners.runner import Runner
-from .answered import in_order
+from .answered import as_result
 from .exchange import Exchange
 from .stage import StageFailed
 from .worker import Worker
@@ -85,8 +85,12 @@ class PipelinedRunner(Runner):
         """
         if self.is_first:
             self._refuse_closed()
-            parts = list(self._collected(x))
-            return self._counted(torch.cat(parts), self._stage.device)
+            device, form = self._stage.device, self._exchange.form
+            samples = self._checked(x)
+            found = torch.empty(samples, form.width, dtype=form.dtype, pin_memory=device.type == "cuda")
+            for rows in self._collected(x, samples):
+                found[rows[:, 0].long()] = rows
+            return self._counted(found.to(device, non_blocking=True))
         if x is not None:
             raise TypeError(
                 f"x: got {type(x).__name__} on rank {self._index} of the pipeline, wants None but on rank 0"
@@ -107,8 +111,9 @@ class PipelinedRunner(Runner):
                 f"answers: called on rank {self._index} of the pipeline, wants rank 0, which has the batch"
             )
         self._refuse_closed()
-        for rows in self._collected(x):
-            yield rows[:, 0].long().sort().values, self._counted(rows, torch.device("cpu"))
+        for rows in self._collected(x, self._checked(x)):
+            in_order = rows[rows[:, 0].argsort()]
+            yield in_order[:, 0].long(), self._counted(in_order)
 
     def serve(self) -> None:
         """Take part in requests until the first rank closes its runner; for the other ranks."""
@@ -156,16 +161,19 @@ class PipelinedRunner(Runner):
         if self._closed is not None:
             raise RuntimeError(self._closed)
 
-    def _counted(self, rows: Tensor, device: torch.device) -> ExitResult:
-        form = self._exchange.form
-        answer = in_order(rows, with_probs=form.with_probs)
+    def _counted(self, answers: Tensor) -> ExitResult:
+        result = as_result(answers, with_probs=self._exchange.form.with_probs)
         if self.network.monitor is not None:
-            self.network.monitor.count(answer.exit_index.to(device), answer.confidence.to(device))
-        return ExitResult(None if part is None else part.to(device) for part in answer)
+            device = self._stage.device
+            self.network.monitor.count(result.exit_index.to(device), result.confidence.to(device))
+        return result
 
-    def _collected(self, x: Tensor | None) -> Iterator[Tensor]:
+    def _checked(self, x: Tensor | None) -> int:
+        """Return how many samples a request has."""
+        return check_request(x, self._shape, self._dtype, self._stage.device)  # type: ignore[arg-type]
+
+    def _collected(self, x: Tensor | None, samples: int) -> Iterator[Tensor]:
         """Ask for a batch and yield answers as they come, see ``COLUMNS``."""
-        samples = check_request(x, self._shape, self._dtype, self._stage.device)  # type: ignore[arg-type]
         assert x is not None
         batch, found = x.detach(), queue.SimpleQueue[Tensor | Future[Any]]()
         work = [

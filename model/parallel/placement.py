@@ -15,9 +15,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from ..module_head import AuxHead
-from .answered import AnswerForm
-from .segments import Segment, run_segments, to_wire, wires_like
+from .segments import Cut, Segment, run_segments, to_wire, wires_like
 from .stage import LAG, Stage
 from .survivors import Merging, Passing, empty_rows
 
@@ -61,30 +59,22 @@ def balanced(loads: Sequence[float], stages: int) -> list[int]:
 
 
 def place(
-    segments: Sequence[Segment],
-    heads: Sequence[AuxHead],
-    x: Tensor,
-    open_shares: Sequence[float],
-    stages: int,
-    starts: Sequence[int] | None,
-    form: AnswerForm,
+    cut: Cut, x: Tensor, open_shares: Sequence[float], stages: int, starts: Sequence[int] | None = None
 ) -> Placement:
     """Measure segments and gathering with a micro-batch, and place the segments.
 
     Args:
-        segments: of a network's backbone.
-        heads: behind each but the last.
+        cut: of a network.
         x: a micro-batch, on the segments' device.
         open_shares: of each segment, the share of the samples that have not left before it.
         stages: how many there are.
         starts: of the stages, where that is given.
-        form: of answers.
     """
     with torch.no_grad():
-        ms = _segment_ms(segments, heads, x, form)
-        movable = _movable(segments, x)
+        ms = segment_ms(cut, x)
+        movable = _movable(cut.segments, x)
         gathering = [
-            _gathering_ms(segment, x) if moves else 0.0 for segment, moves in zip(segments, movable, strict=True)
+            _gathering_ms(segment, x) if moves else 0.0 for segment, moves in zip(cut.segments, movable, strict=True)
         ]
     if starts is not None:
         return _described(starts, ms, gathering, movable, open_shares, len(x))
@@ -123,12 +113,15 @@ def _described(
     return Placement([*starts], merges, notes)
 
 
-def _segment_ms(segments: Sequence[Segment], heads: Sequence[AuxHead], x: Tensor, form: AnswerForm) -> list[float]:
-    """Measure each segment with its head as a stage by itself, which is a graph where stages are graphs."""
+def segment_ms(cut: Cut, x: Tensor) -> list[float]:
+    """Measure what each segment with its head takes for a micro-batch, in milliseconds.
+
+    Each is a stage by itself, and so a graph where stages are graphs.
+    """
     handed: Sequence[Tensor] = [x]
     found = []
-    for index, (segment, (_, hands)) in enumerate(zip(segments, run_segments(segments, x), strict=True)):
-        stage = Stage([segment], heads[index : index + 1], index, len(x), x.device, merges=False, form=form, name="")
+    for index, (segment, (_, hands)) in enumerate(zip(cut.segments, run_segments(cut.segments, x), strict=True)):
+        stage = Stage(cut, index, index + 1, len(x), x.device, merges=False, name="")
         stage.capture(x)
         try:
             found.append(_median_ms(partial(stage.compute_alone, handed)))

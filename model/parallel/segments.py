@@ -4,7 +4,9 @@ Taps are forward hooks, by which a forward can be left early but not entered lat
 middle of the forward, so that here alone the backbone is traced. Heads are not: they read what a segment returns.
 """
 
+import copy
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +17,10 @@ from ..early_exit_network import EarlyExitNetwork
 from ..export.program import one_line_of_exporter
 from ..export.stages import Stage as Segment
 from ..export.stages import cut_into_stages
+from ..module_head import AuxHead
 from ..taps import listening
+from ..trunk.trunk import Trunk, make_trunk
+from .answered import AnswerForm
 
 #: Before the names of a network's parameters, in those of segments.
 NETWORK = "_network."
@@ -24,35 +29,55 @@ NETWORK = "_network."
 class _ReadByExits(nn.Module):
     """What each head reads and, last, the logits."""
 
-    def __init__(self, network: EarlyExitNetwork) -> None:
+    def __init__(self, network: EarlyExitNetwork, trunk: Trunk) -> None:
         super().__init__()
-        self._network = network
+        self._network = network  # first, as parameters that both have are named after it
+        self._module, self._classifier = trunk.module, trunk.classifier
+        self._reading = trunk.reading
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         read: list[Tensor] = []
-        network = self._network
-        with listening(network.backbone, network.taps, lambda _, features: read.append(features), network.reading):
-            logits = network.backbone(x)
-        return (*read, logits)
+        with listening(self._module, self._network.taps, lambda _, features: read.append(features), self._reading):
+            out = self._module(x)
+        return (*read, out if self._classifier is None else self._classifier.logits(out))
 
 
-def segments_of(network: EarlyExitNetwork, micro_batch: Tensor, device: torch.device) -> list[Segment]:
-    """Cut a network's backbone behind each tap.
+class Cut(NamedTuple):
+    """A network cut behind its taps, for stages on a device."""
+
+    network: EarlyExitNetwork
+    """The one whose tensors the trunk has: the network itself, or a copy on the device."""
+    trunk: Trunk
+    segments: Sequence[Segment]
+    """Of each a module that takes what the one before hands over, at first a micro-batch, and returns a tuple: what the
+    segment's head reads, or the logits, and what it hands over."""
+    heads: Sequence[AuxHead]
+    """Behind each segment but the last, on the device."""
+    form: AnswerForm
+
+
+def cut(network: EarlyExitNetwork, micro_batch: Tensor, device: torch.device, trunk: str) -> tuple[Cut, Tensor]:
+    """Cut a network behind each tap.
 
     Args:
         network: in eval mode, its taps checked.
-        micro_batch: of the one size that segments take, on the network's device.
+        micro_batch: of the one size that segments take, on any device.
         device: of the segments; where it is the network's they share its parameters.
+        trunk: how the backbone is run, "as_is" or "cudnn", which is made on the device.
 
     Returns:
-        list: of each segment a module that takes what the one before hands over, at first a micro-batch, and returns a
-        tuple: what the segment's head reads, or the logits, and what it hands over.
+        The cut, and the micro-batch on the device, as it should lie in memory.
 
     Raises:
         BadInput: torch.export cannot trace the backbone, or it keeps a state.
     """
+    if trunk != "as_is" and device != network.device:
+        network = copy.deepcopy(network).to(device)
+    micro_batch = micro_batch.to(network.device)
+    made = make_trunk(network.backbone, network.taps, micro_batch, trunk, network.reading)
+    micro_batch = micro_batch.contiguous(memory_format=made.memory_format)
     with one_line_of_exporter("network: torch.export cannot trace its backbone, which a pipeline is cut from"):
-        program = torch.export.export(_ReadByExits(network), (micro_batch,)).run_decompositions({})
+        program = torch.export.export(_ReadByExits(network, made), (micro_batch,)).run_decompositions({})
         written = program.graph_signature.buffers_to_mutate.values()
         if device != micro_batch.device:
             program = move_to_device_pass(program, device)
@@ -61,7 +86,16 @@ def segments_of(network: EarlyExitNetwork, micro_batch: Tensor, device: torch.de
         raise BadInput(f"network: a forward writes to {name!r}, wants none that does: stages keep no state")
     whole = program.module()
     assert isinstance(whole, torch.fx.GraphModule)
-    return cut_into_stages(whole)
+    segments, heads = cut_into_stages(whole), network.exit_heads
+    if device != network.device:
+        heads = [copy.deepcopy(head).to(device) for head in heads]
+    wide = any(segment.logits.dtype == torch.float64 for segment in segments)
+    form = AnswerForm(
+        heads[0].num_classes,
+        torch.float64 if wide else torch.float32,
+        with_probs=all(head.return_probs for head in heads),
+    )
+    return Cut(network, made, segments, heads, form), micro_batch.to(device)
 
 
 def run_segments(segments: Sequence[Segment], x: Tensor) -> list[tuple[Tensor, tuple[Tensor, ...]]]:

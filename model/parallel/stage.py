@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ...kernels import HeadOutput, decide
 from ..early_exit_network import EarlyExitNetwork
-from ..module_head import AuxHead
+from ..rule_order import ordered_write
 from .answered import AnswerForm, said_by, settle
-from .segments import NETWORK, Segment, from_wire, to_wire, wires_like
+from .segments import NETWORK, Cut, from_wire, to_wire, wires_like
 from .stage_graph import Computed, StageGraph
 from .survivors import Merging, Outlet, Passing, empty_rows
 
@@ -36,32 +36,31 @@ class Stage(nn.Module):
 
     def __init__(
         self,
-        segments: Sequence[Segment],
-        heads: Sequence[AuxHead],
-        first_exit: int,
+        cut: Cut,
+        start: int,
+        end: int,
         size: int,
         device: torch.device,
         *,
         merges: bool,
-        form: AnswerForm,
         name: str,
     ) -> None:
         """Run segments for micro-batches of a size.
 
         Args:
-            segments: with the classifier's logits at the end, or more stages behind.
-            heads: one a segment, but for the classifier's.
-            first_exit: index of the first of them.
+            cut: of the network.
+            start: the first of the segments, and so of the exits.
+            end: the one after the last.
             size: of micro-batches.
             device: of all this.
             merges: hand on open samples alone.
-            form: of answers.
             name: for errors.
         """
         super().__init__()
+        segments, heads = cut.segments[start:end], cut.heads[start:end]
         self.modules_run = nn.ModuleList([*(segment.module for segment in segments), *heads])
-        self.first_exit, self.size, self.device, self.name = first_exit, size, device, name
-        self._segments, self._heads, self.form = segments, heads, form
+        self.first_exit, self.size, self.device, self.name = start, size, device, name
+        self._cut, self._segments, self._heads = cut, segments, heads
         self._rules = [*(head.rule for head in heads), *([None] if len(heads) < len(segments) else [])]
         wires = wires_like(segments[-1].hands, device)
         self.outlet: Outlet = Merging(size, wires) if merges else Passing(size, wires)
@@ -70,6 +69,11 @@ class Stage(nn.Module):
         self.begin(lambda _: None, None, 0)
         self.busy_since: float | None = None
         """The time at which the micro-batch came that it is at."""
+
+    @property
+    def form(self) -> AnswerForm:
+        """The form of answers."""
+        return self._cut.form
 
     @property
     def is_first(self) -> bool:
@@ -96,7 +100,9 @@ class Stage(nn.Module):
                 else [each.zero_() for each in wires_like(self._segments[0].takes, self.device)]
             )
             rules = [rule for rule in self._rules if rule is not None]
-            self._graph = StageGraph(self._compute, self.modules_run, rules, self._first_state, example)
+            self._graph = StageGraph(
+                self._compute, self.modules_run, rules, self._cut.trunk, self._first_state, example
+            )
 
     def compute_alone(self, taken: Sequence[Tensor]) -> None:
         """Compute for a micro-batch and wait for the end; what comes out of it goes nowhere."""
@@ -111,17 +117,22 @@ class Stage(nn.Module):
                 rule.set_extra_state(states[index])
 
     def refresh(self, network: EarlyExitNetwork) -> None:
-        """Copy parameters and buffers of a network where the stage has copies, on another device."""
+        """Take over parameters and buffers of a network where the stage has copies, folded ones and those elsewhere."""
         now = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-        with torch.no_grad():
-            for segment in self._segments:
-                for name, own in (*segment.module.named_parameters(), *segment.module.named_buffers()):
-                    source = now.get(name.removeprefix(NETWORK))
-                    if source is not None and source.data_ptr() != own.data_ptr():
-                        own.copy_(source)
-            for head, source_head in zip(self._heads, network.exit_heads[self.first_exit :], strict=False):
-                if head is not source_head:
-                    head.load_state_dict(source_head.state_dict())
+        holders = (
+            [segment.module for segment in self._segments] if self._cut.network is network else [self._cut.network]
+        )
+        own = [named for each in holders for named in (*each.named_parameters(), *each.named_buffers())]
+        copies = [(mine, now.get(name.removeprefix(NETWORK), mine)) for name, mine in own]
+        copies = [(mine, source) for mine, source in copies if source.data_ptr() != mine.data_ptr()]
+        if copies:
+            with torch.no_grad(), ordered_write(self._cut.trunk.module, [mine for mine, _ in copies]):
+                for mine, source in copies:
+                    mine.copy_(source)
+        self._cut.trunk.refresh()
+        for head, source_head in zip(self._heads, network.exit_heads[self.first_exit :], strict=False):
+            if head is not source_head:
+                head.load_state_dict(source_head.state_dict())
 
     def begin(self, answer: Callable[[Tensor], None], x: Tensor | None, last: int) -> None:
         """Begin a request.
@@ -211,7 +222,7 @@ class Stage(nn.Module):
             read, *handed = segment.module(*handed)
             said.append(self._heads[index](read) if index < len(self._heads) else decide(read, 1.0, 1.0))
         wires = tuple(to_wire(x, like) for x, like in zip(handed, self._segments[-1].hands, strict=True))
-        dtype, with_probs = self.form.dtype, self.form.with_probs
+        dtype, with_probs = self._cut.form.dtype, self._cut.form.with_probs
         return said_by(said, self._rules, self.first_exit, state, dtype, with_probs=with_probs), wires
 
     def close(self) -> None:

@@ -11,9 +11,10 @@ from ..exit_rule import ExitRule
 from ..rule_order import note_reader, wait_for_writes
 from ..runners.capture import CAPTURE_LOCK, Capture, warm_up
 from ..runners.captures import Captures
+from ..trunk.trunk import Trunk
 
-#: The one that a trunk's graphs have: see GraphRunner.
-_PRIORITY = -1
+#: The lowest: what sends and receives, which a later stage waits for, is placed before a stage's waiting blocks.
+_PRIORITY = 0
 
 #: From the state of samples (see ``said_by``) and what a stage takes, to what its exits say, and what it hands over.
 Compute = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, tuple[Tensor, ...]]]
@@ -38,12 +39,16 @@ class StageGraph:
         compute: Compute,
         module: nn.Module,
         rules: Sequence[ExitRule],
+        trunk: Trunk,
         state: Tensor,
         example: Sequence[Tensor],
     ) -> None:
-        """Capture ``compute``, with memory that ``module`` has, for a state and tensors like the example's."""
+        """Capture ``compute``, with memory that ``module`` has, for a state and tensors like the example's.
+
+        What is read is written to in order: the ``rules``, and the weights of the ``trunk`` that ``compute`` is of.
+        """
         device = example[0].device
-        self._rules = rules
+        self._rules, self._written = rules, [*rules, trunk.module]
         self._criteria = [rule.criterion for rule in rules]
         with (
             CAPTURE_LOCK,
@@ -54,13 +59,14 @@ class StageGraph:
         ):
             self._captures = Captures(device, _PRIORITY)
             try:
-                note_reader(rules, self)
-                wait_for_writes(rules, torch.cuda.current_stream(device))
+                note_reader(self._written, self)
+                wait_for_writes(self._written, torch.cuda.current_stream(device))
                 self._stream = stream = self._captures.streams.trunk
                 self._captures.streams.allocate_workspaces(stream)
                 self._state = state.to(device)
                 self._taken = [each.clone(memory_format=torch.preserve_format) for each in example]
-                warm_up(lambda: compute(self._state, self._taken), lambda: None, stream)
+                with trunk.choosing(len(state)):
+                    warm_up(lambda: compute(self._state, self._taken), lambda: None, stream)
                 capture = Capture(device, self._captures.memory)
                 with capture.capturing(stream, module):
                     self._said, self._handed = compute(self._state, self._taken)
@@ -92,7 +98,7 @@ class StageGraph:
             raise RuntimeError(f"network: its heads were captured with the criteria {', '.join(self._criteria)}")
         current, stream = torch.cuda.current_stream(self._captures.device), self._stream
         stream.wait_stream(current)
-        wait_for_writes(self._rules, stream)
+        wait_for_writes(self._written, stream)
         with beside_captures(), torch.cuda.stream(stream):  # PyTorch's allocator may have to ask the device for memory
             if state is not None:
                 self._state.copy_(state, non_blocking=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..bad_input import BadInput
-from .dealing import exchanging
 from ..description import DESCRIPTION, WEIGHTS
+from .dealing import exchanging
 from .process_group import first_difference, ranks
 
 

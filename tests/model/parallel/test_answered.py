@@ -6,7 +6,7 @@ from auxhead.kernels import decide
 from auxhead.kernels.patience import decide_in_order
 from auxhead.model import ExitRule
 from auxhead.model.exit_result import first_sure
-from auxhead.model.parallel.answered import in_order, said_by, settle
+from auxhead.model.parallel.answered import as_result, said_by, settle
 from auxhead.model.parallel.survivors import empty_rows
 
 
@@ -36,7 +36,8 @@ def test_stages_answer_as_all_exits_do(cuts, criteria):
         told, rows = settle(rows, said)
         answers.append(told)
     assert bool((rows == empty_rows(1)).all())
-    found = in_order(torch.cat(answers[::-1]), with_probs=True)
+    told = torch.cat(answers)
+    found = as_result(told[told[:, 0].argsort()], with_probs=True)
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one.nan_to_num(-1.0), other.nan_to_num(-1.0))
     assert len(wanted.exit_index.unique()) > 2

@@ -5,12 +5,9 @@ from itertools import combinations
 import pytest
 import torch
 from auxhead.model.parallel import placement
-from auxhead.model.parallel.answered import AnswerForm
 from auxhead.model.parallel.placement import balanced
-from auxhead.model.parallel.segments import run_segments, segments_of
+from auxhead.model.parallel.segments import cut, run_segments
 from support import pipeline_ranks
-
-FORM = AnswerForm(pipeline_ranks.CLASSES, torch.float32, with_probs=True)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
@@ -28,7 +25,7 @@ def test_the_slowest_stage_is_as_fast_as_it_can_be(stages):
 @pytest.mark.parametrize("name", ["plain", "skipping"])
 def test_segments_are_the_backbone(name):
     network, x = getattr(pipeline_ranks, name)(), pipeline_ranks.batch_of(name, 4)
-    segments = segments_of(network, x, x.device)
+    segments = cut(network, x, x.device, "as_is")[0].segments
     with torch.no_grad():
         found = run_segments(segments, x)
         wanted = network.logits(x)
@@ -44,12 +41,12 @@ def test_segments_are_the_backbone(name):
 def test_merging_where_it_saves_more_than_it_takes(monkeypatch, leave, gathering, merges):
     """Of 4 ms in the slowest later stage; without any merging, stages have the times of all samples."""
     network, x = pipeline_ranks.plain(), pipeline_ranks.batch_of("plain", 4)
-    segments = segments_of(network, x, x.device)
+    made, _ = cut(network, x, x.device, "as_is")
     times = iter([2.0, 1.0, 1.0, 2.0])
     monkeypatch.setattr(placement, "_median_ms", lambda *_: next(times))
     monkeypatch.setattr(placement, "_gathering_ms", lambda *_: gathering)
     stays = 1.0 - leave
-    placed = placement.place(segments, network.exit_heads, x, [1.0, stays, stays, stays], 2, None, FORM)
+    placed = placement.place(made, x, [1.0, stays, stays, stays], 2)
     assert placed.merges == [merges] and placed.extra_steps == [1 + int(merges)]
     assert placed.starts == ([0, 1] if merges else [0, 2])
     assert ("are merged" in placed.notes[0]) == merges
@@ -58,5 +55,5 @@ def test_merging_where_it_saves_more_than_it_takes(monkeypatch, leave, gathering
 def test_rows_that_are_no_samples_are_never_merged(monkeypatch):
     monkeypatch.setattr(placement, "_gathering_ms", lambda *_: 0.0)
     network, x = pipeline_ranks.skipping(), pipeline_ranks.batch_of("skipping", 4)
-    placed = placement.place(segments_of(network, x, x.device), network.exit_heads, x, [1.0, 0.1, 0.1], 3, None, FORM)
+    placed = placement.place(cut(network, x, x.device, "as_is")[0], x, [1.0, 0.1, 0.1], 3)
     assert placed.merges == [False, False] and "no row a sample" in placed.notes[0]
