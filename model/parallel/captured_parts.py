@@ -148,9 +148,7 @@ class CapturedParts:
         return answer
 
 
-def _answers(
-    part: PartGraphs, following: PartGraphs, *, polled: bool, patient: bool
-) -> list[tuple[Tensor, Tensor]]:
+def _answers(part: PartGraphs, following: PartGraphs, *, polled: bool, patient: bool) -> list[tuple[Tensor, Tensor]]:
     """Return what is copied of the answers of a part, each with where it is copied to."""
     own, others = part.buffers, following.buffers
     copied = [(others.packed_answer, own.packed_answer)]

@@ -43,8 +43,7 @@ class GraphSplitRunner(SplitRunner):
         weakref.finalize(self, streams.free_or_leave).atexit = False
         self._captures = streams.parts[0].captures
         self._captures.batches.update((size, one.batch) for size, one in captured.items())
-        caller = torch.cuda.current_stream(self._device)
-        self._caller = CallersStream(caller)
+        self._caller = CallersStream(torch.cuda.current_stream(self._device))
         self._began = torch.cuda.Event()
         self._heads = CapturedHeads(network)
         shared = [rule for part in parts for rule in part.rules]
@@ -58,7 +57,6 @@ class GraphSplitRunner(SplitRunner):
             for name, tensor in (*network.named_parameters(), *network.named_buffers())
             if tensor.data_ptr() in used
         ]
-        self._captures.record(caller)
 
     @property
     def last_reads(self) -> tuple[torch.cuda.Event, ...]:
@@ -145,7 +143,7 @@ class GraphSplitRunner(SplitRunner):
         self._streams.wait()
 
     def _free(self) -> None:
+        self._streams.free()  # first: copies may be under way to what is freed next
         self._captured.clear()
-        self._streams.free()
         self._rules.clear()
         self._memory.clear()

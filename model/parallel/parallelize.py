@@ -18,7 +18,7 @@ from .capture_parts import capture_parts, graph_times
 from .eager_parts import EagerSplitRunner
 from .graph_parts import GraphSplitRunner
 from .part import Part
-from .part_streams import AllStreams, PartStreams, reach_each_other, wait_for_current_streams
+from .part_streams import AllStreams, reach_each_other, wait_for_current_streams
 from .placement import balanced, eager_times
 from .segments import Segment, segments_of
 from .split_runner import SplitRunner
@@ -68,6 +68,7 @@ def parallelize(
         raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
     if exits not in EXITS:
         raise ValueError(f"exits: got {exits!r}, wants one of {list(EXITS)}")
+    check_batch("example_input", example_input)
     where = _devices(devices)
     starts = _starts(balance, network.taps, len(where))
     sizes = sizes_of(batch_sizes, example_input)
@@ -88,7 +89,6 @@ def _eager(
     sizes: Sequence[int],
     exits: str,
 ) -> SplitRunner:
-    check_batch("example_input", x)
     check_mode(network)
     check_device(network, x.device)
     if torch.is_autocast_enabled("cpu"):

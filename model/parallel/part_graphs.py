@@ -109,9 +109,7 @@ class _HeadInputs:
         return [*reads, *outputs[len(reads) :]]
 
 
-def _launches(
-    part: Part, buffers: ExitBuffers, forks: Sequence[int], open_samples: Tensor | None
-) -> list[ExitLaunch]:
+def _launches(part: Part, buffers: ExitBuffers, forks: Sequence[int], open_samples: Tensor | None) -> list[ExitLaunch]:
     """Return a launch for each fork and, last, one for the exits behind the last fork."""
     exits = [head.as_exit_head() for head in part.heads]
     starts = [0, *(fork + 1 for fork in forks)]
