@@ -52,9 +52,10 @@ class PartGraphs:
         capture = Capture(part.device, streams.captures.memory)
         with capture.capturing(stream, part.modules):
             self.handed = self._forward(capture.cut)
-        *self.trunk, self.judge = capture.graphs
-        self.trunk: list[Graph]
-        self.judge: Graph
+        self.trunk: list[Graph] = capture.graphs[:-1]
+        """In the order in which they are launched."""
+        self.judge: Graph = capture.graphs[-1]
+        """Of the heads that are left, launched behind them."""
 
     def _forward(self, cut: Callable[[], None]) -> list[Tensor]:
         """Run the part on its trunk's stream, which is current, and return what it hands over, dense in memory."""
