@@ -23,7 +23,7 @@ from ..runners.checks import check_device, check_mode
 from .exchange import Connection, Exchange
 from .pipelined_runner import PipelinedRunner
 from .placement import Placement, place
-from .segments import Cut, cut
+from .segments import Cut, check_cuttable, cut
 from .stage import Stage
 
 #: Micro-batches for each stage that the example is split into, if nobody says how many samples a micro-batch has: the
@@ -146,8 +146,7 @@ def _check(network: object, example_input: object, split_size: object, trunk: ob
     assert isinstance(example_input, Tensor)
     if not (split_size is None or (type(split_size) is int and split_size > 0)):
         raise ValueError(f"split_size: got {split_size!r}, wants a positive int or None")
-    if trunk not in ("as_is", "cudnn"):
-        raise ValueError(f"trunk: got {trunk!r}, wants 'as_is' or 'cudnn', which can be cut into stages")
+    check_cuttable(trunk)
     if not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
         raise ValueError(f"timeout_s: got {timeout_s!r}, wants a number greater than 0")
     check_mode(network)

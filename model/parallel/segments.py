@@ -42,6 +42,37 @@ class _ReadByExits(nn.Module):
         return (*read, out if self._classifier is None else self._classifier.logits(out))
 
 
+def check_cuttable(trunk: object) -> None:
+    """Raise ``ValueError`` unless a backbone that is run so can be cut."""
+    if trunk not in ("as_is", "cudnn"):
+        raise ValueError(f"trunk: got {trunk!r}, wants 'as_is' or 'cudnn', which can be cut at the taps")
+
+
+def segments_of(network: EarlyExitNetwork, trunk: Trunk, batch: Tensor, device: torch.device) -> list[Segment]:
+    """Cut a trunk of a network's backbone behind each tap.
+
+    Args:
+        network: in eval mode, its taps checked.
+        trunk: of its backbone, not a compiled one.
+        batch: of the one size that segments take, on the network's device, lying in memory as the trunk wants it.
+        device: of the segments; where it is the network's they share its parameters.
+
+    Raises:
+        BadInput: torch.export cannot trace the backbone, or it keeps a state.
+    """
+    with one_line_of_exporter("network: torch.export cannot trace its backbone, which is cut at its taps"):
+        program = torch.export.export(_ReadByExits(network, trunk), (batch,)).run_decompositions({})
+        written = program.graph_signature.buffers_to_mutate.values()
+        if device != batch.device:
+            program = move_to_device_pass(program, device)
+    if written:
+        name = sorted(written)[0].removeprefix(NETWORK)
+        raise BadInput(f"network: a forward writes to {name!r}, wants none that does: segments keep no state")
+    whole = program.module()
+    assert isinstance(whole, torch.fx.GraphModule)
+    return cut_into_stages(whole)
+
+
 class Cut(NamedTuple):
     """A network cut behind its taps, for stages on a device."""
 
@@ -76,17 +107,7 @@ def cut(network: EarlyExitNetwork, micro_batch: Tensor, device: torch.device, tr
     micro_batch = micro_batch.to(network.device)
     made = make_trunk(network.backbone, network.taps, micro_batch, trunk, network.reading)
     micro_batch = micro_batch.contiguous(memory_format=made.memory_format)
-    with one_line_of_exporter("network: torch.export cannot trace its backbone, which a pipeline is cut from"):
-        program = torch.export.export(_ReadByExits(network, made), (micro_batch,)).run_decompositions({})
-        written = program.graph_signature.buffers_to_mutate.values()
-        if device != micro_batch.device:
-            program = move_to_device_pass(program, device)
-    if written:
-        name = sorted(written)[0].removeprefix(NETWORK)
-        raise BadInput(f"network: a forward writes to {name!r}, wants none that does: stages keep no state")
-    whole = program.module()
-    assert isinstance(whole, torch.fx.GraphModule)
-    segments, heads = cut_into_stages(whole), network.exit_heads
+    segments, heads = segments_of(network, made, micro_batch, device), network.exit_heads
     if device != network.device:
         heads = [copy.deepcopy(head).to(device) for head in heads]
     wide = any(segment.logits.dtype == torch.float64 for segment in segments)

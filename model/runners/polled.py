@@ -27,6 +27,11 @@ _LEAST_SEGMENT_US = 25.0
 _MOST_REQUESTS = (1 << 32) - 1
 
 
+def stops_by_rule(segment_us: Sequence[float]) -> list[int]:
+    """Choose the taps, by index, after which a graph ends and the host asks whether to go on."""
+    return choose_stops(segment_us, _LEAST_SEGMENT_US)
+
+
 class CapturedSegments(NamedTuple):
     """A network captured in graphs, one behind the other."""
 
@@ -67,6 +72,20 @@ class PolledBatch(CapturedBatch):
             # What the last request may still write is told from those to come until the next time.
             self.open_samples[:] = 0 if self.request else -(1 << 63)  # a number half a round away
 
+    def poll(self, stop: int, stream: torch.cuda.Stream) -> int:
+        """Wait until the heads of a stop have written how many samples of this request stay open, and return it.
+
+        ``stream`` is the one that their graph was launched on.
+        """
+        numbers, request = self.open_samples, self.request
+        polls = 0
+        while (number := int(numbers[stop])) >> 32 & _MOST_REQUESTS != request:
+            polls += 1
+            # a failed launch would be waited for in vain; the query raises what has gone wrong
+            if polls % 10_000 == 0 and stream.query() and int(numbers[stop]) >> 32 & _MOST_REQUESTS != request:
+                raise RuntimeError(f"the heads of stop {stop} have finished without saying how many samples stay open")
+        return number & 0xFFFFFFFF
+
 
 class PolledRunner(GraphRunner):
     """Stops the network by not launching the rest of it.
@@ -87,7 +106,7 @@ class PolledRunner(GraphRunner):
         return torch.cuda.Event()
 
     def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
-        stops = choose_stops(self._segment_times(example), _LEAST_SEGMENT_US)
+        stops = stops_by_rule(self._segment_times(example))
         static = StaticInput(example)
         segments = self._capture_segments(static, buffers, stops, self._captures.memory)
         description = f"{len(segments.graphs)} graphs, cut after {list_taps(stops, self.network.taps)}."
@@ -176,12 +195,5 @@ class PolledRunner(GraphRunner):
         return answer
 
     def _poll(self, captured: PolledBatch, stop: int) -> int:
-        """Wait until the heads of a stop have written how many samples of this request stay open, and return it."""
-        numbers, request = captured.open_samples, captured.request
-        polls = 0
-        while (number := int(numbers[stop])) >> 32 & _MOST_REQUESTS != request:
-            polls += 1
-            # a failed launch would be waited for in vain; the query raises what has gone wrong
-            if polls % 10_000 == 0 and self._stream.query() and int(numbers[stop]) >> 32 & _MOST_REQUESTS != request:
-                raise RuntimeError(f"the heads of stop {stop} have finished without saying how many samples stay open")
-        return number & 0xFFFFFFFF
+        """Return how many samples stay open after the heads of a stop, once they have written it."""
+        return captured.poll(stop, self._stream)

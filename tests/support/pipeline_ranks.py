@@ -31,6 +31,16 @@ def plain() -> EarlyExitNetwork:
     return _ready(EarlyExitNetwork(backbone, heads, example_input=torch.randn(2, 3, 16, 16)))
 
 
+def normed() -> EarlyExitNetwork:
+    """Two segments, the first with a batch norm, which a trunk folds into a convolution."""
+    torch.manual_seed(2)
+    first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+    backbone = nn.Sequential(first, _block(8, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES))
+    return _ready(
+        EarlyExitNetwork(backbone, {"0": FusedAuxHead(None, CLASSES)}, example_input=torch.randn(2, 3, 16, 16))
+    )
+
+
 class _Skipping(nn.Module):
     """Hands over more than the taps' outputs, and tokens before samples."""
 
@@ -172,6 +182,20 @@ def twice() -> None:
     torch.save(found, f"{os.environ['RANK']}.pt")
     if group:
         torch.distributed.destroy_process_group()
+
+
+def folded() -> None:
+    """Weights that are folded into others are changed between two requests."""
+    network, x = normed(), batch_of("plain", 7)
+    found = []
+    with pipelined(network, batch_of("plain", 8), split_size=4, trunk="cudnn") as run:
+        for _ in range(2):
+            answered = run(x if run.is_first else None)
+            found.append(None if answered is None else tuple(answered))
+            with torch.no_grad():
+                network.backbone[0][1].weight.mul_(1.5)
+            run.refresh()
+    torch.save(found, f"{os.environ['RANK']}.pt")
 
 
 # What goes wrong, on the last rank.

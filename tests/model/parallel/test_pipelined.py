@@ -110,3 +110,15 @@ def test_under_torchrun_itself(tmp_path):
     )
     assert done.returncode == 0 and "terminate" not in done.stderr, done.stderr
     assert [len(answer[0]) for answer in torch.load(tmp_path / "0.pt")[0]] == [5, 9]
+
+
+def test_a_folded_trunk(tmp_path):
+    """Its stages answer as the network does, and follow weights that are changed, once they are refreshed."""
+    found, _ = ran(tmp_path, 2, "folded")
+    network, x = pipeline_ranks.normed(), pipeline_ranks.batch_of("plain", 7)
+    for one in found:
+        wanted = network(x)
+        for part, like in zip(one, wanted, strict=True):
+            torch.testing.assert_close(part, like, rtol=1e-3, atol=1e-5)
+        with torch.no_grad():
+            network.backbone[0][1].weight.mul_(1.5)

@@ -1,0 +1,168 @@
+"""``CapturedParts``: a network on several GPUs for one batch size: its graphs in their order, and the copies between.
+
+    trunk of a part -> activations on its stream for copies -> trunk of the next part
+          `-> heads on the side stream -> answers on the stream for copies -> heads of the next part
+
+Events alone order all that. A request that was answered early may have left graphs and copies under way: the next one
+overwrites nothing that they use before they are done.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..exit_result import ExitResult
+from ..runners.capture import copy_memory
+from ..runners.captured_batch import StaticInput
+from ..runners.polled import CapturedSegments, PolledBatch
+from .part_graphs import PartGraphs
+
+
+class _Piece(NamedTuple):
+    """A graph of the trunk, by its part and its place there."""
+
+    part: int
+    place: int
+
+
+class CapturedParts:
+    """Answers for batches of one size by the graphs of all parts."""
+
+    def __init__(
+        self,
+        static: StaticInput,
+        parts: Sequence[PartGraphs],
+        open_samples: Tensor | None,
+        description: str,
+        *,
+        patient: bool,
+    ) -> None:
+        """Answer for a static batch.
+
+        Args:
+            static: what the first part takes.
+            parts: the graphs of each.
+            open_samples: [pieces of the trunk - 1] int64 in pinned memory, where the host is told how many samples stay
+                open; None if it does not ask.
+            description: of the graphs, for people.
+            patient: some head exits under "patience", and wants to know what earlier ones have said.
+        """
+        self._parts = parts
+        self._pieces = [_Piece(part, place) for part, one in enumerate(parts) for place in range(len(one.trunk))]
+        none = torch.zeros(0, dtype=torch.int64, device="cpu")
+        launches = [launch for part in parts for launch in part.launches]
+        graphs = [graph for part in parts for graph in (*part.trunk, part.judge)]
+        segments = CapturedSegments(graphs, launches, none if open_samples is None else open_samples, [])
+        # takes batches in, hands answers out and counts requests; keeps all that graphs use
+        self.batch = PolledBatch(static, parts[0].buffers, segments, description, ())
+        self._told = [
+            _answers(one, following, polled=open_samples is not None, patient=patient)
+            for one, following in zip(parts, parts[1:], strict=False)
+        ]
+
+    def begin(self, x: Tensor, caller: torch.cuda.Stream, began: torch.cuda.Event) -> None:
+        """Copy in the batch of a new request, once the caller's stream has got there."""
+        first = self._parts[0].streams
+        began.record(caller)
+        first.trunk.wait_event(began)
+        first.trunk.wait_event(first.told)  # the last request's heads and copies, which read what comes now
+        self.batch.fill(x, first.trunk)
+        self.batch.next_request()
+
+    def answer(self, x: Tensor, caller: torch.cuda.Stream, began: torch.cuda.Event) -> ExitResult:
+        """Answer by all graphs; the host waits for nothing."""
+        self.begin(x, caller, began)
+        for piece in range(len(self._pieces)):
+            self._launch(piece)
+        return self._answer_of(len(self._parts) - 1, caller, wait=True)
+
+    def answer_polling(self, x: Tensor, caller: torch.cuda.Stream, began: torch.cuda.Event) -> ExitResult:
+        """Answer, and launch no more graphs once no sample is open; the host waits to be told."""
+        self.begin(x, caller, began)
+        pieces = len(self._pieces)
+        for piece in range(min(2, pieces)):
+            self._launch(piece)
+        for stop in range(pieces - 1):  # behind the piece of this number; its heads run beside the next one
+            if self._poll(stop) == 0:
+                return self._answer_of(self._pieces[stop].part, caller, wait=False)
+            if stop + 2 < pieces:
+                self._launch(stop + 2)
+        return self._answer_of(len(self._parts) - 1, caller, wait=True)
+
+    def _poll(self, stop: int) -> int:
+        """Return how many samples stay open at a stop, once its heads have said so."""
+        part, following = self._pieces[stop].part, self._pieces[stop + 1].part
+        streams = self._parts[part].streams
+        return self.batch.poll(stop, streams.trunk if part == following else streams.side)
+
+    def _launch(self, number: int) -> None:
+        """Launch a piece of the trunk, with the crossing before it or the last heads behind it."""
+        piece = self._pieces[number]
+        part = self._parts[piece.part]
+        if piece.place == 0 and piece.part > 0:
+            self._cross(piece.part - 1)
+        streams = part.streams
+        with torch.cuda.device(streams.device):
+            if piece.place == 1 and piece.part > 0:
+                streams.trunk.wait_event(self._parts[piece.part - 1].streams.told)
+            part.trunk[piece.place].launch(streams.trunk)
+            if number == len(self._pieces) - 1:
+                if piece.place == 0 and piece.part > 0:
+                    streams.trunk.wait_event(self._parts[piece.part - 1].streams.told)
+                part.judge.launch(streams.trunk)
+            streams.computed.record(streams.trunk)
+
+    def _cross(self, number: int) -> None:
+        """Hand the activations of a part to the next one, and behind them what its heads have said by then."""
+        part, following = self._parts[number], self._parts[number + 1]
+        source, target = part.streams, following.streams
+        with torch.cuda.device(source.device):
+            copies, side = source.copies, source.side
+            copies.wait_event(target.computed)  # by the last request, which read what is overwritten
+            copies.wait_event(target.told)
+            copies.wait_event(source.computed)
+            for into, each in zip(following.taken, part.handed, strict=True):
+                copy_between(into, each, copies)
+            source.handed.record(copies)
+
+            side.wait_event(source.computed)
+            if number > 0:
+                side.wait_event(self._parts[number - 1].streams.told)
+            part.judge.launch(side)
+            source.judged.record(side)
+            copies.wait_event(source.judged)
+            for into, each in self._told[number]:
+                copy_between(into, each, copies)
+            source.told.record(copies)
+        target.trunk.wait_event(source.handed)
+
+    def _answer_of(self, number: int, caller: torch.cuda.Stream, *, wait: bool) -> ExitResult:
+        """Copy the answer of a part out on the caller's stream, which ``wait`` lets wait for the part's trunk."""
+        part = self._parts[number]
+        if wait:
+            caller.wait_event(part.streams.computed)
+        packed, answer = self.batch.empty_answer()
+        copy_between(packed, part.buffers.packed_answer, caller)
+        return answer
+
+
+def _answers(part: PartGraphs, following: PartGraphs, *, polled: bool, patient: bool) -> list[tuple[Tensor, Tensor]]:
+    """Return what is copied of the answers of a part, each with where it is copied to."""
+    own, others = part.buffers, following.buffers
+    copied = [(others.packed_answer, own.packed_answer)]
+    if polled:
+        copied.append((others.requests, own.requests))
+    if patient:
+        end = part.streams.part.end
+        copied += [(others.label[:end], own.label[:end]), (others.confidence[:end], own.confidence[:end])]
+    return copied
+
+
+def copy_between(into: Tensor, source: Tensor, stream: torch.cuda.Stream) -> None:
+    """Copy memory of one layout, on a device or between two of them, on a stream of either; does not wait.
+
+    ``Tensor.copy_`` would order the current streams of both devices.
+    """
+    copy_memory(into.data_ptr(), source.data_ptr(), source.nbytes, stream.cuda_stream)

@@ -1,0 +1,261 @@
+"""``parallelize``: a network over several devices in one process: checks, cuts, places by measured times, captures."""
+
+import copy
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...kernels.cuda_runtime import beside_captures
+from ..arguments import check_batch, kind_of
+from ..bad_input import BadInput
+from ..early_exit_network import EarlyExitNetwork
+from ..exit_monitor import uncounted
+from ..rule_order import wait_for_writes
+from ..runners.capture import CAPTURE_LOCK
+from ..runners.checks import check_capturable, check_device, check_mode, sizes_of
+from ..trunk.trunk import Trunk, make_trunk
+from .capture_parts import capture_parts, graph_times
+from .eager_parts import EagerSplitRunner
+from .graph_parts import GraphSplitRunner
+from .part import Part
+from .part_streams import AllStreams, reach_each_other, wait_for_current_streams
+from .placement import balanced, segment_ms
+from .segments import Segment, check_cuttable, cut, segments_of
+from .split_runner import SplitRunner
+
+#: Ways to leave a network early that there are over several devices.
+EXITS = ("overlapped", "polled")
+
+
+def parallelize(
+    network: EarlyExitNetwork,
+    example_input: Tensor,
+    *,
+    devices: Sequence[torch.device | str],
+    balance: str | Sequence[str] = "auto",
+    exits: str = "overlapped",
+    trunk: str = "as_is",
+    batch_sizes: Sequence[int] | None = None,
+) -> SplitRunner:
+    """Split a network over several devices that this process drives, for networks that one device has no room for.
+
+    A batch goes through the devices one after the other, so that all but one of them stand still: for throughput see
+    :func:`pipelined`. The backbone is cut at its taps, by ``torch.export``. Each device has its part of the backbone
+    and the heads of that, streams and CUDA graphs; activations and answers cross on streams for copies, and events
+    order all that: the host waits for nothing, but to be told in "polled". Requests come and answers go on the first
+    device.
+
+    On CPUs the parts run eagerly, one after the other: the same answers, and nothing faster.
+
+    Args:
+        network: in eval mode, on the first device; its backbone takes one tensor. Parts on other devices are copies;
+            while they are made, each such device has room for the whole network.
+        example_input: a batch [N, ...] of any size, there, too.
+        devices: of the parts, in the order in which a batch goes through them; CUDA devices, of which some may be the
+            same, or the CPU, several times.
+        balance: "auto" lets the slowest part be as fast as can be, by times of the segments measured on the first
+            device; or the taps behind which a batch goes on to the next device, one less than devices.
+        exits: "overlapped" (every head computed, beside the trunk) or "polled" (the host launches no more, on any
+            device, once all samples of the batch are answered).
+        trunk: how each device runs its part of the backbone, "as_is" or "cudnn", see :func:`make_trunk`.
+        batch_sizes: to capture; None is that of the example.
+
+    Raises:
+        ValueError, TypeError: an argument that does not fit.
+        BadInput: a device is not there; or torch.export cannot trace the backbone.
+        RuntimeError: the backbone cannot be captured in a CUDA graph; or autocast is on, or the current stream is being
+            captured.
+    """
+    if not isinstance(network, EarlyExitNetwork):
+        raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
+    if exits not in EXITS:
+        raise ValueError(f"exits: got {exits!r}, wants one of {list(EXITS)}")
+    check_cuttable(trunk)
+    check_batch("example_input", example_input)
+    where = _devices(devices)
+    starts = _starts(balance, network.taps, len(where))
+    sizes = sizes_of(batch_sizes, example_input)
+    if example_input.device != where[0]:
+        raise ValueError(f"example_input: on {example_input.device}, wants {where[0]}, the first of the devices")
+    x = example_input.detach()
+    if where[0].type == "cpu":
+        return _eager(network, x, where, starts, sizes, exits, trunk)
+    check_capturable(network, x)
+    return _captured(network, x, where, starts, sizes, exits, trunk)
+
+
+def _eager(
+    network: EarlyExitNetwork,
+    x: Tensor,
+    devices: Sequence[torch.device],
+    starts: list[int] | None,
+    sizes: Sequence[int],
+    exits: str,
+    trunk: str,
+) -> SplitRunner:
+    check_mode(network)
+    check_device(network, x.device)
+    if torch.is_autocast_enabled("cpu"):
+        raise RuntimeError("parallelize: called under autocast, which segments do not follow; cast the network instead")
+    network.check_taps(x)
+    with torch.inference_mode(False), torch.no_grad():
+        cuts = {size: cut(network, _batch(x, size), x.device, trunk)[0] for size in sizes}
+        us = [ms * 1e3 for ms in segment_ms(cuts[sizes[-1]], _batch(x, sizes[-1]))]
+    segments = {size: of_size.segments for size, of_size in cuts.items()}
+    trunks = [of_size.trunk for of_size in cuts.values()]
+    on_device = {x.device: _OnDevice(network, trunks, segments)}
+    parts = _parts(devices, starts or balanced(us, len(devices)), on_device)
+    notes = ["On CPUs the parts run eagerly, without graphs.", *_described(parts, network.taps, us, sizes[-1])]
+    notes += trunks[-1].notes
+    return EagerSplitRunner(network, parts, x, sizes, "\n".join(notes), stops=exits == "polled")
+
+
+def _captured(
+    network: EarlyExitNetwork,
+    x: Tensor,
+    devices: Sequence[torch.device],
+    starts: list[int] | None,
+    sizes: Sequence[int],
+    exits: str,
+    trunk: str,
+) -> SplitRunner:
+    first = devices[0]
+    streams = AllStreams()
+    with (
+        CAPTURE_LOCK,
+        beside_captures(),
+        torch.cuda.device(first),
+        torch.inference_mode(False),  # inference tensors could not be written to outside of it
+        torch.no_grad(),
+    ):
+        try:
+            wait_for_writes([head.rule for head in network.exit_heads], torch.cuda.current_stream(first))
+            networks = {first: network}
+            for device in devices:
+                if device not in networks:
+                    networks[device] = copy.deepcopy(network).to(device)
+            reach_each_other(devices)
+            there = {device: _on_device(of_device, x, sizes, device, trunk) for device, of_device in networks.items()}
+            x = x.contiguous(memory_format=there[first].trunks[0].memory_format)
+            us = _times(there[first], x, sizes, streams)
+            parts = _parts(devices, starts or balanced(us[sizes[-1]], len(devices)), there)
+            streams.take(parts)
+            if any(head.as_exit_head().weight is None for head in network.exit_heads):  # modules, which may call cuBLAS
+                for one in streams.parts:
+                    one.allocate_workspaces()
+            polls = exits == "polled"
+            with uncounted(network.monitor):
+                captured = {
+                    size: capture_parts(network, parts, streams.parts, _batch(x, size), us[size], polls=polls)
+                    for size in reversed(sizes)
+                }
+            wait_for_current_streams(devices)
+            notes = [
+                *_described(parts, network.taps, us[sizes[-1]], sizes[-1]),
+                *(f"Batch {size}: {captured[size].batch.description}" for size in sizes),
+                *there[first].trunks[0].notes,
+            ]
+            return GraphSplitRunner(network, parts, x, captured, streams, "\n".join(notes), polls=polls)
+        except BaseException:
+            streams.free()
+            raise
+
+
+def _devices(devices: Sequence[torch.device | str]) -> list[torch.device]:
+    """Return the devices, with an index those of CUDA."""
+    if isinstance(devices, (str, torch.device)) or not isinstance(devices, Sequence) or not devices:
+        raise ValueError(f"devices: got {devices!r}, wants a list of one device or more")
+    found = []
+    for given in devices:
+        try:
+            device = torch.device(given)
+        except (RuntimeError, TypeError):
+            raise ValueError(f"devices: got {given!r}, wants 'cuda:0' and the like, or 'cpu'") from None
+        if device.type not in ("cuda", "cpu"):
+            raise ValueError(f"devices: got {device}, wants CUDA devices or the CPU")
+        if device.type == "cuda":
+            there = torch.cuda.device_count()
+            index = device.index
+            if index is None:
+                index = torch.cuda.current_device() if there else 0
+            if index >= there:
+                raise BadInput(f"devices: got cuda:{index}, but torch sees {there} CUDA devices here")
+            device = torch.device("cuda", index)
+        found.append(torch.device("cpu") if device.type == "cpu" else device)
+    if len({device.type for device in found}) > 1:
+        raise ValueError(f"devices: got {', '.join(map(str, found))}, wants all of one kind")
+    return found
+
+
+def _starts(balance: str | Sequence[str], taps: Sequence[str], devices: int) -> list[int] | None:
+    """Return the first segment of each part; None if they are to be balanced."""
+    if devices > len(taps) + 1:
+        raise ValueError(f"devices: got {devices}, wants at most {len(taps) + 1}: the network has {len(taps)} taps")
+    if isinstance(balance, str):
+        if balance != "auto":
+            raise ValueError(f"balance: got {balance!r}, wants 'auto' or a list of taps")
+        return None
+    ends = [*balance]
+    if len(ends) != devices - 1 or ends != [tap for tap in taps if tap in ends]:
+        raise ValueError(f"balance: got {ends}, wants {devices - 1} of {[*taps]}, in this order, for {devices} devices")
+    return [0, *(taps.index(tap) + 1 for tap in ends)]
+
+
+def _batch(x: Tensor, size: int) -> Tensor:
+    """Return a batch of a size of the example's samples, which may be in it several times."""
+    return torch.cat([x[:size]] * -(-size // len(x)))[:size]
+
+
+class _OnDevice(NamedTuple):
+    """A network on one of the devices."""
+
+    network: EarlyExitNetwork
+    trunks: Sequence[Trunk]
+    segments: dict[int, list[Segment]]
+    """By batch size."""
+
+
+def _on_device(
+    network: EarlyExitNetwork, x: Tensor, sizes: Sequence[int], device: torch.device, trunk: str
+) -> _OnDevice:
+    batches = {size: _batch(x, size).to(device) for size in sizes}
+    made = make_trunk(network.backbone, network.taps, batches[sizes[-1]], trunk, network.reading)
+    segments = {
+        size: segments_of(network, made, batch.contiguous(memory_format=made.memory_format), device)
+        for size, batch in batches.items()
+    }
+    return _OnDevice(network, [made], segments)
+
+
+def _times(there: _OnDevice, x: Tensor, sizes: Sequence[int], streams: AllStreams) -> dict[int, list[float]]:
+    """Measure the segments for each size, in microseconds, with the streams that the first part will have."""
+    network, [trunk], segments = there
+    streams.take([Part(0, x.device, *there, 0, len(network.taps) + 1)])
+    try:
+        [own] = streams.parts
+        found = {}
+        for size in sizes:
+            with trunk.choosing(size):
+                found[size] = graph_times(network, segments[size], _batch(x, size), own)
+        return found
+    finally:
+        streams.free()
+
+
+def _parts(devices: Sequence[torch.device], starts: Sequence[int], there: dict[torch.device, _OnDevice]) -> list[Part]:
+    ends = [*starts[1:], len(there[devices[0]].network.taps) + 1]
+    return [
+        Part(number, device, *there[device], start, end)
+        for number, (device, start, end) in enumerate(zip(devices, starts, ends, strict=True))
+    ]
+
+
+def _described(parts: Sequence[Part], taps: Sequence[str], us: Sequence[float], size: int) -> list[str]:
+    lines = []
+    for part in parts:
+        begins = f"behind {taps[part.start - 1]}" if part.start else "from the input"
+        took = sum(us[part.start : part.end])
+        lines.append(f"Part {part.number} on {part.device}, {begins}: {took:.3g} us a batch of {size}.")
+    return lines

@@ -1,0 +1,84 @@
+"""``Part``: consecutive segments of a network with their heads, on one device; shared with the network, or copies."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+
+from ..early_exit_network import EarlyExitNetwork
+from ..exit_rule import ExitRule
+from ..module_head import AuxHead
+from ..trunk.trunk import Trunk
+from .segments import Segment
+
+
+class Part:
+    """What one of the devices runs of a network."""
+
+    def __init__(
+        self,
+        number: int,
+        device: torch.device,
+        network: EarlyExitNetwork,
+        trunks: Sequence[Trunk],
+        segments: Mapping[int, Sequence[Segment]],
+        start: int,
+        end: int,
+    ) -> None:
+        """Take segments of a network that is on the device.
+
+        Args:
+            number: of the part, from 0.
+            device: of the part.
+            network: the user's, or a copy.
+            trunks: of its backbone, that the segments were cut from.
+            segments: all of its backbone, by the batch size that they are for.
+            start: index of the part's first one.
+            end: index behind its last one.
+        """
+        self.number, self.device, self.start, self.end = number, device, start, end
+        self._network, self._trunks = network, trunks
+        self.segments = {size: of_size[start:end] for size, of_size in segments.items()}
+        self.heads: list[AuxHead] = network.exit_heads[start:end]
+        """One a segment, but for the classifier's."""
+        self.modules = nn.ModuleList(
+            [*(segment.module for of_size in self.segments.values() for segment in of_size), *self.heads]
+        )
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it ends with the classifier."""
+        return len(self.heads) < self.end - self.start
+
+    @property
+    def rules(self) -> list[ExitRule]:
+        """Of its heads."""
+        return [head.rule for head in self.heads]
+
+    def choosing(self, samples: int) -> AbstractContextManager[None]:
+        """Let the trunk of a captured part take the fastest algorithms for a batch size; see :meth:`Trunk.choosing`."""
+        return self._trunks[-1].choosing(samples)
+
+    def take_rules(self, network: EarlyExitNetwork) -> None:
+        """Take over the rules of the user's network where these are copies, on the current stream of the device."""
+        for own, head in zip(self.rules, network.exit_heads[self.start : self.end], strict=False):
+            if own is not head.rule and _values(own) != _values(head.rule):
+                own.assign(head.rule)
+
+    def refresh(self, network: EarlyExitNetwork) -> None:
+        """Copy parameters and buffers of the user's network where these are copies, on the current streams."""
+        now = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+        with torch.no_grad():
+            for name, own in (*self._network.named_parameters(), *self._network.named_buffers()):
+                if own is not now[name]:
+                    own.copy_(now[name])
+            for own_head, head in zip(self.heads, network.exit_heads[self.start : self.end], strict=False):
+                if own_head is not head:
+                    own_head.load_state_dict(head.state_dict())
+        for trunk in self._trunks:
+            trunk.refresh()
+
+
+def _values(rule: ExitRule) -> tuple[str, float, float, bool]:
+    return rule.criterion, rule.threshold, rule.temperature, rule.enabled

@@ -1,0 +1,353 @@
+"""Networks split over GPUs: two where there are two, and one GPU as two devices, where most of it shows, too."""
+
+import gc
+
+import pytest
+import torch
+from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitResult, ExitRule, FusedAuxHead, parallelize
+from auxhead.model.bad_input import BadInput
+from auxhead.model.parallel.captured_parts import CapturedParts
+from support.example_models import SmallNet, needs_gpu
+from support.graph_runner_cases import (
+    CountingNet,
+    assert_same,
+    clear_batches,
+    hold_up,
+    images,
+    network,
+    spoil,
+)
+from torch import nn
+
+pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_tap")]
+
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+TWO = {"one GPU": ["cuda:0", "cuda:0"], "two GPUs": ["cuda:0", "cuda:1"]}
+
+
+@pytest.fixture(params=["one GPU", pytest.param("two GPUs", marks=two_gpus)])
+def devices(request):
+    return TWO[request.param]
+
+
+@pytest.fixture(params=["overlapped", "polled"])
+def exits(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def first_gpu():
+    with torch.cuda.device(0):
+        yield
+    for index in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(index)
+
+
+def split(net, devices, exits, **options):
+    options = {"batch_sizes": (1, 8), "balance": ["block1"]} | options
+    return parallelize(net, images(8), devices=devices, exits=exits, **options)
+
+
+@pytest.mark.parametrize("balance", [["block0"], ["block1"], ["block2"], "auto"], ids=str)
+def test_back_to_back_requests_without_a_wait(devices, exits, balance):
+    """Sizes alternate, padded and split; results are kept; earlier requests have left early."""
+    net = network()
+    batches = clear_batches(net, [1, 5, 8, 1, 3, 12, 1, 8])
+    wanted = [net(x) for x in batches]
+    assert any(result.exit_index.max() < 3 for result in wanted), "none leaves early"
+    runner = split(net, devices, exits, balance=balance)
+    torch.cuda.synchronize()
+    hold_up(torch.cuda.current_stream())
+    found = [runner(x) for _ in range(25) for x in batches]
+    for i, result in enumerate(found):
+        assert_same(result, wanted[i % len(batches)])
+        assert result.label.device == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_as_many_parts_as_there_are_segments(exits, number):
+    net = network()
+    batches = clear_batches(net, [8, 1, 5])
+    wanted = [net(x) for x in batches]
+    devices = [f"cuda:{index % torch.cuda.device_count()}" for index in range(number)]
+    runner = split(net, devices, exits, balance="auto")
+    assert len(runner.describe().splitlines()) == number + 2
+    for _ in range(20):
+        for x, one in zip(batches, wanted, strict=True):
+            assert_same(runner(x), one)
+
+
+@pytest.mark.parametrize("part, late", [(0, "trunk"), (0, "side"), (0, "copies"), (1, "trunk")])
+def test_whatever_is_late_is_waited_for(devices, exits, part, late):
+    """A stream of a part is held up before each of several requests that differ."""
+    net = network()
+    batches = clear_batches(net, [8, 8, 8])
+    wanted = [net(x) for x in batches]
+    assert not torch.equal(wanted[0].label, wanted[1].label)
+    runner = split(net, devices, exits, batch_sizes=(8,))
+    for turn in range(9):
+        streams = runner._streams.parts[part]
+        with torch.cuda.device(streams.device):
+            hold_up(getattr(streams, late), 10_000_000)
+        assert_same(runner(batches[turn % 3]), wanted[turn % 3])
+
+
+def test_without_the_events_between_parts_answers_are_others(devices, monkeypatch):
+    """What the test above looks for is there to be found."""
+    net = network()
+    net.set_rules(1.0)
+    batches = [images(8), images(8)]
+    wanted = [net(x) for x in batches]
+    runner = split(net, devices, "overlapped", batch_sizes=(8,))
+    assert_same(runner(batches[0]), wanted[0])
+    first, second = runner._streams.parts
+    monkeypatch.setattr(second.trunk, "wait_event", lambda _event: None)
+    with torch.cuda.device(first.device):
+        hold_up(first.copies, 200_000_000)
+    assert_same(runner(batches[1]), wanted[0])
+    runner.wait_until_idle()
+
+
+def test_two_streams_of_callers_alternate(devices, exits):
+    """Inputs come late on their own stream, are overwritten at once, and answers are used on that stream."""
+    net = network()
+    batches = clear_batches(net, [8, 5, 1, 8])
+    wanted = [net(x) for x in batches]
+    runner = split(net, devices, exits)
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream(), torch.cuda.Stream(priority=-1), torch.cuda.default_stream()]
+    found = []
+    for i in range(60):
+        x, stream = batches[i % 4], streams[i % 3]
+        with torch.cuda.stream(stream):
+            late = torch.full_like(x, float("nan"))
+            torch.cuda._sleep(200_000)
+            late.copy_(x)
+            result = runner(late)
+            late.fill_(float("nan"))
+            del late
+            spoil()
+            found.append(ExitResult(*(field.clone() for field in result)))
+            del result
+    for i, result in enumerate(found):
+        assert_same(result, wanted[i % 4])
+
+
+def test_the_host_does_not_wait(devices):
+    net = network()
+    (x,) = clear_batches(net, [8])
+    wanted, stream = net(x), torch.cuda.Stream()
+    runner = split(net, devices, "overlapped")
+    with torch.cuda.stream(stream):
+        runner(x)
+        stream.synchronize()
+        torch.cuda._sleep(500_000_000)
+        result = runner(x)
+        assert not stream.query(), "the host has waited for the device"
+    stream.synchronize()
+    assert_same(result, wanted)
+
+
+def test_default_streams_are_left_alone(devices):
+    """Other work there, on every device, is not waited for."""
+    net = network()
+    (x,) = clear_batches(net, [8])
+    wanted, stream = net(x), torch.cuda.Stream()
+    runner = split(net, devices, "overlapped")
+    with torch.cuda.stream(stream):
+        runner(x)
+        stream.synchronize()
+        busy = [torch.cuda.default_stream(device) for device in {*devices}]
+        for default in busy:
+            with torch.cuda.device(default.device):
+                hold_up(default, 2_000_000_000)
+        result = runner(x)
+        stream.synchronize()
+        assert not any(default.query() for default in busy), "a request has waited for a default stream"
+        assert_same(ExitResult(part.cpu() for part in result), ExitResult(part.cpu() for part in wanted))
+
+
+def test_inputs_from_anywhere_and_of_any_layout(devices, exits):
+    net = network()
+    (x,) = clear_batches(net, [5])
+    wanted, runner = net(x), split(net, devices, exits)
+    for other in (x.cpu(), x.cpu().pin_memory(), x.to(memory_format=torch.channels_last), x.clone().requires_grad_()):
+        runner(images(8))  # another one in between
+        assert_same(runner(other), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_channels_last(devices, exits, dtype):
+    net = network(dtype).to(memory_format=torch.channels_last)
+    net.set_rules(1.0)  # nobody is near a decision
+    x = images(8, dtype).to(memory_format=torch.channels_last)
+    runner = parallelize(net, x, devices=devices, exits=exits)
+    found, wanted = runner(x), net(x)
+    assert found.exit_index.eq(3).all()
+    torch.testing.assert_close(found.probs, wanted.probs, rtol=0.0, atol=4e-3)
+
+
+def test_nothing_reads_memory_that_was_never_written(devices, exits, poisoned_empty):
+    net = network()
+    batches = clear_batches(net, [8, 3, 1])
+    wanted = [net(x) for x in batches]
+    runner = split(net, devices, exits)
+    for _ in range(3):
+        spoil()
+        for x, one in zip(batches, wanted, strict=True):
+            assert_same(runner(x), one)
+
+
+def test_rules_are_followed_without_a_recapture(devices, exits):
+    net = network()
+    x = images(8)
+    runner = split(net, devices, exits)
+    for index in (0, 1, 2, 3, 1, 0):
+        net.set_rules({tap: 0.0 if place == index else 1.0 for place, tap in enumerate(net.taps)})
+        assert runner(x).exit_index.eq(index).all()
+    net.exit_heads[2].rule.enabled = False
+    net.set_rules({"block0": 1.0, "block1": 1.0, "block2": 0.0})
+    assert runner(x).exit_index.eq(3).all()
+
+
+def test_patience_over_devices(devices, exits):
+    """Heads on the second device count what those on the first have said."""
+    net = network()
+    for head in net.exit_heads:
+        head.rule.assign(ExitRule(criterion="patience", threshold=1.0))
+    x = images(64)
+    labels = torch.stack([logits.argmax(1) for logits in net.logits(x)])
+    top = [logits.float().softmax(1).topk(2).values for logits in net.logits(x)]
+    clear = torch.stack([two[:, 0] - two[:, 1] > 0.05 for two in top]).all(0)
+    x, labels = x[clear], labels[:, clear]
+    wanted = torch.full_like(labels[0], 3)
+    for index in (2, 1):
+        wanted[labels[index] == labels[index - 1]] = index
+    assert len({*wanted.tolist()}) == 3
+    found = split(net, devices, exits)(x)
+    assert torch.equal(found.exit_index, wanted)
+
+
+def test_refresh_takes_over_weights(devices, exits):
+    net = network()
+    runner = split(net, devices, exits)
+    with torch.no_grad():
+        for parameter in net.backbone.parameters():
+            parameter.mul_(0.8)
+        net.exit_heads[2].linear.weight.mul_(-1.0)
+    runner.refresh()
+    (x,) = clear_batches(net, [8])
+    assert_same(runner(x), net(x))
+
+
+def test_weights_in_other_memory_are_refused(devices, exits):
+    net = network()
+    runner = split(net, devices, exits)
+    weight = net.backbone.block0[0].weight
+    weight.data = weight.data.clone()
+    with pytest.raises(RuntimeError, match="network: .*block0.0.weight was given other memory"):
+        runner.refresh()
+
+
+def test_a_replaced_head_is_refused(devices, exits):
+    net = network()
+    runner = split(net, devices, exits)
+    net.exit_heads[2].rule.assign(ExitRule(0.5, criterion="margin"))
+    with pytest.raises(RuntimeError, match="criterion was changed since the capture"):
+        runner(images(8))
+
+
+def test_heads_that_are_modules(devices, exits):
+    torch.manual_seed(0)
+    heads = {
+        "block0": nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 9), nn.Tanh(), nn.Linear(9, 5)),
+        "block2": FusedAuxHead(None, 5),
+    }
+    net = EarlyExitNetwork(SmallNet(), heads, rules=0.21).eval().cuda()
+    x = images(8, torch.float32)
+    runner = parallelize(net, x, devices=devices, exits=exits, balance=["block0"])
+    for threshold in (0.0, 1.0):
+        net.set_rules(threshold)
+        found, wanted = runner(x), net(x)
+        assert torch.equal(found.exit_index, wanted.exit_index)
+        torch.testing.assert_close(found.probs, wanted.probs, rtol=1e-3, atol=1e-3)
+
+
+def test_a_monitor_counts_each_sample_once(devices, exits):
+    net = network()
+    net.monitor = ExitMonitor([0.25] * 4, 1000)
+    batches = clear_batches(net, [8, 5, 1])
+    runner = split(net, devices, exits)
+    before = net.monitor.counts().cpu().clone()
+    found = []
+    for _ in range(10):
+        hold_up(runner._streams.parts[1].trunk)
+        found += [runner(x).exit_index for x in batches]
+    assert torch.equal(net.monitor.counts().cpu() - before, torch.cat(found).cpu().bincount(minlength=4))
+
+
+def test_polled_does_not_run_the_other_devices_part(devices, monkeypatch):
+    """But for one graph, which is launched ahead."""
+    net, launched = network(), []
+    runner = split(net, devices, "polled")
+    launch = CapturedParts._launch
+    monkeypatch.setattr(
+        CapturedParts, "_launch", lambda parts, piece: (launched.append(piece), launch(parts, piece))[1]
+    )
+    for index in range(4):
+        net.set_rules({tap: 0.0 if place == index else 1.0 for place, tap in enumerate(net.taps)})
+        launched.clear()
+        assert runner(images(8)).exit_index.eq(index).all()
+        assert launched == [*range(min(index + 2, 4))]
+
+
+def test_a_network_with_a_state_is_refused(devices, exits):
+    with pytest.raises(BadInput, match="network: a forward writes to 'backbone.runs', wants none that does"):
+        split(network(backbone=CountingNet()), devices, exits)
+
+
+def test_errors_launch_nothing_and_closing(devices, exits):
+    net = network()
+    (x,) = clear_batches(net, [8])
+    wanted = net(x)
+    runner = split(net, devices, exits)
+    for bad, error, message in [
+        (x.float(), TypeError, "x: got torch.float32, wants torch.float16"),
+        (x[..., :31], ValueError, "x: got shape"),
+        (x[:0], ValueError, "N >= 1"),
+    ]:
+        with pytest.raises(error, match=message):
+            runner(bad)
+    assert_same(runner(x), wanted)
+    y = torch.zeros(1, device="cuda")
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        y += 1
+        with pytest.raises(RuntimeError, match="current stream is being captured"):
+            runner(x)
+    torch.cuda.synchronize()
+    assert_same(runner(x), wanted)
+    runner.close()
+    runner.close()
+    with pytest.raises(RuntimeError, match="this runner is closed"):
+        runner(x)
+
+
+def test_memory_goes_with_the_runner(devices, exits):
+    net = network()
+    split(net, devices, exits).close()  # libraries have their workspaces now
+    gc.collect()
+    held = [torch.cuda.memory_allocated(device) for device in {*devices}]
+    for close in (True, False):
+        runner = split(net, devices, exits)
+        runner(images(8))
+        if close:
+            runner.close()
+        del runner
+        gc.collect()
+        assert [torch.cuda.memory_allocated(device) for device in {*devices}] == held
+
+
+@two_gpus
+def test_a_network_elsewhere_is_refused():
+    with pytest.raises(ValueError, match="example_input: on cuda:0, wants cuda:1, the first of the devices"):
+        split(network(), ["cuda:1", "cuda:0"], "overlapped")
