@@ -31,14 +31,16 @@ class _ReadByExits(nn.Module):
 
     def __init__(self, network: EarlyExitNetwork, trunk: Trunk) -> None:
         super().__init__()
-        self._network = network  # first, as parameters that both have are named after it
-        self._module, self._classifier = trunk.module, trunk.classifier
-        self._reading = trunk.reading
+        self._network = network
+        # the backbone itself keeps the names that it has in the network
+        self._rewritten = None if trunk.module is network.backbone else trunk.module
+        self._classifier, self._reading = trunk.classifier, trunk.reading
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         read: list[Tensor] = []
-        with listening(self._module, self._network.taps, lambda _, features: read.append(features), self._reading):
-            out = self._module(x)
+        module = self._network.backbone if self._rewritten is None else self._rewritten
+        with listening(module, self._network.taps, lambda _, features: read.append(features), self._reading):
+            out = module(x)
         return (*read, out if self._classifier is None else self._classifier.logits(out))
 
 

@@ -7,6 +7,7 @@ import torch
 from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitResult, ExitRule, FusedAuxHead, parallelize
 from auxhead.model.bad_input import BadInput
 from auxhead.model.parallel.captured_parts import CapturedParts
+from auxhead.model.trunk.trunk import make_trunk
 from support.example_models import SmallNet, needs_gpu
 from support.graph_runner_cases import (
     CountingNet,
@@ -14,6 +15,7 @@ from support.graph_runner_cases import (
     clear_batches,
     hold_up,
     images,
+    near_a_decision,
     network,
     spoil,
 )
@@ -71,7 +73,7 @@ def test_as_many_parts_as_there_are_segments(exits, number):
     wanted = [net(x) for x in batches]
     devices = [f"cuda:{index % torch.cuda.device_count()}" for index in range(number)]
     runner = split(net, devices, exits, balance="auto")
-    assert len(runner.describe().splitlines()) == number + 2
+    assert len(runner.describe().splitlines()) == number + 3
     for _ in range(20):
         for x, one in zip(batches, wanted, strict=True):
             assert_same(runner(x), one)
@@ -213,17 +215,21 @@ def test_rules_are_followed_without_a_recapture(devices, exits):
 def test_patience_over_devices(devices, exits):
     """Heads on the second device count what those on the first have said."""
     net = network()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for head in net.exit_heads:  # that agree in some samples alone
+            head.linear.weight.copy_(torch.randn_like(head.linear.weight))
     for head in net.exit_heads:
         head.rule.assign(ExitRule(criterion="patience", threshold=1.0))
-    x = images(64)
-    labels = torch.stack([logits.argmax(1) for logits in net.logits(x)])
-    top = [logits.float().softmax(1).topk(2).values for logits in net.logits(x)]
-    clear = torch.stack([two[:, 0] - two[:, 1] > 0.05 for two in top]).all(0)
-    x, labels = x[clear], labels[:, clear]
+    x = images(256)
+    logits = net.logits(x)
+    tops = [each.float().topk(2).values for each in logits]
+    clear = torch.stack([two[:, 0] - two[:, 1] > 0.05 * two[:, 0].abs() for two in tops]).all(0)
+    x, labels = x[clear], torch.stack([each.argmax(1) for each in logits])[:, clear]
     wanted = torch.full_like(labels[0], 3)
     for index in (2, 1):
         wanted[labels[index] == labels[index - 1]] = index
-    assert len({*wanted.tolist()}) == 3
+    assert {*wanted.tolist()} == {1, 2, 3}
     found = split(net, devices, exits)(x)
     assert torch.equal(found.exit_index, wanted)
 
@@ -236,8 +242,28 @@ def test_refresh_takes_over_weights(devices, exits):
             parameter.mul_(0.8)
         net.exit_heads[2].linear.weight.mul_(-1.0)
     runner.refresh()
-    (x,) = clear_batches(net, [8])
+    net.set_rules(0.3)
+    x = images(256)
+    trunk = make_trunk(net.backbone, net.taps, x[:2])
+    x = x[~near_a_decision(net, trunk, x, 1e-2)][:8]
+    assert len(x) == 8
     assert_same(runner(x), net(x))
+
+
+def test_a_folded_trunk(devices, exits):
+    """Each device has its own; what is folded is taken over by a refresh."""
+    net = network()
+    runner = split(net, devices, exits, trunk="cudnn")
+    assert "batch norm" in runner.describe()
+    for _ in range(2):
+        x = images(256)
+        x = x[~near_a_decision(net, make_trunk(net.backbone, net.taps, x[:2]), x, 2e-2)][:21]
+        assert_same(runner(x), net(x), tolerance=1e-2)
+        with torch.no_grad():
+            for norm in net.modules():
+                if isinstance(norm, nn.BatchNorm2d):
+                    norm.weight.mul_(0.9)
+        runner.refresh()
 
 
 def test_weights_in_other_memory_are_refused(devices, exits):

@@ -4,10 +4,12 @@ from itertools import combinations
 
 import pytest
 import torch
+from auxhead.model.bad_input import BadInput
 from auxhead.model.parallel import placement
 from auxhead.model.parallel.placement import balanced
-from auxhead.model.parallel.segments import cut, run_segments
+from auxhead.model.parallel.segments import NETWORK, cut, run_segments
 from support import pipeline_ranks
+from torch import nn
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
@@ -32,9 +34,29 @@ def test_segments_are_the_backbone(name):
         for (read, _), head, logits in zip(found, network.exit_heads, wanted, strict=False):
             assert torch.equal(head.logits(read), logits)
         assert torch.equal(found[-1][0], wanted[-1]) and not found[-1][1]
+    names = {name for name, _ in network.named_parameters()}
     shared = {parameter.data_ptr() for parameter in network.backbone.parameters()}
     for segment in segments:
         assert {each.data_ptr() for each in segment.module.parameters()} <= shared
+        assert {name.removeprefix(NETWORK) for name, _ in segment.module.named_parameters()} <= names
+
+
+class _Counting(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("runs", torch.zeros(()))
+
+    def forward(self, x):
+        self.runs += 1
+        return self.layer(x)
+
+
+def test_a_network_with_a_state_is_refused():
+    network, x = pipeline_ranks.plain(), pipeline_ranks.batch_of("plain", 4)
+    network.backbone[1] = _Counting(network.backbone[1])
+    with pytest.raises(BadInput, match="network: a forward writes to 'backbone.1.runs', wants none that does"):
+        cut(network, x, x.device, "as_is")
 
 
 @pytest.mark.parametrize("leave, gathering, merges", [(0.5, 1.0, True), (0.5, 3.0, False), (0.0, 0.1, False)])
