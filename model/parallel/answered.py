@@ -9,7 +9,7 @@ from torch import Tensor
 from ...kernels import HeadOutput
 from ..exit_result import ExitResult
 from ..exit_rule import ExitRule
-from .survivors import empty_rows
+from .survivors import Rows, empty_rows
 
 #: Columns of an answer, before those of the probabilities. Its numbers are floats, which hold each of these exactly.
 COLUMNS = ("place", "label", "confidence", "exit_index")
@@ -80,7 +80,7 @@ def said_by(
     return torch.cat(columns if probs is None else [*columns, probs.to(dtype)], 1)
 
 
-def settle(rows: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+def settle(rows: Rows, said: Tensor) -> tuple[Tensor, Rows]:
     """Take what a stage says of a micro-batch apart, on the CPU.
 
     Args:
@@ -90,12 +90,15 @@ def settle(rows: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         The answers for its samples, [M, 4 or 4 + K] (see ``COLUMNS``), and the rows of those that stay open.
     """
-    used, open_ = rows[:, 0] >= 0, said[:, 3] < 0
+    columns = said.numpy()
+    used, open_ = rows[:, 0] >= 0, columns[:, 3] < 0
     now = used & ~open_
-    answers = said[now]
-    answers[:, 0] = rows[now, 0].to(said.dtype)
-    left = torch.stack([rows[:, 0], said[:, 1].long(), said[:, 0].long()], 1)
-    return answers, torch.where((used & open_)[:, None], left, empty_rows(1))
+    answers = columns[now]
+    answers[:, 0] = rows[now, 0]
+    left = empty_rows(len(rows))
+    stays = used & open_
+    left[stays, 0], left[stays, 1:] = rows[stays, 0], columns[stays, 1::-1]
+    return torch.from_numpy(answers), left
 
 
 def as_result(answers: Tensor, *, with_probs: bool) -> ExitResult:

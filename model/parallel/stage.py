@@ -4,7 +4,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...kernels import HeadOutput, decide
@@ -13,7 +15,7 @@ from ..rule_order import ordered_write
 from .answered import AnswerForm, said_by, settle
 from .segments import NETWORK, Cut, from_wire, to_wire, wires_like
 from .stage_graph import Computed, StageGraph
-from .survivors import Merging, Outlet, Passing, empty_rows
+from .survivors import ROW, Merging, Outlet, Passing, Rows, empty_rows
 
 #: Steps of a schedule by which what a stage hands on comes later than what it took: see ``Stage``.
 LAG = 1
@@ -64,7 +66,7 @@ class Stage(nn.Module):
         self._rules = [*(head.rule for head in heads), *([None] if len(heads) < len(segments) else [])]
         wires = wires_like(segments[-1].hands, device)
         self.outlet: Outlet = Merging(size, wires) if merges else Passing(size, wires)
-        self._first_state = empty_rows(size)[:, 1:].to(device)
+        self._first_state = torch.from_numpy(empty_rows(size)[:, 1:]).to(device)
         self._graph: StageGraph | None = None
         self.begin(lambda _: None, None, 0)
         self.busy_since: float | None = None
@@ -83,13 +85,18 @@ class Stage(nn.Module):
     @property
     def takes(self) -> tuple[Tensor, ...]:
         """Tensors of the shapes that it takes, on the meta device."""
-        rows = empty_rows(self.size).to("meta")
-        return (rows[:, 0].contiguous(),) if self.is_first else (rows, *wires_like(self._segments[0].takes, "meta"))
+        if self.is_first:
+            return (torch.empty(self.size, dtype=torch.int64, device="meta"),)
+        return (self._rows_like, *wires_like(self._segments[0].takes, "meta"))
 
     @property
     def hands(self) -> tuple[Tensor, ...]:
         """The same of what it returns."""
-        return (empty_rows(self.size).to("meta"), *wires_like(self._segments[-1].hands, "meta"))
+        return (self._rows_like, *wires_like(self._segments[-1].hands, "meta"))
+
+    @property
+    def _rows_like(self) -> Tensor:
+        return torch.empty(self.size, len(ROW), dtype=torch.int64, device="meta")
 
     def capture(self, micro_batch: Tensor) -> None:
         """Capture its computation where its device has graphs, for micro-batches like this one."""
@@ -143,7 +150,7 @@ class Stage(nn.Module):
             last: the number of the micro-batch, from 0, after which only empty ones come.
         """
         self._answer, self._x, self._last, self._step = answer, x, last, 0
-        self._under_way: tuple[Tensor, Computed] | None = None
+        self._under_way: tuple[Rows, Computed] | None = None
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """Begin to answer for a micro-batch, and hand on the one before."""
@@ -151,17 +158,18 @@ class Stage(nn.Module):
             return self._forward(*given)
 
     def _forward(self, rows: Tensor, *wires: Tensor) -> tuple[Tensor, ...]:
-        came = rows.cpu()  # on a GPU this waits for them to come, not for the micro-batch before
+        came = rows.cpu().numpy()  # on a GPU this waits for them to come, not for the micro-batch before
         if self.is_first:
-            came = torch.cat([came[:, None], empty_rows(len(came))[:, 1:]], 1)
+            places, came = came, empty_rows(len(came))
+            came[:, 0] = places
         before, self._under_way = self._under_way, None
-        if bool((came[:, 0] >= 0).any()):
+        if (came[:, 0] >= 0).any():
             begun = self._begun(None, [self._samples(came[:, 0])]) if self.is_first else self._begun(rows[:, 1:], wires)
             self._under_way = came, begun
         left, handed = self._settled(before)
         left, wires_out = self.outlet.hand_on(left, handed, last=self._step >= self._last + LAG)
         self._step += 1
-        return left.to(self.device, non_blocking=True), *wires_out
+        return torch.from_numpy(left).to(self.device, non_blocking=True), *wires_out
 
     def finish(self) -> None:
         """End a request: answer for what the last step has begun."""
@@ -186,7 +194,7 @@ class Stage(nn.Module):
         said, handed = self._compute(self._first_state if state is None else state, [self._filled(x) for x in taken])
         return Computed(said, handed)
 
-    def _settled(self, begun: tuple[Tensor, Computed] | None) -> tuple[Tensor, Sequence[Tensor] | None]:
+    def _settled(self, begun: tuple[Rows, Computed] | None) -> tuple[Rows, Sequence[Tensor] | None]:
         """Send the answers of a micro-batch; returns the rows that stay open, with activations if there are any."""
         if begun is None:
             return empty_rows(self.size), None
@@ -197,9 +205,9 @@ class Stage(nn.Module):
         answers, left = settle(rows, computed.said)
         if len(answers):
             self._answer(answers)
-        return left, computed.handed if bool((left[:, 0] >= 0).any()) else None
+        return left, computed.handed if (left[:, 0] >= 0).any() else None
 
-    def _samples(self, places: Tensor) -> Tensor:
+    def _samples(self, places: NDArray[np.int64]) -> Tensor:
         """Return the samples of the request at places, which follow each other; none for empty rows, behind them."""
         assert self._x is not None
         first = int(places[0])
