@@ -83,7 +83,7 @@ def _table(title: str, layouts: Sequence[Layout], alone: Layout, taps: Sequence[
         "GPUs a stage", "cuts behind", "replicas", "split size", "ms a request", "images/s", "/ one GPU", "/ bound",
         "GPUs busy", "runs today",
     )  # fmt: skip
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             " + ".join(str(stage.gpus) for stage in one.stages),
             ", ".join(_cuts(one, taps)) or "none",

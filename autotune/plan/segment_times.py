@@ -93,7 +93,11 @@ def capture_segments(
     current.wait_stream(stream)
 
     def launching(graph: Graph) -> Callable[[], object]:
-        return lambda: (graph.launch(current), given, held)  # keeps what the graph reads and writes
+        def launch() -> object:
+            graph.launch(current)
+            return given, held  # which the graph reads and writes, and so live as long as this
+
+        return launch
 
     return [launching(graph) for graph in capture.graphs]
 
