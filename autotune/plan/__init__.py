@@ -1,4 +1,4 @@
-"""``auxhead-tune plan``: measures and prints the choice that ``exits="auto"`` makes for a network.
+"""``auxhead-tune plan``: measures and prints the choice that ``exits="auto"`` makes, or how to use several GPUs.
 
-In: a network. Out: tables of all candidates.
+In: a network. Out: tables of all candidates on this GPU; with ``--devices N``, of layouts on N GPUs, predicted.
 """

@@ -72,10 +72,8 @@ def place(
     """
     with torch.no_grad():
         ms = segment_ms(cut, x)
-        movable = _movable(cut.segments, x)
-        gathering = [
-            _gathering_ms(segment, x) if moves else 0.0 for segment, moves in zip(cut.segments, movable, strict=True)
-        ]
+    merging = merging_ms(cut.segments, x)
+    movable, gathering = [each is not None for each in merging], [each or 0.0 for each in merging]
     if starts is not None:
         return _described(starts, ms, gathering, movable, open_shares, len(x))
     loads = [each * share for each, share in zip(ms, open_shares, strict=True)]
@@ -138,6 +136,15 @@ def _median_ms(run: Callable[[], object]) -> float:
         run()
         times.append((time.perf_counter() - began) * 1e3)
     return statistics.median(times[_WARM_UPS:])
+
+
+def merging_ms(segments: Sequence[Segment], x: Tensor) -> list[float | None]:
+    """Measure what merging takes behind each segment, for a micro-batch; None where rows are no samples."""
+    with torch.no_grad():
+        return [
+            _gathering_ms(segment, x) if moves else None
+            for segment, moves in zip(segments, _movable(segments, x), strict=True)
+        ]
 
 
 def _gathering_ms(segment: Segment, x: Tensor) -> float:

@@ -79,3 +79,10 @@ def test_rows_that_are_no_samples_are_never_merged(monkeypatch):
     network, x = pipeline_ranks.skipping(), pipeline_ranks.batch_of("skipping", 4)
     placed = placement.place(cut(network, x, x.device, "as_is")[0], x, [1.0, 0.1, 0.1], 3)
     assert placed.merges == [False, False] and "no row a sample" in placed.notes[0]
+
+
+def test_what_merging_takes_where_rows_are_samples():
+    for name, moves in (("plain", [True] * 4), ("skipping", [False, False, True])):
+        x = pipeline_ranks.batch_of(name, 4)
+        found = placement.merging_ms(segments_of(getattr(pipeline_ranks, name)(), x, x.device), x)
+        assert [ms is not None and ms > 0 for ms in found] == moves

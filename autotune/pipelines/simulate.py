@@ -1,0 +1,215 @@
+"""Simulates a pipelined network, step by step as ``model/parallel`` runs it, from measured times; no torch.
+
+    micro-batch i on stage s starts once it is received and the stage's GPU has handed on the one that it had before
+    its transfer starts once it is computed, the receiver has computed and handed on its last one, and the link is free
+
+A GPU neither computes while it receives nor receives while it still sends, since PyTorch's schedule asks for a
+micro-batch when it is done with the one before. Micro-batches without samples are not computed, but sent as others are.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+#: Micro-batches that go through a schedule at once; see ``model/parallel/exchange.py``.
+MOST_MICRO_BATCHES = 64
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """What one stage takes for a micro-batch, and what becomes of its samples."""
+
+    stage_ms: float
+    """For a full micro-batch, heads and, where it merges, gathering included; others take as long."""
+    link_ms: float = 0.0
+    """For handing a micro-batch to the next stage; of the last stage it does not count."""
+    leave: float = 0.0
+    """Of the samples that come, the share that leaves here, 0 to 1."""
+    merges: bool = False
+    """Hands on full micro-batches of samples that stay, instead of each micro-batch as it lies."""
+    gpus: int = 1
+    """They take micro-batches in turn, hand them on in order, and merge as one."""
+
+    def __post_init__(self) -> None:
+        if not self.stage_ms > 0 or not self.link_ms >= 0:
+            got = f"{self.stage_ms}, {self.link_ms}"
+            raise ValueError(f"stage_ms, link_ms: got {got}, wants more than 0, and 0 or more")
+        if not 0 <= self.leave <= 1:
+            raise ValueError(f"leave: got {self.leave}, wants a share from 0 to 1")
+        if self.gpus < 1:
+            raise ValueError(f"gpus: got {self.gpus}, wants 1 or more")
+
+
+class Prediction(NamedTuple):
+    """How fast a pipeline is."""
+
+    images_per_s: float
+    request_ms: float
+    """From the start of a request on the first stage to its last answer; the mean of requests."""
+    busy: tuple[float, ...]
+    """Of each stage, the share of the time that its GPUs compute."""
+
+
+def simulate(
+    stages: Sequence[StageTimes], split_size: int, batch: int, replicas: int = 1, *, requests: int = 1
+) -> Prediction:
+    """Predict how fast a pipeline answers.
+
+    Args:
+        stages: in their order.
+        split_size: samples of a micro-batch.
+        batch: samples of a request.
+        replicas: of the whole pipeline, which get requests in turn.
+        requests: of each replica, that follow one another without a pause; 1: the next one waits for all answers of
+            the one before, as with :class:`PipelinedRunner`.
+
+    Raises:
+        ValueError: no stages, or a number below 1.
+    """
+    parts = _samples_by_step(stages, split_size, batch)
+    for name, number in (("replicas", replicas), ("requests", requests)):
+        if number < 1:
+            raise ValueError(f"{name}: got {number}, wants 1 or more")
+    done = [_Times(stage.gpus) for stage in stages]  # with a micro-batch, all but its transfer
+    sent = [_Times(stage.gpus) for stage in stages]
+    request_ms = []
+    for _ in range(requests):
+        began = None
+        for part in parts:
+            for step, samples in enumerate(part):
+                # a schedule ends, on each rank, once all is sent
+                came = sent[0].last if step == 0 else 0.0
+                for index, stage in enumerate(stages):
+                    start = max(came, done[index].of_gpu)
+                    began = start if began is None else began
+                    done[index].add(max(done[index].last, start + stage.stage_ms * (samples[index] > 0)))
+                    if index + 1 == len(stages):
+                        break
+                    came = max(done[index].last, sent[index].of_gpu, done[index + 1].of_gpu, sent[index + 1].of_gpu)
+                    came += stage.link_ms
+                    sent[index].add(came)
+        assert began is not None
+        request_ms.append(done[-1].last - began)
+    total = done[-1].last
+    busy = tuple(ms * requests / total for ms in _gpu_ms(stages, parts))
+    return Prediction(replicas * requests * batch / total * 1e3, sum(request_ms) / requests, busy)
+
+
+def bound(stages: Sequence[StageTimes], split_size: int, batch: int, replicas: int = 1) -> float:
+    """Return the images a second that the slowest stage allows: its time x micro-batches with samples / its GPUs."""
+    return replicas * batch / max(_gpu_ms(stages, _samples_by_step(stages, split_size, batch))) * 1e3
+
+
+class _Times:
+    """Times in ms, ascending, one a micro-batch, that a stage's GPUs have in turn."""
+
+    def __init__(self, gpus: int) -> None:
+        self._latest, self._next = [0.0] * gpus, 0
+        self.last = 0.0
+
+    @property
+    def of_gpu(self) -> float:
+        """The latest of the GPU whose turn it is."""
+        return self._latest[self._next]
+
+    def add(self, time: float) -> None:
+        self.last = self._latest[self._next] = time
+        self._next = (self._next + 1) % len(self._latest)
+
+
+def _gpu_ms(stages: Sequence[StageTimes], parts: Sequence[Sequence[Sequence[int]]]) -> list[float]:
+    """Return how long the GPUs of each stage compute for a request, on average."""
+    computed = [sum(step[index] > 0 for part in parts for step in part) for index in range(len(stages))]
+    return [stage.stage_ms * count / stage.gpus for stage, count in zip(stages, computed, strict=True)]
+
+
+def _samples_by_step(stages: Sequence[StageTimes], size: int, batch: int) -> list[list[tuple[int, ...]]]:
+    """Return how many samples each stage computes at each step of each schedule of a request."""
+    if not stages:
+        raise ValueError("stages: got none, wants one or more")
+    for name, number in (("split_size", size), ("batch", batch)):
+        if number < 1:
+            raise ValueError(f"{name}: got {number}, wants 1 or more")
+    staying, parts = [_Staying(stage.leave) for stage in stages], []
+    for first in range(0, batch, MOST_MICRO_BATCHES * size):
+        end = min(batch, first + MOST_MICRO_BATCHES * size)
+        counts = [min(size, end - place) for place in range(first, end, size)]
+        last = len(counts) - 1  # step after which no samples come
+        counts += [0] * sum(stage.merges for stage in stages[:-1])
+        by_stage = []
+        for stage, stay in zip(stages, staying, strict=True):
+            by_stage.append(counts)
+            counts = [stay.of(count) for count in counts]
+            if stage.merges:
+                counts = _merged(counts, size, last)
+                last += 1
+        parts.append(list(zip(*by_stage, strict=True)))
+    return parts
+
+
+class _Staying:
+    """Numbers of samples that stay open, so that of all together the share is right to half a sample."""
+
+    def __init__(self, leave: float) -> None:
+        self._leave, self._came, self._stayed = leave, 0, 0
+
+    def of(self, samples: int) -> int:
+        self._came += samples
+        stayed = int(self._came * (1.0 - self._leave) + 0.5)
+        new, self._stayed = stayed - self._stayed, stayed
+        return new
+
+
+def _merged(counts: Sequence[int], size: int, last: int) -> list[int]:
+    """Return what comes out of :class:`Merging` at each step."""
+    held, out = 0, []
+    for step, count in enumerate(counts):
+        held += count
+        out.append(min(held, size) if held >= size or step >= last else 0)
+        held -= out[-1]
+    return out
+
+
+class Check(NamedTuple):
+    """A prediction beside what was measured."""
+
+    split_size: int
+    batch: int
+    predicted: float
+    """Images a second, as the next ones."""
+    bound: float
+    measured: float
+
+    @property
+    def ratio(self) -> float:
+        """Predicted / measured."""
+        return self.predicted / self.measured
+
+
+def check(records: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """Set predictions beside measured pipelines with a GPU a stage, one request at a time.
+
+    Args:
+        records: each with ``split_size``, ``batch`` and ``images_per_s``; ``stage_ms``, a number a stage; ``link_ms``
+            and ``leave``, one for each but the last; and, if known, ``merges``, the same: else a stage merges where
+            samples leave.
+
+    Raises:
+        ValueError: a field is missing, or has another number of values.
+    """
+    return [_check(record) for record in records]
+
+
+def _check(record: Mapping[str, Any]) -> Check:
+    missing = {"split_size", "batch", "images_per_s", "stage_ms", "link_ms", "leave"} - set(record)
+    if missing:
+        raise ValueError(f"record: has no {', '.join(sorted(missing))}")
+    merges = record.get("merges", [share > 0 for share in record["leave"]])
+    columns = {"link_ms": record["link_ms"], "leave": record["leave"], "merges": merges}
+    for name, values in columns.items():
+        if len(values) != (wanted := len(record["stage_ms"]) - 1):
+            raise ValueError(f"{name}: got {len(values)} values, wants {wanted}, one less than stage_ms")
+    stages = [StageTimes(*each) for each in zip(record["stage_ms"], *columns.values(), strict=False)]
+    stages.append(StageTimes(record["stage_ms"][-1]))
+    of = stages, record["split_size"], record["batch"]
+    return Check(*of[1:], simulate(*of).images_per_s, bound(*of), record["images_per_s"])
