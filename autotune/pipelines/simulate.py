@@ -1,10 +1,10 @@
 """Simulates a pipelined network, step by step as ``model/parallel`` runs it, from measured times; no torch.
 
-    micro-batch i on stage s starts once it is received and the stage's GPU has handed on the one that it had before
-    its transfer starts once it is computed, the receiver has computed and handed on its last one, and the link is free
+    micro-batch i on stage s starts once it is received and the stage's GPU has computed the one that it had before
+    its transfer starts once it is computed, the receiver has handed on its last but one, and the link is free
 
-A GPU neither computes while it receives nor receives while it still sends, since PyTorch's schedule asks for a
-micro-batch when it is done with the one before. Micro-batches without samples are not computed, but sent as others are.
+A GPU receives a micro-batch while it computes the one before, and computes while it sends. It does not receive while it
+still sends, as both are kernels of one stream. Micro-batches without samples are not computed, but sent as others are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -85,7 +85,8 @@ def simulate(
                     done[index].add(max(done[index].last, start + stage.stage_ms * (samples[index] > 0)))
                     if index + 1 == len(stages):
                         break
-                    came = max(done[index].last, sent[index].of_gpu, done[index + 1].of_gpu, sent[index + 1].of_gpu)
+                    receives = max(done[index + 1].of_gpu_before, sent[index + 1].of_gpu_before)
+                    came = max(done[index].last, sent[index].of_gpu, receives)
                     came += stage.link_ms
                     sent[index].add(came)
         assert began is not None
@@ -104,7 +105,7 @@ class _Times:
     """Times in ms, ascending, one a micro-batch, that a stage's GPUs have in turn."""
 
     def __init__(self, gpus: int) -> None:
-        self._latest, self._next = [0.0] * gpus, 0
+        self._latest, self._before, self._next = [0.0] * gpus, [0.0] * gpus, 0
         self.last = 0.0
 
     @property
@@ -112,7 +113,13 @@ class _Times:
         """The latest of the GPU whose turn it is."""
         return self._latest[self._next]
 
+    @property
+    def of_gpu_before(self) -> float:
+        """The one before that."""
+        return self._before[self._next]
+
     def add(self, time: float) -> None:
+        self._before[self._next] = self._latest[self._next]
         self.last = self._latest[self._next] = time
         self._next = (self._next + 1) % len(self._latest)
 

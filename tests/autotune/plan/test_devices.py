@@ -107,7 +107,7 @@ def test_the_advice_where_a_stage_should_have_several_gpus() -> None:
     assert best.startswith("Best: ") and best.endswith("are not run yet: `pipelined` has one each.")
     assert today.startswith("Best that runs today: ") and "times one GPU's." in today
     assert how == (
-        "Run it by pipelined(network, x, split_size=16, stages=['block0']) in a script, started by "
+        "Run it by pipelined(network, x, split_size=16, stages=['block0'], trunk=\"cudnn\") in a script, started by "
         "`torchrun --standalone --nproc-per-node 2 script.py`, 4 times, each with GPUs of its own in "
         "CUDA_VISIBLE_DEVICES; deal the requests to them."
     )

