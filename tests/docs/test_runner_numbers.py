@@ -154,3 +154,10 @@ def test_what_eager_calls_take_is_that_of_the_records_of_two_gpus():
         cells = [" / ".join(over_bare(variant, batch, name) for name in names) for batch in BATCHES]
         rows.append(f"| {words} | {' | '.join(cells)} |")
     PAGE.has_table("| H200 / H100 | batch 1 | 8 | 32 | 128 |\n", rows)
+
+
+def test_how_far_eager_calls_spread_is_that_of_the_records():
+    def spread(gpu):
+        return max(one.host_us["p80"] / one.host_us["p20"] for one in records(f"{gpu}/eager.jsonl"))
+
+    PAGE.says(f"up to {spread('h200'):.1f} times its 20th on the H200, {spread('h100'):.1f} times on the H100.")
