@@ -39,7 +39,7 @@ def parallelize(
     trunk: str = "as_is",
     batch_sizes: Sequence[int] | None = None,
 ) -> SplitRunner:
-    """Split a network over several devices that this process drives, for networks that one device has no room for.
+    """Split a network over several devices that this process drives.
 
     A batch goes through the devices one after the other, so that all but one of them stand still: for throughput see
     :func:`pipelined`. The backbone is cut at its taps, by ``torch.export``. Each device has its part of the backbone
