@@ -17,6 +17,7 @@ from .overlap.command import overlap
 from .overlap.tables import overlap_tables
 from .pareto.command import pareto
 from .pareto.tables import pareto_tables
+from .pipelines.tables import pipeline_tables
 from .plan.command import plan
 from .profile.command import profile
 from .records.record import Record
@@ -50,7 +51,8 @@ app.command()(profile)
 app.command()(coverage)
 app.command()(earlyon)
 tables = {"bench": bench_tables, "heads": head_tables, "pareto": pareto_tables, "overlap": overlap_tables}
-app.command()(table_command(**tables, footprint=footprint_tables, sweep=_sweep_tables))
+more = {"footprint": footprint_tables, "pipeline": pipeline_tables, "sweep": _sweep_tables}
+app.command()(table_command(**tables, **more))
 app.command()(plan)
 app.command()(promote)
 app.command()(explain)

@@ -37,6 +37,7 @@ LEVELS = {
     "autotune": (
         {"records"},
         {"measuring"},
+        {"pipelines"},
         {"heads", "bench", "profile"},
         {"sweep", "overlap", "pareto", "plan"},
         {"tuned", "footprint", "coverage", "earlyon"},

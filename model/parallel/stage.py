@@ -80,7 +80,8 @@ class Stage(nn.Module):
         return (empty_rows(self.size).to("meta"), *wires_like(self._segments[-1].hands, "meta"))
 
     def capture(self, micro_batch: Tensor) -> None:
-        """Capture its computation where its device has graphs, for micro-batches like this one."""
+        """Capture its computation anew where its device has graphs, for micro-batches like this one."""
+        self.close()
         if self.device.type == "cuda":
             example = (
                 [micro_batch]
@@ -137,7 +138,7 @@ class Stage(nn.Module):
         if self.is_first:
             rows = torch.stack([rows, *empty_rows(len(rows))[:, 1:].unbind(1)], 1)
         if bool((rows[:, 0] >= 0).any()):
-            said, handed = (self._graph or self._compute)([self._samples(rows[:, 0])] if self.is_first else wires)
+            said, handed = self.computed([self._samples(rows[:, 0])] if self.is_first else wires)
             answers, rows = settle(rows, said.cpu(), self._rules, self.first_exit)
             if len(answers):
                 self._answer(answers)
@@ -145,6 +146,10 @@ class Stage(nn.Module):
                 handed = None
         rows, wires_out = self.outlet.hand_on(rows, handed, last=self._step >= self._last)
         return rows.to(self.device), *wires_out
+
+    def computed(self, taken: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return what the exits say of a micro-batch, packed, and what is handed over; by its graph if it has one."""
+        return (self._graph or self._compute)(taken)
 
     def _samples(self, places: Tensor) -> Tensor:
         """Return the samples at places, which follow each other, with the first one again in empty rows."""
