@@ -41,18 +41,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.command()(sweep)
-app.command()(bench)
-app.command()(heads)
-app.command()(pareto)
-app.command()(overlap)
-app.command()(footprint)
-app.command()(profile)
-app.command()(coverage)
-app.command()(earlyon)
+for command in (sweep, bench, heads, pareto, overlap, footprint, profile, coverage, earlyon):
+    app.command()(command)
 tables = {"bench": bench_tables, "heads": head_tables, "pareto": pareto_tables, "overlap": overlap_tables}
-more = {"footprint": footprint_tables, "pipeline": pipeline_tables, "sweep": _sweep_tables}
-app.command()(table_command(**tables, **more))
+tables |= {"footprint": footprint_tables, "pipeline": pipeline_tables}
+app.command()(table_command(**tables, sweep=_sweep_tables))
 app.command()(plan)
 app.command()(promote)
 app.command()(explain)

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..records.record import Record
-from ..records.spread import spread
-from ..records.summaries import as_json, network_record
+from ..records.summaries import as_json, network_record, summary
 from .bound import bound_images_s
 from .measure import Results, Timed
 from .plan import CUT, PipelinePlan
@@ -47,9 +46,7 @@ def _record(
         us = [[1e6 * seconds for seconds in rounds] for rounds in timed.seconds]
         images = images_s(case.batch, timed.seconds)
         fields = {
-            "host_us": as_json(
-                {**spread([one for rounds in us for one in rounds])._asdict(), "captures": _medians(us)}
-            ),
+            "host_us": as_json(summary(us)),
             "measured": as_json({"images_s": images, "batch": case.batch, **_pieces(results, case)}),
         }
     note = results.notes.get(case)
@@ -62,12 +59,7 @@ def _record(
 
 def images_s(batch: int, seconds: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Return images a second of timed requests, [captures][rounds]: median, p20, p80, and the captures' medians."""
-    by_capture = [[batch / one for one in rounds] for rounds in seconds]
-    return {**spread([one for rounds in by_capture for one in rounds])._asdict(), "captures": _medians(by_capture)}
-
-
-def _medians(by_capture: Sequence[Sequence[float]]) -> list[float]:
-    return [spread(values).median for values in by_capture]
+    return summary([[batch / one for one in rounds] for rounds in seconds])
 
 
 def _pieces(results: Results, case: Case) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def _meet() -> None:
 
 
 def work_of(trace: Mapping[str, Any]) -> list[tuple[int, bool, float, float]]:
-    """Return GPU, whether it is NCCL's, begin and end of all work in a Chrome trace; microseconds of the system's clock.
+    """Return of all work in a trace its GPU, whether it is NCCL's, begin and end, microseconds of the system's clock.
 
     The clock is the same for all processes of a host.
     """

@@ -42,16 +42,17 @@ class Record:
     """One variant measured, or failed, in one cell."""
 
     kind: str
-    """The command that measured it; of overlap also "timeline", one replay; of bench with several devices "pipeline", and
-    "gpus", one request."""
+    """The command that measured it; of overlap also "timeline", one replay; of bench on several devices
+    "pipeline", and "gpus", one request."""
     cell: dict[str, Any]
     """The network: model, dtype, batch, classes, placement (of the heads), taps (their names), input (the shape of one
     sample), and heads (their kind) unless each is one linear layer. Of a sweep: the fields of a HeadShape, and in situ
     model and tap (all that have a head of that shape, separated by commas). Of heads: all of these."""
     exits: str
-    """Exits at which samples leave: "never", of a pipeline the percent that leave on each GPU ("25/75"), the name of a tap, the percent that leave at each tap and at the
+    """Exits at which samples leave: "never", the name of a tap, the percent that leave at each tap and at the
     classifier ("40/30/20/10"), "own" for the thresholds that a model came with, or of pareto "calibrated 0.5 %", by
-    thresholds chosen for at most so many points of accuracy on a validation split."""
+    thresholds chosen for at most so many points of accuracy on a validation split; of pipeline the percent that leave
+    on each device ("25/75")."""
     variant: str
     run: str
     """Equal for records that were measured interleaved, whose ratios are meaningful."""
