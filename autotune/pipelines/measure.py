@@ -1,6 +1,7 @@
 """Measures all variants of a plan in turns, in every process alike: built, checked against the eager network, timed."""
 
 import random
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -16,6 +17,7 @@ from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.correctness import Answer, Comparison, verdict
 from ..measuring.eager_truth import EagerTruth, measure_rounding
 from ..measuring.failures import Failure
+from ..measuring.progress import Begins
 from ..measuring.subject import Subject, build_subject, thresholds_of_shares
 from .pieces import Pieces, measure_pieces
 from .plan import CUT, LEAVE, PipelinePlan
@@ -24,6 +26,8 @@ from .variants import EXITS, HEADS, NAIVE, ONE_HEAD, TUTORIAL, Baselines, Case, 
 
 #: Samples that say how far rounding moves answers.
 _ROUNDING_SAMPLES = 32
+#: NCCL's own thread looks at exchanges that have ended for some time, by calls that a capture does not allow.
+_SETTLE_S = 0.5
 #: By which share pipelines for samples that leave are built: whether merging pays depends on it.
 _BUILT_FOR = 50
 
@@ -49,12 +53,21 @@ class Results:
     """By batch and percent, the share of a batch that leaves on each stage; those on the last one last."""
     timelines: dict[Case, GpuTimeline]
     notes: dict[Case, str]
+    run: str = field(default_factory=lambda: secrets.token_hex(6))
+    """Identifier shared by its records."""
 
 
 def measure_pipelines(
-    plan: PipelinePlan, device: torch.device, rank: int, begins: Callable[[str, float], None] = lambda what, share: None
+    plan: PipelinePlan, device: torch.device, rank: int, begins: Begins, timed: Callable[[Results], None]
 ) -> Results:
-    """Measure a plan together with the other processes of the default process group; ``begins`` is told what comes.
+    """Measure a plan together with the other processes of the default process group.
+
+    Args:
+        plan: the same in all.
+        device: of this process.
+        rank: of this process.
+        begins: told what comes.
+        timed: gets all results but the timelines, which are recorded last.
 
     Raises:
         RankFailed, StageFailed: a pipeline failed; those of the first process's own that fail are results.
@@ -66,6 +79,7 @@ def measure_pipelines(
         bench.build(opened)
         bench.check()
         bench.time()
+        timed(bench.results)
         bench.record()
         return bench.results
 
@@ -73,7 +87,7 @@ def measure_pipelines(
 class _Bench:
     """One process's part of the measurement; all of them go through the same steps in the same order."""
 
-    def __init__(self, plan: PipelinePlan, subject: Subject, rank: int, begins: Callable[[str, float], None]) -> None:
+    def __init__(self, plan: PipelinePlan, subject: Subject, rank: int, begins: Begins) -> None:
         self._plan, self._subject, self._rank, self._begins = plan, subject, rank, begins
         self._wait_for = [subject.example.device]
         _share_parameters(subject)
@@ -117,8 +131,7 @@ class _Bench:
 
     def check(self) -> None:
         """Compare the answers of every case with the eager network's; those that differ are not timed."""
-        if self._baselines is not None:
-            self._baselines.capture(self._plan.batches)
+        self._capture()
         rounding = (
             None if self._rank else measure_rounding(self._subject.network, [self._subject.example[:_ROUNDING_SAMPLES]])
         )
@@ -177,14 +190,20 @@ class _Bench:
         cases = list(self.results.cases)
         for capture in range(self._plan.captures):
             self._begins(f"timing {len(cases)} cases, capture {capture + 1}", 0.5 + 0.4 * capture / self._plan.captures)
-            self._pipelines.capture()
-            if self._baselines is not None:
-                self._baselines.capture(self._plan.batches)
+            self._capture()
             for result in self.results.cases.values():
                 result.seconds.append([])
             for turn in range(-(-self._plan.rounds // self._plan.captures)):
                 for case in order.sample(cases, len(cases)):
                     self._time_one(case, turn)
+
+    def _capture(self) -> None:
+        """Capture afresh all that is captured in this process."""
+        self._wait()
+        time.sleep(_SETTLE_S)
+        self._pipelines.capture()
+        if self._baselines is not None:
+            self._baselines.capture(self._plan.batches)
 
     def _time_one(self, case: Case, turn: int) -> None:
         call, result = call_of(case, self._pipelines, self._baselines), self.results.cases[case]

@@ -1,6 +1,7 @@
 """Program of each process of the benchmark, under torchrun: measures a plan, its argument; the first one records."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -11,10 +12,10 @@ from ...model.commands.errors import one_line_errors
 from ...model.processes.process_group import joined_processes
 from ..measuring.environment import clocks, environment
 from ..measuring.progress import SweepProgress
-from ..records.record import BadRecord, append_record
-from .measure import measure_pipelines
+from ..records.record import BadRecord, Record, append_record
+from .measure import Results, measure_pipelines
 from .plan import PipelinePlan
-from .records import pipeline_records
+from .records import pipeline_records, timeline_records
 
 
 def main(text: str) -> None:
@@ -25,12 +26,20 @@ def main(text: str) -> None:
         joined_processes(_backend, lambda: _own_device(plan.device), {"plan": text}) as device,
     ):
         if rank != 0:
-            measure_pipelines(plan, device, rank)
+            measure_pipelines(plan, device, rank, lambda what, share: None, lambda results: None)
             return
+        of_device = environment(device)
+
+        def append(records: Iterable[Record]) -> None:
+            for record in records:
+                append_record(Path(plan.out), record)
+
+        def timed(results: Results) -> None:
+            append(pipeline_records(plan, results, {**of_device, "clocks": clocks(device)}))
+
         with SweepProgress(Console(markup=False, emoji=False, highlight=False)) as progress:
-            results = measure_pipelines(plan, device, rank, progress.of_network(plan.cell, 0, 1))
-        for record in pipeline_records(plan, results, {**environment(device), "clocks": clocks(device)}):
-            append_record(Path(plan.out), record)
+            results = measure_pipelines(plan, device, rank, progress.of_network(plan.cell, 0, 1), timed)
+        append(timeline_records(plan, results, of_device))
 
 
 def _backend(device: torch.device) -> str:

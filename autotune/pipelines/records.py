@@ -1,6 +1,5 @@
 """Records of the benchmark over several GPUs: one for each case, with times of stages and links, and timelines."""
 
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,31 +15,22 @@ KIND, TIMELINE = "pipeline", "gpus"
 
 
 def pipeline_records(plan: PipelinePlan, results: Results, environment: Mapping[str, Any]) -> list[Record]:
-    """Return the records of what was measured in one run, failures included."""
-    run = secrets.token_hex(6)
-    found = []
-    for case, timed in results.cases.items():
-        found.append(_record(plan, results, case, timed, environment, run))
-        timeline = results.timelines.get(case)
-        if timeline is not None:
-            found.append(
-                network_record(
-                    TIMELINE,
-                    plan.cell_of(case.batch).as_json(),
-                    case.name,
-                    environment,
-                    exits=case.exits,
-                    run=run,
-                    protocol=_protocol(plan, case),
-                    measured=as_json(timeline),
-                )  # fmt: skip
-            )
-    return found
+    """Return the records of all cases of one run, failures included."""
+    return [_record(plan, results, case, timed, environment) for case, timed in results.cases.items()]
 
 
-def _record(
-    plan: PipelinePlan, results: Results, case: Case, timed: Timed, environment: Mapping[str, Any], run: str
-) -> Record:
+def timeline_records(plan: PipelinePlan, results: Results, environment: Mapping[str, Any]) -> list[Record]:
+    """Return the records of the timelines of one run."""
+    return [
+        network_record(
+            TIMELINE, plan.cell_of(case.batch).as_json(), case.name, environment, exits=case.exits, run=results.run,
+            protocol=_protocol(plan, case), measured=as_json(timeline),
+        )
+        for case, timeline in results.timelines.items()
+    ]  # fmt: skip
+
+
+def _record(plan: PipelinePlan, results: Results, case: Case, timed: Timed, environment: Mapping[str, Any]) -> Record:
     fields: dict[str, Any] = {}
     if timed.error is None:
         us = [[1e6 * seconds for seconds in rounds] for rounds in timed.seconds]
@@ -51,7 +41,7 @@ def _record(
         }
     note = results.notes.get(case)
     return network_record(
-        KIND, plan.cell_of(case.batch).as_json(), case.name, environment, exits=case.exits, run=run,
+        KIND, plan.cell_of(case.batch).as_json(), case.name, environment, exits=case.exits, run=results.run,
         protocol=_protocol(plan, case), correctness=timed.counts, error=timed.error, notes=[note] if note else [],
         **fields,
     )  # fmt: skip

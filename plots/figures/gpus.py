@@ -27,11 +27,10 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
 
     Of several networks and batches the one measured last is drawn.
     """
-    of_kind = [one for one in records if one.kind == "gpus"]
-    found = [one for one in latest(of_kind) if one.variant.partition("@")[0] in NAMES]
-    if not found:
-        raise NoRecords(f"no timeline of {', '.join(NAMES)}")
-    found = [one for one in found if one.run == found[-1].run]
+    of_kind = [one for one in records if (one.kind, one.error) == ("gpus", None)]
+    found = [one for one in latest(of_kind) if one.run == of_kind[-1].run and one.variant.partition("@")[0] in NAMES]
+    if len(found) < 2:
+        raise NoRecords(f"no timelines of two of {', '.join(NAMES)}")
     panels = {_name(one): _panel(one) for one in found}
     cell = found[0].cell
     drawn = {
@@ -61,11 +60,10 @@ def _panel(record: Record) -> dict[str, Any]:
 
 
 def _title(panels: Mapping[str, Any]) -> str:
-    name, last = list(panels.items())[-1]
-    busy = " and ".join(f"{share:.0f}" for share in last["busy_percent"])
-    first = next(iter(panels))
-    others = " and ".join(f"{share:.0f}" for share in panels[first]["busy_percent"])
-    return f"GPUs compute for {busy} % of a request ({name});\n{first}: {others} %"
+    """Compare the first and the last way to run."""
+    (first, before), *_, (last, after) = panels.items()
+    busy = [" and ".join(f"{share:.0f}" for share in one["busy_percent"]) for one in (before, after)]
+    return f"Share of a request in which the GPUs compute: {busy[0]} %, {first};\n{busy[1]} %, {last}"
 
 
 def _figure(drawn: Mapping[str, Any]) -> Figure:

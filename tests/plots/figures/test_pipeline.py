@@ -33,8 +33,8 @@ def test_throughput_needs_the_baseline():
 def test_timeline_of_both_gpus():
     figure, drawn = gpus.draw(pipeline_records())
     assert drawn["title"] == (
-        "GPUs compute for 90 and 90 % of a request (ours, a head after each stage, micro-batches of 20);\n"
-        "model-parallel, no pipeline: 50 and 50 %"
+        "Share of a request in which the GPUs compute: 50 and 50 %, model-parallel, no pipeline;\n"
+        "90 and 90 %, ours, a head after each stage, micro-batches of 20"
     )
     ours = drawn["panels"]["ours, a head after each stage, micro-batches of 20"]
     assert ours["computes"] == [[[0.0, 0.9]], [[0.1, 1.0]]] and ours["exchanges"][1] == [[0.05, 0.1]]
