@@ -9,6 +9,7 @@ bound them, and timelines of all GPUs. The command starts a process for each GPU
     measure      builds, checks and times all variants in turns
     variants     the variants: one GPU, the tutorial's code, ours
     tutorial     the two networks of PyTorch's tutorial
+    sharing      parameters and thresholds, the same in all processes
     pieces       times of stages and links
     bound        the throughput that these allow; no torch
     timelines    kernels of all GPUs in one request

@@ -6,21 +6,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from ...kernels import CRITERIA
 from ...model.trunk.fused_convolution import fastest_convolutions
 from ..measuring.correctness import Answer, Comparison, verdict
 from ..measuring.eager_truth import EagerTruth, measure_rounding
 from ..measuring.failures import Failure
 from ..measuring.progress import Begins
-from ..measuring.subject import Subject, build_subject, thresholds_of_shares
+from ..measuring.subject import Subject, build_subject
 from .pieces import Pieces, measure_pieces
-from .plan import CUT, LEAVE, PipelinePlan
+from .plan import CUT, PipelinePlan
+from .sharing import share_parameters, shared_thresholds
 from .timelines import GpuTimeline, record_timeline
 from .variants import EXITS, HEADS, NAIVE, ONE_HEAD, TUTORIAL, Baselines, Case, Pipelines, call_of, cases_of
 
@@ -90,8 +89,8 @@ class _Bench:
     def __init__(self, plan: PipelinePlan, subject: Subject, rank: int, begins: Begins) -> None:
         self._plan, self._subject, self._rank, self._begins = plan, subject, rank, begins
         self._wait_for = [subject.example.device]
-        _share_parameters(subject)
-        self._thresholds = _thresholds(subject)
+        share_parameters(subject)
+        self._thresholds = shared_thresholds(subject)
         self._pipelines = Pipelines(plan, subject)
         self._baselines: Baselines | None = None
         if rank == 0:
@@ -148,16 +147,16 @@ class _Bench:
     def _check_one(self, case: Case, result: Timed, inputs: list[Tensor], truth: EagerTruth | None) -> None:
         call = call_of(case, self._pipelines, self._baselines)
         if truth is None:
-            for x in inputs if call is not None else ():
-                call(x)  # takes part
+            if call is not None:  # takes part
+                for x in inputs:
+                    call(x)
             return
         comparison = Comparison()
-        baselines = self._baselines
-        assert call is not None and baselines is not None
 
         def answer(x: Tensor) -> Answer:
+            assert call is not None and self._baselines is not None
             if not case.together:
-                return baselines.answer_of(case, x)
+                return self._baselines.answer_of(case, x)
             found = Answer.of(call(x))
             if case.variant == ONE_HEAD:  # counts its own exits: the one at the cut, and the classifier
                 last = len(self._subject.network.taps)
@@ -243,32 +242,6 @@ class _Bench:
                 call = call_of(case, self._pipelines, self._baselines)
                 x = self._subject.example[:batch]
                 with self._asking(case):
-                    found = record_timeline(None if call is None else lambda call=call, x=x: call(x), self._wait)
+                    found = record_timeline(None if call is None else partial(call, x), self._wait)
                 if found is not None:
                     self.results.timelines[case] = found
-
-
-def _share_parameters(subject: Subject) -> None:
-    """Give all processes the first one's network: batch norms' statistics differ from GPU to GPU in their last bits."""
-    with torch.no_grad():
-        for tensor in (*subject.network.parameters(), *subject.network.buffers()):
-            dense: Any = tensor.detach().contiguous()
-            dist.broadcast(dense, 0)
-            tensor.copy_(dense)
-
-
-def _thresholds(subject: Subject) -> dict[int, list[float]]:
-    """Return by percent the thresholds of all heads with which so many leave at the cut; the first process's."""
-    network = subject.network
-    never = [CRITERIA[head.rule.criterion].high for head in subject.heads]
-    place = network.taps.index(CUT)
-    found = {0: never}
-    with torch.no_grad():
-        logits = torch.cat([network.logits(x)[place].double() for x in subject.inputs])
-    confidence = logits.div(subject.heads[place].rule.temperature).softmax(1).amax(1)[None]
-    for percent in LEAVE:
-        [threshold] = thresholds_of_shares(confidence, [percent])
-        found[percent] = [threshold if index == place else high for index, high in enumerate(never)]
-    shared = [found]
-    dist.broadcast_object_list(shared, 0)
-    return shared[0]

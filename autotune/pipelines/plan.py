@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from ..measuring.cells import Cell
 
@@ -50,6 +51,6 @@ class PipelinePlan:
     @classmethod
     def from_json(cls, text: str) -> "PipelinePlan":
         """Return the plan that ``to_json`` gave."""
-        values = json.loads(text)
-        cell = Cell.from_json(values.pop("cell"))
-        return cls(cell, **{name: tuple(one) if isinstance(one, list) else one for name, one in values.items()})
+        values: dict[str, Any] = json.loads(text)
+        lists = {name: tuple(values[name]) for name in ("batches", "split_sizes")}
+        return cls(**{**values, **lists, "cell": Cell.from_json(values["cell"])})
