@@ -17,6 +17,7 @@ from .overlap.command import overlap
 from .overlap.tables import overlap_tables
 from .pareto.command import pareto
 from .pareto.tables import pareto_tables
+from .pipelines.tables import pipeline_tables
 from .plan.command import plan
 from .profile.command import profile
 from .records.record import Record
@@ -40,17 +41,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.command()(sweep)
-app.command()(bench)
-app.command()(heads)
-app.command()(pareto)
-app.command()(overlap)
-app.command()(footprint)
-app.command()(profile)
-app.command()(coverage)
-app.command()(earlyon)
+for command in (sweep, bench, heads, pareto, overlap, footprint, profile, coverage, earlyon):
+    app.command()(command)
 tables = {"bench": bench_tables, "heads": head_tables, "pareto": pareto_tables, "overlap": overlap_tables}
-app.command()(table_command(**tables, footprint=footprint_tables, sweep=_sweep_tables))
+tables |= {"footprint": footprint_tables, "pipeline": pipeline_tables}
+app.command()(table_command(**tables, sweep=_sweep_tables))
 app.command()(plan)
 app.command()(promote)
 app.command()(explain)

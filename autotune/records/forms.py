@@ -135,6 +135,10 @@ _PROGRAM = Wanted(
     lambda one: isinstance(one, list) and len(one) == 4 and all(map(NUMBER.fits, one)),
 )
 
+_INTERVALS = [
+    [Wanted("[begin, end]", lambda one: isinstance(one, list) and len(one) == 2 and all(map(NUMBER.fits, one)))]
+]
+
 _KINDS = {
     "sweep": _Kind(
         {
@@ -229,6 +233,21 @@ _KINDS = {
             "paired": Roles({}, {"bare": {"mean_host_ratio": POSITIVE}}),
             "measured": {"samples": COUNT, "accuracy": NUMBER, "mean_host_us": POSITIVE},
         },
+    ),
+    "pipeline": _Kind(
+        {"cell": _NETWORK, "protocol": {**_TIMED, "devices": COUNT, "cut": TEXT}},
+        {
+            "measured": {
+                "images_s": {**dict.fromkeys(("median", "p20", "p80"), POSITIVE), "captures": [POSITIVE]},
+                "split_size": Maybe(COUNT, absent=False),
+                "bound_images_s": Maybe(POSITIVE, null=False),
+                **dict.fromkeys(("leave", "stage_ms", "graph_ms", "link_ms"), Maybe([NUMBER], null=False)),
+            },
+        },
+    ),
+    "gpus": _Kind(
+        {"cell": _NETWORK, "protocol": {**_TIMED, "cut": TEXT}},
+        {"measured": {"span_us": POSITIVE, "computes": _INTERVALS, "exchanges": _INTERVALS}},
     ),
     "profile": _Kind(
         {"cell": _NETWORK},

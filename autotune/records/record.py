@@ -42,7 +42,8 @@ class Record:
     """One variant measured, or failed, in one cell."""
 
     kind: str
-    """The command that measured it; of overlap also "timeline", one replay."""
+    """The command that measured it; of overlap also "timeline", one replay; of bench on several devices
+    "pipeline", and "gpus", one request."""
     cell: dict[str, Any]
     """The network: model, dtype, batch, classes, placement (of the heads), taps (their names), input (the shape of one
     sample), and heads (their kind) unless each is one linear layer. Of a sweep: the fields of a HeadShape, and in situ
@@ -50,7 +51,8 @@ class Record:
     exits: str
     """Exits at which samples leave: "never", the name of a tap, the percent that leave at each tap and at the
     classifier ("40/30/20/10"), "own" for the thresholds that a model came with, or of pareto "calibrated 0.5 %", by
-    thresholds chosen for at most so many points of accuracy on a validation split."""
+    thresholds chosen for at most so many points of accuracy on a validation split; of pipeline the percent that leave
+    on each device ("25/75")."""
     variant: str
     run: str
     """Equal for records that were measured interleaved, whose ratios are meaningful."""
@@ -71,6 +73,7 @@ class Record:
     - profile: requests, for rounds and captures
     - pareto: thresholds (by tap) and data (whose test split it is)
     - overlap and timeline: trunk_kind, forks, and replays: how many were profiled
+    - pipeline and gpus: devices, cut (the tap where the network is split), and processes
     - footprint: these and trunk, as in situ, trunk_priority ("high", or "same" as the heads'), heads (the configuration
       by tap) and residency_replays (how many were recorded); ``variant`` says what is not by rule
     """
@@ -110,6 +113,13 @@ class Record:
       ("trunk", "side" of heads beside it, "join" of the launch that waits for both), stream, start_us since the replay
       began, duration_us, grid, block and registers of a thread; and, where residency was recorded, programs: of each
       program of the heads its SM's id, start and end, microseconds since the replay began
+
+    - pipeline: images_s (images a second of single requests: median, p20, p80, and captures' medians), batch and
+      split_size (samples of a micro-batch; None: not split). Where it is split also leave (for each stage the share of
+      the batch that leaves on it), and of a full micro-batch stage_ms (of each stage as it runs, the host's part too),
+      graph_ms (of its computation alone) and link_ms (of each link); and bound_images_s, what graphs and links allow
+    - gpus: span_us, and of each GPU, microseconds since the request's first kernel, computes and exchanges: intervals
+      with kernels or copies, and with kernels of NCCL, which may be waiting
 
     Older files hold further kinds ("network", "retune") and fields, which nothing reads any more.
     """

@@ -21,7 +21,7 @@ from ..runners.checks import check_request
 from ..runners.runner import Runner
 from .answered import as_result
 from .exchange import Exchange
-from .stage import StageFailed
+from .stage import Stage, StageFailed
 from .worker import Worker
 
 _T = TypeVar("_T")
@@ -61,6 +61,11 @@ class PipelinedRunner(Runner):
         self._running, self._hearing = Worker("auxhead stage"), Worker("auxhead answers")
         self._ended = False  # on the first rank, as another one has heard
         self._closed: str | None = None
+
+    @property
+    def stage(self) -> Stage:
+        """What this rank runs, for who measures it between requests."""
+        return self._stage
 
     @property
     def is_first(self) -> bool:

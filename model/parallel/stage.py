@@ -99,7 +99,8 @@ class Stage(nn.Module):
         return torch.empty(self.size, len(ROW), dtype=torch.int64, device="meta")
 
     def capture(self, micro_batch: Tensor) -> None:
-        """Capture its computation where its device has graphs, for micro-batches like this one."""
+        """Capture its computation anew where its device has graphs, for micro-batches like this one."""
+        self.close()
         if self.device.type == "cuda":
             example = (
                 [micro_batch]
@@ -113,7 +114,7 @@ class Stage(nn.Module):
 
     def compute_alone(self, taken: Sequence[Tensor]) -> None:
         """Compute for a micro-batch and wait for the end; what comes out of it goes nowhere."""
-        done = self._begun(None, taken).done
+        done = self.computed(None, taken).done
         if done is not None:
             done.synchronize()
 
@@ -164,7 +165,9 @@ class Stage(nn.Module):
             came[:, 0] = places
         before, self._under_way = self._under_way, None
         if (came[:, 0] >= 0).any():
-            begun = self._begun(None, [self._samples(came[:, 0])]) if self.is_first else self._begun(rows[:, 1:], wires)
+            begun = (
+                self.computed(None, [self._samples(came[:, 0])]) if self.is_first else self.computed(rows[:, 1:], wires)
+            )
             self._under_way = came, begun
         left, handed = self._settled(before)
         left, wires_out = self.outlet.hand_on(left, handed, last=self._step >= self._last + LAG)
@@ -188,7 +191,8 @@ class Stage(nn.Module):
         finally:
             self.busy_since = None
 
-    def _begun(self, state: Tensor | None, taken: Sequence[Tensor]) -> Computed:
+    def computed(self, state: Tensor | None, taken: Sequence[Tensor]) -> Computed:
+        """Begin to compute for a micro-batch, by its graph if it has one; see :class:`StageGraph`."""
         if self._graph is not None:
             return self._graph(state, taken)
         said, handed = self._compute(self._first_state if state is None else state, [self._filled(x) for x in taken])

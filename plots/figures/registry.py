@@ -10,9 +10,11 @@ def _drawing(name: str) -> Drawing:
         calibration,
         exits,
         footprint,
+        gpus,
         landscape,
         latency,
         pareto,
+        pipeline,
         profile,
         ranks,
         roofline,
@@ -32,6 +34,8 @@ def _drawing(name: str) -> Drawing:
         "pareto": Drawing(pareto.draw),
         "roofline": Drawing(roofline.draw),
         "profile": Drawing(profile.draw),
+        "pipeline": Drawing(pipeline.draw),
+        "gpus": Drawing(gpus.draw),
     }[name]
 
 
@@ -125,6 +129,22 @@ FIGURES = (
         ("profile",),
         ("h200/profile.jsonl",),
         "auxhead-tune profile --checkpoint DIR",
+        _drawing,
+    ),
+    FigureKind(
+        "pipeline",
+        "Images a second over two GPUs against the size of micro-batches, with what stages and link allow.",
+        ("pipeline",),
+        ("h100/pipelines.jsonl",),
+        "auxhead-tune bench --devices 2",
+        _drawing,
+    ),
+    FigureKind(
+        "gpus",
+        "When each of two GPUs computes in one request: model-parallel, the tutorial's pipeline, and ours.",
+        ("gpus",),
+        ("h100/pipelines.jsonl",),
+        "auxhead-tune bench --devices 2",
         _drawing,
     ),
 )

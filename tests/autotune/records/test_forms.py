@@ -1,5 +1,6 @@
 """Forms of records: what tables and figures read is checked when files are read, and that is all that they read."""
 
+import dataclasses
 import json
 
 import pytest
@@ -9,6 +10,7 @@ from auxhead.autotune.records.record import SCHEMA, BadRecord, read_records
 from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.records import COMMITTED
 from support.command_line import plot, tune
+from support.pipeline_records import pipeline_records
 
 #: Files with records of each kind; of sweeps the first lines of a head in both places.
 FILES = {
@@ -16,7 +18,9 @@ FILES = {
     "pareto": "pareto", "profile": "profile",
 }  # fmt: skip
 #: Kinds that ``auxhead-tune table`` knows.
-TABLES = ("bench", "heads", "pareto", "overlap", "footprint")
+TABLES = ("bench", "heads", "pareto", "overlap", "footprint", "pipeline")
+#: Kinds without committed records.
+MADE_UP = ("pipeline", "gpus")
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +30,8 @@ def lines():
     for kind, name in FILES.items():
         records = [json.loads(line) for line in (COMMITTED / f"h200/{name}.jsonl").read_text().splitlines()]
         found[kind] = [one for one in records if one["kind"] == kind and one["error"] is None]
+    for kind in MADE_UP:
+        found[kind] = [dataclasses.asdict(one) for one in pipeline_records() if one.kind == kind]
     return found
 
 
@@ -66,6 +72,7 @@ def written(path, *values):
 def test_what_is_checked_is_all_that_tables_and_figures_read(file, lines, tmp_path):
     """Records that hold nothing else are enough for them."""
     kinds = [kind for kind in FILES if file == f"h200/{FILES[kind]}.jsonl"]
+    kinds = [*MADE_UP] if file == "h100/pipelines.jsonl" else kinds
     made = []
     for kind in kinds:
         for one in lines[kind]:
@@ -105,7 +112,7 @@ def damaged(value, form):
                 yield where, [*value[:place], {"no": "such"} if changed == [1j] else changed, *value[place + 1 :]]
 
 
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("kind", [*FILES, *MADE_UP])
 def test_every_field_that_is_missing_or_wrong_is_named_with_file_and_line(kind, lines, tmp_path):
     good, path = lines[kind][-1], tmp_path / "records.jsonl"
     found = list(damaged(good, form_of(kind)))

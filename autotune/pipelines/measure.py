@@ -1,0 +1,250 @@
+"""Measures all variants of a plan in turns, in every process alike: built, checked against the eager network, timed."""
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...model.trunk.fused_convolution import fastest_convolutions
+from ..measuring.correctness import Answer, Comparison, verdict
+from ..measuring.eager_truth import EagerTruth, measure_rounding
+from ..measuring.failures import Failure
+from ..measuring.progress import Begins
+from ..measuring.subject import Subject, build_subject
+from .pieces import Pieces, measure_pieces
+from .plan import CUT, PipelinePlan
+from .sharing import share_parameters, shared_thresholds
+from .timelines import GpuTimeline, record_timeline
+from .variants import EXITS, HEADS, NAIVE, ONE_HEAD, TUTORIAL, Baselines, Case, Pipelines, call_of, cases_of
+
+#: Samples that say how far rounding moves answers.
+_ROUNDING_SAMPLES = 32
+#: NCCL's own thread looks at exchanges that have ended for some time, by calls that a capture does not allow.
+_SETTLE_S = 0.5
+#: By which share pipelines for samples that leave are built: whether merging pays depends on it.
+_BUILT_FOR = 50
+
+
+@dataclass
+class Timed:
+    """What was measured of a case."""
+
+    seconds: list[list[float]] = field(default_factory=list)
+    """Of single requests, [captures][rounds]."""
+    counts: dict[str, int] | None = None
+    error: str | None = None
+
+
+@dataclass
+class Results:
+    """What the first process has measured."""
+
+    cases: dict[Case, Timed]
+    pieces: dict[int, Pieces]
+    """By split size."""
+    leave: dict[tuple[int, int], list[float]]
+    """By batch and percent, the share of a batch that leaves on each stage; those on the last one last."""
+    timelines: dict[Case, GpuTimeline]
+    notes: dict[Case, str]
+    run: str = field(default_factory=lambda: secrets.token_hex(6))
+    """Identifier shared by its records."""
+
+
+def measure_pipelines(
+    plan: PipelinePlan, device: torch.device, rank: int, begins: Begins, timed: Callable[[Results], None]
+) -> Results:
+    """Measure a plan together with the other processes of the default process group.
+
+    Args:
+        plan: the same in all.
+        device: of this process.
+        rank: of this process.
+        begins: told what comes.
+        timed: gets all results but the timelines, which are recorded last.
+
+    Raises:
+        RankFailed, StageFailed: a pipeline failed; those of the first process's own that fail are results.
+    """
+    with ExitStack() as opened:
+        opened.enter_context(fastest_convolutions(max(plan.split_sizes)))
+        begins("building the network", 0.0)
+        bench = _Bench(plan, build_subject(plan.cell, device), rank, begins)
+        bench.build(opened)
+        bench.check()
+        bench.time()
+        timed(bench.results)
+        bench.record()
+        return bench.results
+
+
+class _Bench:
+    """One process's part of the measurement; all of them go through the same steps in the same order."""
+
+    def __init__(self, plan: PipelinePlan, subject: Subject, rank: int, begins: Begins) -> None:
+        self._plan, self._subject, self._rank, self._begins = plan, subject, rank, begins
+        self._wait_for = [subject.example.device]
+        share_parameters(subject)
+        self._thresholds = shared_thresholds(subject)
+        self._pipelines = Pipelines(plan, subject)
+        self._baselines: Baselines | None = None
+        if rank == 0:
+            second = torch.device("cuda", 1) if subject.example.is_cuda else subject.example.device
+            self._wait_for.append(second)
+            self._baselines = Baselines(plan, subject, second)
+        cases = {case: Timed() for case in cases_of(plan)}
+        self.results = Results(cases, {}, {}, {}, {})
+
+    @contextmanager
+    def _exits(self, percent: int) -> Iterator[None]:
+        """Let so many percent leave at the cut; of requests the first process's rules count."""
+        with self._subject.thresholds(self._thresholds[percent]):
+            yield
+
+    def _asking(self, case: Case) -> AbstractContextManager[None]:
+        """Let samples leave as in a case, by the rules of the first process; the others are told with each request."""
+        return self._exits(case.percent) if self._rank == 0 else nullcontext()
+
+    def build(self, opened: ExitStack) -> None:
+        """Build all pipelines, and measure their pieces."""
+        for kind, percent in ((ONE_HEAD, 0), (HEADS, 0), (EXITS, _BUILT_FOR)):
+            self._begins(f"building {kind}", 0.05)
+            with self._exits(percent):
+                self._pipelines.build(opened.enter_context, [kind])
+        for case in self.results.cases:
+            if case.together and case.split_size is not None:
+                said = self._pipelines.runners[case.variant, case.split_size].describe()
+                self.results.notes[case] = " ".join(said.splitlines())
+        for (kind, size), runner in self._pipelines.runners.items():
+            if kind == HEADS:
+                self._begins(f"stages and links, micro-batches of {size}", 0.3)
+                with self._exits(0):
+                    self.results.pieces[size] = measure_pieces(
+                        runner, self._subject.example, self._rank, self._plan.processes
+                    )
+
+    def check(self) -> None:
+        """Compare the answers of every case with the eager network's; those that differ are not timed."""
+        self._capture()
+        rounding = (
+            None if self._rank else measure_rounding(self._subject.network, [self._subject.example[:_ROUNDING_SAMPLES]])
+        )
+        for batch in self._plan.batches:
+            truths: dict[str, EagerTruth] = {}
+            inputs = [x[:batch] for x in self._subject.inputs]
+            if self._baselines is not None:
+                truths = {
+                    kind: EagerTruth(self._subject.network, trunk, inputs, rounding)
+                    for kind, trunk in self._baselines.trunks.items()
+                }
+            for case, result in self.results.cases.items():
+                if case.batch == batch:
+                    self._begins(f"checking {case.name}, batch {batch}, exits {case.exits}", 0.4)
+                    self._check_one(case, result, inputs, truths.get(case.trunk))
+
+    def _check_one(self, case: Case, result: Timed, inputs: list[Tensor], truth: EagerTruth | None) -> None:
+        call = call_of(case, self._pipelines, self._baselines)
+        if truth is None:
+            if call is not None:  # takes part
+                for x in inputs:
+                    call(x)
+            return
+        comparison = Comparison()
+
+        def answer(x: Tensor) -> Answer:
+            assert call is not None and self._baselines is not None
+            if not case.together:
+                return self._baselines.answer_of(case, x)
+            found = Answer.of(call(x))
+            if case.variant == ONE_HEAD:  # counts its own exits: the one at the cut, and the classifier
+                last = len(self._subject.network.taps)
+                found = found._replace(exit_index=torch.where(found.exit_index == 0, self._at_cut, last))
+            return found
+
+        with self._asking(case):
+            try:
+                truth.compare(answer, comparison)
+            except (RuntimeError, ValueError) as error:
+                if case.together:  # the other processes are in it, too
+                    raise
+                result.error = str(Failure.of(error))
+                return
+            if case.together:
+                by_exit = truth.samples_by_exit()
+                first = sum(by_exit[tap] for tap in self._subject.network.taps[: self._at_cut + 1])
+                share = first / sum(by_exit.values())
+                self.results.leave[case.batch, case.percent] = [share, 1.0 - share]
+        result.counts = comparison.counts()
+        result.error = verdict(result.counts)
+
+    @property
+    def _at_cut(self) -> int:
+        return self._subject.network.taps.index(CUT)
+
+    def time(self) -> None:
+        """Time single requests of all cases in turns, in fresh captures; pipelines that answer wrongly, too."""
+        order = random.Random(0)  # the same in all processes
+        cases = list(self.results.cases)
+        for capture in range(self._plan.captures):
+            self._begins(f"timing {len(cases)} cases, capture {capture + 1}", 0.5 + 0.4 * capture / self._plan.captures)
+            self._capture()
+            for result in self.results.cases.values():
+                result.seconds.append([])
+            for turn in range(-(-self._plan.rounds // self._plan.captures)):
+                for case in order.sample(cases, len(cases)):
+                    self._time_one(case, turn)
+
+    def _capture(self) -> None:
+        """Capture afresh all that is captured in this process."""
+        self._wait()
+        time.sleep(_SETTLE_S)
+        self._pipelines.capture()
+        if self._baselines is not None:
+            self._baselines.capture(self._plan.batches)
+
+    def _time_one(self, case: Case, turn: int) -> None:
+        call, result = call_of(case, self._pipelines, self._baselines), self.results.cases[case]
+        if call is None or (result.error is not None and not case.together):
+            return
+        inputs = self._subject.inputs
+        x = inputs[turn % len(inputs)][: case.batch]
+        with self._asking(case):
+            try:
+                call(x)  # untimed: caches, and rules that have to come to all stages
+                self._wait()
+                began = time.perf_counter()
+                call(x)
+                self._wait()
+            except RuntimeError as error:
+                if case.together:
+                    raise
+                result.error = str(Failure.of(error))
+                return
+            taken = time.perf_counter() - began
+        result.seconds[-1].append(taken)
+
+    def _wait(self) -> None:
+        if self._wait_for[0].type == "cuda":
+            for device in self._wait_for:
+                torch.cuda.synchronize(device)
+
+    def record(self) -> None:
+        """Record one request of each way to run, of the smallest batch, on all GPUs."""
+        batch = min(self._plan.batches)
+        if self._wait_for[0].type != "cuda":
+            return
+        for case in self.results.cases:
+            shown = case.percent in (0, _BUILT_FOR) and case.split_size in (None, self._plan.splits_of(batch)[0])
+            if case.batch == batch and shown and case.variant in (NAIVE, TUTORIAL, HEADS, EXITS):
+                self._begins(f"timeline of {case.name}, exits {case.exits}", 0.95)
+                call = call_of(case, self._pipelines, self._baselines)
+                x = self._subject.example[:batch]
+                with self._asking(case):
+                    found = record_timeline(None if call is None else partial(call, x), self._wait)
+                if found is not None:
+                    self.results.timelines[case] = found

@@ -1,0 +1,106 @@
+"""Times of a pipeline's pieces for one full micro-batch: each stage, its computation alone, and each link.
+
+All processes call this alike; each measures its own stage while the others measure theirs.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...model.parallel.pipelined_runner import PipelinedRunner
+from ...model.parallel.stage import Stage
+from ...model.parallel.survivors import empty_rows
+
+#: Micro-batches one after another in a measurement, and measurements, of which the median counts.
+_REPEAT, _TIMES = 10, 5
+
+
+class Pieces(NamedTuple):
+    """Milliseconds for one full micro-batch."""
+
+    stage_ms: list[float]
+    """Of each stage as it runs: reading rows, graph, answers to the host, what is handed over; the host's part too."""
+    graph_ms: list[float]
+    """Of its computation alone, one graph behind another: what the device needs."""
+    link_ms: list[float]
+    """Of each link to the next stage: activations sent and received, one behind another."""
+
+
+def measure_pieces(runner: PipelinedRunner, example: Tensor, index: int, stages: int) -> Pieces:
+    """Measure the pieces of a pipeline where no request is under way.
+
+    Args:
+        runner: of this process.
+        example: a batch, of a micro-batch's size at least, on its device.
+        index: of its stage.
+        stages: how many there are.
+    """
+    stage, size = runner.stage, runner.stage.size
+    taken = _taken(stage, example[:size])
+    of_samples = empty_rows(size)
+    of_samples[:, 0] = range(size)
+    rows = torch.from_numpy(of_samples)
+    given = (rows[:, 0],) if stage.is_first else (rows.to(stage.device), *taken)
+    stage.begin(lambda answers: None, example[:size], 1 << 30)
+    step = _median_ms(lambda: stage(*given), stage.device)
+    stage.finish()
+    graph = _median_ms(lambda: stage.computed(None, taken), stage.device)
+    links = []
+    for link in range(stages - 1):
+        _gathered([], stages)  # none still measures what is before
+        links.append(_link_ms(stage, index, link))
+    found = _gathered([step, graph, *links], stages)
+    return Pieces(
+        [one[0] for one in found],
+        [one[1] for one in found],
+        [found[link + 1][2 + link] for link in range(stages - 1)],  # as the one that receives sees it
+    )
+
+
+def _taken(stage: Stage, micro_batch: Tensor) -> list[Tensor]:
+    if stage.is_first:
+        return [micro_batch]
+    return [torch.zeros_like(each, device=stage.device) for each in stage.takes[1:]]
+
+
+def _link_ms(stage: Stage, index: int, link: int) -> float:
+    """Send, or receive, what stage ``link`` hands over; other processes wait."""
+    if index not in (link, link + 1):
+        return 0.0
+    sends = index == link
+    tensors = [torch.zeros_like(each, device=stage.device) for each in (stage.hands if sends else stage.takes)]
+    operation, peer = (dist.isend, link + 1) if sends else (dist.irecv, link)
+
+    def exchange() -> None:
+        for work in dist.batch_isend_irecv([dist.P2POp(operation, each, peer) for each in tensors]):
+            work.wait()
+
+    return _median_ms(exchange, stage.device)
+
+
+def _gathered(own: list[float], processes: int) -> list[list[float]]:
+    found: list[Any] = [None] * processes
+    dist.all_gather_object(found, own)
+    return found
+
+
+def _median_ms(run: Callable[[], object], device: torch.device) -> float:
+    times = []
+    for _ in range(1 + _TIMES):
+        _wait(device)
+        began = time.perf_counter()
+        for _ in range(_REPEAT):
+            run()
+        _wait(device)
+        times.append((time.perf_counter() - began) * 1e3 / _REPEAT)
+    return statistics.median(times[1:])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

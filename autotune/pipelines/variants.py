@@ -1,0 +1,172 @@
+"""Variants of the benchmark over several GPUs: one GPU, the tutorial's two networks, and pipelines of ours.
+
+A pipeline is built by all processes alike, and serves all batches and exit patterns of its kind; what the others are
+lives in the first process, and the rest do nothing meanwhile.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...model import EarlyExitNetwork, pipelined
+from ...model.parallel.pipelined_runner import PipelinedRunner
+from ...model.streams import stream_pair
+from ...model.trunk.trunk import Trunk, make_trunk
+from ..measuring.cells import NEVER
+from ..measuring.correctness import Answer
+from ..measuring.names import AS_IS
+from ..measuring.peers import GraphedPeer, PeerAnswer, bare, merged_answer
+from ..measuring.subject import Subject
+from .plan import CUT, LEAVE, PipelinePlan
+from .tutorial import ModelParallelResNet, PipelineParallelResNet
+
+#: Kinds of pipelines: a head at the cut alone, heads after every stage, and the same built for samples that leave.
+ONE_HEAD, HEADS, EXITS = "pipelined-one-head", "pipelined-heads", "pipelined-exits"
+ONE_GPU, ONE_GPU_FUSED, NAIVE, TUTORIAL = "one-gpu", "one-gpu-cudnn", "model-parallel", "tutorial"
+#: The trunk of our pipelines, and of one GPU beside them.
+FUSED = "cudnn"
+
+
+def exits_of(percent: int) -> str:
+    """Return the exit pattern in which so many percent leave on the first GPU."""
+    return f"{percent}/{100 - percent}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One variant under one exit pattern, for one batch: what a record is about."""
+
+    batch: int
+    variant: str
+    split_size: int | None = None
+    percent: int = 0
+    """That leave on the first GPU."""
+
+    @property
+    def name(self) -> str:
+        """Name in records."""
+        return self.variant if self.split_size is None else f"{self.variant}@{self.split_size}"
+
+    @property
+    def exits(self) -> str:
+        """The exit pattern."""
+        return exits_of(self.percent) if self.percent else NEVER
+
+    @property
+    def trunk(self) -> str:
+        """How the backbone is run."""
+        return FUSED if self.together or self.variant == ONE_GPU_FUSED else AS_IS
+
+    @property
+    def together(self) -> bool:
+        """Whether all processes take part in it."""
+        return self.variant in (ONE_HEAD, HEADS, EXITS)
+
+
+def cases_of(plan: PipelinePlan) -> list[Case]:
+    """Return all that is measured, in the order of the tables."""
+    found = []
+    for batch in plan.batches:
+        splits = plan.splits_of(batch)
+        found += [Case(batch, ONE_GPU), Case(batch, ONE_GPU_FUSED), Case(batch, NAIVE)]
+        found += [Case(batch, TUTORIAL, size) for size in splits]
+        found += [Case(batch, kind, size) for kind in (ONE_HEAD, HEADS) for size in splits]
+        found += [Case(batch, EXITS, size, percent) for percent in LEAVE for size in splits]
+    return found
+
+
+class Pipelines:
+    """The pipelines of a plan, one for each kind and split size, in this process as in all others."""
+
+    def __init__(self, plan: PipelinePlan, subject: Subject) -> None:
+        """Build nothing yet."""
+        network = subject.network
+        at_cut = dict(zip(network.taps, network.fused_heads, strict=True))[CUT]
+        alone = EarlyExitNetwork(network.backbone, {CUT: at_cut}, example_input=subject.example[:2]).eval()
+        self.networks = {ONE_HEAD: alone, HEADS: network, EXITS: network}
+        self._splits = sorted({size for batch in plan.batches for size in plan.splits_of(batch)})
+        self._example = subject.example
+        self.runners: dict[tuple[str, int], PipelinedRunner] = {}
+
+    def build(self, open_one: Callable[[PipelinedRunner], PipelinedRunner], kinds: Sequence[str]) -> None:
+        """Build those of some kinds, by the rules in force now, and let ``open_one`` close them in the end."""
+        for kind in kinds:
+            for size in self._splits:
+                built = pipelined(
+                    self.networks[kind], self._example, split_size=size, stages=[CUT], trunk=FUSED, timeout_s=60.0
+                )
+                self.runners[kind, size] = open_one(built)
+
+    def capture(self) -> None:
+        """Capture the stages of all anew, in this process."""
+        for (_, size), runner in self.runners.items():
+            runner.stage.capture(self._example[:size])
+
+
+class Baselines:
+    """What the first process runs by itself."""
+
+    def __init__(self, plan: PipelinePlan, subject: Subject, second: torch.device) -> None:
+        """Put copies of the layers on this process's device and ``second``."""
+        self._subject, first = subject, subject.example.device
+        backbone = subject.network.backbone
+        network = subject.network
+        self.trunks = {
+            kind: make_trunk(backbone, network.taps, subject.example, kind, network.reading) for kind in (AS_IS, FUSED)
+        }
+        self._naive = ModelParallelResNet(backbone, CUT, first, second).eval()
+        self._tutorial = {
+            size: PipelineParallelResNet(backbone, CUT, first, second, size).eval() for size in plan.split_sizes
+        }
+        self._graphs: dict[tuple[int, str], GraphedPeer] = {}
+
+    def capture(self, batches: Sequence[int]) -> None:
+        """Capture the network on one GPU anew, where there are graphs."""
+        self._graphs.clear()
+        if self._subject.example.is_cuda:
+            for kind, trunk in self.trunks.items():
+                for batch in batches:
+                    self._graphs[batch, kind] = self._captured(kind, trunk, self._subject.example[:batch])
+
+    def _captured(self, kind: str, trunk: Trunk, x: Tensor) -> GraphedPeer:
+        stream = stream_pair(x.device).trunk
+        stream.wait_stream(torch.cuda.current_stream(x.device))
+        with torch.no_grad(), torch.cuda.stream(stream), trunk.choosing(len(x)):
+            for _ in range(2):
+                self._alone(kind, x)
+        torch.cuda.synchronize(x.device)
+        return GraphedPeer(partial(self._alone, kind), x)
+
+    def _alone(self, kind: str, x: Tensor) -> PeerAnswer:
+        with torch.no_grad():
+            return bare(self.trunks[kind], self._subject.network.taps, x)
+
+    def call_of(self, case: Case) -> Callable[[Tensor], Any]:
+        """Return what answers for a batch."""
+        if case.variant in (ONE_GPU, ONE_GPU_FUSED):
+            return self._graphs.get((case.batch, case.trunk), partial(self._alone, case.trunk))
+        return self._naive if case.split_size is None else self._tutorial[case.split_size]
+
+    def answer_of(self, case: Case, x: Tensor) -> Answer:
+        """Return its answer, on the device of ``x``."""
+        said = self.call_of(case)(x)
+        if isinstance(said, Tensor):
+            said = PeerAnswer([], said.to(x.device).clone(), len(self._subject.network.taps))
+        return merged_answer(said)
+
+
+def call_of(case: Case, pipelines: Pipelines, baselines: Baselines | None) -> Callable[[Tensor], Any] | None:
+    """Return what this process calls in a case; None if it does nothing."""
+    if case.together:
+        assert case.split_size is not None
+        runner = pipelines.runners[case.variant, case.split_size]
+        return runner if runner.is_first else partial(_take_part, runner)
+    return None if baselines is None else baselines.call_of(case)
+
+
+def _take_part(runner: PipelinedRunner, _x: Tensor) -> None:
+    runner(None)

@@ -1,0 +1,117 @@
+"""Figure "pipeline": images a second over two GPUs against the size of micro-batches, with what the stages allow."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ...autotune.records.record import Record, latest
+from ..records import NoRecords, rounds, stamp
+from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, SKY, Line, frame, legend_beside, new_figure, tidy
+
+#: Lines by variant and exits.
+LINES = {
+    ("tutorial", "never"): Line("PyTorch's tutorial, pipelined", ORANGE, "-", "s"),
+    ("pipelined-one-head", "never"): Line("ours, one head", SKY, "-", "v"),
+    ("pipelined-heads", "never"): Line("ours, a head after each stage", BLUE, "-", "D"),
+    ("pipelined-exits", "25/75"): Line("ours, 25 % leave on the first GPU", GREEN, ":", "o"),
+    ("pipelined-exits", "50/50"): Line("ours, 50 % leave", GREEN, "--", "o"),
+    ("pipelined-exits", "75/25"): Line("ours, 75 % leave", GREEN, "-", "o"),
+}
+#: Variants without micro-batches.
+LEVELS = {
+    "one-gpu": Line("one GPU, CUDA graph", GREY, ":", ""),
+    "one-gpu-cudnn": Line("the same with our pipelines' trunk", GREY, "--", ""),
+    "model-parallel": Line("model-parallel, no pipeline", AMBER, "-.", ""),
+}
+OURS, NAIVE = "pipelined-heads", "model-parallel"
+BANDS = "Bands: 20th to 80th percentile. Hollow: what the graphs of the stages and the link allow."
+
+
+def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
+    """Draw the figure, and return it with the numbers in it: images a second by batch, variant and split size."""
+    found = [one for one in latest(one for one in records if one.kind == "pipeline") if one.measured is not None]
+    batches: dict[str, dict[str, Any]] = {}
+    for batch in sorted({int(one.cell["batch"]) for one in found}):
+        of_batch = [one for one in found if one.cell["batch"] == batch]
+        points = {f"{variant}, {exits}": _points(of_batch, variant, exits) for variant, exits in LINES}
+        levels = {one.variant: _images(one) for one in of_batch if one.variant in LEVELS}
+        batches[str(batch)] = {"lines": {name: line for name, line in points.items() if line}, "levels": levels}
+    first = found[0]
+    drawn = {
+        "title": _title(batches),
+        "stamp": stamp(found, f"{_network(first)}. Lines: median of {rounds(found)}.", BANDS),
+        "network": _network(first),
+        "batches": batches,
+    }
+    return _figure(drawn), drawn
+
+
+def _network(record: Record) -> str:
+    cell = record.cell
+    return f"{cell['model']}, {cell['dtype']}, cut behind {record.protocol['cut']}, {record.protocol['devices']} GPUs"
+
+
+def _images(record: Record) -> dict[str, float]:
+    assert record.measured is not None
+    return {name: record.measured["images_s"][name] for name in ("median", "p20", "p80")}
+
+
+def _points(records: Sequence[Record], variant: str, exits: str) -> list[dict[str, Any]]:
+    points = []
+    for one in records:
+        if one.variant.partition("@")[0] == variant and one.exits == exits and one.measured is not None:
+            measured = one.measured
+            points.append(
+                {"split_size": measured["split_size"], **_images(one), "bound": measured.get("bound_images_s")}
+            )
+    return sorted(points, key=lambda point: int(point["split_size"]))
+
+
+def _title(batches: Mapping[str, Any]) -> str:
+    """Compare the best split sizes at the largest batch."""
+    batch = max(batches, key=int)
+    lines, levels = batches[batch]["lines"], batches[batch]["levels"]
+    best = {name: max(point["median"] for point in points) for name, points in lines.items()}
+    ours, leaving = best.get(f"{OURS}, never"), best.get("pipelined-exits, 50/50")
+    if ours is None or NAIVE not in levels:
+        raise NoRecords(f"no record of {OURS} beside {NAIVE} at batch {batch}")
+    said = f"Batch {batch}: pipelined {ours / levels[NAIVE]['median']:.2f} times the throughput of model-parallel"
+    if leaving is not None:
+        said += f",\n{leaving / levels[NAIVE]['median']:.2f} times where half of the images leave on the first GPU"
+    return said
+
+
+def _figure(drawn: Mapping[str, Any]) -> Figure:
+    figure = new_figure(5.6)
+    batches = drawn["batches"]
+    rows = figure.add_gridspec(2, len(batches), height_ratios=(1, 0.35))
+    panels = [figure.add_subplot(rows[0, place]) for place in range(len(batches))]
+    for axes, (batch, found) in zip(panels, batches.items(), strict=True):
+        _panel(axes, batch, found)
+    panels[0].set_ylabel("images a second")
+    legend_beside(figure.add_subplot(rows[1, :]), panels[-1], 2, handlelength=4.0)
+    return frame(figure, drawn)
+
+
+def _panel(axes: Axes, batch: str, found: Mapping[str, Any]) -> None:
+    for (variant, exits), line in LINES.items():
+        points = found["lines"].get(f"{variant}, {exits}", [])
+        if not points:
+            continue
+        sizes = [point["split_size"] for point in points]
+        axes.plot(sizes, [point["median"] for point in points], **line.looks, markersize=4.5, linewidth=1.6)
+        low, high = ([point[end] for point in points] for end in ("p20", "p80"))
+        axes.fill_between(sizes, low, high, color=line.colour, alpha=0.25, linewidth=0)
+        if variant != "tutorial" and all(point["bound"] for point in points):
+            bounds = [point["bound"] for point in points]
+            axes.plot(sizes, bounds, color=line.colour, linestyle="", marker=line.marker, markerfacecolor="none")
+    for variant, line in LEVELS.items():
+        if variant in found["levels"]:
+            level = found["levels"][variant]["median"]
+            axes.axhline(level, label=line.label, color=line.colour, linestyle=line.dashes, linewidth=1.4)
+    axes.set_title(f"batch {batch}", fontsize=10, loc="left")
+    axes.set_xlabel("images of a micro-batch")
+    axes.set_ylim(bottom=0)
+    tidy(axes, "both")

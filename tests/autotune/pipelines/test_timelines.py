@@ -1,0 +1,30 @@
+"""Timelines of several GPUs, from traces as torch.profiler writes them."""
+
+from auxhead.autotune.pipelines.timelines import timeline_of, work_of
+
+
+def event(name, category, device, ts, dur):
+    return {"ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur, "args": {"device": device}}
+
+
+def test_work_of_two_processes_lies_on_one_axis():
+    """Traces have bases of their own; what is NCCL's is apart, and what runs at once or nearly so is one interval."""
+    first = {
+        "baseTimeNanoseconds": 5_000_000,
+        "traceEvents": [
+            event("conv", "kernel", 0, 100.0, 50.0),
+            event("relu", "kernel", 0, 151.0, 9.0),
+            event("Memcpy", "gpu_memcpy", 0, 300.0, 10.0),
+            event("ncclDevKernel_SendRecv", "kernel", 0, 170.0, 20.0),
+            event("cudaLaunchKernel", "cuda_runtime", 0, 0.0, 500.0),
+        ],
+    }
+    second = {"baseTimeNanoseconds": 5_100_000, "traceEvents": [event("conv", "kernel", 1, 80.0, 40.0)]}
+    found = timeline_of([*work_of(first), *work_of(second)])
+    assert found.computes == [[(0.0, 60.0), (200.0, 210.0)], [(80.0, 120.0)]]
+    assert found.exchanges == [[(70.0, 90.0)], []]
+    assert found.span_us == 210.0
+
+
+def test_nothing_on_a_gpu():
+    assert timeline_of(work_of({"traceEvents": []})) is None
