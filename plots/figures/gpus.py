@@ -63,7 +63,7 @@ def _title(panels: Mapping[str, Any]) -> str:
     """Compare the first and the last way to run."""
     (first, before), *_, (last, after) = panels.items()
     busy = [" and ".join(f"{share:.0f}" for share in one["busy_percent"]) for one in (before, after)]
-    return f"Share of a request in which the GPUs compute: {busy[0]} %, {first};\n{busy[1]} %, {last}"
+    return f"GPUs compute {busy[0]} % of a request, {first};\n{busy[1]} %, {last}"
 
 
 def _figure(drawn: Mapping[str, Any]) -> Figure:

@@ -33,7 +33,7 @@ def test_throughput_needs_the_baseline():
 def test_timeline_of_both_gpus():
     figure, drawn = gpus.draw(pipeline_records())
     assert drawn["title"] == (
-        "Share of a request in which the GPUs compute: 50 and 50 %, model-parallel, no pipeline;\n"
+        "GPUs compute 50 and 50 % of a request, model-parallel, no pipeline;\n"
         "90 and 90 %, ours, a head after each stage, micro-batches of 20"
     )
     ours = drawn["panels"]["ours, a head after each stage, micro-batches of 20"]
