@@ -58,7 +58,7 @@ def measure_segments(
         turn_ms=max(0.0, stage_ms - sum(segment_ms)),
         handing_ms=ms[len(segments) :],
         gathering_ms=merging_ms(segments, micro_batch)[:-1],
-        link_ms=[link_ms(sum(part.nbytes for part in (rows, *each))) for each in wires],
+        link_ms=[link_ms(rows.nbytes + sum(part.nbytes for part in each)) for each in wires],
     )
 
 

@@ -1,7 +1,7 @@
 """``parallelize``: a network over several devices in one process: checks, cuts, places by measured times, captures."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -213,7 +213,7 @@ class _OnDevice(NamedTuple):
 
     network: EarlyExitNetwork
     trunks: Sequence[Trunk]
-    segments: dict[int, list[Segment]]
+    segments: Mapping[int, Sequence[Segment]]
     """By batch size."""
 
 

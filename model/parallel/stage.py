@@ -155,11 +155,12 @@ class Stage(nn.Module):
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """Begin to answer for a micro-batch, and hand on the one before."""
+        # On a GPU this waits for them to come, which is no fault of this stage, and not for the micro-batch before.
+        came = given[0].cpu().numpy()
         with self._busy():
-            return self._forward(*given)
+            return self._forward(came, *given)
 
-    def _forward(self, rows: Tensor, *wires: Tensor) -> tuple[Tensor, ...]:
-        came = rows.cpu().numpy()  # on a GPU this waits for them to come, not for the micro-batch before
+    def _forward(self, came: NDArray[np.int64], rows: Tensor, *wires: Tensor) -> tuple[Tensor, ...]:
         if self.is_first:
             places, came = came, empty_rows(len(came))
             came[:, 0] = places

@@ -78,7 +78,8 @@ class Merging(Outlet):
             return self._nothing
         full = self._rows[: self._size].copy(), [each[: self._size].clone() for each in self._handed]
         self._held = max(self._held - self._size, 0)
-        for each in (self._rows, *self._handed):
+        self._rows[: self._held] = self._rows[self._size : self._size + self._held]
+        for each in self._handed:
             each[: self._held] = each[self._size : self._size + self._held]
         self._rows[self._held :] = _EMPTY
         return full
