@@ -35,10 +35,13 @@ class listening:
     dry run did, lest an answer be taken for another exit's.
     """
 
+    # Dynamo makes one without __init__, which goes as any other does.
+    _hooks: list[Any] = []
+    _keys: list[int] = []
+
     def __init__(self, backbone: nn.Module, taps: Sequence[str], on_tap: OnTap, reading: Reading | None = None) -> None:
         """Listen to the layers of these names, with ``reading`` in between, also for the backbone's logits."""
-        self._hooks: list[Any] = []
-        self._keys: list[int] = []
+        self._hooks, self._keys = [], []
         self._backbone, self._taps = backbone, taps
         self._reads = (None,) * len(taps) if reading is None else reading.taps
         self._logits = None if reading is None else reading.logits

@@ -10,7 +10,11 @@ from support.hidden_head_cases import hidden_heads
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-pytestmark = pytest.mark.usefixtures("without_interpreter")
+pytestmark = [
+    pytest.mark.usefixtures("without_interpreter"),
+    # nothing on stderr: what Dynamo makes of our classes, it makes without their __init__
+    pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
