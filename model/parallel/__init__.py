@@ -20,7 +20,7 @@ are on the first rank:
     exchange            PyTorch's schedule, announcements before it and answers beside it
     stage               what PyTorch's PipelineStage runs for each micro-batch; stage_graph is the same as a CUDA graph
     survivors           open samples of several micro-batches as full ones
-    answered            samples answered by a stage, on the host
+    answered            answers of a stage: decided on its device, told apart on the host
     worker              a thread for what may wait for other processes
 
 For both:

@@ -17,9 +17,7 @@ from torch import Tensor
 #: Of a sample that travels, beside its activations: its place in the request, -1 for a row that is empty; the label of
 #: the last head, -1 at first; and how many heads in a row have said that label.
 ROW = ("place", "label", "agreed")
-
-
-#: Rows of a micro-batch as the host looks at them, [size, 3] int64: NumPy's calls cost it a tenth of PyTorch's.
+#: Rows of a micro-batch as the host looks at them, [size, 3] int64: NumPy's calls take it less time than PyTorch's.
 Rows = NDArray[np.int64]
 _EMPTY = np.array([-1, -1, 0])
 
