@@ -44,7 +44,8 @@ def _traced(call: Callable[[], object], at_line: Callable[[Line], object], folde
     roots = tuple(str(PACKAGES / folder) for folder in folders)
 
     def trace(frame: FrameType, event: str, _argument: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(roots):
+        # out of __del__ nothing comes: Python tells of it and goes on
+        if not frame.f_code.co_filename.startswith(roots) or frame.f_code.co_name == "__del__":
             return None
         return _LinesOf(at_line) if event == "call" else None
 
