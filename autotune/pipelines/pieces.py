@@ -6,15 +6,17 @@ All processes call this alike; each measures its own stage while the others meas
 import statistics
 import time
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...model.parallel.answered import first_state
 from ...model.parallel.pipelined_runner import PipelinedRunner
-from ...model.parallel.stage import Stage
-from ...model.parallel.survivors import empty_rows
+from ...model.parallel.stage import Request, Stage
 
 #: Micro-batches one after another in a measurement, and measurements, of which the median counts.
 _REPEAT, _TIMES = 10, 5
@@ -24,7 +26,7 @@ class Pieces(NamedTuple):
     """Milliseconds for one full micro-batch."""
 
     stage_ms: list[float]
-    """Of each stage as it runs: reading rows, graph, answers to the host, what is handed over; the host's part too."""
+    """Of each stage as it runs: graph, answers to the host, what is handed over; the host's part too."""
     graph_ms: list[float]
     """Of its computation alone, one graph behind another: what the device needs."""
     link_ms: list[float]
@@ -42,11 +44,8 @@ def measure_pieces(runner: PipelinedRunner, example: Tensor, index: int, stages:
     """
     stage, size = runner.stage, runner.stage.size
     taken = _taken(stage, example[:size])
-    of_samples = empty_rows(size)
-    of_samples[:, 0] = range(size)
-    rows = torch.from_numpy(of_samples)
-    given = (rows[:, 0],) if stage.is_first else (rows.to(stage.device), *taken)
-    stage.begin(lambda answers: None, example[:size], 1 << 30)
+    given = [] if stage.is_first else [first_state(size).to(stage.device), *taken]
+    stage.begin(Request(repeat(np.arange(size)), lambda _: None, lambda _: None, 1 << 30, example[:size]))
     step = _median_ms(lambda: stage(*given), stage.device)
     stage.finish()
     graph = _median_ms(lambda: stage.computed(None, taken), stage.device)

@@ -24,9 +24,9 @@ class StageTimes:
     link_ms: float = 0.0
     """For handing a micro-batch to the next stage; of the last stage it does not count."""
     leave: float = 0.0
-    """Of the samples that come, the share that leaves here, 0 to 1."""
+    """Of the samples that come and are open, the share that is answered here, 0 to 1."""
     merges: bool = False
-    """Hands on full micro-batches of samples that stay, instead of each micro-batch as it lies."""
+    """Hands on full micro-batches of samples that are open, instead of each micro-batch as it lies, answered or not."""
     gpus: int = 1
     """They take micro-batches in turn, hand them on in order, and merge as one."""
 
@@ -137,7 +137,11 @@ def _samples_by_step(stages: Sequence[StageTimes], size: int, batch: int) -> lis
     for name, number in (("split_size", size), ("batch", batch)):
         if number < 1:
             raise ValueError(f"{name}: got {number}, wants 1 or more")
-    staying, parts = [_Staying(stage.leave) for stage in stages], []
+    staying, parts, open_ = [], [], 1.0
+    for stage in stages:
+        open_ *= 1.0 - stage.leave  # of what came out where samples were merged last
+        staying.append(_Staying(open_))
+        open_ = 1.0 if stage.merges else open_
     for first in range(0, batch, MOST_MICRO_BATCHES * size):
         end = min(batch, first + MOST_MICRO_BATCHES * size)
         counts = [min(size, end - place) for place in range(first, end, size)]
@@ -146,9 +150,8 @@ def _samples_by_step(stages: Sequence[StageTimes], size: int, batch: int) -> lis
         by_stage = []
         for stage, stay in zip(stages, staying, strict=True):
             by_stage.append(counts)
-            counts = [stay.of(count) for count in counts]
             if stage.merges:
-                counts = _merged(counts, size, last)
+                counts = _merged([stay.of(count) for count in counts], size, last)
                 last += 1
         parts.append(list(zip(*by_stage, strict=True)))
     return parts
@@ -157,12 +160,12 @@ def _samples_by_step(stages: Sequence[StageTimes], size: int, batch: int) -> lis
 class _Staying:
     """Numbers of samples that stay open, so that of all together the share is right to half a sample."""
 
-    def __init__(self, leave: float) -> None:
-        self._leave, self._came, self._stayed = leave, 0, 0
+    def __init__(self, share: float) -> None:
+        self._share, self._came, self._stayed = share, 0, 0
 
     def of(self, samples: int) -> int:
         self._came += samples
-        stayed = int(self._came * (1.0 - self._leave) + 0.5)
+        stayed = int(self._came * self._share + 0.5)
         new, self._stayed = stayed - self._stayed, stayed
         return new
 

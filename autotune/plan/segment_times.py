@@ -12,10 +12,10 @@ from ...kernels.memory_pool import MemoryPool
 from ...model import EarlyExitNetwork
 from ...model.auto.example_batches import batches_of
 from ...model.module_head import AuxHead
+from ...model.parallel.answered import first_state
 from ...model.parallel.placement import merging_ms
 from ...model.parallel.segments import Cut, Segment, cut, wires_like
 from ...model.parallel.stage import Stage
-from ...model.parallel.survivors import empty_rows
 from ...model.runners.capture import Capture, Graph, warm_up
 from ...model.streams import stream_pair
 from ..measuring.timers import time_rounds
@@ -51,14 +51,13 @@ def measure_segments(
         times = time_rounds(calls, micro_batch.device, rounds=_ROUNDS, repeat=_REPEAT)
     ms = [statistics.median(rounds) / 1e3 for [rounds] in times.values()]
     segment_ms = ms[: len(segments)]
-    rows = empty_rows(split_size)
     return SegmentTimes(
         split_size,
         segment_ms,
         turn_ms=max(0.0, stage_ms - sum(segment_ms)),
         handing_ms=ms[len(segments) :],
         gathering_ms=merging_ms(segments, micro_batch)[:-1],
-        link_ms=[link_ms(rows.nbytes + sum(part.nbytes for part in each)) for each in wires],
+        link_ms=[link_ms(first_state(split_size).nbytes + sum(part.nbytes for part in each)) for each in wires],
     )
 
 

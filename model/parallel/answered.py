@@ -3,19 +3,23 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...kernels import HeadOutput
 from ..exit_result import ExitResult
 from ..exit_rule import ExitRule
-from .survivors import Rows, empty_rows
+from .survivors import NOBODY, Places
 
 #: Columns of an answer, before those of the probabilities. Its numbers are floats, which hold each of these exactly.
 COLUMNS = ("place", "label", "confidence", "exit_index")
-#: Columns of what a stage says of a sample. Of one that stays open the exit index is -1, and label and agreed are as
-#: ``ROW`` has them.
-SAID = ("agreed", *COLUMNS[1:])
+#: What a stage says of samples has the columns of answers, the places left to be filled in by the host; in place of
+#: the exit's index, it says of samples that stay open, and of those that an earlier stage has answered:
+OPEN, ANSWERED = -1, -2
+#: What a sample takes along from stage to stage, on the device: the label of the last exit, -1 at first; how many
+#: exits in a row have said that label; and 1 once it is answered.
+STATE = ("label", "agreed", "answered")
 
 
 class AnswerForm(NamedTuple):
@@ -40,24 +44,25 @@ def said_by(
     dtype: torch.dtype,
     *,
     with_probs: bool,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Let exits answer for N samples, each for those that it is the first one to be sure of.
 
     Args:
         exits: what each says of all samples.
         rules: of the exits; None for the classifier, which answers for all that is left.
         first_exit: the index of the first of them.
-        state: [N, 2] int64, of each sample the label of the exit before, -1 if there is none, and how many exits in a
-            row have said it.
+        state: [N, 3] int64, see ``STATE``.
         dtype: of the result, as wide as confidences are.
         with_probs: append the probabilities.
 
     Returns:
-        [N, 4 or 4 + K], see ``SAID``, on the exits' device, without a wait of the host.
+        What they say, [N, 4 or 4 + K], see ``COLUMNS`` and ``OPEN``, and the state for the next stage; on the exits'
+        device, without a wait of the host.
     """
-    before, agreed = state.unbind(1)
-    open_ = torch.ones_like(before, dtype=torch.bool)
-    found = [torch.zeros_like(exits[0].label), torch.zeros_like(exits[0].confidence), torch.full_like(before, -1)]
+    before, agreed, answered = state.unbind(1)
+    open_ = answered == 0
+    found = [torch.zeros_like(exits[0].label), torch.zeros_like(exits[0].confidence), torch.full_like(before, OPEN)]
+    found[2] = found[2].masked_fill(~open_, ANSWERED)
     probs = torch.zeros_like(exits[0].probs) if with_probs and exits[0].probs is not None else None
     for index, (of_exit, rule) in enumerate(zip(exits, rules, strict=True), first_exit):
         confidence, sure = of_exit.confidence, of_exit.exit.bool()
@@ -75,30 +80,32 @@ def said_by(
         if probs is not None and of_exit.probs is not None:
             probs = torch.where(now[:, None], of_exit.probs, probs)
         open_ = open_ & ~sure
-    label, *others = found
-    columns = [part.to(dtype)[:, None] for part in (agreed, torch.where(open_, before, label), *others)]
-    return torch.cat(columns if probs is None else [*columns, probs.to(dtype)], 1)
+    columns = [part.to(dtype)[:, None] for part in (torch.zeros_like(before), *found)]
+    said = torch.cat(columns if probs is None else [*columns, probs.to(dtype)], 1)
+    return said, torch.stack([before, agreed, (~open_).to(before.dtype)], 1)
 
 
-def settle(rows: Rows, said: Tensor) -> tuple[Tensor, Rows]:
+def first_state(samples: int) -> Tensor:
+    """Return the state of samples that no exit has seen, [N, 3] int64; see ``STATE``."""
+    return torch.tensor([-1, 0, 0]).repeat(samples, 1)
+
+
+def settle(places: Places, said: Tensor) -> tuple[Tensor, Places]:
     """Take what a stage says of a micro-batch apart, on the CPU.
 
     Args:
-        rows: see ``ROW``, as the micro-batch came.
-        said: see ``SAID``.
+        places: of its samples.
+        said: see :func:`said_by`.
 
     Returns:
-        The answers for its samples, [M, 4 or 4 + K] (see ``COLUMNS``), and the rows of those that stay open.
+        The answers for its samples, [M, 4 or 4 + K] (see ``COLUMNS``), and the places of those that stay open.
     """
     columns = said.numpy()
-    used, open_ = rows[:, 0] >= 0, columns[:, 3] < 0
-    now = used & ~open_
+    used, exits = places != NOBODY, columns[:, 3]
+    now = used & (exits >= 0)
     answers = columns[now]
-    answers[:, 0] = rows[now, 0]
-    left = empty_rows(len(rows))
-    stays = used & open_
-    left[stays, 0], left[stays, 1:] = rows[stays, 0], columns[stays, 1::-1]
-    return torch.from_numpy(answers), left
+    answers[:, 0] = places[now]
+    return torch.from_numpy(answers), np.where(used & (exits == OPEN), places, NOBODY)
 
 
 def as_result(answers: Tensor, *, with_probs: bool) -> ExitResult:

@@ -1,11 +1,11 @@
 """``Exchange``: a stage among the others: PyTorch's ``ScheduleGPipe``, announcements before it and answers beside it.
 
-The schedule sends rows and activations from stage to stage. By gloo go the announcement of a request, with the rules
-in force, from the first rank to all, and answers from each stage to the first rank, as soon as they are there.
+The schedule sends the state of samples and activations from stage to stage. From host to host, by gloo, go: the
+announcement of a request, with the rules in force, from the first rank to all; places of samples that were merged, to
+the next stage; and answers from each stage to the first rank, as soon as they are there.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from ..early_exit_network import EarlyExitNetwork
-from .stage import Stage, StageFailed
+from .stage import Request, Stage, StageFailed
+from .survivors import NOBODY, Places
 
 #: A rank waits for a request as long as the first one lives.
 _FOR_EVER = timedelta(days=3650)
@@ -29,9 +30,9 @@ class Connection(NamedTuple):
     """The process groups of a pipeline."""
 
     activations: dist.ProcessGroup
-    """For rows and activations; of the backend for the stages' devices."""
-    answers: dist.ProcessGroup
-    """For announcements and answers, by gloo."""
+    """For states and activations; of the backend for the stages' devices."""
+    host: dist.ProcessGroup
+    """For announcements, places and answers, by gloo."""
 
 
 class Exchange:
@@ -59,58 +60,59 @@ class Exchange:
         self.stage, self.index, self.form = stage, index, stage.form
         self._stages, self._heads, self._extra_steps, self._connection = stages, heads, extra_steps, connection
         self._schedule: tuple[int, ScheduleGPipe] | None = None
+        self._sent: list[tuple[dist.Work, Tensor]] = []
 
     def ask(self, network: EarlyExitNetwork, x: Tensor, samples: int, answer: Callable[[Tensor], None]) -> None:
         """Announce a request to all, with the network's rules, and run the first stage for it."""
         rules = torch.stack([head.rule.get_extra_state() for head in network.exit_heads])
-        with self._announced(samples, rules):
-            self.stage.take_rules(rules)
-            self._run(samples, answer, x)
+        self._announce(samples, rules)
+        self.stage.take_rules(rules)
+        self._run(samples, answer, x)
+        self._wait_for_sent()
 
     def end(self) -> None:
         """Announce to all that no request comes any more."""
-        with self._announced(_NO_MORE, torch.zeros(self._heads, 4, dtype=torch.float64)):
-            pass
+        self._announce(_NO_MORE, torch.zeros(self._heads, 4, dtype=torch.float64))
+        self._wait_for_sent()
 
-    @contextmanager
-    def _announced(self, samples: int, rules: Tensor) -> Iterator[None]:
-        """Announce a request to all, who have heard of it at the end of the body."""
+    def _announce(self, samples: int, rules: Tensor) -> None:
         request = torch.cat([torch.tensor([samples], dtype=torch.float64), rules.flatten()])
-        sent = [dist.isend(request, rank, self._connection.answers) for rank in range(1, self._stages)]
-        yield
-        for each in sent:
-            assert each is not None
-            each.wait()
+        for rank in range(1, self._stages):
+            self._send(request, rank)
 
     def answer_next(self) -> bool:
         """Wait for a request, run the stage for it, and send answers as they come; returns False if none comes."""
-        group, first = self._connection.answers, 0
         request = torch.empty(1 + 4 * self._heads, dtype=torch.float64)
-        announcement = dist.irecv(request, first, group)
+        announcement = dist.irecv(request, 0, self._connection.host)
         assert announcement is not None
         announcement.wait(_FOR_EVER)
         if int(request[0]) == _NO_MORE:
             return False
         self.stage.take_rules(request[1:].view(-1, 4))
-        sent: list[tuple[dist.Work | None, Tensor]] = []
-
-        def send(tensor: Tensor) -> None:
-            sent.append((dist.isend(tensor, first, group), tensor))
 
         def answer(rows: Tensor) -> None:
-            send(torch.tensor([len(rows)]))
-            send(rows)
+            self._send(torch.tensor([len(rows)]), 0)
+            self._send(rows, 0)
 
         self._run(int(request[0]), answer, None)
-        send(torch.tensor([_NO_MORE]))
-        for work, _ in sent:
-            assert work is not None
-            work.wait()
+        self._send(torch.tensor([_NO_MORE]), 0)
+        self._wait_for_sent()
         return True
+
+    def _send(self, tensor: Tensor, rank: int) -> None:
+        """Begin to send, from the host."""
+        work = dist.isend(tensor, rank, self._connection.host)
+        assert work is not None
+        self._sent.append((work, tensor))
+
+    def _wait_for_sent(self) -> None:
+        for work, _ in self._sent:
+            work.wait()
+        self._sent.clear()
 
     def hear(self, answer: Callable[[Tensor], None]) -> None:
         """Receive the answers of all other stages, in the order in which they come."""
-        group, speaking = self._connection.answers, self._stages - 1
+        group, speaking = self._connection.host, self._stages - 1
         while speaking:
             count = torch.empty(1, dtype=torch.int64)
             rank = dist.recv(count, None, group)
@@ -127,9 +129,11 @@ class Exchange:
         for part in places.split(_MOST_MICRO_BATCHES * size):
             micro_batches = -(-len(part) // size)
             steps = micro_batches + sum(self._extra_steps)
-            self.stage.begin(answer, x, micro_batches - 1 + sum(self._extra_steps[: self.index]))
-            rows = torch.full((steps * size,), -1)
+            rows = torch.full((steps * size,), NOBODY)
             rows[: len(part)] = part
+            come = self._told() if any(self._extra_steps[: self.index]) else iter(rows.view(steps, size).numpy())
+            last = micro_batches - 1 + sum(self._extra_steps[: self.index])
+            self.stage.begin(Request(come, self._tell, answer, last, x))
             try:
                 self._schedule_of(steps).eval(*([rows] if self.index == 0 else []))
             except RuntimeError as error:  # PyTorch's, around what the stage raised
@@ -138,14 +142,25 @@ class Exchange:
                 raise
             self.stage.finish()
 
+    def _told(self) -> Iterator[Places]:
+        """Receive the places of each micro-batch from the stage before, which merges, or one before that."""
+        while True:
+            places = torch.empty(self.stage.size, dtype=torch.int64)
+            dist.recv(places, self.index - 1, self._connection.host)
+            yield places.numpy()
+
+    def _tell(self, places: Places) -> None:
+        """Send them to the next stage, if it cannot know them: ahead of what a device still computes."""
+        if self.index < self._stages - 1 and any(self._extra_steps[: self.index + 1]):
+            self._send(torch.from_numpy(places), self.index + 1)
+
     def _schedule_of(self, steps: int) -> ScheduleGPipe:
         """Return PyTorch's schedule of so many micro-batches, with memory for them; of one number it is kept."""
         if self._schedule is None or self._schedule[0] != steps:
             self._schedule = None
-            last = self.index == self._stages - 1
             stage = PipelineStage(
-                self.stage, self.index, self._stages, self.stage.device, self.stage.takes,
-                self.stage.hands[:1] if last else self.stage.hands, self._connection.activations,
+                self.stage, self.index, self._stages, self.stage.device, self.stage.takes, self.stage.hands,
+                self._connection.activations,
             )  # fmt: skip
             self._schedule = steps, ScheduleGPipe(stage, steps)
         return self._schedule[1]

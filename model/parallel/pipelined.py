@@ -209,7 +209,7 @@ def _connection(where: torch.device, timeout_s: float, opened: ExitStack) -> Con
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     made.append(dist.new_group(timeout=limit, backend="nccl" if options else "gloo", pg_options=options))
     opened.callback(dist.destroy_process_group, made[1])
-    return Connection(activations=made[1], answers=made[0])
+    return Connection(activations=made[1], host=made[0])
 
 
 def _open_shares(network: EarlyExitNetwork, x: Tensor) -> list[float]:

@@ -2,8 +2,8 @@
 
     load of a stage = the sum, over its segments, of time x share of the samples that have not left before
 
-Stages are made so that the largest load is as small as can be. Open samples are merged behind a stage if that saves the
-slowest later stage more time a micro-batch than the gathering takes.
+Stages are made so that the largest load is as small as can be. Open samples are merged behind a stage where that makes
+the slowest stage faster, the gathering counted in: a pipeline is as fast as its slowest stage.
 """
 
 import statistics
@@ -15,9 +15,10 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from .answered import first_state
 from .segments import Cut, Segment, run_segments, to_wire, wires_like
 from .stage import LAG, Stage
-from .survivors import Merging, Passing, empty_rows
+from .survivors import NOBODY, Merging, no_places
 
 _WARM_UPS, _RUNS = 2, 5
 #: By how much what is handed over may differ, the mean difference over the mean, for the samples of a micro-batch that
@@ -39,7 +40,7 @@ class Placement:
     @property
     def extra_steps(self) -> list[int]:
         """Behind each stage but the last, how many steps later than its last micro-batch it hands on what is left."""
-        return [LAG + (Merging if merges else Passing).extra_steps for merges in self.merges]
+        return [LAG + Merging.extra_steps if merges else 0 for merges in self.merges]
 
 
 def balanced(loads: Sequence[float], stages: int) -> list[int]:
@@ -94,21 +95,47 @@ def _described(
     """Decide for stages with these first segments where samples are merged, and say why."""
     ends = [*starts[1:], len(ms)]
     of_stage = [sum(ms[start:end]) for start, end in zip(starts, ends, strict=True)]
-    merges, notes = [], []
-    for stage, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        notes.append(f"{of_stage[stage]:.3g} ms a micro-batch of {size}")
-        if end == len(ms):
-            break
+    inner = [end - 1 for end in ends[:-1]]  # the segments behind which samples may be merged
+    takes = [gathering[segment] if movable[segment] else None for segment in inner]
+    merges = merges_of(of_stage, [open_shares[start] for start in starts], takes)
+    notes = [f"{each:.3g} ms a micro-batch of {size}" for each in of_stage]
+    for stage, does in enumerate(merges):
+        start, end = starts[stage], ends[stage]
         leave = 1.0 - open_shares[end] / open_shares[start] if open_shares[start] else 0.0
-        saved = leave * max(of_stage[stage + 1 :])
-        merges.append(movable[end - 1] and saved > gathering[end - 1])
-        notes[-1] += f", {leave:.0%} of its samples leave; "
-        if not movable[end - 1]:
-            notes[-1] += "others are passed on as they lie: what is handed over has no row a sample"
+        notes[stage] += f", {leave:.0%} of its samples leave; "
+        if takes[stage] is None:
+            notes[stage] += "all are passed on as they lie: what is handed over has no row a sample"
+        elif does:
+            notes[stage] += f"others are merged, which takes {takes[stage]:.2g} ms"
         else:
-            does = "merged" if merges[-1] else "passed on as they lie"
-            notes[-1] += f"others are {does}: merging takes {gathering[end - 1]:.2g} ms and saves {saved:.2g}"
+            notes[stage] += "all are passed on as they lie: merging would make no stage faster that is the slowest"
     return Placement([*starts], merges, notes)
+
+
+def merges_of(ms: Sequence[float], open_shares: Sequence[float], gathering: Sequence[float | None]) -> list[bool]:
+    """Return behind which stages to merge, so that the slowest one is as fast as can be.
+
+    Args:
+        ms: of each stage, for a full micro-batch.
+        open_shares: of each stage, the share of the samples that have not left before it.
+        gathering: behind each stage but the last what merging takes, in milliseconds; None where it cannot be.
+    """
+
+    @cache
+    def best(stage: int, since: int) -> tuple[float, tuple[bool, ...]]:
+        """The slowest of the stages from this one on, which get what was merged before the stage ``since``."""
+        own = ms[stage] * open_shares[since]
+        if stage == len(ms) - 1:
+            return own, ()
+        later, does = best(stage + 1, since)
+        found = [(max(own, later), (False, *does))]
+        takes = gathering[stage]
+        if takes is not None:
+            later, does = best(stage + 1, stage + 1)
+            found.append((max(own + takes, later), (True, *does)))
+        return min(found)
+
+    return [*best(0, 0)[1]]
 
 
 def segment_ms(cut: Cut, x: Tensor) -> list[float]:
@@ -149,12 +176,12 @@ def merging_ms(segments: Sequence[Segment], x: Tensor) -> list[float | None]:
 
 def _gathering_ms(segment: Segment, x: Tensor) -> float:
     """Measure what merging takes behind a segment, where half of the samples are open."""
-    wires = wires_like(segment.hands, x.device)
-    merging, rows = Merging(len(x), wires), empty_rows(len(x))
-    rows[::2, 0] = 0
+    handed = [first_state(len(x)).to(x.device), *wires_like(segment.hands, x.device)]
+    merging, places = Merging(len(x), handed), no_places(len(x))
+    places[::2] = NOBODY + 1
 
     def gather() -> None:
-        merging.hand_on(rows, wires, last=False)
+        merging.hand_on(places, handed, last=False)
         if x.is_cuda:
             torch.cuda.current_stream(x.device).synchronize()
 

@@ -1,23 +1,23 @@
 """``Stage``: the part of a network that one rank runs, micro-batch by micro-batch, in PyTorch's ``PipelineStage``."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...kernels import HeadOutput, decide
 from ..early_exit_network import EarlyExitNetwork
 from ..rule_order import ordered_write
-from .answered import AnswerForm, said_by, settle
+from .answered import STATE, AnswerForm, first_state, said_by, settle
 from .segments import NETWORK, Cut, from_wire, to_wire, wires_like
 from .stage_graph import Computed, StageGraph
-from .survivors import ROW, Merging, Outlet, Passing, Rows, empty_rows
+from .survivors import NOBODY, Merging, Places, no_places
 
-#: Steps of a schedule by which what a stage hands on comes later than what it took: see ``Stage``.
+#: Steps of a schedule by which what a merging stage hands on comes later than what it took: see ``Stage``.
 LAG = 1
 
 
@@ -25,15 +25,30 @@ class StageFailed(Exception):
     """What a stage's layers or heads raised, with the stage and the place where it runs."""
 
 
+class Request(NamedTuple):
+    """What a stage is told of a request, or of a part of one that goes through a schedule at once."""
+
+    places: Iterator[Places]
+    """Of each micro-batch that comes; the next ones may have to be waited for."""
+    tell: Callable[[Places], None]
+    """Told the places of each micro-batch that is handed on, before it is."""
+    answer: Callable[[Tensor], None]
+    """Called with answers (see ``COLUMNS``) as soon as there are some."""
+    last: int
+    """The number of the micro-batch, from 0, after which only empty ones come."""
+    x: Tensor | None = None
+    """The whole request, where this is the first stage."""
+
+
 class Stage(nn.Module):
-    """Consecutive segments, their heads, and the outlet to the next stage.
+    """Consecutive segments, their heads, and, where that is wanted, merging of the samples that stay open.
 
-    It takes and returns rows (see ``ROW``) and activations, of one size: what PyTorch's schedules want. The first stage
-    takes the places of samples alone, and finds them in the request. Nothing is computed for a micro-batch without a
-    sample in use.
+    It takes and returns the state of samples (see ``STATE``) and activations, of one size: what PyTorch's schedules
+    want. The first stage finds its samples in the request. Nothing is computed for a micro-batch without samples.
 
-    At each step the stage begins to compute for the micro-batch that came, and then hands on the one before, whose
-    answers the host reads meanwhile: it waits for a device only where another micro-batch keeps that busy.
+    A stage that merges has to know who stays open. At each step it begins to compute for the micro-batch that came, and
+    then hands on the one before, whose answers the host reads meanwhile. Other stages hand each micro-batch on as it
+    is, with answered samples in it, so that the host waits for nothing: it is ahead of the devices all the time.
     """
 
     def __init__(
@@ -64,11 +79,10 @@ class Stage(nn.Module):
         self.first_exit, self.size, self.device, self.name = start, size, device, name
         self._cut, self._segments, self._heads = cut, segments, heads
         self._rules = [*(head.rule for head in heads), *([None] if len(heads) < len(segments) else [])]
-        wires = wires_like(segments[-1].hands, device)
-        self.outlet: Outlet = Merging(size, wires) if merges else Passing(size, wires)
-        self._first_state = torch.from_numpy(empty_rows(size)[:, 1:]).to(device)
+        self._nothing = tuple(torch.zeros_like(each, device=device) for each in self.hands)
+        self._merging = Merging(size, self._nothing) if merges else None
+        self._first_state = first_state(size).to(device)
         self._graph: StageGraph | None = None
-        self.begin(lambda _: None, None, 0)
         self.busy_since: float | None = None
         """The time at which the micro-batch came that it is at."""
 
@@ -83,20 +97,27 @@ class Stage(nn.Module):
         return self.first_exit == 0
 
     @property
+    def is_last(self) -> bool:
+        """Whether it answers for all that comes, and hands nothing on."""
+        return self._rules[-1] is None
+
+    @property
     def takes(self) -> tuple[Tensor, ...]:
-        """Tensors of the shapes that it takes, on the meta device."""
+        """Tensors of the shapes that it takes, on the meta device: of the first stage the places, which it knows."""
         if self.is_first:
             return (torch.empty(self.size, dtype=torch.int64, device="meta"),)
-        return (self._rows_like, *wires_like(self._segments[0].takes, "meta"))
+        return (self._state_like, *wires_like(self._segments[0].takes, "meta"))
 
     @property
     def hands(self) -> tuple[Tensor, ...]:
-        """The same of what it returns."""
-        return (self._rows_like, *wires_like(self._segments[-1].hands, "meta"))
+        """The same of what it returns; of the last stage what PyTorch's schedules want, which collect something."""
+        if self.is_last:
+            return (torch.empty(1, device="meta"),)
+        return (self._state_like, *wires_like(self._segments[-1].hands, "meta"))
 
     @property
-    def _rows_like(self) -> Tensor:
-        return torch.empty(self.size, len(ROW), dtype=torch.int64, device="meta")
+    def _state_like(self) -> Tensor:
+        return torch.empty(self.size, len(STATE), dtype=torch.int64, device="meta")
 
     def capture(self, micro_batch: Tensor) -> None:
         """Capture its computation anew where its device has graphs, for micro-batches like this one."""
@@ -114,9 +135,9 @@ class Stage(nn.Module):
 
     def compute_alone(self, taken: Sequence[Tensor]) -> None:
         """Compute for a micro-batch and wait for the end; what comes out of it goes nowhere."""
-        done = self.computed(None, taken).done
-        if done is not None:
-            done.synchronize()
+        under_way = self.computed(None, taken).under_way
+        if under_way is not None:
+            under_way.done.synchronize()
 
     def take_rules(self, states: Tensor) -> None:
         """Take over the rules of the first rank's network, [heads, 4]; see :meth:`ExitRule.get_extra_state`."""
@@ -142,44 +163,49 @@ class Stage(nn.Module):
             if head is not source_head:
                 head.load_state_dict(source_head.state_dict())
 
-    def begin(self, answer: Callable[[Tensor], None], x: Tensor | None, last: int) -> None:
-        """Begin a request.
-
-        Args:
-            answer: called with answers (see ``COLUMNS``) as soon as there are some.
-            x: the request, where this is the first stage.
-            last: the number of the micro-batch, from 0, after which only empty ones come.
-        """
-        self._answer, self._x, self._last, self._step = answer, x, last, 0
-        self._under_way: tuple[Rows, Computed] | None = None
+    def begin(self, request: Request) -> None:
+        """Begin a request, or a part of one."""
+        self._request, self._step = request, 0
+        self._under_way: deque[tuple[Places, Computed | None]] = deque()
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-        """Begin to answer for a micro-batch, and hand on the one before."""
-        # On a GPU this waits for them to come, which is no fault of this stage, and not for the micro-batch before.
-        came = given[0].cpu().numpy()
+        """Begin to answer for a micro-batch, and hand on: that one, or where samples are merged what is due."""
+        places = next(self._request.places)  # to wait for the stage before is no fault of this one
         with self._busy():
-            return self._forward(came, *given)
+            return self._forward(places, *given)
 
-    def _forward(self, came: NDArray[np.int64], rows: Tensor, *wires: Tensor) -> tuple[Tensor, ...]:
-        if self.is_first:
-            places, came = came, empty_rows(len(came))
-            came[:, 0] = places
-        before, self._under_way = self._under_way, None
-        if (came[:, 0] >= 0).any():
+    def _forward(self, places: Places, *given: Tensor) -> tuple[Tensor, ...]:
+        begun = None
+        if places[0] != NOBODY:  # nobody's are the last ones
             begun = (
-                self.computed(None, [self._samples(came[:, 0])]) if self.is_first else self.computed(rows[:, 1:], wires)
+                self.computed(None, [self._samples(places)]) if self.is_first else self.computed(given[0], given[1:])
             )
-            self._under_way = came, begun
-        left, handed = self._settled(before)
-        left, wires_out = self.outlet.hand_on(left, handed, last=self._step >= self._last + LAG)
+        self._under_way.append((places, begun))
+        left, handed = self._passed_on(places, begun) if self._merging is None else self._merged(self._merging)
+        self._request.tell(left)
         self._step += 1
-        return torch.from_numpy(left).to(self.device, non_blocking=True), *wires_out
+        return handed
+
+    def _passed_on(self, places: Places, begun: Computed | None) -> tuple[Places, tuple[Tensor, ...]]:
+        while self._under_way and _is_done(self._under_way[0][1]):
+            self._settle_next()
+        if begun is None or self.is_last:
+            return places, self._nothing
+        if begun.under_way is not None:
+            begun.under_way.done.wait()  # the current stream, which hands on
+        return places, begun.handed
+
+    def _merged(self, merging: Merging) -> tuple[Places, tuple[Tensor, ...]]:
+        left, handed = no_places(self.size), None
+        if len(self._under_way) > LAG:
+            left, handed = self._settle_next()
+        return merging.hand_on(left, handed, last=self._step >= self._request.last + LAG)
 
     def finish(self) -> None:
-        """End a request: answer for what the last step has begun."""
+        """End a request: wait for all answers that are left."""
         with self._busy():
-            before, self._under_way = self._under_way, None
-            self._settled(before)
+            while self._under_way:
+                self._settle_next()
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -199,24 +225,30 @@ class Stage(nn.Module):
         said, handed = self._compute(self._first_state if state is None else state, [self._filled(x) for x in taken])
         return Computed(said, handed)
 
-    def _settled(self, begun: tuple[Rows, Computed] | None) -> tuple[Rows, Sequence[Tensor] | None]:
-        """Send the answers of a micro-batch; returns the rows that stay open, with activations if there are any."""
-        if begun is None:
-            return empty_rows(self.size), None
-        rows, computed = begun
-        if computed.done is not None:
-            computed.done.synchronize()
-            computed.done.wait()  # the current stream, which hands on, and allows what was taken to be overwritten
-        answers, left = settle(rows, computed.said)
-        if len(answers):
-            self._answer(answers)
-        return left, computed.handed if (left[:, 0] >= 0).any() else None
+    def _settle_next(self) -> tuple[Places, tuple[Tensor, ...] | None]:
+        """Send the answers of the first micro-batch under way; returns who stays open, and what goes along with them.
 
-    def _samples(self, places: NDArray[np.int64]) -> Tensor:
-        """Return the samples of the request at places, which follow each other; none for empty rows, behind them."""
-        assert self._x is not None
+        Waits for the device until it has computed them; the current stream waits as well.
+        """
+        places, begun = self._under_way.popleft()
+        if begun is None:
+            return places, None
+        if begun.under_way is not None:
+            self.busy_since = None  # what comes is the stage's before, and the link's
+            begun.under_way.begun.synchronize()
+            self.busy_since = time.monotonic()
+            begun.under_way.done.synchronize()
+            begun.under_way.done.wait()
+        answers, left = settle(places, begun.said)
+        if len(answers):
+            self._request.answer(answers)
+        return left, begun.handed if (left != NOBODY).any() else None
+
+    def _samples(self, places: Places) -> Tensor:
+        """Return the samples of the request at places, which follow each other; nobody's are behind them."""
+        assert self._request.x is not None
         first = int(places[0])
-        return self._x[first : first + int((places >= 0).sum())]
+        return self._request.x[first : first + int((places != NOBODY).sum())]
 
     def _filled(self, x: Tensor) -> Tensor:
         """Return a micro-batch with its first sample again for each that it lacks."""
@@ -224,7 +256,7 @@ class Stage(nn.Module):
         return torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) if missing else x
 
     def _compute(self, state: Tensor, taken: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return what the exits say, see ``SAID``, and what is handed over, as it is sent."""
+        """Return what the exits say, and what is handed over, as it is sent."""
         handed = (
             taken
             if self.is_first
@@ -234,11 +266,17 @@ class Stage(nn.Module):
         for index, segment in enumerate(self._segments):
             read, *handed = segment.module(*handed)
             said.append(self._heads[index](read) if index < len(self._heads) else decide(read, 1.0, 1.0))
-        wires = tuple(to_wire(x, like) for x, like in zip(handed, self._segments[-1].hands, strict=True))
         dtype, with_probs = self._cut.form.dtype, self._cut.form.with_probs
-        return said_by(said, self._rules, self.first_exit, state, dtype, with_probs=with_probs), wires
+        answers, state = said_by(said, self._rules, self.first_exit, state, dtype, with_probs=with_probs)
+        if self.is_last:
+            return answers, ()
+        return answers, (state, *(to_wire(x, like) for x, like in zip(handed, self._segments[-1].hands, strict=True)))
 
     def close(self) -> None:
         """Free its graph."""
         if self._graph is not None:
             self._graph.close()
+
+
+def _is_done(begun: Computed | None) -> bool:
+    return begun is None or begun.under_way is None or begun.under_way.done.query()

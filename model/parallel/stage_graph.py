@@ -16,18 +16,26 @@ from ..trunk.trunk import Trunk
 #: The lowest: what sends and receives, which a later stage waits for, is placed before a stage's waiting blocks.
 _PRIORITY = 0
 
-#: From the state of samples (see ``said_by``) and what a stage takes, to what its exits say, and what it hands over.
+#: From the state of samples and what a stage takes, to what its exits say (see ``said_by``), and what it hands over.
 Compute = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, tuple[Tensor, ...]]]
+
+
+class UnderWay(NamedTuple):
+    """Events of what a device computes for a micro-batch."""
+
+    begun: torch.cuda.Event
+    """Behind what it waits for."""
+    done: torch.cuda.Event
 
 
 class Computed(NamedTuple):
     """What was computed, or is being computed, for a micro-batch."""
 
     said: Tensor
-    """See ``SAID``; on the CPU, to be read after ``done``."""
+    """See ``said_by``; on the CPU, to be read once all is done."""
     handed: tuple[Tensor, ...]
-    """On the device, for streams that wait for ``done``."""
-    done: torch.cuda.Event | None = None
+    """On the device, for streams that wait until all is done."""
+    under_way: UnderWay | None = None
     """None if all is done."""
 
 
@@ -72,8 +80,6 @@ class StageGraph:
                     self._said, self._handed = compute(self._state, self._taken)
                 [self._graph] = capture.graphs
                 self._captures.record(stream)
-                # One is read on the host while the other is written to.
-                self._said_there = [torch.empty_like(self._said, device="cpu", pin_memory=True) for _ in range(2)]
             except BaseException:
                 self._captures.free()
                 raise
@@ -89,16 +95,15 @@ class StageGraph:
         Args:
             state: on any device; None if it is as it was captured.
             taken: tensors as they were captured, or, of the first stage, samples to fill them with, on any device. They
-                must not change before the current stream has waited for what is returned.
-
-        Returns:
-            Computed: its ``said`` is written to by the call after the next.
+                must not change before all is done.
         """
         if [rule.criterion for rule in self._rules] != self._criteria:
             raise RuntimeError(f"network: its heads were captured with the criteria {', '.join(self._criteria)}")
         current, stream = torch.cuda.current_stream(self._captures.device), self._stream
         stream.wait_stream(current)
         wait_for_writes(self._written, stream)
+        events = UnderWay(torch.cuda.Event(), torch.cuda.Event())
+        events.begun.record(stream)
         with beside_captures(), torch.cuda.stream(stream):  # PyTorch's allocator may have to ask the device for memory
             if state is not None:
                 self._state.copy_(state, non_blocking=True)
@@ -106,15 +111,14 @@ class StageGraph:
                 into[: len(each)].copy_(each, non_blocking=True)
                 into[len(each) :] = each[:1]
             self._graph.launch(stream)
-            self._said_there.reverse()
-            self._said_there[0].copy_(self._said, non_blocking=True)
             handed = tuple(each.clone(memory_format=torch.preserve_format) for each in self._handed)
-            done = torch.cuda.Event()
-            done.record(stream)
+            said = torch.empty_like(self._said, device="cpu", pin_memory=True)
+            said.copy_(self._said, non_blocking=True)
+            events.done.record(stream)
         for each in handed:
             each.record_stream(current)
         self._captures.record(stream)
-        return Computed(self._said_there[0], handed, done)
+        return Computed(said, handed, events)
 
     def close(self) -> None:
         """Free the graph; closing twice is fine."""

@@ -114,7 +114,7 @@ def answer() -> None:
     name, size, how, stages, sizes, device = sys.argv[1:7]
     torch.backends.cudnn.allow_tf32 = False
     if how != "measured":
-        placement._gathering_ms = lambda *_: 0.0 if how == "merged" else 1e9
+        placement.merges_of = lambda *of: [how == "merged" and ms is not None for ms in of[-1]]
     network = globals()[name]()
     exits = len(network.taps) + 1
     network.monitor = ExitMonitor([1 / exits] * exits, 100)

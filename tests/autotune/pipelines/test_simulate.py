@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from auxhead.autotune.pipelines.simulate import MOST_MICRO_BATCHES, StageTimes, bound, check, simulate
 from auxhead.model.parallel import exchange
-from auxhead.model.parallel.survivors import Merging, Passing, empty_rows
+from auxhead.model.parallel.survivors import NOBODY, Merging
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,27 +28,28 @@ SIZES, BATCHES, REQUESTS = st.integers(1, 6), st.integers(1, 40), st.integers(1,
 
 
 def samples_of_stages(stages: list[StageTimes], size: int, batch: int) -> list[list[int]]:
-    """Samples of each micro-batch on each stage, by the outlets that stages really have."""
+    """Samples of each micro-batch on each stage, merged as stages really merge."""
     steps = -(-batch // size) + sum(stage.merges for stage in stages[:-1])
-    coming = [empty_rows(size) for _ in range(steps)]
-    for step, rows in enumerate(coming):
-        own = np.arange(step * size, (step + 1) * size)
-        rows[:, 0] = np.where(own < batch, own, -1)
-    found, last = [], -(-batch // size) - 1
+    own = np.arange(steps * size)
+    coming = list(np.where(own < batch, own, NOBODY).reshape(steps, size))
+    found, last, share = [], -(-batch // size) - 1, 1.0
     for stage in stages:
-        found.append([int((rows[:, 0] >= 0).sum()) for rows in coming])
-        outlet, came, stayed, out = (Merging if stage.merges else Passing)(size, []), 0, 0, []
-        for step, rows in enumerate(coming):
-            rows = rows.copy()
-            for row in rows[rows[:, 0] >= 0]:
+        found.append([int((places != NOBODY).sum()) for places in coming])
+        share *= 1.0 - stage.leave
+        if not stage.merges:
+            continue
+        merging, came, stayed, out = Merging(size, []), 0, 0, []
+        for step, of_step in enumerate(coming):
+            places = of_step.copy()
+            for row in np.flatnonzero(places != NOBODY):
                 came += 1
-                if int(came * (1 - stage.leave) + 0.5) > stayed:
+                if int(came * share + 0.5) > stayed:
                     stayed += 1
                 else:
-                    rows[rows[:, 0] == row[0]] = empty_rows(1)
-            handed = [] if (rows[:, 0] >= 0).any() else None
-            out.append(outlet.hand_on(rows, handed, last=step >= last)[0])
-        coming, last = out, last + outlet.extra_steps
+                    places[row] = NOBODY
+            handed = [] if (places != NOBODY).any() else None
+            out.append(merging.hand_on(places, handed, last=step >= last)[0])
+        coming, last, share = out, last + merging.extra_steps, 1.0
     return found
 
 

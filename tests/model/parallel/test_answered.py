@@ -1,13 +1,14 @@
 """Answers of stages one after another are those of all exits at once."""
 
+import numpy as np
 import pytest
 import torch
 from auxhead.kernels import decide
 from auxhead.kernels.patience import decide_in_order
 from auxhead.model import ExitRule
 from auxhead.model.exit_result import first_sure
-from auxhead.model.parallel.answered import as_result, said_by, settle
-from auxhead.model.parallel.survivors import empty_rows
+from auxhead.model.parallel.answered import as_result, first_state, said_by, settle
+from auxhead.model.parallel.survivors import NOBODY
 
 
 @pytest.mark.parametrize("cuts", [(1, 2, 3), (2,), ()])
@@ -28,14 +29,17 @@ def test_stages_answer_as_all_exits_do(cuts, criteria):
         *(decide(each, 1.0, rule.threshold_tensor, rule.criterion) for each, rule in zip(logits, rules, strict=False)),
         said[3],
     ]
-    rows, answers = empty_rows(64), []
-    rows[:, 0] = range(64)
+    places, state, answers, left = np.arange(64), first_state(64), [], None
     for start, end in zip((0, *cuts), (*cuts, 4), strict=True):
         exits, their_rules = alone[start:end], [*rules, None][start:end]
-        said = said_by(exits, their_rules, start, torch.from_numpy(rows[:, 1:]), torch.float32, with_probs=True)
-        told, rows = settle(rows, said)
+        said, state = said_by(exits, their_rules, start, state, torch.float32, with_probs=True)
+        told, open_ = settle(places, said)
+        left = open_ if left is None else left
+        # whoever is passed on after an answer is neither answered again nor open
+        assert (open_[left == NOBODY] == NOBODY).all() and np.array_equal(open_ != NOBODY, state[:, 2].numpy() == 0)
+        left = open_
         answers.append(told)
-    assert (rows == empty_rows(1)).all()
+    assert (left == NOBODY).all() and sum(map(len, answers)) == 64
     told = torch.cat(answers)
     found = as_result(told[told[:, 0].argsort()], with_probs=True)
     for one, other in zip(found, wanted, strict=True):
