@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels import HeadOutput
@@ -14,6 +15,8 @@ from .survivors import NOBODY, Places
 
 #: Columns of an answer, before those of the probabilities. Its numbers are floats, which hold each of these exactly.
 COLUMNS = ("place", "label", "confidence", "exit_index")
+#: Answers, [M, 4 or 4 + K], as the host has them.
+Answers = NDArray[np.floating]
 #: What a stage says of samples has the columns of answers, the places left to be filled in by the host; in place of
 #: the exit's index, it says of samples that stay open, and of those that an earlier stage has answered:
 OPEN, ANSWERED = -1, -2
@@ -90,7 +93,7 @@ def first_state(samples: int) -> Tensor:
     return torch.tensor([-1, 0, 0]).repeat(samples, 1)
 
 
-def settle(places: Places, said: Tensor) -> tuple[Tensor, Places]:
+def settle(places: Places, said: Tensor) -> tuple[Answers, Places]:
     """Take what a stage says of a micro-batch apart, on the CPU.
 
     Args:
@@ -98,14 +101,14 @@ def settle(places: Places, said: Tensor) -> tuple[Tensor, Places]:
         said: see :func:`said_by`.
 
     Returns:
-        The answers for its samples, [M, 4 or 4 + K] (see ``COLUMNS``), and the places of those that stay open.
+        The answers for its samples, and the places of those that stay open.
     """
     columns = said.numpy()
     used, exits = places != NOBODY, columns[:, 3]
     now = used & (exits >= 0)
     answers = columns[now]
     answers[:, 0] = places[now]
-    return torch.from_numpy(answers), np.where(used & (exits == OPEN), places, NOBODY)
+    return answers, np.where(used & (exits == OPEN), places, NOBODY)
 
 
 def as_result(answers: Tensor, *, with_probs: bool) -> ExitResult:

@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from ..early_exit_network import EarlyExitNetwork
+from .answered import Answers
 from .stage import Request, Stage, StageFailed
-from .survivors import NOBODY, Places
+from .survivors import Places, no_places
 
 #: A rank waits for a request as long as the first one lives.
 _FOR_EVER = timedelta(days=3650)
@@ -62,7 +64,7 @@ class Exchange:
         self._schedule: tuple[int, ScheduleGPipe] | None = None
         self._sent: list[tuple[dist.Work, Tensor]] = []
 
-    def ask(self, network: EarlyExitNetwork, x: Tensor, samples: int, answer: Callable[[Tensor], None]) -> None:
+    def ask(self, network: EarlyExitNetwork, x: Tensor, samples: int, answer: Callable[[Answers], None]) -> None:
         """Announce a request to all, with the network's rules, and run the first stage for it."""
         rules = torch.stack([head.rule.get_extra_state() for head in network.exit_heads])
         self._announce(samples, rules)
@@ -90,9 +92,9 @@ class Exchange:
             return False
         self.stage.take_rules(request[1:].view(-1, 4))
 
-        def answer(rows: Tensor) -> None:
-            self._send(torch.tensor([len(rows)]), 0)
-            self._send(rows, 0)
+        def answer(answers: Answers) -> None:
+            self._send(torch.tensor([len(answers)]), 0)
+            self._send(torch.from_numpy(answers), 0)
 
         self._run(int(request[0]), answer, None)
         self._send(torch.tensor([_NO_MORE]), 0)
@@ -110,7 +112,7 @@ class Exchange:
             work.wait()
         self._sent.clear()
 
-    def hear(self, answer: Callable[[Tensor], None]) -> None:
+    def hear(self, answer: Callable[[Answers], None]) -> None:
         """Receive the answers of all other stages, in the order in which they come."""
         group, speaking = self._connection.host, self._stages - 1
         while speaking:
@@ -121,21 +123,22 @@ class Exchange:
                 continue
             rows = torch.empty(int(count), self.form.width, dtype=self.form.dtype)
             dist.recv(rows, rank, group)
-            answer(rows)
+            answer(rows.numpy())
 
-    def _run(self, samples: int, answer: Callable[[Tensor], None], x: Tensor | None) -> None:
+    def _run(self, samples: int, answer: Callable[[Answers], None], x: Tensor | None) -> None:
         """Run the stage for all micro-batches of a request."""
-        size, places = self.stage.size, torch.arange(samples)
-        for part in places.split(_MOST_MICRO_BATCHES * size):
+        size, most = self.stage.size, _MOST_MICRO_BATCHES * self.stage.size
+        for first in range(0, samples, most):
+            part = np.arange(first, min(samples, first + most))
             micro_batches = -(-len(part) // size)
             steps = micro_batches + sum(self._extra_steps)
-            rows = torch.full((steps * size,), NOBODY)
-            rows[: len(part)] = part
-            come = self._told() if any(self._extra_steps[: self.index]) else iter(rows.view(steps, size).numpy())
+            places = no_places(steps * size)
+            places[: len(part)] = part
+            come = self._told() if any(self._extra_steps[: self.index]) else iter(places.reshape(steps, size))
             last = micro_batches - 1 + sum(self._extra_steps[: self.index])
             self.stage.begin(Request(come, self._tell, answer, last, x))
             try:
-                self._schedule_of(steps).eval(*([rows] if self.index == 0 else []))
+                self._schedule_of(steps).eval(*([torch.from_numpy(places)] if self.index == 0 else []))
             except RuntimeError as error:  # PyTorch's, around what the stage raised
                 if isinstance(error.__cause__, StageFailed):
                     raise error.__cause__ from error.__cause__.__cause__

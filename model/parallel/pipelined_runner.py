@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from ..processes.process_group import Processes
 from ..processes.rank_failures import RankFailed
 from ..runners.checks import check_request
 from ..runners.runner import Runner
-from .answered import as_result
+from .answered import Answers, as_result
 from .exchange import Exchange
 from .stage import Stage, StageFailed
 from .worker import Worker
@@ -92,9 +93,11 @@ class PipelinedRunner(Runner):
             self._refuse_closed()
             device, form = self._stage.device, self._exchange.form
             samples = self._checked(x)
+            coming = self._collected(x, samples)
             found = torch.empty(samples, form.width, dtype=form.dtype, pin_memory=device.type == "cuda")
-            for rows in self._collected(x, samples):
-                found[rows[:, 0].long()] = rows
+            into = found.numpy()
+            for answers in coming:
+                into[answers[:, 0].astype(np.int64)] = answers
             return self._counted(found.to(device, non_blocking=True))
         if x is not None:
             raise TypeError(
@@ -116,8 +119,8 @@ class PipelinedRunner(Runner):
                 f"answers: called on rank {self._index} of the pipeline, wants rank 0, which has the batch"
             )
         self._refuse_closed()
-        for rows in self._collected(x, self._checked(x)):
-            in_order = rows[rows[:, 0].argsort()]
+        for answers in self._collected(x, self._checked(x)):
+            in_order = torch.from_numpy(answers[answers[:, 0].argsort()])
             yield in_order[:, 0].long(), self._counted(in_order)
 
     def serve(self) -> None:
@@ -177,15 +180,15 @@ class PipelinedRunner(Runner):
         """Return how many samples a request has."""
         return check_request(x, self._shape, self._dtype, self._stage.device)  # type: ignore[arg-type]
 
-    def _collected(self, x: Tensor | None, samples: int) -> Iterator[Tensor]:
-        """Ask for a batch and yield answers as they come, see ``COLUMNS``."""
+    def _collected(self, x: Tensor | None, samples: int) -> Iterator[Answers]:
+        """Ask for a batch, and return answers as they come, see ``COLUMNS``."""
         assert x is not None
-        batch, found = x.detach(), queue.SimpleQueue[Tensor | Future[Any]]()
+        batch, found = x.detach(), queue.SimpleQueue[Answers | Future[Any]]()
         work = [
             self._running.submit(self._on_stream(lambda: self._exchange.ask(self.network, batch, samples, found.put))),
             self._hearing.submit(lambda: self._exchange.hear(found.put)),
         ]
-        yield from self._waited_for(work, found)
+        return self._waited_for(work, found)
 
     def _take_part(self) -> bool:
         """Take part in a request; returns False if none comes, since the first rank has closed its runner."""
@@ -199,8 +202,8 @@ class PipelinedRunner(Runner):
         return not self._ended
 
     def _waited_for(
-        self, work: "Sequence[Future[Any]]", found: "queue.SimpleQueue[Tensor | Future[Any]]"
-    ) -> Iterator[Tensor]:
+        self, work: "Sequence[Future[Any]]", found: "queue.SimpleQueue[Answers | Future[Any]]"
+    ) -> Iterator[Answers]:
         """Yield what is found until all work is done."""
         for each in work:
             each.add_done_callback(found.put)
@@ -274,7 +277,7 @@ class PipelinedRunner(Runner):
         return on_stream
 
 
-def _next(found: "queue.SimpleQueue[Tensor | Future[Any]]") -> "Tensor | Future[Any] | None":
+def _next(found: "queue.SimpleQueue[Answers | Future[Any]]") -> "Answers | Future[Any] | None":
     """Wait for the next item, but not for long; None if there is none."""
     try:
         return found.get(timeout=_LOOK_S)

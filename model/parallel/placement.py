@@ -40,7 +40,7 @@ class Placement:
     @property
     def extra_steps(self) -> list[int]:
         """Behind each stage but the last, how many steps later than its last micro-batch it hands on what is left."""
-        return [LAG + Merging.extra_steps if merges else 0 for merges in self.merges]
+        return [(Merging.extra_steps + LAG * (stage > 0)) * merges for stage, merges in enumerate(self.merges)]
 
 
 def balanced(loads: Sequence[float], stages: int) -> list[int]:

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from ...kernels import HeadOutput, decide
 from ..early_exit_network import EarlyExitNetwork
 from ..rule_order import ordered_write
-from .answered import STATE, AnswerForm, first_state, said_by, settle
+from .answered import STATE, AnswerForm, Answers, first_state, said_by, settle
 from .segments import NETWORK, Cut, from_wire, to_wire, wires_like
 from .stage_graph import Computed, StageGraph
 from .survivors import NOBODY, Merging, Places, no_places
 
-#: Steps of a schedule by which what a merging stage hands on comes later than what it took: see ``Stage``.
+#: Steps of a schedule by which what a merging stage hands on comes later than what it took, but on the first stage; see
+#: ``Stage``.
 LAG = 1
 
 
@@ -32,7 +33,7 @@ class Request(NamedTuple):
     """Of each micro-batch that comes; the next ones may have to be waited for."""
     tell: Callable[[Places], None]
     """Told the places of each micro-batch that is handed on, before it is."""
-    answer: Callable[[Tensor], None]
+    answer: Callable[[Answers], None]
     """Called with answers (see ``COLUMNS``) as soon as there are some."""
     last: int
     """The number of the micro-batch, from 0, after which only empty ones come."""
@@ -46,9 +47,10 @@ class Stage(nn.Module):
     It takes and returns the state of samples (see ``STATE``) and activations, of one size: what PyTorch's schedules
     want. The first stage finds its samples in the request. Nothing is computed for a micro-batch without samples.
 
-    A stage that merges has to know who stays open. At each step it begins to compute for the micro-batch that came, and
-    then hands on the one before, whose answers the host reads meanwhile. Other stages hand each micro-batch on as it
-    is, with answered samples in it, so that the host waits for nothing: it is ahead of the devices all the time.
+    A stage that merges has to know who stays open. At each step it begins to compute for one micro-batch, and hands on
+    the one before, whose answers the host reads meanwhile. On the first stage, where all samples are there, the former
+    is the next one; on others it is the one that came. Stages that do not merge hand each micro-batch on as it is, with
+    answered samples in it, so that the host waits for nothing: it is ahead of the devices all the time.
     """
 
     def __init__(
@@ -164,31 +166,47 @@ class Stage(nn.Module):
                 head.load_state_dict(source_head.state_dict())
 
     def begin(self, request: Request) -> None:
-        """Begin a request, or a part of one."""
+        """Begin a request, or a part of one; the first stage begins to compute."""
         self._request, self._step = request, 0
-        self._under_way: deque[tuple[Places, Computed | None]] = deque()
+        self._to_hand_on: deque[tuple[Places, Computed | None]] = deque()
+        self._to_settle: deque[tuple[Places, Computed | None]] = deque()
+        if self.is_first:
+            with self._busy():
+                self._compute_next()
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-        """Begin to answer for a micro-batch, and hand on: that one, or where samples are merged what is due."""
-        places = next(self._request.places)  # to wait for the stage before is no fault of this one
+        """Begin to compute for a micro-batch, and hand one on, or where samples are merged a full one, if there is one.
+
+        What is given to the first stage does not count.
+        """
+        places = None if self.is_first else next(self._request.places)  # to wait for it is no fault of this stage
         with self._busy():
-            return self._forward(places, *given)
+            if places is None:
+                self._compute_next()
+            else:
+                self._compute_for(places, *given)
+            left, handed = self._passed_on() if self._merging is None else self._merged(self._merging)
+            self._request.tell(left)
+            self._step += 1
+            return handed
 
-    def _forward(self, places: Places, *given: Tensor) -> tuple[Tensor, ...]:
-        begun = None
-        if places[0] != NOBODY:  # nobody's are the last ones
-            begun = (
-                self.computed(None, [self._samples(places)]) if self.is_first else self.computed(given[0], given[1:])
-            )
-        self._under_way.append((places, begun))
-        left, handed = self._passed_on(places, begun) if self._merging is None else self._merged(self._merging)
-        self._request.tell(left)
-        self._step += 1
-        return handed
+    def _compute_next(self) -> None:
+        """Begin to compute for the next samples of the request, if there are any."""
+        places = next(self._request.places, None)
+        if places is not None:
+            assert self._request.x is not None
+            used = int((places != NOBODY).sum())  # these come first, and follow each other
+            self._compute_for(places, None, self._request.x[places[0] : places[0] + used])
 
-    def _passed_on(self, places: Places, begun: Computed | None) -> tuple[Places, tuple[Tensor, ...]]:
-        while self._under_way and _is_done(self._under_way[0][1]):
+    def _compute_for(self, places: Places, state: Tensor | None = None, *taken: Tensor) -> None:
+        begun = self.computed(state, taken) if places[0] != NOBODY else None
+        self._to_hand_on.append((places, begun))
+        self._to_settle.append((places, begun))
+
+    def _passed_on(self) -> tuple[Places, tuple[Tensor, ...]]:
+        while self._to_settle and _is_done(self._to_settle[0][1]):
             self._settle_next()
+        places, begun = self._to_hand_on.popleft()
         if begun is None or self.is_last:
             return places, self._nothing
         if begun.under_way is not None:
@@ -196,15 +214,17 @@ class Stage(nn.Module):
         return places, begun.handed
 
     def _merged(self, merging: Merging) -> tuple[Places, tuple[Tensor, ...]]:
+        lag = 0 if self.is_first else LAG
         left, handed = no_places(self.size), None
-        if len(self._under_way) > LAG:
+        if self._step >= lag:
+            self._to_hand_on.popleft()
             left, handed = self._settle_next()
-        return merging.hand_on(left, handed, last=self._step >= self._request.last + LAG)
+        return merging.hand_on(left, handed, last=self._step >= self._request.last + lag)
 
     def finish(self) -> None:
         """End a request: wait for all answers that are left."""
         with self._busy():
-            while self._under_way:
+            while self._to_settle:
                 self._settle_next()
 
     @contextmanager
@@ -230,7 +250,7 @@ class Stage(nn.Module):
 
         Waits for the device until it has computed them; the current stream waits as well.
         """
-        places, begun = self._under_way.popleft()
+        places, begun = self._to_settle.popleft()
         if begun is None:
             return places, None
         if begun.under_way is not None:
@@ -243,12 +263,6 @@ class Stage(nn.Module):
         if len(answers):
             self._request.answer(answers)
         return left, begun.handed if (left != NOBODY).any() else None
-
-    def _samples(self, places: Places) -> Tensor:
-        """Return the samples of the request at places, which follow each other; nobody's are behind them."""
-        assert self._request.x is not None
-        first = int(places[0])
-        return self._request.x[first : first + int((places != NOBODY).sum())]
 
     def _filled(self, x: Tensor) -> Tensor:
         """Return a micro-batch with its first sample again for each that it lacks."""

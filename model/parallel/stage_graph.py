@@ -109,7 +109,8 @@ class StageGraph:
                 self._state.copy_(state, non_blocking=True)
             for into, each in zip(self._taken, taken, strict=True):
                 into[: len(each)].copy_(each, non_blocking=True)
-                into[len(each) :] = each[:1]
+                if len(each) < len(into):
+                    into[len(each) :] = each[:1]
             self._graph.launch(stream)
             handed = tuple(each.clone(memory_format=torch.preserve_format) for each in self._handed)
             said = torch.empty_like(self._said, device="cpu", pin_memory=True)

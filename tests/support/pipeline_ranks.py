@@ -216,15 +216,16 @@ def _run(change: Callable[[EarlyExitNetwork], None] = lambda _: None, **options:
 
 def _on_fifth_micro_batch(act: Callable[[], object]) -> Callable[[EarlyExitNetwork], None]:
     def change(_: EarlyExitNetwork) -> None:
-        original, steps = Stage._forward, []
+        original, steps = Stage.computed, []
 
-        def forward(self: Stage, *given: Tensor) -> tuple[Tensor, ...]:
-            steps.append(1)
+        def computed(self: Stage, *given: object) -> object:
+            if hasattr(self, "_request"):  # else times are measured
+                steps.append(1)
             if len(steps) == 5:
                 act()
             return original(self, *given)
 
-        Stage._forward = forward  # type: ignore[method-assign]
+        Stage.computed = computed  # type: ignore[method-assign]
 
     return change
 

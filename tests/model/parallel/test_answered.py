@@ -40,7 +40,7 @@ def test_stages_answer_as_all_exits_do(cuts, criteria):
         left = open_
         answers.append(told)
     assert (left == NOBODY).all() and sum(map(len, answers)) == 64
-    told = torch.cat(answers)
+    told = torch.from_numpy(np.concatenate(answers))
     found = as_result(told[told[:, 0].argsort()], with_probs=True)
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one.nan_to_num(-1.0), other.nan_to_num(-1.0))

@@ -71,7 +71,7 @@ def test_merging_where_it_saves_more_than_it_takes(monkeypatch, leave, gathering
     monkeypatch.setattr(placement, "_gathering_ms", lambda *_: gathering)
     stays = 1.0 - leave
     placed = placement.place(made, x, [1.0, stays, stays, stays], 2)
-    assert placed.merges == [merges] and placed.extra_steps == [2 * merges]
+    assert placed.merges == [merges] and placed.extra_steps == [1 * merges]
     assert placed.starts == ([0, 1] if merges else [0, 2])
     assert ("are merged" in placed.notes[0]) == merges
 
