@@ -18,10 +18,10 @@ from ..measuring.failures import Failure
 from ..measuring.progress import Begins
 from ..measuring.subject import Subject, build_subject
 from .pieces import Pieces, measure_pieces
-from .plan import CUT, PipelinePlan
+from .plan import PipelinePlan
 from .sharing import share_parameters, shared_thresholds
 from .timelines import GpuTimeline, record_timeline
-from .variants import EXITS, HEADS, NAIVE, ONE_HEAD, TUTORIAL, Baselines, Case, Pipelines, call_of, cases_of
+from .variants import EXITS, HEADS, NAIVE, ONE_HEAD, TUTORIAL, Baselines, Case, Pipelines, call_of, cases_of, cut_of
 
 #: Samples that say how far rounding moves answers.
 _ROUNDING_SAMPLES = 32
@@ -46,8 +46,8 @@ class Results:
     """What the first process has measured."""
 
     cases: dict[Case, Timed]
-    pieces: dict[int, Pieces]
-    """By split size."""
+    pieces: dict[tuple[str, int], Pieces]
+    """Of pipelines with heads after every stage, by the cut and the split size."""
     leave: dict[tuple[int, int], list[float]]
     """By batch and percent, the share of a batch that leaves on each stage; those on the last one last."""
     timelines: dict[Case, GpuTimeline]
@@ -102,7 +102,7 @@ class _Bench:
 
     @contextmanager
     def _exits(self, percent: int) -> Iterator[None]:
-        """Let so many percent leave at the cut; of requests the first process's rules count."""
+        """Let so many percent leave at ``EXIT_CUT``; of requests the first process's rules count."""
         with self._subject.thresholds(self._thresholds[percent]):
             yield
 
@@ -121,10 +121,10 @@ class _Bench:
                 said = self._pipelines.runners[case.variant, case.split_size].describe()
                 self.results.notes[case] = " ".join(said.splitlines())
         for (kind, size), runner in self._pipelines.runners.items():
-            if kind == HEADS:
+            if kind != ONE_HEAD:
                 self._begins(f"stages and links, micro-batches of {size}", 0.3)
                 with self._exits(0):
-                    self.results.pieces[size] = measure_pieces(
+                    self.results.pieces[cut_of(kind), size] = measure_pieces(
                         runner, self._subject.example, self._rank, self._plan.processes
                     )
 
@@ -154,7 +154,7 @@ class _Bench:
                 for x in inputs:
                     call(x)
             return
-        comparison = Comparison()
+        comparison, taps = Comparison(), self._subject.network.taps
 
         def answer(x: Tensor) -> Answer:
             assert call is not None and self._baselines is not None
@@ -162,8 +162,8 @@ class _Bench:
                 return self._baselines.answer_of(case, x)
             found = Answer.of(call(x))
             if case.variant == ONE_HEAD:  # counts its own exits: the one at the cut, and the classifier
-                last = len(self._subject.network.taps)
-                found = found._replace(exit_index=torch.where(found.exit_index == 0, self._at_cut, last))
+                last = len(taps)
+                found = found._replace(exit_index=torch.where(found.exit_index == 0, taps.index(case.cut), last))
             return found
 
         with self._asking(case):
@@ -176,15 +176,11 @@ class _Bench:
                 return
             if case.together:
                 by_exit = truth.samples_by_exit()
-                first = sum(by_exit[tap] for tap in self._subject.network.taps[: self._at_cut + 1])
+                first = sum(by_exit[tap] for tap in taps[: taps.index(case.cut) + 1])
                 share = first / sum(by_exit.values())
                 self.results.leave[case.batch, case.percent] = [share, 1.0 - share]
         result.counts = comparison.counts()
         result.error = verdict(result.counts)
-
-    @property
-    def _at_cut(self) -> int:
-        return self._subject.network.taps.index(CUT)
 
     def time(self) -> None:
         """Time single requests of all cases in turns, in fresh captures; pipelines that answer wrongly, too."""

@@ -7,7 +7,7 @@ from ..records.record import Record
 from ..records.summaries import as_json, network_record, summary
 from .bound import bound_images_s
 from .measure import Results, Timed
-from .plan import CUT, PipelinePlan
+from .plan import PipelinePlan
 from .variants import Case
 
 #: Kinds of the records.
@@ -54,7 +54,7 @@ def images_s(batch: int, seconds: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 def _pieces(results: Results, case: Case) -> dict[str, Any]:
     """Return a pipeline's split size, times of its pieces, who leaves where, and the bound; None where it is none."""
-    pieces = None if case.split_size is None else results.pieces.get(case.split_size)
+    pieces = None if case.split_size is None else results.pieces.get((case.cut, case.split_size))
     if pieces is None or case.split_size is None:
         return {"split_size": case.split_size}
     leave = results.leave.get((case.batch, case.percent), [0.0, 1.0])
@@ -68,6 +68,6 @@ def _protocol(plan: PipelinePlan, case: Case) -> dict[str, Any]:
         "captures": plan.captures,
         "processes": plan.processes if case.together else 1,
         "devices": plan.processes,
-        "cut": CUT,
+        "cut": case.cut,
         "order": "shuffled each round, an untimed request before each",
     }

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from ...kernels import CRITERIA
 from ..measuring.subject import Subject, thresholds_of_shares
-from .plan import CUT, LEAVE
+from .plan import EXIT_CUT, LEAVE
 
 
 def share_parameters(subject: Subject) -> None:
@@ -23,7 +23,7 @@ def shared_thresholds(subject: Subject) -> dict[int, list[float]]:
     """Return by percent the thresholds of all heads with which so many leave at the cut; the first process's."""
     network = subject.network
     never = [CRITERIA[head.rule.criterion].high for head in subject.heads]
-    place = network.taps.index(CUT)
+    place = network.taps.index(EXIT_CUT)
     found = {0: never}
     with torch.no_grad():
         logits = torch.cat([network.logits(x)[place].double() for x in subject.inputs])

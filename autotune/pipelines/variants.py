@@ -21,10 +21,11 @@ from ..measuring.correctness import Answer
 from ..measuring.names import AS_IS
 from ..measuring.peers import GraphedPeer, PeerAnswer, bare, merged_answer
 from ..measuring.subject import Subject
-from .plan import CUT, LEAVE, PipelinePlan
+from .plan import CUT, EXIT_CUT, LEAVE, PipelinePlan
 from .tutorial import ModelParallelResNet, PipelineParallelResNet
 
-#: Kinds of pipelines: a head at the cut alone, heads after every stage, and the same built for samples that leave.
+#: Kinds of pipelines: a head at the cut alone, heads after every stage, and the same built for samples that leave, cut
+#: elsewhere.
 ONE_HEAD, HEADS, EXITS = "pipelined-one-head", "pipelined-heads", "pipelined-exits"
 ONE_GPU, ONE_GPU_FUSED, NAIVE, TUTORIAL = "one-gpu", "one-gpu-cudnn", "model-parallel", "tutorial"
 #: The trunk of our pipelines, and of one GPU beside them.
@@ -62,9 +63,19 @@ class Case:
         return FUSED if self.together or self.variant == ONE_GPU_FUSED else AS_IS
 
     @property
+    def cut(self) -> str:
+        """The tap behind which the network is cut, if it is."""
+        return cut_of(self.variant)
+
+    @property
     def together(self) -> bool:
         """Whether all processes take part in it."""
         return self.variant in (ONE_HEAD, HEADS, EXITS)
+
+
+def cut_of(variant: str) -> str:
+    """Return the tap behind which a network is cut for a variant."""
+    return EXIT_CUT if variant == EXITS else CUT
 
 
 def cases_of(plan: PipelinePlan) -> list[Case]:
@@ -97,7 +108,12 @@ class Pipelines:
         for kind in kinds:
             for size in self._splits:
                 built = pipelined(
-                    self.networks[kind], self._example, split_size=size, stages=[CUT], trunk=FUSED, timeout_s=60.0
+                    self.networks[kind],
+                    self._example,
+                    split_size=size,
+                    stages=[cut_of(kind)],
+                    trunk=FUSED,
+                    timeout_s=60.0,
                 )
                 self.runners[kind, size] = open_one(built)
 

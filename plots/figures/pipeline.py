@@ -38,19 +38,20 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
         points = {f"{variant}, {exits}": _points(of_batch, variant, exits) for variant, exits in LINES}
         levels = {one.variant: _images(one) for one in of_batch if one.variant in LEVELS}
         batches[str(batch)] = {"lines": {name: line for name, line in points.items() if line}, "levels": levels}
-    first = found[0]
+    network = _network(found)
     drawn = {
         "title": _title(batches),
-        "stamp": stamp(found, f"{_network(first)}. Lines: median of {rounds(found)}.", BANDS),
-        "network": _network(first),
+        "stamp": stamp(found, f"{network}. Lines: median of {rounds(found)}.", BANDS),
+        "network": network,
         "batches": batches,
     }
     return _figure(drawn), drawn
 
 
-def _network(record: Record) -> str:
-    cell = record.cell
-    return f"{cell['model']}, {cell['dtype']}, cut behind {record.protocol['cut']}, {record.protocol['devices']} GPUs"
+def _network(records: Sequence[Record]) -> str:
+    cell, cuts = records[0].cell, {one.exits == "never": one.protocol["cut"] for one in records}
+    where = f"cut behind {cuts[True]}" + (f", and {cuts[False]} where images leave there" if False in cuts else "")
+    return f"{cell['model']}, {cell['dtype']}, {where}; {records[0].protocol['devices']} GPUs"
 
 
 def _images(record: Record) -> dict[str, float]:
