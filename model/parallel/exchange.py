@@ -24,7 +24,7 @@ from .survivors import Places, no_places
 _FOR_EVER = timedelta(days=3650)
 #: Micro-batches that go through a schedule at once: it keeps memory for what each receives and sends.
 _MOST_MICRO_BATCHES = 64
-#: Sent in place of a number of answers, or of samples: that was all.
+#: Sent in place of a number of samples: that was all.
 _NO_MORE = -1
 
 
@@ -69,7 +69,9 @@ class Exchange:
         rules = torch.stack([head.rule.get_extra_state() for head in network.exit_heads])
         self._announce(samples, rules)
         self.stage.take_rules(rules)
-        self._run(samples, answer, x)
+        last = self._run(samples, answer, x)
+        if last is not None:
+            answer(last)
         self._wait_for_sent()
 
     def end(self) -> None:
@@ -91,13 +93,7 @@ class Exchange:
         if int(request[0]) == _NO_MORE:
             return False
         self.stage.take_rules(request[1:].view(-1, 4))
-
-        def answer(answers: Answers) -> None:
-            self._send(torch.tensor([len(answers)]), 0)
-            self._send(torch.from_numpy(answers), 0)
-
-        self._run(int(request[0]), answer, None)
-        self._send(torch.tensor([_NO_MORE]), 0)
+        self._say(self._run(int(request[0]), self._say, None), last=True)
         self._wait_for_sent()
         return True
 
@@ -107,6 +103,14 @@ class Exchange:
         assert work is not None
         self._sent.append((work, tensor))
 
+    def _say(self, answers: Answers | None, *, last: bool = False) -> None:
+        """Send answers of a micro-batch to the first rank, and whether the stage has no more, in one tensor."""
+        message = torch.zeros(1 + self.stage.size, self.form.width, dtype=self.form.dtype)
+        if answers is not None:
+            message.numpy()[1 : 1 + len(answers)] = answers
+        message[0, 0], message[0, 1] = 0 if answers is None else len(answers), last
+        self._send(message, 0)
+
     def _wait_for_sent(self) -> None:
         for work, _ in self._sent:
             work.wait()
@@ -114,21 +118,23 @@ class Exchange:
 
     def hear(self, answer: Callable[[Answers], None]) -> None:
         """Receive the answers of all other stages, in the order in which they come."""
-        group, speaking = self._connection.host, self._stages - 1
+        speaking = self._stages - 1
         while speaking:
-            count = torch.empty(1, dtype=torch.int64)
-            rank = dist.recv(count, None, group)
-            if int(count) == _NO_MORE:
-                speaking -= 1
-                continue
-            rows = torch.empty(int(count), self.form.width, dtype=self.form.dtype)
-            dist.recv(rows, rank, group)
-            answer(rows.numpy())
+            message = torch.empty(1 + self.stage.size, self.form.width, dtype=self.form.dtype)
+            dist.recv(message, None, self._connection.host)
+            said = message.numpy()
+            count, last = map(int, said[0, :2])
+            if count:
+                answer(said[1 : 1 + count])
+            speaking -= last
 
-    def _run(self, samples: int, answer: Callable[[Answers], None], x: Tensor | None) -> None:
-        """Run the stage for all micro-batches of a request."""
+    def _run(self, samples: int, answer: Callable[[Answers], None], x: Tensor | None) -> Answers | None:
+        """Run the stage for all micro-batches of a request; returns the last answers, if there are any left."""
+        last_answers = None
         size, most = self.stage.size, _MOST_MICRO_BATCHES * self.stage.size
         for first in range(0, samples, most):
+            if last_answers is not None:
+                answer(last_answers)
             part = np.arange(first, min(samples, first + most))
             micro_batches = -(-len(part) // size)
             steps = micro_batches + sum(self._extra_steps)
@@ -143,7 +149,8 @@ class Exchange:
                 if isinstance(error.__cause__, StageFailed):
                     raise error.__cause__ from error.__cause__.__cause__
                 raise
-            self.stage.finish()
+            last_answers = self.stage.finish()
+        return last_answers
 
     def _told(self) -> Iterator[Places]:
         """Receive the places of each micro-batch from the stage before, which merges, or one before that."""

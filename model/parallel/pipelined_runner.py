@@ -93,11 +93,14 @@ class PipelinedRunner(Runner):
             self._refuse_closed()
             device, form = self._stage.device, self._exchange.form
             samples = self._checked(x)
-            coming = self._collected(x, samples)
             found = torch.empty(samples, form.width, dtype=form.dtype, pin_memory=device.type == "cuda")
             into = found.numpy()
-            for answers in coming:
+
+            def take(answers: Answers) -> None:  # in the threads that have them: rows of different samples
                 into[answers[:, 0].astype(np.int64)] = answers
+
+            for _ in self._waited_for(self._asked(x, samples, take), queue.SimpleQueue()):
+                pass
             return self._counted(found.to(device, non_blocking=True))
         if x is not None:
             raise TypeError(
@@ -119,7 +122,8 @@ class PipelinedRunner(Runner):
                 f"answers: called on rank {self._index} of the pipeline, wants rank 0, which has the batch"
             )
         self._refuse_closed()
-        for answers in self._collected(x, self._checked(x)):
+        found: queue.SimpleQueue[Answers | Future[Any]] = queue.SimpleQueue()
+        for answers in self._waited_for(self._asked(x, self._checked(x), found.put), found):
             in_order = torch.from_numpy(answers[answers[:, 0].argsort()])
             yield in_order[:, 0].long(), self._counted(in_order)
 
@@ -180,15 +184,14 @@ class PipelinedRunner(Runner):
         """Return how many samples a request has."""
         return check_request(x, self._shape, self._dtype, self._stage.device)  # type: ignore[arg-type]
 
-    def _collected(self, x: Tensor | None, samples: int) -> Iterator[Answers]:
-        """Ask for a batch, and return answers as they come, see ``COLUMNS``."""
+    def _asked(self, x: Tensor | None, samples: int, answer: Callable[[Answers], None]) -> "list[Future[Any]]":
+        """Begin to ask for a batch; ``answer`` is called with answers as they come, until all futures are done."""
         assert x is not None
-        batch, found = x.detach(), queue.SimpleQueue[Answers | Future[Any]]()
-        work = [
-            self._running.submit(self._on_stream(lambda: self._exchange.ask(self.network, batch, samples, found.put))),
-            self._hearing.submit(lambda: self._exchange.hear(found.put)),
+        batch = x.detach()
+        return [
+            self._running.submit(self._on_stream(lambda: self._exchange.ask(self.network, batch, samples, answer))),
+            self._hearing.submit(lambda: self._exchange.hear(answer)),
         ]
-        return self._waited_for(work, found)
 
     def _take_part(self) -> bool:
         """Take part in a request; returns False if none comes, since the first rank has closed its runner."""

@@ -205,7 +205,7 @@ class Stage(nn.Module):
 
     def _passed_on(self) -> tuple[Places, tuple[Tensor, ...]]:
         while self._to_settle and _is_done(self._to_settle[0][1]):
-            self._settle_next()
+            self._answer_next()
         places, begun = self._to_hand_on.popleft()
         if begun is None or self.is_last:
             return places, self._nothing
@@ -218,14 +218,21 @@ class Stage(nn.Module):
         left, handed = no_places(self.size), None
         if self._step >= lag:
             self._to_hand_on.popleft()
-            left, handed = self._settle_next()
+            left, handed = self._answer_next()
         return merging.hand_on(left, handed, last=self._step >= self._request.last + lag)
 
-    def finish(self) -> None:
-        """End a request: wait for all answers that are left."""
+    def finish(self) -> Answers | None:
+        """End a request: wait for all answers that are left, and return the last ones instead of calling ``answer``."""
         with self._busy():
-            while self._to_settle:
-                self._settle_next()
+            while len(self._to_settle) > 1:
+                self._answer_next()
+            return self._settle_next()[0] if self._to_settle else None
+
+    def _answer_next(self) -> tuple[Places, tuple[Tensor, ...] | None]:
+        answers, left, handed = self._settle_next()
+        if answers is not None:
+            self._request.answer(answers)
+        return left, handed
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -245,14 +252,14 @@ class Stage(nn.Module):
         said, handed = self._compute(self._first_state if state is None else state, [self._filled(x) for x in taken])
         return Computed(said, handed)
 
-    def _settle_next(self) -> tuple[Places, tuple[Tensor, ...] | None]:
-        """Send the answers of the first micro-batch under way; returns who stays open, and what goes along with them.
+    def _settle_next(self) -> tuple[Answers | None, Places, tuple[Tensor, ...] | None]:
+        """Return the answers of the first micro-batch under way, who stays open, and what goes along with them.
 
         Waits for the device until it has computed them; the current stream waits as well.
         """
         places, begun = self._to_settle.popleft()
         if begun is None:
-            return places, None
+            return None, places, None
         if begun.under_way is not None:
             self.busy_since = None  # what comes is the stage's before, and the link's
             begun.under_way.begun.synchronize()
@@ -260,9 +267,7 @@ class Stage(nn.Module):
             begun.under_way.done.synchronize()
             begun.under_way.done.wait()
         answers, left = settle(places, begun.said)
-        if len(answers):
-            self._request.answer(answers)
-        return left, begun.handed if (left != NOBODY).any() else None
+        return answers if len(answers) else None, left, begun.handed if (left != NOBODY).any() else None
 
     def _filled(self, x: Tensor) -> Tensor:
         """Return a micro-batch with its first sample again for each that it lacks."""

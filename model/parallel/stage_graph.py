@@ -108,8 +108,10 @@ class StageGraph:
             if state is not None:
                 self._state.copy_(state, non_blocking=True)
             for into, each in zip(self._taken, taken, strict=True):
-                into[: len(each)].copy_(each, non_blocking=True)
-                if len(each) < len(into):
+                if len(each) == len(into):
+                    into.copy_(each, non_blocking=True)
+                else:
+                    into[: len(each)].copy_(each, non_blocking=True)
                     into[len(each) :] = each[:1]
             self._graph.launch(stream)
             handed = tuple(each.clone(memory_format=torch.preserve_format) for each in self._handed)
