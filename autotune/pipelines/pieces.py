@@ -23,7 +23,7 @@ _REPEAT, _TIMES = 10, 5
 
 
 class Pieces(NamedTuple):
-    """Milliseconds for one full micro-batch."""
+    """Milliseconds for one full micro-batch, of which no sample leaves."""
 
     stage_ms: list[float]
     """Of each stage as it runs: graph, answers to the host, what is handed over; the host's part too."""
@@ -31,6 +31,10 @@ class Pieces(NamedTuple):
     """Of its computation alone, one graph behind another: what the device needs."""
     link_ms: list[float]
     """Of each link to the next stage: activations sent and received, one behind another."""
+    merges: list[bool]
+    """Of each stage but the last, whether it merges the samples that stay open."""
+    request_ms: float
+    """Of a request of this one micro-batch, until the first process has its answers."""
 
 
 def measure_pieces(runner: PipelinedRunner, example: Tensor, index: int, stages: int) -> Pieces:
@@ -53,11 +57,15 @@ def measure_pieces(runner: PipelinedRunner, example: Tensor, index: int, stages:
     for link in range(stages - 1):
         _gathered([], stages)  # none still measures what is before
         links.append(_link_ms(stage, index, link))
+    request = _median_ms(lambda: runner(example[:size] if runner.is_first else None), stage.device)
     found = _gathered([step, graph, *links], stages)
+    merges = [bool(one) for [one] in _gathered([stage.merges], stages)]
     return Pieces(
         [one[0] for one in found],
         [one[1] for one in found],
         [found[link + 1][2 + link] for link in range(stages - 1)],  # as the one that receives sees it
+        merges[:-1],
+        request,
     )
 
 

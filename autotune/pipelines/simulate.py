@@ -1,4 +1,4 @@
-"""Simulates a pipelined network, step by step as ``model/parallel`` runs it, from measured times; no torch.
+"""Simulates a pipelined network, step by step as ``model/parallel`` runs it, from measured times.
 
     micro-batch i on stage s starts once it is received and the stage's GPU has computed the one that it had before
     its transfer starts once it is computed, the receiver has handed on its last but one, and the link is free
@@ -51,7 +51,13 @@ class Prediction(NamedTuple):
 
 
 def simulate(
-    stages: Sequence[StageTimes], split_size: int, batch: int, replicas: int = 1, *, requests: int = 1
+    stages: Sequence[StageTimes],
+    split_size: int,
+    batch: int,
+    replicas: int = 1,
+    *,
+    requests: int = 1,
+    fixed_ms: float = 0.0,
 ) -> Prediction:
     """Predict how fast a pipeline answers.
 
@@ -62,6 +68,7 @@ def simulate(
         replicas: of the whole pipeline, which get requests in turn.
         requests: of each replica, that follow one another without a pause; 1: the next one waits for all answers of
             the one before, as with :class:`PipelinedRunner`.
+        fixed_ms: what each request takes besides: to be announced, and for the last answers to be collected.
 
     Raises:
         ValueError: no stages, or a number below 1.
@@ -90,8 +97,8 @@ def simulate(
                     came += stage.link_ms
                     sent[index].add(came)
         assert began is not None
-        request_ms.append(done[-1].last - began)
-    total = done[-1].last
+        request_ms.append(done[-1].last - began + fixed_ms)
+    total = done[-1].last + requests * fixed_ms
     busy = tuple(ms * requests / total for ms in _gpu_ms(stages, parts))
     return Prediction(replicas * requests * batch / total * 1e3, sum(request_ms) / requests, busy)
 
@@ -180,46 +187,20 @@ def _merged(counts: Sequence[int], size: int, last: int) -> list[int]:
     return out
 
 
-class Check(NamedTuple):
-    """A prediction beside what was measured."""
-
-    split_size: int
-    batch: int
-    predicted: float
-    """Images a second, as the next ones."""
-    bound: float
-    measured: float
-
-    @property
-    def ratio(self) -> float:
-        """Predicted / measured."""
-        return self.predicted / self.measured
-
-
-def check(records: Sequence[Mapping[str, Any]]) -> list[Check]:
-    """Set predictions beside measured pipelines with a GPU a stage, one request at a time.
+def predicted_images_s(measured: Mapping[str, Any]) -> float:
+    """Return the images a second of a measured pipeline, one request at a time, as the simulation has it.
 
     Args:
-        records: each with ``split_size``, ``batch`` and ``images_per_s``; ``stage_ms``, a number a stage; ``link_ms``
-            and ``leave``, one for each but the last; and, if known, ``merges``, the same: else a stage merges where
-            samples leave.
-
-    Raises:
-        ValueError: a field is missing, or has another number of values.
+        measured: of a record: ``batch`` and ``split_size``; ``stage_ms``, ``graph_ms`` and ``leave``, a number a stage;
+            ``link_ms`` and ``merges``, one for each but the last; and ``request_ms`` of one micro-batch, from which
+            follows what a request takes besides its stages and links.
     """
-    return [_check(record) for record in records]
-
-
-def _check(record: Mapping[str, Any]) -> Check:
-    missing = {"split_size", "batch", "images_per_s", "stage_ms", "link_ms", "leave"} - set(record)
-    if missing:
-        raise ValueError(f"record: has no {', '.join(sorted(missing))}")
-    merges = record.get("merges", [share > 0 for share in record["leave"]])
-    columns = {"link_ms": record["link_ms"], "leave": record["leave"], "merges": merges}
-    for name, values in columns.items():
-        if len(values) != (wanted := len(record["stage_ms"]) - 1):
-            raise ValueError(f"{name}: got {len(values)} values, wants {wanted}, one less than stage_ms")
-    stages = [StageTimes(*each) for each in zip(record["stage_ms"], *columns.values(), strict=False)]
-    stages.append(StageTimes(record["stage_ms"][-1]))
-    of = stages, record["split_size"], record["batch"]
-    return Check(*of[1:], simulate(*of).images_per_s, bound(*of), record["images_per_s"])
+    open_, stages = 1.0, []
+    last = len(measured["stage_ms"]) - 1
+    for index, (ms, share) in enumerate(zip(measured["stage_ms"], measured["leave"], strict=True)):
+        leave = min(1.0, share / open_) if open_ > 0 and index < last else 0.0
+        link_ms, merges = (0.0, False) if index == last else (measured["link_ms"][index], measured["merges"][index])
+        stages.append(StageTimes(ms, link_ms, leave, merges))
+        open_ -= share
+    fixed_ms = max(0.0, measured["request_ms"] - sum(measured["graph_ms"]) - sum(measured["link_ms"]))
+    return simulate(stages, measured["split_size"], measured["batch"], fixed_ms=fixed_ms).images_per_s

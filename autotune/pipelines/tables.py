@@ -6,6 +6,7 @@ from ..records.grouping import latest_by_network, network_in_words
 from ..records.record import Record
 from ..records.spread import Spread
 from ..records.tables import RecordTable, spread_in_words
+from .simulate import predicted_images_s
 
 COLUMNS = (
     "variant",
@@ -14,6 +15,7 @@ COLUMNS = (
     "/ one GPU",
     "/ model-parallel",
     "/ bound",
+    "/ predicted",
     "stages, ms",
     "of them on the GPU, ms",
     "link, ms",
@@ -24,7 +26,8 @@ _TEXT_COLUMNS = 2
 def pipeline_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return one table for each batch and environment, of the last measurement of each variant.
 
-    The bound is that of the stages' graphs and the link alone; see ``bound``.
+    The bound is that of the stages' graphs and the link alone, see ``bound``; predicted is what is simulated from the
+    times of stages as they run, see ``simulate``.
     """
     return [_table(group) for group in latest_by_network(records, "pipeline")]
 
@@ -43,13 +46,14 @@ def _row(record: Record, base: dict[str, float]) -> tuple[str, ...]:
         return (record.variant, leaves, "failed", *["-"] * (len(COLUMNS) - 3))
     images = measured["images_s"]
     over = [f"{images['median'] / base[name]:.2f}" if base.get(name) else "-" for name in ("one-gpu", "model-parallel")]
-    bound = measured.get("bound_images_s")
+    bound, together = measured.get("bound_images_s"), record.protocol["processes"] > 1
     return (
         record.variant,
         leaves,
         spread_in_words({name: images[name] for name in Spread._fields}),
         *over,
         f"{images['median'] / bound:.2f}" if bound else "-",
+        f"{images['median'] / predicted_images_s(measured):.2f}" if together else "-",
         *(_list(measured.get(name)) for name in ("stage_ms", "graph_ms", "link_ms")),
     )
 

@@ -104,6 +104,11 @@ class Stage(nn.Module):
         return self._rules[-1] is None
 
     @property
+    def merges(self) -> bool:
+        """Whether it hands on full micro-batches of samples that are open."""
+        return self._merging is not None
+
+    @property
     def takes(self) -> tuple[Tensor, ...]:
         """Tensors of the shapes that it takes, on the meta device: of the first stage the places, which it knows."""
         if self.is_first:

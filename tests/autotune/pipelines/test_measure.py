@@ -56,6 +56,8 @@ def test_every_variant_is_measured(tmp_path, threads):
         if found["split_size"] is None:
             continue
         assert len(found["stage_ms"]) == len(found["graph_ms"]) == 2 and len(found["link_ms"]) == 1
+        assert found["merges"] == [False] or one.exits != "never"
+        assert found["request_ms"] > 0
         assert min(*found["stage_ms"], *found["graph_ms"], *found["link_ms"]) > 0
         share = 0.0 if one.exits == "never" else float(one.exits.partition("/")[0]) / 100
         assert found["leave"] == [pytest.approx(share, abs=0.07), pytest.approx(1 - share, abs=0.07)]

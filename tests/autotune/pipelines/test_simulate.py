@@ -5,7 +5,7 @@ from itertools import count
 
 import numpy as np
 import pytest
-from auxhead.autotune.pipelines.simulate import MOST_MICRO_BATCHES, StageTimes, bound, check, simulate
+from auxhead.autotune.pipelines.simulate import MOST_MICRO_BATCHES, StageTimes, bound, predicted_images_s, simulate
 from auxhead.model.parallel import exchange
 from auxhead.model.parallel.survivors import NOBODY, Merging
 from hypothesis import given
@@ -180,16 +180,29 @@ def test_merging_never_costs_more_than_its_last_steps(stages, size, batch):
     assert with_exits.request_ms <= simulate(without, size, batch).request_ms + merging * once
 
 
-def test_checked_against_records():
-    fields = {"split_size": 10, "batch": 80, "stage_ms": [1.0, 2.0], "link_ms": [0.0], "leave": [0.5]}
-    (found,) = check([{**fields, "images_per_s": 10_000.0}])
-    assert found[:2] == (10, 80) and found.predicted == 8_000.0 and found.ratio == 0.8 and found.bound == 10_000.0
-    (passed,) = check([{**fields, "images_per_s": 10_000.0, "merges": [False]}])
-    assert passed.predicted == pytest.approx(80 / 17 * 1e3)
-    with pytest.raises(ValueError, match="record: has no images_per_s"):
-        check([fields])
-    with pytest.raises(ValueError, match="link_ms: got 2 values, wants 1, one less than stage_ms"):
-        check([{**fields, "images_per_s": 1.0, "link_ms": [0.0, 0.0]}])
+def test_what_requests_take_besides():
+    stages = [StageTimes(2.0), StageTimes(3.0)]
+    plain, besides = (simulate(stages, 10, 40, requests=2, fixed_ms=fixed) for fixed in (0.0, 1.5))
+    assert besides.request_ms == plain.request_ms + 1.5
+    assert 80e3 / besides.images_per_s == pytest.approx(80e3 / plain.images_per_s + 3.0)
+
+
+def test_predicted_from_records():
+    """Of a record's shares of all samples, those of the samples that come to a stage."""
+    measured = {
+        "split_size": 10, "batch": 80, "stage_ms": [1.0, 2.0, 1.0], "graph_ms": [0.9, 1.9, 0.9], "link_ms": [0.0, 0.1],
+        "leave": [0.5, 0.25, 0.25], "merges": [True, True], "request_ms": 5.0,
+    }  # fmt: skip
+    stages = [StageTimes(1.0, 0.0, 0.5, True), StageTimes(2.0, 0.1, 0.5, True), StageTimes(1.0)]
+    wanted = simulate(stages, 10, 80, fixed_ms=5.0 - 3.8).images_per_s
+    assert predicted_images_s(measured) == pytest.approx(wanted)
+    everybody = {**measured, "leave": [1.0, 0.0, 0.0], "request_ms": 1.0}
+    assert predicted_images_s(everybody) == pytest.approx(
+        80e3
+        / simulate(
+            [StageTimes(1.0, 0.0, 1.0, True), StageTimes(2.0, 0.1, 0.0, True), StageTimes(1.0)], 10, 80
+        ).request_ms
+    )
 
 
 @pytest.mark.parametrize(
