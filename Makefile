@@ -10,8 +10,9 @@ PACKAGES = auxhead.kernels auxhead.model auxhead.autotune auxhead.plots
 demo: install
 	.venv/bin/auxhead demo
 
+# worksteal: a worker has the tests of a file in a row, so that what they share is made once, and none waits for the last
 test: install
-	.venv/bin/python -m pytest -n auto
+	.venv/bin/python -m pytest -n auto --dist worksteal
 
 check: lint types test
 

@@ -194,7 +194,8 @@ def test_a_nan_stays_in_its_sample(samples, rectifies, activation, device):
 @pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("samples", [3, 17])
 def test_repeats_bit_for_bit(samples, layers, device):
-    *head, hidden = make((samples, 21, 3, 5), 1031, device=device, **LAYERS[layers])
+    classes = 1031 if device.type == "cuda" or samples == 3 else 150  # several tiles, a second each in the interpreter
+    *head, hidden = make((samples, 21, 3, 5), classes, device=device, **LAYERS[layers])
     assert_same_bits(fused_head(*head, hidden=hidden), fused_head(*head, hidden=hidden))
 
 
