@@ -12,6 +12,7 @@ from functools import cache
 from heapq import nsmallest
 from itertools import accumulate
 
+from ...model.parallel.placement import merges_of
 from ..pipelines.simulate import Prediction, StageTimes, bound, simulate
 
 #: Layouts of one split size and number of GPUs that are simulated.
@@ -136,17 +137,20 @@ def _simulated(times: SegmentTimes, open_shares: Sequence[float], batch: int, cu
     starts = [first for first, _ in cut]
     ends = [*starts[1:], len(open_shares)]
     stage_ms = [times.stage_ms(first, end) for first, end in zip(starts, ends, strict=True)]
+    gathering = [times.gathering_ms[end - 1] for end in ends[:-1]]
+    merges = merges_of(
+        [ms / gpus for ms, (_, gpus) in zip(stage_ms, cut, strict=True)],
+        [open_shares[first] for first in starts],
+        [None if ms is None else ms / gpus for ms, (_, gpus) in zip(gathering, cut, strict=False)],
+    )
     stages = []
     for index, ((first, gpus), end) in enumerate(zip(cut, ends, strict=True)):
         if end == len(open_shares):
             stages.append(StageTimes(stage_ms[index], gpus=gpus))
             break
         leave = 1.0 - open_shares[end] / open_shares[first] if open_shares[first] else 0.0
-        gathering = times.gathering_ms[end - 1]
-        # the rule of model/parallel/placement.py
-        merges = gathering is not None and leave * max(stage_ms[index + 1 :]) > gathering
-        ms = stage_ms[index] + (gathering if merges and gathering is not None else 0.0)
-        stages.append(StageTimes(ms, times.link_ms[end - 1], leave, merges, gpus))
+        ms = stage_ms[index] + ((gathering[index] or 0.0) if merges[index] else 0.0)
+        stages.append(StageTimes(ms, times.link_ms[end - 1], leave, merges[index], gpus))
     predicted, most = (
         simulate(stages, times.split_size, batch, replicas),
         bound(stages, times.split_size, batch, replicas),

@@ -54,8 +54,8 @@ def pipelined(
     tells the others of an error that leaves the body.
 
     The backbone is cut at its taps, by ``torch.export``. Each stage sends what the next one needs, by
-    ``torch.distributed.pipelining``, and its answers to the first rank; samples that are answered are computed no
-    further, and where measured times say that it pays, those that stay open are merged into full micro-batches.
+    ``torch.distributed.pipelining``, and its answers to the first rank. Where measured times say that it pays, samples
+    that stay open are merged into full micro-batches, and those that are answered are computed no further.
     Rules are those of the first rank's network at each request.
 
     While the runner is open, a rank that fails, dies or hangs ends all of them with an error that names it: by

@@ -61,7 +61,9 @@ def test_samples_are_merged_where_the_engine_merges_them(leave, gathering):
     times = segment_times([2.0, 1.0, 3.0], gathering=gathering)
     shares = [leave, 0.0, 1.0 - leave]
     open_shares = [1.0, 1.0 - leave, 1.0 - leave]
-    for one in best_layouts([times], shares, 40, 3):
+    layouts = [one for one in best_layouts([times], shares, 40, 3) if all(stage.gpus == 1 for stage in one.stages)]
+    assert len(layouts) > 1
+    for one in layouts:
         engine = placement._described(
             one.starts, times.segment_ms, [gathering, gathering, 0.0], [True] * 3, open_shares, 10
         )
@@ -95,10 +97,15 @@ def most_of_all(times, shares, batch, gpus):
             for own in product(range(1, gpus + 1), repeat=count):
                 if sum(own) > gpus:
                     continue
+                merging = placement.merges_of(
+                    [each / gpus_ for each, gpus_ in zip(ms, own, strict=True)],
+                    [open_shares[start] for start in starts],
+                    [0.1 / gpus_ for gpus_ in own[:-1]],
+                )
                 stages = []
                 for index, (a, b) in enumerate(zip(starts, ends, strict=True)):
                     leave = 1.0 - open_shares[b] / open_shares[a] if b < segments else 0.0
-                    merges = b < segments and leave * max(ms[index + 1 :]) > 0.1
+                    merges = b < segments and merging[index]
                     link = times.link_ms[0] if b < segments else 0.0
                     stages.append(StageTimes(ms[index] + 0.1 * merges, link, max(leave, 0.0), merges, own[index]))
                 found.append(simulate(stages, times.split_size, batch, gpus // sum(own)).images_per_s)
