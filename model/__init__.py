@@ -37,6 +37,7 @@ _MODULES = {
     "OverlappedRunner": ".runners.overlapped",
     "PipelinedRunner": ".parallel.pipelined_runner",
     "PolledRunner": ".runners.polled",
+    "Retuner": ".calibration.retuner",
     "Runner": ".runners.runner",
     "SplitRunner": ".parallel.split_runner",
     "Training": ".training.train",

@@ -9,6 +9,7 @@ from .calibration.exit_latency import measure_exit_latencies as measure_exit_lat
 from .calibration.exit_log import ExitLog as ExitLog
 from .calibration.replay import replay as replay
 from .calibration.report import CalibrationReport as CalibrationReport
+from .calibration.retuner import Retuner as Retuner
 from .calibration.retuning import retune_thresholds as retune_thresholds
 from .calibration.splits import sample_identities as sample_identities
 from .calibration.thresholds import Calibration as Calibration

@@ -150,7 +150,8 @@ class EarlyExitNetwork(nn.Module):
         for tap, rule in by_tap.items():
             if tap not in self.taps:
                 raise ValueError(f"rules: {tap!r} is not a tap, wants one of {list(self.taps)}")
-            as_exit_rule(rule, f"rules[{tap!r}]")  # refuses what is none before any head is changed
+            own = self.exit_heads[self.taps.index(tap)].rule
+            as_exit_rule(rule, f"rules[{tap!r}]", own.criterion)  # refuses what is none before any head is changed
         return by_tap
 
     def _set_reading(self) -> None:

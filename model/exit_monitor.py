@@ -48,18 +48,27 @@ class ExitMonitor:
         Raises:
             ValueError, TypeError: an argument that does not fit.
         """
-        if not isinstance(shares, Sequence) or not all(isinstance(share, (int, float)) for share in shares):
-            raise TypeError(f"shares: got {kind_of(shares)}, wants a number for each exit, the classifier last")
-        if len(shares) < 2 or min(shares) < 0.0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
-            raise ValueError(f"shares: got {list(shares)}, wants one of each exit, 0 or more, that add up to 1")
-        if not isinstance(samples, int) or samples < 1:
-            raise ValueError(f"samples: got {samples!r}, wants a positive int")
         if not isinstance(confidence, float) or not 0.0 < confidence < 1.0:
             raise ValueError(f"confidence: got {confidence!r}, wants a number between 0 and 1")
-        self.shares = tuple(map(float, shares))
-        self.samples = samples
+        self.shares, self.samples = _checked(shares, samples)
         self.confidence = confidence
         self._tallies: dict[torch.device, Tensor] = {}
+
+    def expect(self, shares: Sequence[float], samples: int) -> None:
+        """Expect other shares, as where thresholds were chosen anew, and count from 0 again; runners go on counting.
+
+        Args:
+            shares: as many as before.
+            samples: by how many of them the shares were found.
+
+        Raises:
+            ValueError, TypeError: an argument that does not fit; nothing is changed.
+        """
+        found, number = _checked(shares, samples)
+        if len(found) != len(self.shares):
+            raise ValueError(f"shares: got {len(found)}, wants {len(self.shares)}, as many exits as before")
+        self.shares, self.samples = found, number
+        self.reset()
 
     def tallies_on(self, device: torch.device, exits: int) -> Tensor:
         """Return the counts [exits, 32] int64 on a device, which launches add to; runners call this.
@@ -149,6 +158,16 @@ class ExitMonitor:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what is expected."""
         return _monitor, (self.shares, self.samples, self.confidence)
+
+
+def _checked(shares: Sequence[float], samples: int) -> tuple[tuple[float, ...], int]:
+    if not isinstance(shares, Sequence) or not all(isinstance(share, (int, float)) for share in shares):
+        raise TypeError(f"shares: got {kind_of(shares)}, wants a number for each exit, the classifier last")
+    if len(shares) < 2 or min(shares) < 0.0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
+        raise ValueError(f"shares: got {list(shares)}, wants one of each exit, 0 or more, that add up to 1")
+    if not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"samples: got {samples!r}, wants a positive int")
+    return tuple(map(float, shares)), samples
 
 
 def uncounted(monitor: ExitMonitor | None) -> AbstractContextManager[None]:

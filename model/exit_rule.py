@@ -187,13 +187,13 @@ class ExitRule(nn.Module):
         )
 
 
-def as_exit_rule(rule: "ExitRule | float", name: str = "rule") -> ExitRule:
-    """Return ``rule``, or the rule with that threshold; errors call the argument by ``name``."""
+def as_exit_rule(rule: "ExitRule | float", name: str = "rule", criterion: str = "max_prob") -> ExitRule:
+    """Return ``rule``, or the rule with that threshold for a criterion; errors call the argument by ``name``."""
     if isinstance(rule, ExitRule):
         return rule
     if not isinstance(rule, (int, float)):
         raise TypeError(f"{name}: got {kind_of(rule)}, wants an ExitRule or a threshold (a float)")
-    return ExitRule(rule)
+    return ExitRule(rule, criterion=criterion)
 
 
 def own_rule(rule: ExitRule | float, device: torch.device | str | None) -> ExitRule:

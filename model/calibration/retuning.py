@@ -1,6 +1,7 @@
 """``retune_thresholds``: thresholds for the samples that come now, tuned on what was logged of the last ones."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,9 @@ class _Tried(NamedTuple):
     """Of the log that each head is open for, by its own scores."""
     thresholds: torch.Tensor
     milliseconds: float
+    """Until the last sample of a batch leaves, on average."""
+    cost: float
+    """These, and until each sample leaves by itself: a batch is done sooner only once all of its samples leave."""
     disagreement: float
 
 
@@ -31,7 +35,9 @@ def retune_thresholds(
     The policy is that of Apparate (Dai et al., SOSP 2024): from no exit at all, the head is opened a step further that
     saves most time for what it adds in disagreement with the classifier. Its step doubles; that of a head that would
     disagree too much, or saves nothing, is halved, until all are small. Steps are shares of the logged samples, so that
-    any criterion will do. It follows a drift and proves nothing: the bound is that of :func:`calibrate_network`.
+    any criterion will do. Of batches, which take as long as their last sample, the time of each sample counts as well:
+    the first steps make no batch faster. If in the end none is, nobody leaves. It follows a drift and proves nothing:
+    the bound is that of :func:`calibrate_network`.
 
     Args:
         log: of the last samples, for all heads, as where every head is computed.
@@ -56,7 +62,7 @@ def retune_thresholds(
             raise ValueError(f"{name}: got {value}, wants {'0 or more' if most is None else 'a number in [0, 1]'}")
     heads = range(len(log.scores))
     falling = log.scores.sort(1, descending=True).values
-    now = _try(log, falling, [0.0] * len(heads), latencies)
+    now = nobody = _try(log, falling, [0.0] * len(heads), latencies)
     steps = [_FIRST_STEP] * len(heads)
     while max(steps) >= _LAST_STEP and (max_latency_ms is None or now.milliseconds > max_latency_ms):
         better: dict[int, _Tried] = {}
@@ -65,7 +71,7 @@ def retune_thresholds(
                 continue
             shares = [min(1.0, share + steps[head] * (head == one)) for one, share in enumerate(now.shares)]
             tried = _try(log, falling, shares, latencies)
-            if tried.disagreement <= max_disagreement and tried.milliseconds < now.milliseconds:
+            if tried.disagreement <= max_disagreement and tried.cost < now.cost:
                 better[head] = tried
             else:
                 steps[head] /= 2
@@ -73,7 +79,8 @@ def retune_thresholds(
             best = max(better, key=lambda head: _worth(now, better[head]))
             now = better[best]
             steps[best] *= 2
-    return tuple(now.thresholds.tolist())
+    found = now if now.milliseconds < nobody.milliseconds else nobody
+    return tuple(found.thresholds.tolist())
 
 
 def check_latencies(latencies: object, heads: int) -> None:
@@ -89,7 +96,7 @@ def check_latencies(latencies: object, heads: int) -> None:
 def _worth(before: _Tried, after: _Tried) -> float:
     """Return the time saved for each sample more that gets another answer."""
     added = max(0.0, after.disagreement - before.disagreement)
-    return (before.milliseconds - after.milliseconds) / (added + 1e-6)
+    return (before.cost - after.cost) / (added + 1e-6)
 
 
 def _try(log: ExitLog, falling: torch.Tensor, shares: Sequence[float], latencies: ExitLatencies) -> _Tried:
@@ -106,4 +113,6 @@ def _try(log: ExitLog, falling: torch.Tensor, shares: Sequence[float], latencies
         else:
             thresholds[head] = between(own[leaving], own[leaving - 1])  # equals stay together
     exits = exit_indices(log.scores, thresholds)
-    return _Tried(list(shares), thresholds, expected_latency(exits, latencies), log.disagreement(exits))
+    milliseconds = expected_latency(exits, latencies)
+    cost = milliseconds + expected_latency(exits, replace(latencies, batch_size=1))
+    return _Tried(list(shares), thresholds, milliseconds, cost, log.disagreement(exits))

@@ -152,6 +152,32 @@ def test_shares_of_another_network_are_refused(net: EarlyExitNetwork) -> None:
         net(images(3))
 
 
+def test_other_shares_are_expected_from_then_on(net: EarlyExitNetwork) -> None:
+    with simulated_cuda():
+        runner = make_runner(net, images(8), exits="overlapped", batch_sizes=(8,))
+        runner(images(8))
+        net.monitor.expect([0.1, 0.2, 0.3, 0.4], 50)
+        assert net.monitor.shares == (0.1, 0.2, 0.3, 0.4) and net.monitor.samples == 50
+        assert int(net.monitor.counts().sum()) == 0
+        runner(images(8))
+        assert int(net.monitor.counts().sum()) == 8, "what was captured goes on counting there"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((0.5, 0.5), 10), "shares: got 2, wants 4, as many exits as before"),
+        (((0.5, 0.4, 0.0, 0.0), 10), r"shares: got \[0.5, 0.4, 0.0, 0.0\], wants one of each exit"),
+        (((0.25,) * 4, 0), "samples: got 0, wants a positive int"),
+    ],
+)
+def test_shares_that_cannot_be_expected_change_nothing(net: EarlyExitNetwork, arguments: tuple, message: str) -> None:
+    net(images(8))
+    with pytest.raises(ValueError, match=f"^{message}"):
+        net.monitor.expect(*arguments)
+    assert (net.monitor.shares, net.monitor.samples) == (SHARES, 1000) and int(net.monitor.counts().sum()) == 8
+
+
 @pytest.mark.parametrize("layer", ["second", "third", "fc"])
 def test_what_launches_have_counted_is_not_counted_again(net: EarlyExitNetwork, layer: str) -> None:
     """A pass goes on head by head where an output is no plain tensor, of which earlier exits have answered already."""

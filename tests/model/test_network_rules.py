@@ -37,6 +37,16 @@ def test_a_number_changes_the_threshold_alone() -> None:
     assert [rule.threshold_tensor.item() for rule in rules] == pytest.approx([0.3, 1.0, 0.4])
 
 
+@pytest.mark.parametrize(("criterion", "threshold"), [("energy", -7.5), ("patience", 2.0)])
+def test_a_number_is_a_threshold_for_the_criterion_that_a_head_has(criterion: str, threshold: float) -> None:
+    net = network({"block1": ExitRule(criterion=criterion)})
+    net.set_rules({"block1": threshold})
+    assert [head.rule.threshold for head in net.fused_heads] == [1.0, threshold, 1.0]
+    with pytest.raises(ValueError, match=rf"^threshold: got {threshold}, wants a number in \[0.0, 1.0\]"):
+        net.set_rules(threshold)  # which is none for the others
+    assert [head.rule.threshold for head in net.fused_heads] == [1.0, threshold, 1.0]
+
+
 @pytest.mark.parametrize(
     ("rules", "match"),
     [

@@ -1,5 +1,6 @@
 """Thresholds retuned on a log, and the simulator that shows what that comes to."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -53,6 +54,19 @@ def test_with_a_latency_budget_heads_open_no_further_than_that():
         log, retune_thresholds(log, LATENCIES, max_disagreement=0.5, max_latency_ms=3.0)
     )
     assert 2.0 < milliseconds <= 3.0 and disagreement == 0.0
+
+
+@pytest.mark.parametrize("size", [4, 8, 32])
+def test_batches_that_leave_with_their_last_sample_get_faster(size):
+    """Where a tenth of the samples leaves, no batch does: a single step saves nothing."""
+    log, latencies = made(1600, unsure=0.1), dataclasses.replace(LATENCIES, batch_size=size)
+    disagreement, milliseconds = outcome(log, retune_thresholds(log, latencies, max_disagreement=0.02), latencies)
+    assert disagreement <= 0.02 and milliseconds < 2.5
+
+
+def test_where_no_batch_gets_faster_nobody_leaves():
+    log, latencies = made(1600, unsure=0.8), dataclasses.replace(LATENCIES, batch_size=64)
+    assert retune_thresholds(log, latencies, max_disagreement=0.01) == NEVER
 
 
 def test_heads_that_always_disagree_let_nobody_go():
