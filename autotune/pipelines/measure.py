@@ -1,5 +1,6 @@
 """Measures all variants of a plan in turns, in every process alike: built, checked against the eager network, timed."""
 
+import faulthandler
 import random
 import secrets
 import time
@@ -27,6 +28,8 @@ from .variants import EXITS, HEADS, NAIVE, ONE_HEAD, TUTORIAL, Baselines, Case, 
 _ROUNDING_SAMPLES = 32
 #: NCCL's own thread looks at exchanges that have ended for some time, by calls that a capture does not allow.
 _SETTLE_S = 0.5
+#: Seconds after which the timeline of a request is given up.
+_TIMELINE_S = 60.0
 #: By which share pipelines for samples that leave are built: whether merging pays depends on it.
 _BUILT_FOR = 50
 
@@ -240,7 +243,10 @@ class _Bench:
                 self._begins(f"timeline of {case.name}, exits {case.exits}", 0.95)
                 call = call_of(case, self._pipelines, self._baselines)
                 x = self._subject.example[:batch]
+                # a profiler that hangs would keep all processes: it is said where, and all end
+                faulthandler.dump_traceback_later(_TIMELINE_S, exit=True)
                 with self._asking(case):
                     found = record_timeline(None if call is None else partial(call, x), self._wait)
+                faulthandler.cancel_dump_traceback_later()
                 if found is not None:
                     self.results.timelines[case] = found

@@ -5,30 +5,31 @@ All processes call this alike; each measures its own stage while the others meas
 
 import statistics
 import time
-from collections.abc import Callable
-from itertools import repeat
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...model.parallel.answered import first_state
 from ...model.parallel.pipelined_runner import PipelinedRunner
-from ...model.parallel.stage import Request, Stage
+from ...model.parallel.stage import Stage
 
 #: Micro-batches one after another in a measurement, and measurements, of which the median counts.
 _REPEAT, _TIMES = 10, 5
+#: Micro-batches of the two requests whose times are compared.
+_STEPS = 2, 8
 
 
 class Pieces(NamedTuple):
     """Milliseconds for one full micro-batch, of which no sample leaves."""
 
-    stage_ms: list[float]
-    """Of each stage as it runs: graph, answers to the host, what is handed over; the host's part too."""
     graph_ms: list[float]
-    """Of its computation alone, one graph behind another: what the device needs."""
+    """Of each stage's computation, one graph behind another: what the device needs."""
+    host_ms: list[float]
+    """Of each stage what the host needs: launches, answers, places, and PyTorch's schedule with its sends."""
     link_ms: list[float]
     """Of each link to the next stage: activations sent and received, one behind another."""
     merges: list[bool]
@@ -48,17 +49,15 @@ def measure_pieces(runner: PipelinedRunner, example: Tensor, index: int, stages:
     """
     stage, size = runner.stage, runner.stage.size
     taken = _taken(stage, example[:size])
-    given = [] if stage.is_first else [first_state(size).to(stage.device), *taken]
-    stage.begin(Request(repeat(np.arange(size)), lambda _: None, lambda _: None, 1 << 30, example[:size]))
-    step = _median_ms(lambda: stage(*given), stage.device)
-    stage.finish()
     graph = _median_ms(lambda: stage.computed(None, taken), stage.device)
+    launch = _median_ms(lambda: stage.computed(None, taken), stage.device, host_alone=True)
     links = []
     for link in range(stages - 1):
         _gathered([], stages)  # none still measures what is before
         links.append(_link_ms(stage, index, link))
     request = _median_ms(lambda: runner(example[:size] if runner.is_first else None), stage.device)
-    found = _gathered([step, graph, *links], stages)
+    host = launch + _step_ms(runner, example[:size], taken)
+    found = _gathered([graph, host, *links], stages)
     merges = [bool(one) for [one] in _gathered([stage.merges], stages)]
     return Pieces(
         [one[0] for one in found],
@@ -67,6 +66,19 @@ def measure_pieces(runner: PipelinedRunner, example: Tensor, index: int, stages:
         merges[:-1],
         request,
     )
+
+
+def _step_ms(runner: PipelinedRunner, micro_batch: Tensor, taken: Sequence[Tensor]) -> float:
+    """Measure a step of a request for which nothing is launched: every micro-batch gets the answers of this one."""
+    stage = runner.stage
+    computed = stage.computed(None, taken)
+    _wait(stage.device)
+    few, many = (
+        micro_batch.repeat(steps, *[1] * (micro_batch.ndim - 1)) if runner.is_first else None for steps in _STEPS
+    )
+    with patch.object(stage, "computed", lambda state, taken: computed):
+        times = [_median_ms(partial(runner, x), stage.device) for x in (few, many)]
+    return max(0.0, times[1] - times[0]) / (_STEPS[1] - _STEPS[0])
 
 
 def _taken(stage: Stage, micro_batch: Tensor) -> list[Tensor]:
@@ -96,15 +108,17 @@ def _gathered(own: list[float], processes: int) -> list[list[float]]:
     return found
 
 
-def _median_ms(run: Callable[[], object], device: torch.device) -> float:
+def _median_ms(run: Callable[[], object], device: torch.device, *, host_alone: bool = False) -> float:
     times = []
     for _ in range(1 + _TIMES):
         _wait(device)
         began = time.perf_counter()
         for _ in range(_REPEAT):
             run()
-        _wait(device)
+        if not host_alone:
+            _wait(device)
         times.append((time.perf_counter() - began) * 1e3 / _REPEAT)
+    _wait(device)
     return statistics.median(times[1:])
 
 

@@ -53,13 +53,13 @@ def images_s(batch: int, seconds: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def _pieces(results: Results, case: Case) -> dict[str, Any]:
-    """Return a pipeline's split size, times of its pieces, who leaves where, and the bound; None where it is none."""
+    """Return a pipeline's split size, its pieces and the bound; None where it is none."""
     pieces = None if case.split_size is None else results.pieces.get((case.cut, case.split_size))
     if pieces is None or case.split_size is None:
         return {"split_size": case.split_size}
     leave = results.leave.get((case.batch, case.percent), [0.0, 1.0])
     bound = bound_images_s(case.batch, case.split_size, leave, pieces.graph_ms, pieces.link_ms)
-    return {"split_size": case.split_size, "leave": leave, **pieces._asdict(), "bound_images_s": bound}
+    return {"split_size": case.split_size, "pieces": {"leave": leave, **pieces._asdict()}, "bound_images_s": bound}
 
 
 def _protocol(plan: PipelinePlan, case: Case) -> dict[str, Any]:

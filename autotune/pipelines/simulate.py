@@ -187,20 +187,24 @@ def _merged(counts: Sequence[int], size: int, last: int) -> list[int]:
     return out
 
 
-def predicted_images_s(measured: Mapping[str, Any]) -> float:
+def predicted_images_s(batch: int, split_size: int, pieces: Mapping[str, Any]) -> float:
     """Return the images a second of a measured pipeline, one request at a time, as the simulation has it.
 
     Args:
-        measured: of a record: ``batch`` and ``split_size``; ``stage_ms``, ``graph_ms`` and ``leave``, a number a stage;
-            ``link_ms`` and ``merges``, one for each but the last; and ``request_ms`` of one micro-batch, from which
-            follows what a request takes besides its stages and links.
+        batch: samples of a request.
+        split_size: samples of a micro-batch.
+        pieces: of a record: ``graph_ms``, ``host_ms`` and ``leave``, a number a stage; ``link_ms`` and ``merges``, one
+            for each but the last; and ``request_ms`` of one micro-batch, from which follows what a request takes
+            besides its graphs and links. A stage takes what its device or its host takes, whichever is longer, as one
+            launches ahead of the other.
     """
     open_, stages = 1.0, []
-    last = len(measured["stage_ms"]) - 1
-    for index, (ms, share) in enumerate(zip(measured["stage_ms"], measured["leave"], strict=True)):
+    stage_ms = [max(each) for each in zip(pieces["graph_ms"], pieces["host_ms"], strict=True)]
+    last = len(stage_ms) - 1
+    for index, (ms, share) in enumerate(zip(stage_ms, pieces["leave"], strict=True)):
         leave = min(1.0, share / open_) if open_ > 0 and index < last else 0.0
-        link_ms, merges = (0.0, False) if index == last else (measured["link_ms"][index], measured["merges"][index])
+        link_ms, merges = (0.0, False) if index == last else (pieces["link_ms"][index], pieces["merges"][index])
         stages.append(StageTimes(ms, link_ms, leave, merges))
         open_ -= share
-    fixed_ms = max(0.0, measured["request_ms"] - sum(measured["graph_ms"]) - sum(measured["link_ms"]))
-    return simulate(stages, measured["split_size"], measured["batch"], fixed_ms=fixed_ms).images_per_s
+    fixed_ms = max(0.0, pieces["request_ms"] - sum(pieces["graph_ms"]) - sum(pieces["link_ms"]))
+    return simulate(stages, split_size, batch, fixed_ms=fixed_ms).images_per_s

@@ -16,8 +16,8 @@ COLUMNS = (
     "/ model-parallel",
     "/ bound",
     "/ predicted",
-    "stages, ms",
-    "of them on the GPU, ms",
+    "stages on the GPU, ms",
+    "on the host, ms",
     "link, ms",
 )
 _TEXT_COLUMNS = 2
@@ -26,8 +26,8 @@ _TEXT_COLUMNS = 2
 def pipeline_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return one table for each batch and environment, of the last measurement of each variant.
 
-    The bound is that of the stages' graphs and the link alone, see ``bound``; predicted is what is simulated from the
-    times of stages as they run, see ``simulate``.
+    The bound is that of the stages' graphs and the link alone, see ``bound``; predicted is what is simulated with
+    what hosts take as well, see ``simulate``.
     """
     return [_table(group) for group in latest_by_network(records, "pipeline")]
 
@@ -46,15 +46,18 @@ def _row(record: Record, base: dict[str, float]) -> tuple[str, ...]:
         return (record.variant, leaves, "failed", *["-"] * (len(COLUMNS) - 3))
     images = measured["images_s"]
     over = [f"{images['median'] / base[name]:.2f}" if base.get(name) else "-" for name in ("one-gpu", "model-parallel")]
-    bound, together = measured.get("bound_images_s"), record.protocol["processes"] > 1
+    bound, pieces = measured.get("bound_images_s"), measured.get("pieces", {})
+    predicted = None
+    if pieces and record.protocol["processes"] > 1:
+        predicted = predicted_images_s(measured["batch"], measured["split_size"], pieces)
     return (
         record.variant,
         leaves,
         spread_in_words({name: images[name] for name in Spread._fields}),
         *over,
         f"{images['median'] / bound:.2f}" if bound else "-",
-        f"{images['median'] / predicted_images_s(measured):.2f}" if together else "-",
-        *(_list(measured.get(name)) for name in ("stage_ms", "graph_ms", "link_ms")),
+        f"{images['median'] / predicted:.2f}" if predicted else "-",
+        *(_list(pieces.get(name)) for name in ("graph_ms", "host_ms", "link_ms")),
     )
 
 

@@ -37,6 +37,7 @@ PLACES = ("alone", "network")
 FOOTPRINTS = ("priority", "SMs", "registers", "warps", "programs", "by rule")
 
 _PLAIN = Wanted("text, a number or null", lambda value: value is None or isinstance(value, (str, int, float)))
+_FLAG = Wanted("true or false", lambda value: isinstance(value, bool))
 _TIMES = {"median": POSITIVE, "p20": NUMBER, "p80": NUMBER}
 _SPREAD = {"median": NUMBER, "p20": NUMBER, "p80": NUMBER}
 _INTERVAL = {"device_ratio": POSITIVE, "low": POSITIVE, "high": POSITIVE}
@@ -235,13 +236,21 @@ _KINDS = {
         },
     ),
     "pipeline": _Kind(
-        {"cell": _NETWORK, "protocol": {**_TIMED, "devices": COUNT, "cut": TEXT}},
+        {"cell": _NETWORK, "protocol": {**_TIMED, "devices": COUNT, "processes": COUNT, "cut": TEXT}},
         {
             "measured": {
                 "images_s": {**dict.fromkeys(("median", "p20", "p80"), POSITIVE), "captures": [POSITIVE]},
                 "split_size": Maybe(COUNT, absent=False),
                 "bound_images_s": Maybe(POSITIVE, null=False),
-                **dict.fromkeys(("leave", "stage_ms", "graph_ms", "link_ms"), Maybe([NUMBER], null=False)),
+                "batch": COUNT,
+                "pieces": Maybe(
+                    {
+                        **dict.fromkeys(("leave", "graph_ms", "host_ms", "link_ms"), [NUMBER]),
+                        "merges": [_FLAG],
+                        "request_ms": POSITIVE,
+                    },
+                    null=False,
+                ),
             },
         },
     ),

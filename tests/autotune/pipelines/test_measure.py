@@ -55,13 +55,14 @@ def test_every_variant_is_measured(tmp_path, threads):
         assert found["images_s"]["median"] == pytest.approx(8e6 / one.host_us["median"], rel=0.5)
         if found["split_size"] is None:
             continue
-        assert len(found["stage_ms"]) == len(found["graph_ms"]) == 2 and len(found["link_ms"]) == 1
-        assert found["merges"] == [False] or one.exits != "never"
-        assert found["request_ms"] > 0
-        assert min(*found["stage_ms"], *found["graph_ms"], *found["link_ms"]) > 0
+        pieces = found["pieces"]
+        assert len(pieces["host_ms"]) == len(pieces["graph_ms"]) == 2 and len(pieces["link_ms"]) == 1
+        assert pieces["merges"] == [False] or one.exits != "never"
+        assert pieces["request_ms"] > 0
+        assert min(*pieces["host_ms"], *pieces["graph_ms"], *pieces["link_ms"]) > 0
         share = 0.0 if one.exits == "never" else float(one.exits.partition("/")[0]) / 100
-        assert found["leave"] == [pytest.approx(share, abs=0.07), pytest.approx(1 - share, abs=0.07)]
-        wanted = bound_images_s(8, 3, found["leave"], found["graph_ms"], found["link_ms"])
+        assert pieces["leave"] == [pytest.approx(share, abs=0.07), pytest.approx(1 - share, abs=0.07)]
+        wanted = bound_images_s(8, 3, pieces["leave"], pieces["graph_ms"], pieces["link_ms"])
         assert found["bound_images_s"] == pytest.approx(wanted, rel=1e-3)
     (table,) = pipeline_tables(records)
     assert len(table.rows) == len(records) and not table.remarks

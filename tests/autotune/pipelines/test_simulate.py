@@ -189,15 +189,15 @@ def test_what_requests_take_besides():
 
 def test_predicted_from_records():
     """Of a record's shares of all samples, those of the samples that come to a stage."""
-    measured = {
-        "split_size": 10, "batch": 80, "stage_ms": [1.0, 2.0, 1.0], "graph_ms": [0.9, 1.9, 0.9], "link_ms": [0.0, 0.1],
+    pieces = {
+        "graph_ms": [1.0, 1.9, 0.9], "host_ms": [0.5, 2.0, 1.0], "link_ms": [0.0, 0.1],
         "leave": [0.5, 0.25, 0.25], "merges": [True, True], "request_ms": 5.0,
     }  # fmt: skip
     stages = [StageTimes(1.0, 0.0, 0.5, True), StageTimes(2.0, 0.1, 0.5, True), StageTimes(1.0)]
-    wanted = simulate(stages, 10, 80, fixed_ms=5.0 - 3.8).images_per_s
-    assert predicted_images_s(measured) == pytest.approx(wanted)
-    everybody = {**measured, "leave": [1.0, 0.0, 0.0], "request_ms": 1.0}
-    assert predicted_images_s(everybody) == pytest.approx(
+    wanted = simulate(stages, 10, 80, fixed_ms=5.0 - 3.9).images_per_s
+    assert predicted_images_s(80, 10, pieces) == pytest.approx(wanted)
+    everybody = {**pieces, "leave": [1.0, 0.0, 0.0], "request_ms": 1.0}
+    assert predicted_images_s(80, 10, everybody) == pytest.approx(
         80e3
         / simulate(
             [StageTimes(1.0, 0.0, 1.0, True), StageTimes(2.0, 0.1, 0.0, True), StageTimes(1.0)], 10, 80
