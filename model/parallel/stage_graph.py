@@ -100,11 +100,14 @@ class StageGraph:
         if [rule.criterion for rule in self._rules] != self._criteria:
             raise RuntimeError(f"network: its heads were captured with the criteria {', '.join(self._criteria)}")
         current, stream = torch.cuda.current_stream(self._captures.device), self._stream
+        with beside_captures():  # PyTorch's allocator may have to ask the device for memory
+            # The current stream's, which waits until all is done before it hands them on, and so before they are freed.
+            handed = tuple(torch.empty_like(each) for each in self._handed)
         stream.wait_stream(current)
         wait_for_writes(self._written, stream)
         events = UnderWay(torch.cuda.Event(), torch.cuda.Event())
         events.begun.record(stream)
-        with beside_captures(), torch.cuda.stream(stream):  # PyTorch's allocator may have to ask the device for memory
+        with beside_captures(), torch.cuda.stream(stream):
             if state is not None:
                 self._state.copy_(state, non_blocking=True)
             for into, each in zip(self._taken, taken, strict=True):
@@ -114,12 +117,11 @@ class StageGraph:
                     into[: len(each)].copy_(each, non_blocking=True)
                     into[len(each) :] = each[:1]
             self._graph.launch(stream)
-            handed = tuple(each.clone(memory_format=torch.preserve_format) for each in self._handed)
+            for into, each in zip(handed, self._handed, strict=True):
+                into.copy_(each, non_blocking=True)
             said = torch.empty_like(self._said, device="cpu", pin_memory=True)
             said.copy_(self._said, non_blocking=True)
             events.done.record(stream)
-        for each in handed:
-            each.record_stream(current)
         self._captures.record(stream)
         return Computed(said, handed, events)
 

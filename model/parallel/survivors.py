@@ -33,10 +33,13 @@ class Merging:
 
     def __init__(self, size: int, handed: Sequence[Tensor]) -> None:
         """Hand on micro-batches of a size, with tensors like those in ``handed``, dense in memory, a row a sample."""
-        self._size, self._held = size, 0
+        self._size = size
         self._nothing = no_places(size), tuple(torch.zeros_like(each) for each in handed)
-        self._places = no_places(2 * size)
-        self._handed = [torch.empty(2 * size, *each.shape[1:], dtype=each.dtype, device=each.device) for each in handed]
+        self._begin_micro_batch()
+
+    def _begin_micro_batch(self) -> None:
+        self._places, self._held = no_places(self._size), 0
+        self._handed = tuple(torch.empty_like(each) for each in self._nothing[1])
 
     def hand_on(
         self, places: Places, handed: Sequence[Tensor] | None, *, last: bool
@@ -48,25 +51,27 @@ class Merging:
             handed: what goes along with them; None if none is open.
             last: no more comes after it.
         """
-        if handed is not None:
-            self._hold(places, handed)
-        if not self._held or (self._held < self._size and not last):
-            return self._nothing
-        full = self._places[: self._size].copy(), tuple(each[: self._size].clone() for each in self._handed)
-        self._held = max(self._held - self._size, 0)
-        self._places[: self._held] = self._places[self._size : self._size + self._held]
-        for each in self._handed:
-            each[: self._held] = each[self._size : self._size + self._held]
-        self._places[self._held :] = NOBODY
-        return full
+        full = None if handed is None else self._hold(places, handed)
+        if full is None and last and self._held:
+            full = self._places, self._handed
+            self._begin_micro_batch()
+        return full or self._nothing
 
-    def _hold(self, places: Places, handed: Sequence[Tensor]) -> None:
+    def _hold(self, places: Places, handed: Sequence[Tensor]) -> tuple[Places, tuple[Tensor, ...]] | None:
+        """Gather open samples; returns a micro-batch that is full with them."""
         open_ = np.flatnonzero(places != NOBODY)
-        until = self._held + len(open_)
-        self._places[self._held : until] = places[open_]
-        on_device = None
-        for into, each in zip(self._handed, handed, strict=True):
-            if on_device is None:
-                on_device = torch.from_numpy(open_).to(each.device, non_blocking=True)
-            torch.index_select(each, 0, on_device, out=into[self._held : until])
-        self._held = until
+        full, begin = None, 0
+        on_device = torch.from_numpy(open_)
+        if handed:
+            on_device = on_device.to(handed[0].device, non_blocking=True)
+        while begin < len(open_):
+            end = min(len(open_), begin + self._size - self._held)
+            until = self._held + end - begin
+            self._places[self._held : until] = places[open_[begin:end]]
+            for into, each in zip(self._handed, handed, strict=True):
+                torch.index_select(each, 0, on_device[begin:end], out=into[self._held : until])
+            self._held, begin = until, end
+            if until == self._size:
+                full = self._places, self._handed
+                self._begin_micro_batch()
+        return full
