@@ -114,14 +114,18 @@ class ExitRule(nn.Module):
             # no confidence exceeds the end of its range
             self.threshold_tensor.fill_(self._threshold if self._enabled else CRITERIA[self.criterion].high)
 
+    @property
+    def numbers(self) -> tuple[float, float, float, float]:
+        """Its values: index of the criterion in ``CRITERIA``, threshold, temperature, and whether it is enabled."""
+        return float(number_of(self.criterion)), self.threshold, self.temperature, float(self.enabled)
+
     def get_extra_state(self) -> Tensor:
-        """Return the values for a state_dict, float64: index in ``CRITERIA``, threshold, temperature, enabled.
+        """Return :attr:`numbers` for a state_dict, float64.
 
         A tensor, and always of four numbers: what reads a state_dict (safetensors, distributed checkpoints, averages)
         takes it like any other.
         """
-        values = (number_of(self.criterion), self.threshold, self.temperature, self.enabled)
-        return torch.tensor(values, dtype=torch.float64, device="cpu")
+        return torch.tensor(self.numbers, dtype=torch.float64, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take over what :meth:`get_extra_state` returned; raises ``ValueError`` for anything else."""

@@ -7,6 +7,7 @@ the next stage; and answers from each stage to the first rank, as soon as they a
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -66,7 +67,7 @@ class Exchange:
 
     def ask(self, network: EarlyExitNetwork, x: Tensor, samples: int, answer: Callable[[Answers], None]) -> None:
         """Announce a request to all, with the network's rules, and run the first stage for it."""
-        rules = torch.stack([head.rule.get_extra_state() for head in network.exit_heads])
+        rules = [head.rule.numbers for head in network.exit_heads]
         self._announce(samples, rules)
         self.stage.take_rules(rules)
         last = self._run(samples, answer, x)
@@ -76,11 +77,11 @@ class Exchange:
 
     def end(self) -> None:
         """Announce to all that no request comes any more."""
-        self._announce(_NO_MORE, torch.zeros(self._heads, 4, dtype=torch.float64))
+        self._announce(_NO_MORE, [(0.0,) * 4] * self._heads)
         self._wait_for_sent()
 
-    def _announce(self, samples: int, rules: Tensor) -> None:
-        request = torch.cat([torch.tensor([samples], dtype=torch.float64), rules.flatten()])
+    def _announce(self, samples: int, rules: Sequence[Sequence[float]]) -> None:
+        request = torch.tensor([samples, *chain.from_iterable(rules)], dtype=torch.float64)
         for rank in range(1, self._stages):
             self._send(request, rank)
 
@@ -92,7 +93,7 @@ class Exchange:
         announcement.wait(_FOR_EVER)
         if int(request[0]) == _NO_MORE:
             return False
-        self.stage.take_rules(request[1:].view(-1, 4))
+        self.stage.take_rules(request[1:].view(-1, 4).tolist())
         self._say(self._run(int(request[0]), self._say, None), last=True)
         self._wait_for_sent()
         return True

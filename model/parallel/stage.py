@@ -146,11 +146,11 @@ class Stage(nn.Module):
         if under_way is not None:
             under_way.done.synchronize()
 
-    def take_rules(self, states: Tensor) -> None:
-        """Take over the rules of the first rank's network, [heads, 4]; see :meth:`ExitRule.get_extra_state`."""
+    def take_rules(self, rules: Sequence[Sequence[float]]) -> None:
+        """Take over the rules of the first rank's network; see :attr:`ExitRule.numbers`."""
         for index, rule in enumerate(self._rules, self.first_exit):
-            if rule is not None and not torch.equal(rule.get_extra_state(), states[index]):
-                rule.set_extra_state(states[index])
+            if rule is not None and rule.numbers != tuple(rules[index]):
+                rule.set_extra_state(torch.tensor(rules[index], dtype=torch.float64))
 
     def refresh(self, network: EarlyExitNetwork) -> None:
         """Take over parameters and buffers of a network where the stage has copies, folded ones and those elsewhere."""
