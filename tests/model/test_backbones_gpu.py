@@ -76,9 +76,11 @@ def tell_images_apart(backbone: nn.Module, x: Tensor) -> None:
             layer.momentum = None
             layer.train()
     backbone(x)
-    logits = backbone.eval()(x)
     classifier = [layer for layer in backbone.modules() if isinstance(layer, nn.Linear)][-1]
     assert classifier.out_features == CLASSES
+    if not classifier.weight.any():  # as torchvision's ViT begins
+        nn.init.normal_(classifier.weight)
+    logits = backbone.eval()(x)
     classifier.weight.mul_(3 / logits.std(0).mean().clamp_min(1e-3))
     classifier.bias.sub_(logits.mean(0)).mul_(3 / logits.std(0).mean().clamp_min(1e-3))
 
