@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitRule, Extract, FusedAuxHead, pipelined
+from auxhead.model.parallel import exchange, placement
 from auxhead.model.parallel import pipelined as set_up
-from auxhead.model.parallel import placement
 from auxhead.model.parallel.stage import Stage
 from torch import Tensor, nn
 
 CLASSES = 5
+#: Micro-batches that go through a schedule at once, where it is said that they are few.
+FEW = 2
 #: Sizes of batches: the smallest, around multiples of micro-batches, and the largest; more than there are rules.
 SOME = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 32, 33, 64, 65, 130)
 
@@ -110,11 +112,16 @@ def requests(
 
 
 def answer() -> None:
-    """Arguments: network, split_size, "merged", "passed" or "measured", taps or "auto", sizes of batches, device."""
+    """Arguments: network, split_size, how, taps or "auto", sizes of batches, device.
+
+    How: "merged", "passed" or "measured", and "in parts" if few micro-batches go through a schedule at once.
+    """
     name, size, how, stages, sizes, device = sys.argv[1:7]
     torch.backends.cudnn.allow_tf32 = False
-    if how != "measured":
-        placement.merges_of = lambda *of: [how == "merged" and ms is not None for ms in of[-1]]
+    if "in parts" in how:
+        exchange._MOST_MICRO_BATCHES = FEW
+    if "measured" not in how:
+        placement.merges_of = lambda *of: ["merged" in how and ms is not None for ms in of[-1]]
     network = globals()[name]()
     exits = len(network.taps) + 1
     network.monitor = ExitMonitor([1 / exits] * exits, 100)
