@@ -4,6 +4,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -80,6 +81,20 @@ def launch(
         Ended(process.exitcode or 0, *((folder / f"{rank}.{name}").read_text() for name in ("out", "err")))
         for rank, (process, folder) in enumerate(zip(processes, folders, strict=True))
     ]
+
+
+def command(
+    folder: Path, arguments: Sequence[object], *, ranks: int | None = None, module: str = "auxhead.model"
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command as a user does, in a process or, with ``ranks``, under torchrun itself; it may take its time."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["PYTHONPATH"] = ":".join(entry for entry in sys.path if entry)
+    environment.pop("TRITON_INTERPRET", None)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+    given = [sys.executable, *(torchrun if ranks else []), "-m", module, *arguments]
+    return subprocess.run(
+        [str(one) for one in given], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 def _wait(processes: Sequence[multiprocessing.process.BaseProcess]) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from pathlib import Path
 
 import torch
 from auxhead.model.calibration import run as calibration_run
@@ -25,8 +26,17 @@ def _on_second_call(act):
     Checkpoint.read_images = read_images
 
 
+def _die():
+    Path("died").touch()  # at this time
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def dies():
-    _on_second_call(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    _on_second_call(_die)
+
+
+def dies_in_training():
+    training_run.show_steps = lambda *_: lambda step: _die()
 
 
 def stops():
@@ -75,3 +85,12 @@ def disk_is_full():
         raise OSError(28, "no space", "model.json")
 
     calibration_run.save_checkpoint = save_checkpoint
+
+
+if __name__ == "__main__":  # under torchrun itself: a fault of the last rank, and the command
+    fault = globals()[sys.argv.pop(1)]
+    if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+        fault()
+    from auxhead.model.__main__ import app
+
+    app()

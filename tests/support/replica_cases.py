@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,17 @@ IMPORTED_LATE = (
 INFER = ("infer", "pictures", "--checkpoint", "net", "--backbone", "own:make", "--device", "cpu", "--batch", 4)
 CALIBRATE = ("calibrate", "--checkpoint", "net", "--backbone", "own:make", "--device", "cpu", "--data", "pictures")
 TRAIN = ("train", "--model", "own:make_network", "--device", "cpu", "--data", "pictures")
+
+
+def on(device: str, command: Sequence[object]) -> list[object]:
+    """Return one of the commands above for another device."""
+    place = command.index("--device") + 1
+    return [*command[:place], device, *command[place + 1 :]]
+
+
+def answers_of(file: Path) -> list[dict]:
+    """Return the lines that ``auxhead infer`` has written."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def serve() -> None:

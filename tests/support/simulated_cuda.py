@@ -6,6 +6,7 @@ Bodies of conditional nodes run whatever the condition is. So this shows what a 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -259,11 +260,16 @@ def simulated_cuda() -> Iterator[None]:
         ):
             patch.setattr(torch.cuda, name, value)
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+        patch.setattr(torch, "empty_like", partial(_empty_like, torch.empty_like))
         patch.setattr(polled_runner, "_LEAST_SEGMENT_US", 0.0)
         patch.setattr(compacting_runner, "_LEAST_STOP_US", 0.0)
         patch.setattr(gated_runner, "_LEAST_GATED_US", 0.0)
         with stream_order.Watching():
             yield
+
+
+def _empty_like(empty_like: Callable[..., torch.Tensor], *args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+    return empty_like(*args, **kwargs)
 
 
 class _ChainGraph:

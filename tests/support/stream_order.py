@@ -90,6 +90,13 @@ class Event:
     def synchronize(self) -> None:
         _merge(order.host, self.clock)
 
+    def wait(self, stream: Stream | None = None) -> None:
+        (stream or order.current).wait_event(self)
+
+    def query(self) -> bool:
+        """Say no as long as the host has not waited for it: the device may be as slow as that."""
+        return all(order.host.get(stream, 0) >= time for stream, time in self.clock.items())
+
     def elapsed_time(self, _end: object) -> float:
         return 1.0
 
@@ -151,6 +158,12 @@ class Order:
     def see(self) -> None:
         """Let the host see what was published last."""
         _merge(self.host, self.published)
+
+    def read_by_host(self, tensor: Tensor) -> None:
+        """Read a tensor without a call of CUDA; raises :class:`Race`."""
+        written = self._of(tensor, None).written
+        if self.checks and written is not None and self.host.get(written[0], 0) < written[1]:
+            raise Race("the host reads what is being written")
 
     def record(self, tensor: Tensor, stream: Stream) -> None:
         """Do as ``Tensor.record_stream``."""

@@ -2,14 +2,11 @@
 
 import json
 import multiprocessing
-import os
 import socket
-import subprocess
-import sys
 
 import pytest
 import torch.distributed as dist
-from support.launched_ranks import launch
+from support.launched_ranks import command, launch
 from support.replica_cases import CALIBRATE, INFER, TRAIN, calibrate_in_a_group, left_over, serve, write_case
 
 pytestmark = [
@@ -102,13 +99,7 @@ def test_calibrate_network_in_a_process_group_of_ones_own(case):
 
 def test_torchrun_itself_trains(case):
     """The command of the README; rank 0 writes, once."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    environment.pop("TRITON_INTERPRET", None)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    options = ["--epochs", "1", "--batch-size", "8", "--out", "trained"]
-    ran = subprocess.run(
-        [*torchrun, "auxhead.model", *TRAIN, *options], cwd=case, env=environment, capture_output=True, text=True
-    )
+    ran = command(case, [*TRAIN, "--epochs", 1, "--batch-size", 8, "--out", "trained"], ranks=2)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("Saved in trained") == 1
     assert (case / "trained" / "model.json").exists() and not left_over(case)
