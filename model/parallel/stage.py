@@ -260,7 +260,7 @@ class Stage(nn.Module):
     def _settle_next(self) -> tuple[Answers | None, Places, tuple[Tensor, ...] | None]:
         """Return the answers of the first micro-batch under way, who stays open, and what goes along with them.
 
-        Waits for the device until it has computed them; the current stream waits as well.
+        Waits for the device until it has computed them.
         """
         places, begun = self._to_settle.popleft()
         if begun is None:
@@ -270,7 +270,6 @@ class Stage(nn.Module):
             begun.under_way.begun.synchronize()
             self.busy_since = time.monotonic()
             begun.under_way.done.synchronize()
-            begun.under_way.done.wait()
         answers, left = settle(places, begun.said)
         return answers if len(answers) else None, left, begun.handed if (left != NOBODY).any() else None
 
