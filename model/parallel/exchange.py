@@ -64,6 +64,8 @@ class Exchange:
         self._stages, self._heads, self._extra_steps, self._connection = stages, heads, extra_steps, connection
         self._schedule: tuple[int, ScheduleGPipe] | None = None
         self._sent: list[tuple[dist.Work, Tensor]] = []
+        # Requests whose answers this rank has sent, and heard: one that is answered may be under way while the next is.
+        self._answered = self._heard = 0
 
     def ask(self, network: EarlyExitNetwork, x: Tensor, samples: int, answer: Callable[[Answers], None]) -> None:
         """Announce a request to all, with the network's rules, and run the first stage for it."""
@@ -95,12 +97,13 @@ class Exchange:
             return False
         self.stage.take_rules(request[1:].view(-1, 4).tolist())
         self._say(self._run(int(request[0]), self._say, None), last=True)
+        self._answered += 1
         self._wait_for_sent()
         return True
 
-    def _send(self, tensor: Tensor, rank: int) -> None:
+    def _send(self, tensor: Tensor, rank: int, tag: int = 0) -> None:
         """Begin to send, from the host."""
-        work = dist.isend(tensor, rank, self._connection.host)
+        work = dist.isend(tensor, rank, self._connection.host, tag)
         assert work is not None
         self._sent.append((work, tensor))
 
@@ -110,7 +113,7 @@ class Exchange:
         if answers is not None:
             message.numpy()[1 : 1 + len(answers)] = answers
         message[0, 0], message[0, 1] = 0 if answers is None else len(answers), last
-        self._send(message, 0)
+        self._send(message, 0, _tag(self._answered))
 
     def _wait_for_sent(self) -> None:
         for work, _ in self._sent:
@@ -118,16 +121,17 @@ class Exchange:
         self._sent.clear()
 
     def hear(self, answer: Callable[[Answers], None]) -> None:
-        """Receive the answers of all other stages, in the order in which they come."""
+        """Receive the answers of all other stages to the next request, in the order in which they come."""
         speaking = self._stages - 1
         while speaking:
             message = torch.empty(1 + self.stage.size, self.form.width, dtype=self.form.dtype)
-            dist.recv(message, None, self._connection.host)
+            dist.recv(message, None, self._connection.host, _tag(self._heard))
             said = message.numpy()
             count, last = map(int, said[0, :2])
             if count:
                 answer(said[1 : 1 + count])
             speaking -= last
+        self._heard += 1
 
     def _run(self, samples: int, answer: Callable[[Answers], None], x: Tensor | None) -> Answers | None:
         """Run the stage for all micro-batches of a request; returns the last answers, if there are any left."""
@@ -175,3 +179,8 @@ class Exchange:
             )  # fmt: skip
             self._schedule = steps, ScheduleGPipe(stage, steps)
         return self._schedule[1]
+
+
+def _tag(request: int) -> int:
+    """Return what messages with answers to a request are marked with."""
+    return 1 + request % 1024

@@ -60,6 +60,8 @@ class PipelinedRunner(Runner):
         self._shape, self._dtype, self._description = example.shape[1:], example.dtype, description
         self._timeout_s, self._processes, self._opened = timeout_s, processes, opened
         self._running, self._hearing = Worker("auxhead stage"), Worker("auxhead answers")
+        self._under_way: set[Future[Any]] = set()
+        """Of requests that are answered."""
         self._ended = False  # on the first rank, as another one has heard
         self._closed: str | None = None
 
@@ -94,12 +96,22 @@ class PipelinedRunner(Runner):
             device, form = self._stage.device, self._exchange.form
             samples = self._checked(x)
             found = torch.empty(samples, form.width, dtype=form.dtype, pin_memory=device.type == "cuda")
-            into = found.numpy()
+            into, counts = found.numpy(), list[int]()
+            events: queue.SimpleQueue[Answers | Future[Any]] = queue.SimpleQueue()
 
             def take(answers: Answers) -> None:  # in the threads that have them: rows of different samples
                 into[answers[:, 0].astype(np.int64)] = answers
+                counts.append(len(answers))
+                if sum(counts) == samples:
+                    events.put(answers[:0])
 
-            for _ in self._waited_for(self._asked(x, samples, take), queue.SimpleQueue()):
+            asking, hearing = self._asked(x, samples, take)
+
+            def is_answered() -> bool:  # later stages may be at it still, for nobody
+                uses_stream = device.type == "cuda" and not asking.done()  # the caller's
+                return sum(counts) == samples and not uses_stream
+
+            for _ in self._waited_for([asking, hearing], events, is_answered):
                 pass
             return self._counted(found.to(device, non_blocking=True))
         if x is not None:
@@ -184,14 +196,19 @@ class PipelinedRunner(Runner):
         """Return how many samples a request has."""
         return check_request(x, self._shape, self._dtype, self._stage.device)  # type: ignore[arg-type]
 
-    def _asked(self, x: Tensor | None, samples: int, answer: Callable[[Answers], None]) -> "list[Future[Any]]":
-        """Begin to ask for a batch; ``answer`` is called with answers as they come, until all futures are done."""
+    def _asked(
+        self, x: Tensor | None, samples: int, answer: Callable[[Answers], None]
+    ) -> "tuple[Future[Any], Future[Any]]":
+        """Begin to run the own stage for a batch, and to hear the others.
+
+        ``answer`` is called with answers as they come, until both futures are done.
+        """
         assert x is not None
         batch = x.detach()
-        return [
+        return (
             self._running.submit(self._on_stream(lambda: self._exchange.ask(self.network, batch, samples, answer))),
             self._hearing.submit(lambda: self._exchange.hear(answer)),
-        ]
+        )
 
     def _take_part(self) -> bool:
         """Take part in a request; returns False if none comes, since the first rank has closed its runner."""
@@ -205,26 +222,30 @@ class PipelinedRunner(Runner):
         return not self._ended
 
     def _waited_for(
-        self, work: "Sequence[Future[Any]]", found: "queue.SimpleQueue[Answers | Future[Any]]"
+        self,
+        work: "Sequence[Future[Any]]",
+        found: "queue.SimpleQueue[Answers | Future[Any]]",
+        enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[Answers]:
-        """Yield what is found until all work is done."""
-        for each in work:
+        """Yield what is found until all work is done, that of earlier requests too, or there is enough."""
+        running, self._under_way = {*self._under_way, *work}, set()
+        for each in running:
             each.add_done_callback(found.put)
         left: GeneratorExit | None = None
         with self._failing():
-            running = len(work)
-            while running:
+            while running and not enough():
                 item = _next(found)
                 if item is None:
                     self._look()
                 elif isinstance(item, Future):
                     item.result()
-                    running -= 1
+                    running.remove(item)
                 elif left is None:
                     try:
                         yield item
                     except GeneratorExit as error:  # nobody wants more, but the ranks are at it
                         left = error
+        self._under_way = running
         if left is not None:
             raise left
 

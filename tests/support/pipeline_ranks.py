@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import torch
 from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitRule, Extract, FusedAuxHead, pipelined
@@ -189,6 +190,30 @@ def twice() -> None:
     torch.save(found, f"{os.environ['RANK']}.pt")
     if group:
         torch.distributed.destroy_process_group()
+
+
+def answered_on_the_first() -> None:
+    """All leave on the first stage, and the last one does not go on before that answer is there; then nobody leaves."""
+    placement.merges_of = lambda *of: [False for _ in of[-1]]
+    network, x, there = plain(), batch_of("plain", 8), Path("there")
+    network.set_rules(0.0)
+    with pipelined(network, x, split_size=4, timeout_s=10.0) as run:
+        if not run.is_first:
+            original = run.stage.computed
+
+            def computed(*given: object) -> object:
+                while not there.exists():
+                    time.sleep(0.01)
+                return original(*given)  # type: ignore[arg-type]
+
+            run.stage.computed = computed  # type: ignore[method-assign]
+            run.serve()
+            return
+        found = [tuple(run(x))]
+        there.touch()
+        network.set_rules(1.0)
+        found += [tuple(run(x)), *(tuple(answered) for _, answered in run.answers(x))]
+        torch.save(found, "0.pt")
 
 
 def folded() -> None:

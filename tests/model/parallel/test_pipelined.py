@@ -89,6 +89,16 @@ def test_answers_as_they_come(tmp_path):
     assert_same(last, network(pipeline_ranks.batch_of("plain", 9)))
 
 
+def test_an_answer_waits_for_no_stage_that_has_nothing_to_say(tmp_path):
+    (first, second, *parts), _ = ran(tmp_path, 2, "answered_on_the_first")
+    network, x = pipeline_ranks.plain(), pipeline_ranks.batch_of("plain", 8)
+    network.set_rules(0.0)
+    assert_same(first, network(x))
+    network.set_rules(1.0)
+    assert_same(second, network(x))
+    assert sum(len(label) for label, *_ in parts) == 8
+
+
 @pytest.mark.parametrize("group", [True, False], ids=["in_a_group_of_the_callers", "that_join_by_themselves"])
 def test_pipelines_one_after_another(tmp_path, group):
     (found, other) = ran(tmp_path, 2, "twice", group)
