@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...model.parallel.answered import first_state
-from ...model.parallel.pipelined_runner import PipelinedRunner
-from ...model.parallel.stage import Request, Stage
+from ...model.parallel.pipeline.answered import first_state
+from ...model.parallel.pipeline.runner import PipelinedRunner
+from ...model.parallel.pipeline.stage import Request, Stage
 
 #: Micro-batches one after another in a measurement, and measurements, of which the median counts.
 _REPEAT, _TIMES = 10, 5

@@ -15,10 +15,10 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from .answered import first_state
+from .pipeline.answered import first_state
+from .pipeline.stage import LAG, Stage
+from .pipeline.survivors import NOBODY, Merging, no_places
 from .segments import Cut, Segment, run_segments, to_wire, wires_like
-from .stage import LAG, Stage
-from .survivors import NOBODY, Merging, no_places
 
 _WARM_UPS, _RUNS = 2, 5
 #: By how much what is handed over may differ, the mean difference over the mean, for the samples of a micro-batch that

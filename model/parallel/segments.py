@@ -20,7 +20,7 @@ from ..export.stages import cut_into_stages
 from ..module_head import AuxHead
 from ..taps import listening
 from ..trunk.trunk import Trunk, make_trunk
-from .answered import AnswerForm
+from .pipeline.answered import AnswerForm
 
 #: Before the names of a network's parameters, in those of segments.
 NETWORK = "_network."

@@ -8,11 +8,11 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from ..early_exit_network import EarlyExitNetwork
-from ..exit_result import ExitResult, joined
-from ..owned_lock import OwnedLock
-from ..runners.checks import check_request
-from ..runners.runner import Runner
+from ...early_exit_network import EarlyExitNetwork
+from ...exit_result import ExitResult, joined
+from ...owned_lock import OwnedLock
+from ...runners.checks import check_request
+from ...runners.runner import Runner
 from .part import Part
 
 

@@ -7,17 +7,17 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from ...kernels.cuda_runtime import beside_captures
-from ..early_exit_network import EarlyExitNetwork
-from ..exit_result import ExitResult
-from ..rule_order import count_writes, note_reader, wait_for_writes
-from ..runners.captured_heads import CapturedHeads
-from ..runners.checks import check_no_outer_capture
-from ..streams import CallersStream
-from .captured_parts import CapturedParts
+from ....kernels.cuda_runtime import beside_captures
+from ...early_exit_network import EarlyExitNetwork
+from ...exit_result import ExitResult
+from ...rule_order import count_writes, note_reader, wait_for_writes
+from ...runners.captured_heads import CapturedHeads
+from ...runners.checks import check_no_outer_capture
+from ...streams import CallersStream
+from .captured import CapturedParts
 from .part import Part
-from .part_streams import AllStreams, wait_for_current_streams
-from .split_runner import SplitRunner
+from .runner import SplitRunner
+from .streams import AllStreams, wait_for_current_streams
 
 
 class GraphSplitRunner(SplitRunner):

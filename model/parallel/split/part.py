@@ -6,11 +6,11 @@ from contextlib import AbstractContextManager
 import torch
 from torch import nn
 
-from ..early_exit_network import EarlyExitNetwork
-from ..exit_rule import ExitRule
-from ..module_head import AuxHead
-from ..trunk.trunk import Trunk
-from .segments import Segment
+from ...early_exit_network import EarlyExitNetwork
+from ...exit_rule import ExitRule
+from ...module_head import AuxHead
+from ...trunk.trunk import Trunk
+from ..segments import Segment
 
 
 class Part:

@@ -7,23 +7,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.cuda_runtime import beside_captures
-from ..arguments import check_batch, kind_of
-from ..bad_input import BadInput
-from ..early_exit_network import EarlyExitNetwork
-from ..exit_monitor import uncounted
-from ..rule_order import wait_for_writes
-from ..runners.capture import CAPTURE_LOCK
-from ..runners.checks import check_capturable, check_device, check_mode, sizes_of
-from ..trunk.trunk import Trunk, make_trunk
-from .capture_parts import capture_parts, graph_times
-from .eager_parts import EagerSplitRunner
-from .graph_parts import GraphSplitRunner
+from ....kernels.cuda_runtime import beside_captures
+from ...arguments import check_batch, kind_of
+from ...bad_input import BadInput
+from ...early_exit_network import EarlyExitNetwork
+from ...exit_monitor import uncounted
+from ...rule_order import wait_for_writes
+from ...runners.capture import CAPTURE_LOCK
+from ...runners.checks import check_capturable, check_device, check_mode, sizes_of
+from ...trunk.trunk import Trunk, make_trunk
+from ..placement import balanced, segment_ms
+from ..segments import Segment, check_cuttable, cut, segments_of
+from .capturing import capture_parts, graph_times
+from .eager_runner import EagerSplitRunner
+from .graph_runner import GraphSplitRunner
 from .part import Part
-from .part_streams import AllStreams, reach_each_other, wait_for_current_streams
-from .placement import balanced, segment_ms
-from .segments import Segment, check_cuttable, cut, segments_of
-from .split_runner import SplitRunner
+from .runner import SplitRunner
+from .streams import AllStreams, reach_each_other, wait_for_current_streams
 
 #: Ways to leave a network early that there are over several devices.
 EXITS = ("overlapped", "polled")

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...kernels import HeadOutput, decide
-from ...kernels.patience import with_patience
-from ..early_exit_network import EarlyExitNetwork
-from ..exit_result import ExitResult, first_sure
+from ....kernels import HeadOutput, decide
+from ....kernels.patience import with_patience
+from ...early_exit_network import EarlyExitNetwork
+from ...exit_result import ExitResult, first_sure
 from .part import Part
-from .split_runner import SplitRunner
+from .runner import SplitRunner
 
 
 class EagerSplitRunner(SplitRunner):
