@@ -31,7 +31,7 @@ class EagerSplitRunner(SplitRunner):
         self._stops = stops
 
     @torch.no_grad()
-    def _answer(self, x: Tensor, samples: int) -> ExitResult:
+    def _request(self, x: Tensor, samples: int) -> ExitResult:
         return self._answer_in_parts(x, samples)
 
     def _answer_one(self, x: Tensor, size: int) -> ExitResult:
@@ -62,9 +62,6 @@ class EagerSplitRunner(SplitRunner):
         if self.network.monitor is not None:
             self.network.monitor.count(answer.exit_index, answer.confidence)
         return answer
-
-    def _free(self) -> None:
-        return
 
 
 def _copied_to(device: torch.device, x: Tensor) -> Tensor:
