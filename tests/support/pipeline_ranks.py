@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitRule, Extract, FusedAuxHead, pipelined
-from auxhead.model.parallel import placement
 from auxhead.model.parallel.pipeline import pipelined as set_up
+from auxhead.model.parallel.pipeline import placement
 from auxhead.model.parallel.pipeline.stage import Stage
 from torch import Tensor, nn
 

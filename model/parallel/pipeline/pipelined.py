@@ -20,9 +20,10 @@ from ...machine import package_version
 from ...processes.agreement import tensor_digest
 from ...processes.process_group import Processes, is_launched, launched_processes, watched_processes
 from ...runners.checks import check_device, check_mode
-from ..placement import Placement, place
-from ..segments import Cut, check_cuttable, cut
+from ..segments import check_cuttable
+from .cut import Cut, cut
 from .exchange import Connection, Exchange
+from .placement import Placement, place
 from .runner import PipelinedRunner
 from .stage import Stage
 

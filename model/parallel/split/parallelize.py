@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,13 +14,13 @@ from ...exit_monitor import uncounted
 from ...rule_order import wait_for_writes
 from ...runners.capture import CAPTURE_LOCK
 from ...runners.checks import check_capturable, check_device, check_mode, sizes_of
-from ...trunk.trunk import Trunk, make_trunk
-from ..placement import balanced, segment_ms
-from ..segments import Segment, check_cuttable, cut, segments_of
+from ...trunk.trunk import make_trunk
+from ..balance import balanced
+from ..segments import check_cuttable, segments_of
 from .capturing import capture_parts, graph_times
-from .eager_runner import EagerSplitRunner
+from .eager_runner import EagerSplitRunner, eager_times
 from .graph_runner import GraphSplitRunner
-from .part import Part
+from .part import OnDevice, Part
 from .runner import SplitRunner
 from .streams import AllStreams, reach_each_other, wait_for_current_streams
 
@@ -101,14 +100,11 @@ def _eager(
         raise RuntimeError("parallelize: called under autocast, which segments do not follow; cast the network instead")
     network.check_taps(x)
     with torch.inference_mode(False), torch.no_grad():
-        cuts = {size: cut(network, _batch(x, size), x.device, trunk)[0] for size in sizes}
-        us = [ms * 1e3 for ms in segment_ms(cuts[sizes[-1]], _batch(x, sizes[-1]))]
-    segments = {size: of_size.segments for size, of_size in cuts.items()}
-    trunks = [of_size.trunk for of_size in cuts.values()]
-    on_device = {x.device: _OnDevice(network, trunks, segments)}
-    parts = _parts(devices, starts or balanced(us, len(devices)), on_device)
+        there = _on_device(network, x, sizes, x.device, trunk)
+        us = eager_times(there.segments[sizes[-1]], network.exit_heads, _batch(x, sizes[-1]))
+    parts = _parts(devices, starts, us, {x.device: there})
     notes = ["On CPUs the parts run eagerly, without graphs.", *_described(parts, network.taps, us, sizes[-1])]
-    notes += trunks[-1].notes
+    notes += there.trunk.notes
     return EagerSplitRunner(network, parts, x, sizes, "\n".join(notes), stops=exits == "polled")
 
 
@@ -138,9 +134,9 @@ def _captured(
                     networks[device] = copy.deepcopy(network).to(device)
             reach_each_other(devices)
             there = {device: _on_device(of_device, x, sizes, device, trunk) for device, of_device in networks.items()}
-            x = x.contiguous(memory_format=there[first].trunks[0].memory_format)
+            x = x.contiguous(memory_format=there[first].trunk.memory_format)
             us = _times(there[first], x, sizes, streams)
-            parts = _parts(devices, starts or balanced(us[sizes[-1]], len(devices)), there)
+            parts = _parts(devices, starts, us[sizes[-1]], there)
             streams.take(parts)
             if any(head.as_exit_head().weight is None for head in network.exit_heads):  # modules, which may call cuBLAS
                 for one in streams.parts:
@@ -155,7 +151,7 @@ def _captured(
             notes = [
                 *_described(parts, network.taps, us[sizes[-1]], sizes[-1]),
                 *(f"Batch {size}: {captured[size].batch.description}" for size in sizes),
-                *there[first].trunks[0].notes,
+                *there[first].trunk.notes,
             ]
             return GraphSplitRunner(network, parts, x, captured, streams, "\n".join(notes), polls=polls)
         except BaseException:
@@ -208,31 +204,22 @@ def _batch(x: Tensor, size: int) -> Tensor:
     return torch.cat([x[:size]] * -(-size // len(x)))[:size]
 
 
-class _OnDevice(NamedTuple):
-    """A network on one of the devices."""
-
-    network: EarlyExitNetwork
-    trunks: Sequence[Trunk]
-    segments: Mapping[int, Sequence[Segment]]
-    """By batch size."""
-
-
 def _on_device(
     network: EarlyExitNetwork, x: Tensor, sizes: Sequence[int], device: torch.device, trunk: str
-) -> _OnDevice:
+) -> OnDevice:
     batches = {size: _batch(x, size).to(device) for size in sizes}
     made = make_trunk(network.backbone, network.taps, batches[sizes[-1]], trunk, network.reading)
     segments = {
         size: segments_of(network, made, batch.contiguous(memory_format=made.memory_format), device)
         for size, batch in batches.items()
     }
-    return _OnDevice(network, [made], segments)
+    return OnDevice(network, made, segments)
 
 
-def _times(there: _OnDevice, x: Tensor, sizes: Sequence[int], streams: AllStreams) -> dict[int, list[float]]:
+def _times(there: OnDevice, x: Tensor, sizes: Sequence[int], streams: AllStreams) -> dict[int, list[float]]:
     """Measure the segments for each size, in microseconds, with the streams that the first part will have."""
-    network, [trunk], segments = there
-    streams.take([Part(0, x.device, *there, 0, len(network.taps) + 1)])
+    network, trunk, segments = there
+    streams.take([Part(0, x.device, there, 0, len(network.taps) + 1)])
     try:
         [own] = streams.parts
         found = {}
@@ -244,10 +231,17 @@ def _times(there: _OnDevice, x: Tensor, sizes: Sequence[int], streams: AllStream
         streams.free()
 
 
-def _parts(devices: Sequence[torch.device], starts: Sequence[int], there: dict[torch.device, _OnDevice]) -> list[Part]:
+def _parts(
+    devices: Sequence[torch.device],
+    starts: Sequence[int] | None,
+    us: Sequence[float],
+    there: Mapping[torch.device, OnDevice],
+) -> list[Part]:
+    """Return the parts, which begin where they were asked to, or are balanced by the times of the segments."""
+    starts = starts or balanced(us, len(devices))
     ends = [*starts[1:], len(there[devices[0]].network.taps) + 1]
     return [
-        Part(number, device, *there[device], start, end)
+        Part(number, device, there[device], start, end)
         for number, (device, start, end) in enumerate(zip(devices, starts, ends, strict=True))
     ]
 

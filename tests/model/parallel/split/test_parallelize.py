@@ -75,12 +75,12 @@ def test_polled_goes_no_further_than_it_needs(monkeypatch):
 
 
 def test_auto_balances_measured_times(monkeypatch):
-    monkeypatch.setattr(front, "segment_ms", lambda *_: [1.0, 1.0, 1.0, 4.0])
+    monkeypatch.setattr(front, "eager_times", lambda *_: [1.0, 1.0, 1.0, 4.0])
     runner = parallelize(pipeline_ranks.plain(), example(), devices=["cpu", "cpu"], batch_sizes=[8])
     assert runner.describe().splitlines() == [
         "On CPUs the parts run eagerly, without graphs.",
-        "Part 0 on cpu, from the input: 3e+03 us a batch of 8.",
-        "Part 1 on cpu, behind 3: 4e+03 us a batch of 8.",
+        "Part 0 on cpu, from the input: 3 us a batch of 8.",
+        "Part 1 on cpu, behind 3: 4 us a batch of 8.",
         "The backbone runs as it is.",
     ]
 
@@ -143,7 +143,7 @@ ARGUMENTS = {
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_arguments_that_do_not_fit(name, monkeypatch):
-    monkeypatch.setattr(front, "cut", lambda *_: pytest.fail("something was made"))
+    monkeypatch.setattr(front, "make_trunk", lambda *_: pytest.fail("something was made"))
     changes, error, message = ARGUMENTS[name]
     arguments = dict(network=pipeline_ranks.plain(), example_input=example(), devices=["cpu", "cpu"]) | changes
     network, x = arguments.pop("network"), arguments.pop("example_input")
