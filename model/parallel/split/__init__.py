@@ -2,7 +2,7 @@
 
 In: a network and devices. Out: a runner, which sends a batch through the parts, one after the other.
 
-    parallelize         checks, cuts, places, captures: the front door
+    parallelize         checks, cuts, places, captures: the front door; arguments reads devices and balance
     runner              the base of both runners, on that of all that answer one request at a time
     eager_runner        runs parts on CPUs
     graph_runner        launches parts on GPUs

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ....kernels.cuda_runtime import beside_captures
 from ...arguments import check_batch, kind_of
-from ...bad_input import BadInput
 from ...early_exit_network import EarlyExitNetwork
 from ...exit_monitor import uncounted
 from ...rule_order import wait_for_writes
@@ -17,6 +16,7 @@ from ...runners.checks import check_capturable, check_device, check_mode, sizes_
 from ...trunk.trunk import make_trunk
 from ..balance import balanced
 from ..segments import check_cuttable, segments_of
+from .arguments import devices_of, starts_of
 from .capturing import capture_parts, graph_times
 from .eager_runner import EagerSplitRunner, eager_times
 from .graph_runner import GraphSplitRunner
@@ -73,8 +73,8 @@ def parallelize(
         raise ValueError(f"exits: got {exits!r}, wants one of {list(EXITS)}")
     check_cuttable(trunk)
     check_batch("example_input", example_input)
-    where = _devices(devices)
-    starts = _starts(balance, network.taps, len(where))
+    where = devices_of(devices)
+    starts = starts_of(balance, network.taps, len(where))
     sizes = sizes_of(batch_sizes, example_input)
     if example_input.device != where[0]:
         raise ValueError(f"example_input: on {example_input.device}, wants {where[0]}, the first of the devices")
@@ -157,46 +157,6 @@ def _captured(
         except BaseException:
             streams.free()
             raise
-
-
-def _devices(devices: Sequence[torch.device | str]) -> list[torch.device]:
-    """Return the devices, with an index those of CUDA."""
-    if isinstance(devices, (str, torch.device)) or not isinstance(devices, Sequence) or not devices:
-        raise ValueError(f"devices: got {devices!r}, wants a list of one device or more")
-    found = []
-    for given in devices:
-        try:
-            device = torch.device(given)
-        except (RuntimeError, TypeError):
-            raise ValueError(f"devices: got {given!r}, wants 'cuda:0' and the like, or 'cpu'") from None
-        if device.type not in ("cuda", "cpu"):
-            raise ValueError(f"devices: got {device}, wants CUDA devices or the CPU")
-        if device.type == "cuda":
-            there = torch.cuda.device_count()
-            index = device.index
-            if index is None:
-                index = torch.cuda.current_device() if there else 0
-            if index >= there:
-                raise BadInput(f"devices: got cuda:{index}, but torch sees {there} CUDA devices here")
-            device = torch.device("cuda", index)
-        found.append(torch.device("cpu") if device.type == "cpu" else device)
-    if len({device.type for device in found}) > 1:
-        raise ValueError(f"devices: got {', '.join(map(str, found))}, wants all of one kind")
-    return found
-
-
-def _starts(balance: str | Sequence[str], taps: Sequence[str], devices: int) -> list[int] | None:
-    """Return the first segment of each part; None if they are to be balanced."""
-    if devices > len(taps) + 1:
-        raise ValueError(f"devices: got {devices}, wants at most {len(taps) + 1}: the network has {len(taps)} taps")
-    if isinstance(balance, str):
-        if balance != "auto":
-            raise ValueError(f"balance: got {balance!r}, wants 'auto' or a list of taps")
-        return None
-    ends = [*balance]
-    if len(ends) != devices - 1 or ends != [tap for tap in taps if tap in ends]:
-        raise ValueError(f"balance: got {ends}, wants {devices - 1} of {[*taps]}, in this order, for {devices} devices")
-    return [0, *(taps.index(tap) + 1 for tap in ends)]
 
 
 def _batch(x: Tensor, size: int) -> Tensor:
