@@ -31,10 +31,10 @@ from .fused_aux_head import FusedAuxHead as FusedAuxHead
 from .make_runner import make_runner as make_runner
 from .module_head import ModuleHead as ModuleHead
 from .own_exits.attach_exits import attach_exits as attach_exits
-from .parallel.parallelize import parallelize as parallelize
-from .parallel.pipelined import pipelined as pipelined
-from .parallel.pipelined_runner import PipelinedRunner as PipelinedRunner
-from .parallel.split_runner import SplitRunner as SplitRunner
+from .parallel.pipeline.pipelined import pipelined as pipelined
+from .parallel.pipeline.runner import PipelinedRunner as PipelinedRunner
+from .parallel.split.parallelize import parallelize as parallelize
+from .parallel.split.runner import SplitRunner as SplitRunner
 from .reading import Extract as Extract
 from .runners.compacting import CompactingRunner as CompactingRunner
 from .runners.eager import EagerRunner as EagerRunner

@@ -141,6 +141,15 @@ def test_rooms_import_rooms_of_lower_levels_only(package: str) -> None:
                 assert level[there] < level[here], f"{path.relative_to(ROOT)} imports {file.relative_to(ROOT)}"
 
 
+def test_the_rooms_of_several_devices_know_nothing_of_each_other() -> None:
+    """What both need lies above them, and knows neither."""
+    above = ROOT / "model" / "parallel"
+    for path in sources("model/parallel"):
+        for file in imported_files(path):
+            if above in file.parents:
+                assert file.parent in {path.parent, above}, f"{path.relative_to(ROOT)} imports {file.relative_to(ROOT)}"
+
+
 def test_no_two_files_import_each_other_directly_or_by_others() -> None:
     graph = {path: imported_files(path) for path in all_sources()}
     done: set[Path] = set()

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...model.parallel.pipelined_runner import PipelinedRunner
-from ...model.parallel.stage import Stage
+from ...model.parallel.pipeline.runner import PipelinedRunner
+from ...model.parallel.pipeline.stage import Stage
 
 #: Micro-batches one after another in a measurement, and measurements, of which the median counts.
 _REPEAT, _TIMES = 10, 5

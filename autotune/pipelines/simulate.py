@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-#: Micro-batches that go through a schedule at once; see ``model/parallel/exchange.py``.
+#: Micro-batches that go through a schedule at once; see ``model/parallel/pipeline/exchange.py``.
 MOST_MICRO_BATCHES = 64
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...model import EarlyExitNetwork, pipelined
-from ...model.parallel.pipelined_runner import PipelinedRunner
+from ...model.parallel.pipeline.runner import PipelinedRunner
 from ...model.streams import stream_pair
 from ...model.trunk.trunk import Trunk, make_trunk
 from ..measuring.cells import NEVER

@@ -12,7 +12,7 @@ from functools import cache
 from heapq import nsmallest
 from itertools import accumulate
 
-from ...model.parallel.placement import merges_of
+from ...model.parallel.pipeline.placement import merges_of
 from ..pipelines.simulate import Prediction, StageTimes, bound, simulate
 
 #: Layouts of one split size and number of GPUs that are simulated.

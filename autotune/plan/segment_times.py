@@ -12,10 +12,11 @@ from ...kernels.memory_pool import MemoryPool
 from ...model import EarlyExitNetwork
 from ...model.auto.example_batches import batches_of
 from ...model.module_head import AuxHead
-from ...model.parallel.answered import first_state
-from ...model.parallel.placement import merging_ms
-from ...model.parallel.segments import Cut, Segment, cut, wires_like
-from ...model.parallel.stage import Stage
+from ...model.parallel.pipeline.answered import first_state
+from ...model.parallel.pipeline.cut import Cut, cut, wires_like
+from ...model.parallel.pipeline.placement import merging_ms
+from ...model.parallel.pipeline.stage import Stage
+from ...model.parallel.segments import Segment
 from ...model.runners.capture import Capture, Graph, warm_up
 from ...model.streams import stream_pair
 from ..measuring.timers import time_rounds

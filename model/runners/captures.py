@@ -1,4 +1,4 @@
-"""``Captures``: all that a runner has on its device, freed once nothing uses it any more."""
+"""``Captures``: all that a runner has on its device, freed once nothing uses it any more; and who calls it."""
 
 from contextlib import suppress
 
@@ -6,6 +6,7 @@ import torch
 
 from ...kernels.cuda_runtime import beside_captures
 from ...kernels.memory_pool import MemoryPool, empty_cache
+from ..streams import CallersStream
 from .capture_streams import CaptureStreams, take_streams
 from .captured_batch import CapturedBatch
 
@@ -85,3 +86,26 @@ class Captures:
             _left_behind.append(self)
             if not isinstance(error, Exception):
                 raise
+
+
+class Callers:
+    """Streams that requests come on, one after another."""
+
+    def __init__(self, captures: Captures) -> None:
+        """Begin with the current stream of the device, on which all was captured."""
+        self._captures = captures
+        self._latest = CallersStream(torch.cuda.current_stream(captures.device))
+
+    @property
+    def latest(self) -> torch.cuda.Stream:
+        """That of the last request."""
+        return self._latest.stream
+
+    def current(self) -> torch.cuda.Stream:
+        """Return the current stream, which then comes after the last request: that may still use the buffers."""
+        if not self._latest.is_current():
+            caller = torch.cuda.current_stream(self._captures.device)
+            self._captures.catch_up()
+            caller.wait_event(self._captures.done)
+            self._latest = CallersStream(caller)
+        return self._latest.stream

@@ -2,9 +2,8 @@
 
 import weakref
 from abc import abstractmethod
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,25 +14,23 @@ from ...kernels.memory_pool import MemoryPool, empty_cache
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_monitor import uncounted
 from ..exit_result import ExitResult, joined
-from ..owned_lock import OwnedLock
 from ..rule_order import count_writes, note_reader, wait_for_writes
-from ..streams import CallersStream
 from ..taps import listening
 from ..trunk.trunk import Trunk, check_kind, make_trunk
 from .capture import CAPTURE_LOCK, Capture, Graph, warm_up
 from .captured_batch import CapturedBatch, StaticInput
 from .captured_heads import CapturedHeads
+from .captured_memory import CapturedMemory
 from .captured_reads import Addresses, check_unmoved
-from .captures import Captures
-from .checks import check_capturable, check_no_outer_capture, check_request, check_sizes
-from .runner import Runner
+from .captures import Callers, Captures
+from .checks import check_capturable, check_no_outer_capture, check_sizes
 from .segment_times import measure_segments
+from .serial_runner import SerialRunner
 
 _T = TypeVar("_T")
-_RunnerT = TypeVar("_RunnerT", bound="GraphRunner")
 
 
-class GraphRunner(Runner):
+class GraphRunner(SerialRunner):
     """Runs an :class:`EarlyExitNetwork` from CUDA graphs captured for a few batch sizes.
 
     Thresholds, temperatures and whether an exit is enabled may change at any time; parameters may change in place,
@@ -68,14 +65,11 @@ class GraphRunner(Runner):
             RuntimeError: the backbone cannot be captured, and the message names the layer; or autocast is on, or the
                 current stream is being captured.
         """
-        self._sizes = check_sizes(batch_sizes)
+        sizes = check_sizes(batch_sizes)
         if not isinstance(trunk, Trunk):
             check_kind("trunk", trunk)
         check_capturable(network, example_input)
-        self.network = network
-        self._busy = OwnedLock()
-        self._under_way = False
-        self._shape, self._dtype, self._device = example_input.shape[1:], example_input.dtype, example_input.device
+        super().__init__(network, example_input, sizes)
         self._heads = [head.as_exit_head() for head in network.exit_heads]
         self._classes = network.exit_heads[0].num_classes
         with_probs = all(head.return_probs for head in network.exit_heads)
@@ -89,12 +83,12 @@ class GraphRunner(Runner):
             torch.no_grad(),
         ):
             caller = torch.cuda.current_stream(self._device)
-            self._caller = CallersStream(caller)
             self._captures = captures = Captures(self._device, self.trunk_priority)
             try:
                 weakref.finalize(self, captures.free_or_leave).atexit = False
                 if any(head.weight is None for head in self._heads):  # modules, which may call cuBLAS
                     captures.streams.allocate_workspaces(captures.streams.side)
+                self._callers = Callers(captures)
                 self._captured, self._done = captures.batches, captures.done
                 self._seen_writes = -1
                 self._trunk = (
@@ -105,11 +99,7 @@ class GraphRunner(Runner):
                 self._written = [*(head.rule for head in network.exit_heads), self._trunk.module]
                 note_reader(self._written, self)
                 wait_for_writes(self._written, caller)
-                # Where the tensors of the network lie that the graphs read, or that the trunk's copies are made from.
-                self._memory = [
-                    (name, tensor, tensor.detach(), tensor.data_ptr())
-                    for name, tensor in (*network.named_parameters(), *network.named_buffers())
-                ]
+                self._memory = CapturedMemory(network)
                 self._exits: list[ExitHead | None] = [
                     *self._heads,
                     None if self._trunk.classifier is None else self._trunk.classifier.as_exit_head(),
@@ -218,67 +208,33 @@ class GraphRunner(Runner):
             self._resizable |= capture.reads.resizable(static.x)
         return capture.graphs, result
 
-    def __call__(self, x: Tensor) -> ExitResult:
-        """Answer for a batch [N, ...] on the CPU or on the network's device.
-
-        The result is on the network's device, and ready for the caller's current stream. A batch in pinned memory is
-        read when that stream gets there: do not write to it before the result is there.
-
-        Raises:
-            ValueError, TypeError: a shape, device or dtype other than that of the example input; nothing is launched.
-            RuntimeError: the runner is closed, or in another thread's call; or the current stream is being captured;
-                nothing is launched. Or a head's tensors are no longer those that were captured; what was launched has
-                read the captured ones, and its answer is thrown away. Or a layer has resized what it keeps.
-        """
-        self._refuse_while_busy()
-        with self._busy:
-            try:
-                self._under_way = True
-                self._refuse_closed()
-                samples = check_request(x, self._shape, self._dtype, self._device)
-                if torch.cuda.current_device() != self._device.index:
-                    with torch.cuda.device(self._device):
-                        answer = self._run(x, samples)
-                else:
-                    answer = self._run(x, samples)
-                self._captured_heads.check_unchanged()  # while the device works; earlier it would delay the answer
-                return answer
-            finally:
-                self._under_way = False
+    def _request(self, x: Tensor, samples: int) -> ExitResult:
+        if torch.cuda.current_device() != self._device.index:
+            with torch.cuda.device(self._device):
+                answer = self._run(x, samples)
+        else:
+            answer = self._run(x, samples)
+        self._captured_heads.check_unchanged()  # while the device works; earlier it would delay the answer
+        return answer
 
     def _run(self, x: Tensor, samples: int) -> ExitResult:
         check_no_outer_capture()
         if self._resizable:
             check_unmoved(self._resizable)
-        caller = self._callers_stream()
+        caller = self._callers.current()
         if self._seen_writes != (writes := count_writes()):
             wait_for_writes(self._written, caller)
             self._seen_writes = writes
-        if x.requires_grad:
-            x = x.detach()
         largest = self._sizes[-1]
         try:
             self._captures.asking = caller
             with beside_captures():  # PyTorch's allocator may have to ask the device for the answer's memory
                 if samples <= largest:
-                    return self._answer(self._captured_for(samples), x, caller)
+                    return self._answer(self._captured[self._size_for(samples)], x, caller)
                 parts = x.split(largest)
-                return joined([self._answer(self._captured_for(len(part)), part, caller) for part in parts])
+                return joined([self._answer(self._captured[self._size_for(len(part))], part, caller) for part in parts])
         finally:  # after an error, too: what has been launched uses the buffers
             self._captures.record(caller)
-
-    def _callers_stream(self) -> torch.cuda.Stream:
-        """Return the current stream, which then comes after the last request: that may still use the buffers."""
-        if not self._caller.is_current():
-            caller = torch.cuda.current_stream(self._device)
-            self._captures.catch_up()
-            caller.wait_event(self._done)
-            self._caller = CallersStream(caller)
-        return self._caller.stream
-
-    def _captured_for(self, samples: int) -> CapturedBatch:
-        """Return the smallest captured batch that holds so many samples."""
-        return self._captured[self._sizes[bisect_left(self._sizes, samples)]]
 
     def _answer(self, captured: CapturedBatch, x: Tensor, caller: torch.cuda.Stream) -> ExitResult:
         """Answer for at most as many samples as were captured; ``caller`` is the current stream."""
@@ -286,14 +242,8 @@ class GraphRunner(Runner):
         captured.graphs[0].launch(caller)
         return captured.copied_answer()
 
-    def _refuse_while_busy(self) -> None:
-        # The lock alone would let a handler of signals in, of the same thread; an interrupt may have left the flag.
-        if self._under_way and self._busy.is_taken():
-            raise RuntimeError("this runner is in another thread's call; give each thread a runner of its own")
-
-    def _refuse_closed(self) -> None:
-        if not self._captured:
-            raise RuntimeError("this runner is closed")
+    def _is_closed(self) -> bool:
+        return not self._captured
 
     def describe(self) -> str:
         """Say what was captured: the trunk, and for each batch size where heads run."""
@@ -302,54 +252,23 @@ class GraphRunner(Runner):
         lines += [f"Batch {size}: {self._captured[size].description}" for size in sorted(self._captured)]
         return "\n".join(lines)
 
-    def refresh(self) -> None:
-        """Take over parameters of the backbone that were changed in place, where the trunk holds copies of them.
-
-        Raises:
-            RuntimeError: a parameter or buffer of the network is no longer the one that was captured, but lies in other
-                memory; or the runner is closed, or in another thread's call; or the current stream is being captured.
-        """
-        self._refuse_while_busy()
-        with self._busy:
-            try:
-                self._under_way = True
-                self._refuse_closed()
-                self._refresh()
-            finally:
-                self._under_way = False
-
     def _refresh(self) -> None:
-        now = dict((*self.network.named_parameters(), *self.network.named_buffers()))
-        for name, tensor, _kept, address in self._memory:
-            if now.get(name) is not tensor or tensor.data_ptr() != address:
-                raise RuntimeError(
-                    f"network: {name} was given other memory since the capture; copy into it, or make a new runner"
-                )
+        self._memory.check_unmoved(self.network)
         with torch.cuda.device(self._device):
             check_no_outer_capture()
             self._trunk.refresh()
 
-    def close(self) -> None:
-        """Wait for what is under way and free graphs and memory; a later call raises. Closing twice is fine.
-
-        Raises:
-            RuntimeError: called by a handler of signals within a call of this runner, which it would wait for; or the
-                current stream is being captured.
-        """
-        self.check_closable()
-        with self._busy:  # once other threads' calls are over
-            if self._captured:
-                self._captures.free()
-                self._memory.clear()
-                self._exits.clear()
-                self._written.clear()
-                self._resizable.clear()
-                del self._trunk
+    def _free(self) -> None:
+        self._captures.free()
+        self._memory.clear()
+        self._exits.clear()
+        self._written.clear()
+        self._resizable.clear()
+        del self._trunk
 
     def check_closable(self) -> None:
         """Raise what :meth:`close` would raise now."""
-        if self._busy.is_mine():
-            raise RuntimeError("this runner is in a call of this thread, which close() would wait for")
+        super().check_closable()
         if self._captured:
             with torch.cuda.device(self._device):
                 check_no_outer_capture()
@@ -357,11 +276,3 @@ class GraphRunner(Runner):
     def wait_until_idle(self) -> None:
         """Let the host wait for all that was launched, the part of a network too that an answer did not need."""
         self._captures.wait()
-
-    def __copy__(self: _RunnerT) -> _RunnerT:
-        """Return the runner itself: its graphs are there once."""
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled or deeply copied."""
-        raise TypeError("a runner holds graphs of this process; copy or save its network, and make a runner of that")

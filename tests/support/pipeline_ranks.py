@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitRule, Extract, FusedAuxHead, pipelined
-from auxhead.model.parallel import exchange, placement
-from auxhead.model.parallel import pipelined as set_up
-from auxhead.model.parallel.stage import Stage
+from auxhead.model.parallel.pipeline import exchange, placement
+from auxhead.model.parallel.pipeline import pipelined as set_up
+from auxhead.model.parallel.pipeline.stage import Stage
 from torch import Tensor, nn
 
 CLASSES = 5

@@ -6,8 +6,8 @@ from itertools import count
 import numpy as np
 import pytest
 from auxhead.autotune.pipelines.simulate import MOST_MICRO_BATCHES, StageTimes, bound, predicted_images_s, simulate
-from auxhead.model.parallel import exchange
-from auxhead.model.parallel.survivors import NOBODY, Merging
+from auxhead.model.parallel.pipeline import exchange
+from auxhead.model.parallel.pipeline.survivors import NOBODY, Merging
 from hypothesis import given
 from hypothesis import strategies as st
 

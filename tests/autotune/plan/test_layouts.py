@@ -5,7 +5,7 @@ from itertools import combinations, product
 import pytest
 from auxhead.autotune.pipelines.simulate import StageTimes, simulate
 from auxhead.autotune.plan.layouts import SegmentTimes, best_layouts
-from auxhead.model.parallel import placement
+from auxhead.model.parallel.pipeline import placement
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,7 +5,8 @@ import sys
 import pytest
 import torch
 from auxhead.autotune.plan.segment_times import capture_segments, copy_ms, measure_segments
-from auxhead.model.parallel.segments import cut, run_segments
+from auxhead.model.parallel.pipeline.cut import cut
+from auxhead.model.parallel.segments import run_segments
 from support import pipeline_ranks
 from support.command_line import tune
 

@@ -17,15 +17,14 @@ from support.graph_runner_cases import (
     clear_batches,
     clear_samples,
     exits_at,
-    hold_up,
     images,
     near_a_decision,
     network,
     polls_of,
-    spoil,
     with_heads,
 )
 from support.one_by_one import one_by_one
+from support.requests_on_gpus import assert_back_to_back, assert_streams_may_alternate
 from torch import Tensor, nn
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable")]
@@ -100,33 +99,14 @@ def test_different_requests_back_to_back() -> None:
     eager = partial(one_by_one, net, trunk=trunk)
     batches = clear_batches(net, [64, 5, 40, 1, 64, 32, 90, 8], trunk)
     wanted = [eager(x) for x in batches]
-    torch.cuda.synchronize()
-    hold_up(torch.cuda.current_stream())
-    found = [runner(x) for _ in range(25) for x in batches]
-    for i, result in enumerate(found):
-        assert_same(result, wanted[i % len(batches)])
+    assert_back_to_back(runner, batches, wanted)
 
 
 def test_callers_on_several_streams() -> None:
     net = network()
     runner, batches = compacting(net), clear_batches(net, [64, 5, 33, 8])
     wanted = [net(x) for x in batches]
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream(), torch.cuda.Stream(priority=-1), torch.cuda.default_stream()]
-    found = []
-    for i in range(60):
-        with torch.cuda.stream(streams[i % 3]):
-            late = torch.full_like(batches[i % 4], float("nan"))
-            torch.cuda._sleep(200_000)
-            late.copy_(batches[i % 4])
-            result = runner(late)
-            late.fill_(float("nan"))
-            del late
-            spoil()
-            found.append(type(result)(*(field.clone() for field in result)))
-            del result
-    for i, result in enumerate(found):
-        assert_same(result, wanted[i % 4])
+    assert_streams_may_alternate(runner, batches, wanted)
 
 
 def test_all_leave_at_one_exit_and_work_is_skipped() -> None:

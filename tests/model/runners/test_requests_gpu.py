@@ -19,8 +19,8 @@ from support.graph_runner_cases import (
     images,
     made,
     network,
-    spoil,
 )
+from support.requests_on_gpus import assert_back_to_back, assert_host_does_not_wait, assert_streams_may_alternate
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_tap")]
 
@@ -37,53 +37,24 @@ def test_back_to_back_requests_without_a_wait(way: str, trunk: str) -> None:
     batches = clear_batches(net, [1, 5, 8, 1, 3, 12, 1, 8], make_trunk(net.backbone, net.taps, images(2), trunk))
     wanted = [eager(x) for x in batches]
     assert any(result.exit_index.max() < 3 for result in wanted), "none leaves early"
-    torch.cuda.synchronize()
-    hold_up(torch.cuda.current_stream())
-    found = [runner(x) for _ in range(25) for x in batches]
-    for i, result in enumerate(found):
-        assert_same(result, wanted[i % len(batches)])
+    assert_back_to_back(runner, batches, wanted)
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["first request elsewhere", "later"])
 def test_two_streams_of_callers_alternate(way: str, first: bool) -> None:
-    """Inputs come late on their own stream, are overwritten at once, and answers are used on that stream."""
     net = network()
     runner, batches = made(net, way), clear_batches(net, [8, 5, 1, 8])
     wanted = [net(x) for x in batches]
     if not first:
         runner(batches[0])
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream(), torch.cuda.Stream(priority=-1), torch.cuda.default_stream()]
-    found = []
-    for i in range(60):
-        x, stream = batches[i % 4], streams[i % 3]
-        with torch.cuda.stream(stream):
-            late = torch.full_like(x, float("nan"))
-            torch.cuda._sleep(200_000)
-            late.copy_(x)
-            result = runner(late)
-            late.fill_(float("nan"))
-            del late
-            spoil()
-            found.append(ExitResult(*(field.clone() for field in result)))
-            del result
-    for i, result in enumerate(found):
-        assert_same(result, wanted[i % 4])
+    assert_streams_may_alternate(runner, batches, wanted)
 
 
 @pytest.mark.parametrize("way", ["overlapped", "gated"])
 def test_the_host_does_not_wait(way: str) -> None:
     net = network()
     runner, (x,) = made(net, way), clear_batches(net, [8])
-    wanted, stream = net(x), torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        runner(x)
-        stream.synchronize()
-        torch.cuda._sleep(500_000_000)
-        result = runner(x)
-        assert not stream.query(), "the host has waited for the device"
-    stream.synchronize()
-    assert_same(result, wanted)
+    assert_host_does_not_wait(runner, x, net(x))
 
 
 def test_no_call_of_cuda_waits(way: str) -> None:

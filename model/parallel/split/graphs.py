@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ...kernels import ExitBuffers, ExitLaunch
-from ..runners.capture import Capture, Graph, warm_up
+from ....kernels import ExitBuffers, ExitLaunch
+from ...runners.capture import Capture, Graph, warm_up
 from .part import Part
-from .part_streams import PartStreams
+from .streams import PartStreams
 
 
 class PartGraphs:

@@ -6,21 +6,20 @@ Stages are made so that the largest load is as small as can be. Open samples are
 the slowest stage faster, the gathering counted in: a pipeline is as fast as its slowest stage.
 """
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
 from torch import Tensor
 
+from ..balance import balanced, median_ms
+from ..segments import Segment, run_segments
 from .answered import first_state
-from .segments import Cut, Segment, run_segments, to_wire, wires_like
+from .cut import Cut, to_wire, wires_like
 from .stage import LAG, Stage
 from .survivors import NOBODY, Merging, no_places
 
-_WARM_UPS, _RUNS = 2, 5
 #: By how much what is handed over may differ, the mean difference over the mean, for the samples of a micro-batch that
 #: lie in it in another order. Samples taken for others differ by tens of percents.
 _ALIKE = 5e-2
@@ -41,22 +40,6 @@ class Placement:
     def extra_steps(self) -> list[int]:
         """Behind each stage but the last, how many steps later than its last micro-batch it hands on what is left."""
         return [(Merging.extra_steps + LAG * (stage > 0)) * merges for stage, merges in enumerate(self.merges)]
-
-
-def balanced(loads: Sequence[float], stages: int) -> list[int]:
-    """Return the first segment of each stage, so that the largest sum of loads of a stage is as small as can be."""
-
-    @cache
-    def best(first: int, stages: int) -> tuple[float, tuple[int, ...]]:
-        if stages == 1:
-            return sum(loads[first:]), (first,)
-        found = []
-        for end in range(first + 1, len(loads) - stages + 2):
-            later, starts = best(end, stages - 1)
-            found.append((max(sum(loads[first:end]), later), (first, *starts)))
-        return min(found)
-
-    return [*best(0, stages)[1]]
 
 
 def place(
@@ -149,20 +132,11 @@ def segment_ms(cut: Cut, x: Tensor) -> list[float]:
         stage = Stage(cut, index, index + 1, len(x), x.device, merges=False, name="")
         stage.capture(x)
         try:
-            found.append(_median_ms(partial(stage.compute_alone, handed)))
+            found.append(median_ms(partial(stage.compute_alone, handed)))
         finally:
             stage.close()
         handed = [to_wire(each, like) for each, like in zip(hands, segment.hands, strict=True)]
     return found
-
-
-def _median_ms(run: Callable[[], object]) -> float:
-    times = []
-    for _ in range(_WARM_UPS + _RUNS):
-        began = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - began) * 1e3)
-    return statistics.median(times[_WARM_UPS:])
 
 
 def merging_ms(segments: Sequence[Segment], x: Tensor) -> list[float | None]:
@@ -185,7 +159,7 @@ def _gathering_ms(segment: Segment, x: Tensor) -> float:
         if x.is_cuda:
             torch.cuda.current_stream(x.device).synchronize()
 
-    return _median_ms(gather)
+    return median_ms(gather)
 
 
 def _movable(segments: Sequence[Segment], x: Tensor) -> list[bool]:

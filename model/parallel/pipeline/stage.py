@@ -9,11 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...kernels import HeadOutput, decide
-from ..early_exit_network import EarlyExitNetwork
-from ..rule_order import ordered_write
+from ....kernels import HeadOutput, decide
+from ...early_exit_network import EarlyExitNetwork
+from ...rule_order import ordered_write
+from ..segments import NETWORK
 from .answered import STATE, AnswerForm, Answers, first_state, said_by, settle
-from .segments import NETWORK, Cut, from_wire, to_wire, wires_like
+from .cut import Cut, from_wire, to_wire, wires_like
 from .stage_graph import Computed, StageGraph
 from .survivors import NOBODY, Merging, Places, no_places
 

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitMonitor, SplitRunner, parallelize
-from auxhead.model.parallel import eager_parts
-from auxhead.model.parallel import parallelize as front
+from auxhead.model.parallel.split import eager_runner
+from auxhead.model.parallel.split import parallelize as front
 from support import pipeline_ranks
 from support.example_models import SmallNet, plain_heads
 
@@ -47,13 +47,13 @@ def test_parts_follow_each_other_and_what_they_take_is_copied(monkeypatch):
     network, ran = pipeline_ranks.plain(), []
     runner = parallelize(network, example(), devices=["cpu", "cpu", "cpu"], balance=["0", "3"], batch_sizes=[2])
     assert isinstance(runner, SplitRunner) and runner.devices == (torch.device("cpu"),) * 3
-    copied_to = eager_parts._copied_to
+    copied_to = eager_runner._copied_to
 
     def copied(device, x):
         ran.append(tuple(x.shape[1:]))
         return copied_to(device, x)
 
-    monkeypatch.setattr(eager_parts, "_copied_to", copied)
+    monkeypatch.setattr(eager_runner, "_copied_to", copied)
     runner(example()[:2])
     assert ran == [(3, 16, 16), (8, 8, 8), (16, 2, 2)]
     assert copied_to(torch.device("cpu"), x := example()).data_ptr() != x.data_ptr()
@@ -62,8 +62,8 @@ def test_parts_follow_each_other_and_what_they_take_is_copied(monkeypatch):
 def test_polled_goes_no_further_than_it_needs(monkeypatch):
     """Nor to the next device; padding is never waited for."""
     network, ran = pipeline_ranks.plain(), []
-    copied_to = eager_parts._copied_to
-    monkeypatch.setattr(eager_parts, "_copied_to", lambda device, x: (ran.append(0), copied_to(device, x))[1])
+    copied_to = eager_runner._copied_to
+    monkeypatch.setattr(eager_runner, "_copied_to", lambda device, x: (ran.append(0), copied_to(device, x))[1])
     runner = parallelize(
         network, example(), devices=["cpu"] * 4, balance=["0", "2", "3"], exits="polled", batch_sizes=[4]
     )
@@ -75,12 +75,12 @@ def test_polled_goes_no_further_than_it_needs(monkeypatch):
 
 
 def test_auto_balances_measured_times(monkeypatch):
-    monkeypatch.setattr(front, "segment_ms", lambda *_: [1.0, 1.0, 1.0, 4.0])
+    monkeypatch.setattr(front, "eager_times", lambda *_: [1.0, 1.0, 1.0, 4.0])
     runner = parallelize(pipeline_ranks.plain(), example(), devices=["cpu", "cpu"], batch_sizes=[8])
     assert runner.describe().splitlines() == [
         "On CPUs the parts run eagerly, without graphs.",
-        "Part 0 on cpu, from the input: 3e+03 us a batch of 8.",
-        "Part 1 on cpu, behind 3: 4e+03 us a batch of 8.",
+        "Part 0 on cpu, from the input: 3 us a batch of 8.",
+        "Part 1 on cpu, behind 3: 4 us a batch of 8.",
         "The backbone runs as it is.",
     ]
 
@@ -143,7 +143,7 @@ ARGUMENTS = {
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_arguments_that_do_not_fit(name, monkeypatch):
-    monkeypatch.setattr(front, "cut", lambda *_: pytest.fail("something was made"))
+    monkeypatch.setattr(front, "make_trunk", lambda *_: pytest.fail("something was made"))
     changes, error, message = ARGUMENTS[name]
     arguments = dict(network=pipeline_ranks.plain(), example_input=example(), devices=["cpu", "cpu"]) | changes
     network, x = arguments.pop("network"), arguments.pop("example_input")
@@ -163,7 +163,7 @@ def test_a_network_in_training_and_autocast():
 
 def test_requests_that_do_not_fit_run_nothing(monkeypatch):
     runner = parallelize(EarlyExitNetwork(SmallNet(), plain_heads()).eval(), torch.zeros(2, 3, 8, 8), devices=["cpu"])
-    monkeypatch.setattr(eager_parts, "_copied_to", lambda *_: pytest.fail("something ran"))
+    monkeypatch.setattr(eager_runner, "_copied_to", lambda *_: pytest.fail("something ran"))
     for x, error, message in [
         (torch.zeros(2, 3, 8, 9), ValueError, r"x: got shape \[2, 3, 8, 9\], wants \[N, 3, 8, 8\]"),
         (torch.zeros(0, 3, 8, 8), ValueError, "N >= 1"),

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..early_exit_network import EarlyExitNetwork
-from ..exit_result import ExitResult
-from ..processes.process_group import Processes
-from ..processes.rank_failures import RankFailed
-from ..runners.checks import check_request
-from ..runners.runner import Runner
+from ...early_exit_network import EarlyExitNetwork
+from ...exit_result import ExitResult
+from ...processes.process_group import Processes
+from ...processes.rank_failures import RankFailed
+from ...runners.checks import check_request
+from ...runners.runner import Runner
 from .answered import Answers, as_result
 from .exchange import Exchange
 from .stage import Stage, StageFailed

@@ -7,17 +7,18 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from ...kernels.cuda_runtime import beside_captures
-from ..early_exit_network import EarlyExitNetwork
-from ..exit_result import ExitResult
-from ..rule_order import count_writes, note_reader, wait_for_writes
-from ..runners.captured_heads import CapturedHeads
-from ..runners.checks import check_no_outer_capture
-from ..streams import CallersStream
-from .captured_parts import CapturedParts
+from ....kernels.cuda_runtime import beside_captures
+from ...early_exit_network import EarlyExitNetwork
+from ...exit_result import ExitResult
+from ...rule_order import count_writes, note_reader, wait_for_writes
+from ...runners.captured_heads import CapturedHeads
+from ...runners.captured_memory import CapturedMemory
+from ...runners.captures import Callers
+from ...runners.checks import check_no_outer_capture
+from .captured import CapturedParts
 from .part import Part
-from .part_streams import AllStreams, wait_for_current_streams
-from .split_runner import SplitRunner
+from .runner import SplitRunner
+from .streams import AllStreams, wait_for_current_streams
 
 
 class GraphSplitRunner(SplitRunner):
@@ -43,7 +44,7 @@ class GraphSplitRunner(SplitRunner):
         weakref.finalize(self, streams.free_or_leave).atexit = False
         self._captures = streams.parts[0].captures
         self._captures.batches.update((size, one.batch) for size, one in captured.items())
-        self._caller = CallersStream(torch.cuda.current_stream(self._device))
+        self._callers = Callers(self._captures)
         self._began = torch.cuda.Event()
         self._heads = CapturedHeads(network)
         shared = [rule for part in parts for rule in part.rules]
@@ -51,12 +52,7 @@ class GraphSplitRunner(SplitRunner):
         note_reader(self._rules, self)
         self._seen_writes = -1
         used = {tensor.data_ptr() for part in parts for tensor in (*part.modules.parameters(), *part.modules.buffers())}
-        # Where the tensors of the network lie that graphs read: of parts that have copies they are not read.
-        self._memory = [
-            (name, tensor, tensor.data_ptr())
-            for name, tensor in (*network.named_parameters(), *network.named_buffers())
-            if tensor.data_ptr() in used
-        ]
+        self._memory = CapturedMemory(network, used)  # of parts that have copies nothing is read
 
     @property
     def last_reads(self) -> tuple[torch.cuda.Event, ...]:
@@ -65,10 +61,10 @@ class GraphSplitRunner(SplitRunner):
         parts = self._streams.parts
         return self._captures.done, *(event for one in parts for event in (one.computed, one.judged))
 
-    def _answer(self, x: Tensor, samples: int) -> ExitResult:
+    def _request(self, x: Tensor, samples: int) -> ExitResult:
         with torch.cuda.device(self._device):
             check_no_outer_capture()
-            caller = self._callers_stream()
+            caller = self._callers.current()
             self._follow_rules(caller)
             try:
                 self._captures.asking = caller
@@ -90,7 +86,7 @@ class GraphSplitRunner(SplitRunner):
     def _answer_one(self, x: Tensor, size: int) -> ExitResult:
         captured = self._captured[size]
         answer = captured.answer_polling if self._polls else captured.answer
-        return answer(x, self._caller.stream, self._began)
+        return answer(x, self._callers.latest, self._began)
 
     def _show_tallies(self) -> None:
         """Let the current stream of each other device, on which a monitor is read, come after this request's counts."""
@@ -98,15 +94,6 @@ class GraphSplitRunner(SplitRunner):
             if one.device != self._device:
                 for event in (one.computed, one.judged):
                     torch.cuda.current_stream(one.device).wait_event(event)
-
-    def _callers_stream(self) -> torch.cuda.Stream:
-        """Return the current stream, which then comes after the last request: that may still use the buffers."""
-        if not self._caller.is_current():
-            caller = torch.cuda.current_stream(self._device)
-            self._captures.catch_up()
-            caller.wait_event(self._captures.done)
-            self._caller = CallersStream(caller)
-        return self._caller.stream
 
     def _follow_rules(self, caller: torch.cuda.Stream) -> None:
         """Let the devices read rules with the values that were assigned last."""
@@ -119,12 +106,7 @@ class GraphSplitRunner(SplitRunner):
         wait_for_writes(self._rules, caller)
 
     def _refresh(self) -> None:
-        now = dict((*self.network.named_parameters(), *self.network.named_buffers()))
-        for name, tensor, address in self._memory:
-            if now.get(name) is not tensor or tensor.data_ptr() != address:
-                raise RuntimeError(
-                    f"network: {name} was given other memory since the capture; copy into it, or make a new runner"
-                )
+        self._memory.check_unmoved(self.network)
         with torch.cuda.device(self._device), beside_captures():
             check_no_outer_capture()
             self._streams.wait()  # no graph may read what is half copied
@@ -134,7 +116,7 @@ class GraphSplitRunner(SplitRunner):
     def check_closable(self) -> None:
         """Raise what :meth:`close` would raise now."""
         super().check_closable()
-        if not self._closed:
+        if not self._is_closed():
             with torch.cuda.device(self._device):
                 check_no_outer_capture()
 
@@ -147,3 +129,4 @@ class GraphSplitRunner(SplitRunner):
         self._captured.clear()
         self._rules.clear()
         self._memory.clear()
+        super()._free()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitResult, ExitRule, FusedAuxHead, parallelize
 from auxhead.model.bad_input import BadInput
-from auxhead.model.parallel.captured_parts import CapturedParts
+from auxhead.model.parallel.split.captured import CapturedParts
 from auxhead.model.trunk.trunk import make_trunk
 from support.example_models import SmallNet, needs_gpu
 from support.graph_runner_cases import (
@@ -19,6 +19,7 @@ from support.graph_runner_cases import (
     network,
     spoil,
 )
+from support.requests_on_gpus import assert_back_to_back, assert_host_does_not_wait, assert_streams_may_alternate
 from torch import nn
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("repeatable", "stops_at_every_tap")]
@@ -58,12 +59,8 @@ def test_back_to_back_requests_without_a_wait(devices, exits, balance):
     wanted = [net(x) for x in batches]
     assert any(result.exit_index.max() < 3 for result in wanted), "none leaves early"
     runner = split(net, devices, exits, balance=balance)
-    torch.cuda.synchronize()
-    hold_up(torch.cuda.current_stream())
-    found = [runner(x) for _ in range(25) for x in batches]
-    for i, result in enumerate(found):
-        assert_same(result, wanted[i % len(batches)])
-        assert result.label.device == torch.device("cuda", 0)
+    assert_back_to_back(runner, batches, wanted)
+    assert runner(batches[0]).label.device == torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize("number", [3, 4])
@@ -111,43 +108,18 @@ def test_without_the_events_between_parts_answers_are_others(devices, monkeypatc
 
 
 def test_two_streams_of_callers_alternate(devices, exits):
-    """Inputs come late on their own stream, are overwritten at once, and answers are used on that stream."""
     net = network()
     batches = clear_batches(net, [8, 5, 1, 8])
     wanted = [net(x) for x in batches]
     runner = split(net, devices, exits)
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream(), torch.cuda.Stream(priority=-1), torch.cuda.default_stream()]
-    found = []
-    for i in range(60):
-        x, stream = batches[i % 4], streams[i % 3]
-        with torch.cuda.stream(stream):
-            late = torch.full_like(x, float("nan"))
-            torch.cuda._sleep(200_000)
-            late.copy_(x)
-            result = runner(late)
-            late.fill_(float("nan"))
-            del late
-            spoil()
-            found.append(ExitResult(*(field.clone() for field in result)))
-            del result
-    for i, result in enumerate(found):
-        assert_same(result, wanted[i % 4])
+    assert_streams_may_alternate(runner, batches, wanted)
 
 
 def test_the_host_does_not_wait(devices):
     net = network()
     (x,) = clear_batches(net, [8])
-    wanted, stream = net(x), torch.cuda.Stream()
-    runner = split(net, devices, "overlapped")
-    with torch.cuda.stream(stream):
-        runner(x)
-        stream.synchronize()
-        torch.cuda._sleep(500_000_000)
-        result = runner(x)
-        assert not stream.query(), "the host has waited for the device"
-    stream.synchronize()
-    assert_same(result, wanted)
+    wanted = net(x)
+    assert_host_does_not_wait(split(net, devices, "overlapped"), x, wanted)
 
 
 def test_default_streams_are_left_alone(devices):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from auxhead.model.parallel.survivors import NOBODY, Merging, no_places
+from auxhead.model.parallel.pipeline.survivors import NOBODY, Merging, no_places
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...kernels.cuda_runtime import beside_captures
-from ..exit_rule import ExitRule
-from ..rule_order import note_reader, wait_for_writes
-from ..runners.capture import CAPTURE_LOCK, Capture, warm_up
-from ..runners.captures import Captures
-from ..trunk.trunk import Trunk
+from ....kernels.cuda_runtime import beside_captures
+from ...exit_rule import ExitRule
+from ...rule_order import note_reader, wait_for_writes
+from ...runners.capture import CAPTURE_LOCK, Capture, warm_up
+from ...runners.captures import Captures
+from ...trunk.trunk import Trunk
 
 #: The lowest: what sends and receives, which a later stage waits for, is placed before a stage's waiting blocks.
 _PRIORITY = 0

@@ -5,20 +5,20 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ...kernels import ExitBuffers
-from ...kernels.memory_pool import MemoryPool, empty_cache
-from ..early_exit_network import EarlyExitNetwork
-from ..runners.capture import Capture, warm_up
-from ..runners.captured_batch import StaticInput
-from ..runners.overlapped import forks_by_rule
-from ..runners.polled import stops_by_rule
-from ..runners.segment_times import measure_segments
-from ..taps import list_taps
-from .captured_parts import CapturedParts
+from ....kernels import ExitBuffers
+from ....kernels.memory_pool import MemoryPool, empty_cache
+from ...early_exit_network import EarlyExitNetwork
+from ...runners.capture import Capture, warm_up
+from ...runners.captured_batch import StaticInput
+from ...runners.overlapped import forks_by_rule
+from ...runners.polled import stops_by_rule
+from ...runners.segment_times import measure_segments
+from ...taps import list_taps
+from ..segments import Segment
+from .captured import CapturedParts
+from .graphs import PartGraphs
 from .part import Part
-from .part_graphs import PartGraphs
-from .part_streams import PartStreams
-from .segments import Segment
+from .streams import PartStreams
 
 
 def graph_times(network: EarlyExitNetwork, segments: Sequence[Segment], x: Tensor, streams: PartStreams) -> list[float]:

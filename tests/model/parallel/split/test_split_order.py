@@ -7,8 +7,8 @@ import pytest
 import torch
 from auxhead.kernels import runs_triton
 from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitRule
-from auxhead.model.parallel import capture_parts, captured_parts, graph_parts, parallelize, part_graphs, part_streams
 from auxhead.model.parallel.segments import segments_of
+from auxhead.model.parallel.split import captured, capturing, graph_runner, graphs, parallelize, streams
 from support import simulated_cuda as simulation
 from support import stream_order
 from support.example_models import Skipping, SmallNet, plain_heads
@@ -49,21 +49,21 @@ def simulated():
         with _disable_current_modes():
             return segments_of(*arguments)
 
-    poll = captured_parts.PolledBatch.poll
+    poll = captured.PolledBatch.poll
 
     def polled(batch, stop, stream):
         still_open = poll(batch, stop, stream)
         stream_order.order.see()
         return still_open
 
-    modules = (parallelize, capture_parts, captured_parts, graph_parts, part_graphs, part_streams)
+    modules = (parallelize, capturing, captured, graph_runner, graphs, streams)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulation, "_CAPTURING", (*simulation._CAPTURING, *modules))
-        patch.setattr(captured_parts, "copy_between", copy_between)
+        patch.setattr(captured, "copy_between", copy_between)
         patch.setattr(parallelize, "segments_of", cut)
-        patch.setattr(part_streams, "new_stream", lambda _device, _priority: stream_order.Stream())
-        patch.setattr(part_streams, "_free", {})
-        patch.setattr(captured_parts.PolledBatch, "poll", polled)
+        patch.setattr(streams, "new_stream", lambda _device, _priority: stream_order.Stream())
+        patch.setattr(streams, "_free", {})
+        patch.setattr(captured.PolledBatch, "poll", polled)
         with simulation.simulated_cuda():
             yield
 
@@ -148,9 +148,9 @@ def test_the_host_launches_no_more_once_all_are_answered(monkeypatch):
     """What is launched ahead of the answer is one graph of the trunk, and the crossing before it."""
     net, x = network(), images(4)
     launched = []
-    launch = captured_parts.CapturedParts._launch
+    launch = captured.CapturedParts._launch
     monkeypatch.setattr(
-        captured_parts.CapturedParts, "_launch", lambda parts, piece: (launched.append(piece), launch(parts, piece))
+        captured.CapturedParts, "_launch", lambda parts, piece: (launched.append(piece), launch(parts, piece))
     )
     with simulated():
         runner = split(net, "polled", starts=(0, 1, 2, 3), devices=[*DEVICES, *DEVICES])
@@ -190,14 +190,14 @@ def test_an_interrupted_request_leaves_nothing_behind(monkeypatch):
     wanted = net(batches[1])
     with simulated():
         runner = split(net, "polled", starts=(0, 1, 2, 3), devices=[*DEVICES, *DEVICES])
-        cross = captured_parts.CapturedParts._cross
+        cross = captured.CapturedParts._cross
 
         def interrupted(parts, number):
             cross(parts, number)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(captured_parts.CapturedParts, "_cross", interrupted)
+            patch.setattr(captured.CapturedParts, "_cross", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 runner(batches[0])
         found = runner(batches[1])

@@ -6,8 +6,8 @@ from itertools import permutations
 
 import torch
 
-from ...kernels.cuda_runtime import beside_captures, new_stream
-from ..runners.captures import Captures
+from ....kernels.cuda_runtime import beside_captures, new_stream
+from ...runners.captures import Captures
 from .part import Part
 
 #: That of a trunk's graphs: see GraphRunner.

@@ -12,11 +12,11 @@ import pytest
 import torch
 from auxhead.kernels import runs_triton
 from auxhead.model import EarlyExitNetwork
-from auxhead.model.parallel import stage as stage_module
-from auxhead.model.parallel import stage_graph
-from auxhead.model.parallel.segments import cut
-from auxhead.model.parallel.stage import LAG, Request, Stage
-from auxhead.model.parallel.survivors import Merging, no_places
+from auxhead.model.parallel.pipeline import stage as stage_module
+from auxhead.model.parallel.pipeline import stage_graph
+from auxhead.model.parallel.pipeline.cut import cut
+from auxhead.model.parallel.pipeline.stage import LAG, Request, Stage
+from auxhead.model.parallel.pipeline.survivors import Merging, no_places
 from support import simulated_cuda as simulation
 from support import stream_order
 from support.example_models import Skipping, SmallNet, plain_heads

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..exit_result import ExitResult
-from ..runners.capture import copy_memory
-from ..runners.captured_batch import StaticInput
-from ..runners.polled import CapturedSegments, PolledBatch
-from .part_graphs import PartGraphs
+from ...exit_result import ExitResult
+from ...runners.capture import copy_memory
+from ...runners.captured_batch import StaticInput
+from ...runners.polled import CapturedSegments, PolledBatch
+from .graphs import PartGraphs
 
 
 class _Piece(NamedTuple):

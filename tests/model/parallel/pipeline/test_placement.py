@@ -1,64 +1,13 @@
-"""Segments on stages by their times, and where merging pays."""
+"""Stages by the times of their segments, and where merging pays."""
 
-from itertools import combinations, product
+from itertools import product
 
 import pytest
-import torch
-from auxhead.model.bad_input import BadInput
-from auxhead.model.parallel import placement
-from auxhead.model.parallel.placement import balanced
-from auxhead.model.parallel.segments import NETWORK, cut, run_segments
+from auxhead.model.parallel.pipeline import placement
+from auxhead.model.parallel.pipeline.cut import cut
 from hypothesis import given
 from hypothesis import strategies as st
 from support import pipeline_ranks
-from torch import nn
-
-
-@pytest.mark.parametrize("stages", [1, 2, 3, 5])
-def test_the_slowest_stage_is_as_fast_as_it_can_be(stages):
-    loads = [3.0, 1.0, 4.0, 1.0, 5.0]
-
-    def slowest(starts):
-        return max(sum(loads[start:end]) for start, end in zip(starts, [*starts[1:], 5], strict=True))
-
-    starts = balanced(loads, stages)
-    assert len(starts) == stages and starts[0] == 0 and starts == sorted(set(starts))
-    assert slowest(starts) == min(slowest([0, *cuts]) for cuts in combinations(range(1, 5), stages - 1))
-
-
-@pytest.mark.parametrize("name", ["plain", "skipping"])
-def test_segments_are_the_backbone(name):
-    network, x = getattr(pipeline_ranks, name)(), pipeline_ranks.batch_of(name, 4)
-    segments = cut(network, x, x.device, "as_is")[0].segments
-    with torch.no_grad():
-        found = run_segments(segments, x)
-        wanted = network.logits(x)
-        for (read, _), head, logits in zip(found, network.exit_heads, wanted, strict=False):
-            assert torch.equal(head.logits(read), logits)
-        assert torch.equal(found[-1][0], wanted[-1]) and not found[-1][1]
-    names = {name for name, _ in network.named_parameters()}
-    shared = {parameter.data_ptr() for parameter in network.backbone.parameters()}
-    for segment in segments:
-        assert {each.data_ptr() for each in segment.module.parameters()} <= shared
-        assert {name.removeprefix(NETWORK) for name, _ in segment.module.named_parameters()} <= names
-
-
-class _Counting(nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-        self.register_buffer("runs", torch.zeros(()))
-
-    def forward(self, x):
-        self.runs += 1
-        return self.layer(x)
-
-
-def test_a_network_with_a_state_is_refused():
-    network, x = pipeline_ranks.plain(), pipeline_ranks.batch_of("plain", 4)
-    network.backbone[1] = _Counting(network.backbone[1])
-    with pytest.raises(BadInput, match="network: a forward writes to 'backbone.1.runs', wants none that does"):
-        cut(network, x, x.device, "as_is")
 
 
 @pytest.mark.parametrize("leave, gathering, merges", [(0.5, 1.0, True), (0.5, 3.0, False), (0.0, 0.1, False)])
@@ -67,7 +16,7 @@ def test_merging_where_it_saves_more_than_it_takes(monkeypatch, leave, gathering
     network, x = pipeline_ranks.plain(), pipeline_ranks.batch_of("plain", 4)
     made, _ = cut(network, x, x.device, "as_is")
     times = iter([2.0, 1.0, 1.0, 2.0])
-    monkeypatch.setattr(placement, "_median_ms", lambda *_: next(times))
+    monkeypatch.setattr(placement, "median_ms", lambda *_: next(times))
     monkeypatch.setattr(placement, "_gathering_ms", lambda *_: gathering)
     stays = 1.0 - leave
     placed = placement.place(made, x, [1.0, stays, stays, stays], 2)

@@ -7,8 +7,8 @@ from auxhead.kernels import decide
 from auxhead.kernels.patience import decide_in_order
 from auxhead.model import ExitRule
 from auxhead.model.exit_result import first_sure
-from auxhead.model.parallel.answered import as_result, first_state, said_by, settle
-from auxhead.model.parallel.survivors import NOBODY
+from auxhead.model.parallel.pipeline.answered import as_result, first_state, said_by, settle
+from auxhead.model.parallel.pipeline.survivors import NOBODY
 
 
 @pytest.mark.parametrize("cuts", [(1, 2, 3), (2,), ()])

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...kernels import HeadOutput
-from ..exit_result import ExitResult
-from ..exit_rule import ExitRule
+from ....kernels import HeadOutput
+from ...exit_result import ExitResult
+from ...exit_rule import ExitRule
 from .survivors import NOBODY, Places
 
 #: Columns of an answer, before those of the probabilities. Its numbers are floats, which hold each of these exactly.

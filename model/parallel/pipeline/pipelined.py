@@ -12,18 +12,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..arguments import check_batch, kind_of
-from ..auto.example_batches import batches_of, exits_of, shares_of
-from ..bad_input import BadInput
-from ..early_exit_network import EarlyExitNetwork
-from ..machine import package_version
-from ..processes.agreement import tensor_digest
-from ..processes.process_group import Processes, is_launched, launched_processes, watched_processes
-from ..runners.checks import check_device, check_mode
+from ...arguments import check_batch, kind_of
+from ...auto.example_batches import batches_of, exits_of, shares_of
+from ...bad_input import BadInput
+from ...early_exit_network import EarlyExitNetwork
+from ...machine import package_version
+from ...processes.agreement import tensor_digest
+from ...processes.process_group import Processes, is_launched, launched_processes, watched_processes
+from ...runners.checks import check_device, check_mode
+from ..segments import check_cuttable
+from .cut import Cut, cut
 from .exchange import Connection, Exchange
-from .pipelined_runner import PipelinedRunner
 from .placement import Placement, place
-from .segments import Cut, check_cuttable, cut
+from .runner import PipelinedRunner
 from .stage import Stage
 
 #: Micro-batches for each stage that the example is split into, if nobody says how many samples a micro-batch has: the

@@ -2,28 +2,27 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...kernels.cuda_runtime import beside_captures
-from ..arguments import check_batch, kind_of
-from ..bad_input import BadInput
-from ..early_exit_network import EarlyExitNetwork
-from ..exit_monitor import uncounted
-from ..rule_order import wait_for_writes
-from ..runners.capture import CAPTURE_LOCK
-from ..runners.checks import check_capturable, check_device, check_mode, sizes_of
-from ..trunk.trunk import Trunk, make_trunk
-from .capture_parts import capture_parts, graph_times
-from .eager_parts import EagerSplitRunner
-from .graph_parts import GraphSplitRunner
-from .part import Part
-from .part_streams import AllStreams, reach_each_other, wait_for_current_streams
-from .placement import balanced, segment_ms
-from .segments import Segment, check_cuttable, cut, segments_of
-from .split_runner import SplitRunner
+from ....kernels.cuda_runtime import beside_captures
+from ...arguments import check_batch, kind_of
+from ...early_exit_network import EarlyExitNetwork
+from ...exit_monitor import uncounted
+from ...rule_order import wait_for_writes
+from ...runners.capture import CAPTURE_LOCK
+from ...runners.checks import check_capturable, check_device, check_mode, sizes_of
+from ...trunk.trunk import make_trunk
+from ..balance import balanced
+from ..segments import check_cuttable, segments_of
+from .arguments import devices_of, starts_of
+from .capturing import capture_parts, graph_times
+from .eager_runner import EagerSplitRunner, eager_times
+from .graph_runner import GraphSplitRunner
+from .part import OnDevice, Part
+from .runner import SplitRunner
+from .streams import AllStreams, reach_each_other, wait_for_current_streams
 
 #: Ways to leave a network early that there are over several devices.
 EXITS = ("overlapped", "polled")
@@ -74,8 +73,8 @@ def parallelize(
         raise ValueError(f"exits: got {exits!r}, wants one of {list(EXITS)}")
     check_cuttable(trunk)
     check_batch("example_input", example_input)
-    where = _devices(devices)
-    starts = _starts(balance, network.taps, len(where))
+    where = devices_of(devices)
+    starts = starts_of(balance, network.taps, len(where))
     sizes = sizes_of(batch_sizes, example_input)
     if example_input.device != where[0]:
         raise ValueError(f"example_input: on {example_input.device}, wants {where[0]}, the first of the devices")
@@ -101,14 +100,11 @@ def _eager(
         raise RuntimeError("parallelize: called under autocast, which segments do not follow; cast the network instead")
     network.check_taps(x)
     with torch.inference_mode(False), torch.no_grad():
-        cuts = {size: cut(network, _batch(x, size), x.device, trunk)[0] for size in sizes}
-        us = [ms * 1e3 for ms in segment_ms(cuts[sizes[-1]], _batch(x, sizes[-1]))]
-    segments = {size: of_size.segments for size, of_size in cuts.items()}
-    trunks = [of_size.trunk for of_size in cuts.values()]
-    on_device = {x.device: _OnDevice(network, trunks, segments)}
-    parts = _parts(devices, starts or balanced(us, len(devices)), on_device)
+        there = _on_device(network, x, sizes, x.device, trunk)
+        us = eager_times(there.segments[sizes[-1]], network.exit_heads, _batch(x, sizes[-1]))
+    parts = _parts(devices, starts, us, {x.device: there})
     notes = ["On CPUs the parts run eagerly, without graphs.", *_described(parts, network.taps, us, sizes[-1])]
-    notes += trunks[-1].notes
+    notes += there.trunk.notes
     return EagerSplitRunner(network, parts, x, sizes, "\n".join(notes), stops=exits == "polled")
 
 
@@ -138,9 +134,9 @@ def _captured(
                     networks[device] = copy.deepcopy(network).to(device)
             reach_each_other(devices)
             there = {device: _on_device(of_device, x, sizes, device, trunk) for device, of_device in networks.items()}
-            x = x.contiguous(memory_format=there[first].trunks[0].memory_format)
+            x = x.contiguous(memory_format=there[first].trunk.memory_format)
             us = _times(there[first], x, sizes, streams)
-            parts = _parts(devices, starts or balanced(us[sizes[-1]], len(devices)), there)
+            parts = _parts(devices, starts, us[sizes[-1]], there)
             streams.take(parts)
             if any(head.as_exit_head().weight is None for head in network.exit_heads):  # modules, which may call cuBLAS
                 for one in streams.parts:
@@ -155,7 +151,7 @@ def _captured(
             notes = [
                 *_described(parts, network.taps, us[sizes[-1]], sizes[-1]),
                 *(f"Batch {size}: {captured[size].batch.description}" for size in sizes),
-                *there[first].trunks[0].notes,
+                *there[first].trunk.notes,
             ]
             return GraphSplitRunner(network, parts, x, captured, streams, "\n".join(notes), polls=polls)
         except BaseException:
@@ -163,76 +159,27 @@ def _captured(
             raise
 
 
-def _devices(devices: Sequence[torch.device | str]) -> list[torch.device]:
-    """Return the devices, with an index those of CUDA."""
-    if isinstance(devices, (str, torch.device)) or not isinstance(devices, Sequence) or not devices:
-        raise ValueError(f"devices: got {devices!r}, wants a list of one device or more")
-    found = []
-    for given in devices:
-        try:
-            device = torch.device(given)
-        except (RuntimeError, TypeError):
-            raise ValueError(f"devices: got {given!r}, wants 'cuda:0' and the like, or 'cpu'") from None
-        if device.type not in ("cuda", "cpu"):
-            raise ValueError(f"devices: got {device}, wants CUDA devices or the CPU")
-        if device.type == "cuda":
-            there = torch.cuda.device_count()
-            index = device.index
-            if index is None:
-                index = torch.cuda.current_device() if there else 0
-            if index >= there:
-                raise BadInput(f"devices: got cuda:{index}, but torch sees {there} CUDA devices here")
-            device = torch.device("cuda", index)
-        found.append(torch.device("cpu") if device.type == "cpu" else device)
-    if len({device.type for device in found}) > 1:
-        raise ValueError(f"devices: got {', '.join(map(str, found))}, wants all of one kind")
-    return found
-
-
-def _starts(balance: str | Sequence[str], taps: Sequence[str], devices: int) -> list[int] | None:
-    """Return the first segment of each part; None if they are to be balanced."""
-    if devices > len(taps) + 1:
-        raise ValueError(f"devices: got {devices}, wants at most {len(taps) + 1}: the network has {len(taps)} taps")
-    if isinstance(balance, str):
-        if balance != "auto":
-            raise ValueError(f"balance: got {balance!r}, wants 'auto' or a list of taps")
-        return None
-    ends = [*balance]
-    if len(ends) != devices - 1 or ends != [tap for tap in taps if tap in ends]:
-        raise ValueError(f"balance: got {ends}, wants {devices - 1} of {[*taps]}, in this order, for {devices} devices")
-    return [0, *(taps.index(tap) + 1 for tap in ends)]
-
-
 def _batch(x: Tensor, size: int) -> Tensor:
     """Return a batch of a size of the example's samples, which may be in it several times."""
     return torch.cat([x[:size]] * -(-size // len(x)))[:size]
 
 
-class _OnDevice(NamedTuple):
-    """A network on one of the devices."""
-
-    network: EarlyExitNetwork
-    trunks: Sequence[Trunk]
-    segments: Mapping[int, Sequence[Segment]]
-    """By batch size."""
-
-
 def _on_device(
     network: EarlyExitNetwork, x: Tensor, sizes: Sequence[int], device: torch.device, trunk: str
-) -> _OnDevice:
+) -> OnDevice:
     batches = {size: _batch(x, size).to(device) for size in sizes}
     made = make_trunk(network.backbone, network.taps, batches[sizes[-1]], trunk, network.reading)
     segments = {
         size: segments_of(network, made, batch.contiguous(memory_format=made.memory_format), device)
         for size, batch in batches.items()
     }
-    return _OnDevice(network, [made], segments)
+    return OnDevice(network, made, segments)
 
 
-def _times(there: _OnDevice, x: Tensor, sizes: Sequence[int], streams: AllStreams) -> dict[int, list[float]]:
+def _times(there: OnDevice, x: Tensor, sizes: Sequence[int], streams: AllStreams) -> dict[int, list[float]]:
     """Measure the segments for each size, in microseconds, with the streams that the first part will have."""
-    network, [trunk], segments = there
-    streams.take([Part(0, x.device, *there, 0, len(network.taps) + 1)])
+    network, trunk, segments = there
+    streams.take([Part(0, x.device, there, 0, len(network.taps) + 1)])
     try:
         [own] = streams.parts
         found = {}
@@ -244,10 +191,17 @@ def _times(there: _OnDevice, x: Tensor, sizes: Sequence[int], streams: AllStream
         streams.free()
 
 
-def _parts(devices: Sequence[torch.device], starts: Sequence[int], there: dict[torch.device, _OnDevice]) -> list[Part]:
+def _parts(
+    devices: Sequence[torch.device],
+    starts: Sequence[int] | None,
+    us: Sequence[float],
+    there: Mapping[torch.device, OnDevice],
+) -> list[Part]:
+    """Return the parts, which begin where they were asked to, or are balanced by the times of the segments."""
+    starts = starts or balanced(us, len(devices))
     ends = [*starts[1:], len(there[devices[0]].network.taps) + 1]
     return [
-        Part(number, device, *there[device], start, end)
+        Part(number, device, there[device], start, end)
         for number, (device, start, end) in enumerate(zip(devices, starts, ends, strict=True))
     ]
 

@@ -1,0 +1,47 @@
+"""Reads and checks the devices and the balance that :func:`parallelize` is given."""
+
+from collections.abc import Sequence
+
+import torch
+
+from ...bad_input import BadInput
+
+
+def devices_of(devices: Sequence[torch.device | str]) -> list[torch.device]:
+    """Return the devices, those of CUDA with an index; raises what :func:`parallelize` does."""
+    if isinstance(devices, (str, torch.device)) or not isinstance(devices, Sequence) or not devices:
+        raise ValueError(f"devices: got {devices!r}, wants a list of one device or more")
+    found = []
+    for given in devices:
+        try:
+            device = torch.device(given)
+        except (RuntimeError, TypeError):
+            raise ValueError(f"devices: got {given!r}, wants 'cuda:0' and the like, or 'cpu'") from None
+        if device.type not in ("cuda", "cpu"):
+            raise ValueError(f"devices: got {device}, wants CUDA devices or the CPU")
+        if device.type == "cuda":
+            there = torch.cuda.device_count()
+            index = device.index
+            if index is None:
+                index = torch.cuda.current_device() if there else 0
+            if index >= there:
+                raise BadInput(f"devices: got cuda:{index}, but torch sees {there} CUDA devices here")
+            device = torch.device("cuda", index)
+        found.append(torch.device("cpu") if device.type == "cpu" else device)
+    if len({device.type for device in found}) > 1:
+        raise ValueError(f"devices: got {', '.join(map(str, found))}, wants all of one kind")
+    return found
+
+
+def starts_of(balance: str | Sequence[str], taps: Sequence[str], devices: int) -> list[int] | None:
+    """Return the first segment of each part, None if they are to be balanced; raises ``ValueError``."""
+    if devices > len(taps) + 1:
+        raise ValueError(f"devices: got {devices}, wants at most {len(taps) + 1}: the network has {len(taps)} taps")
+    if isinstance(balance, str):
+        if balance != "auto":
+            raise ValueError(f"balance: got {balance!r}, wants 'auto' or a list of taps")
+        return None
+    ends = [*balance]
+    if len(ends) != devices - 1 or ends != [tap for tap in taps if tap in ends]:
+        raise ValueError(f"balance: got {ends}, wants {devices - 1} of {[*taps]}, in this order, for {devices} devices")
+    return [0, *(taps.index(tap) + 1 for tap in ends)]

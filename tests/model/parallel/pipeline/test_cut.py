@@ -1,0 +1,44 @@
+"""Networks cut behind their taps: the segments are the backbone."""
+
+import pytest
+import torch
+from auxhead.model.bad_input import BadInput
+from auxhead.model.parallel.pipeline.cut import cut
+from auxhead.model.parallel.segments import NETWORK, run_segments
+from support import pipeline_ranks
+from torch import nn
+
+
+@pytest.mark.parametrize("name", ["plain", "skipping"])
+def test_segments_are_the_backbone(name):
+    network, x = getattr(pipeline_ranks, name)(), pipeline_ranks.batch_of(name, 4)
+    segments = cut(network, x, x.device, "as_is")[0].segments
+    with torch.no_grad():
+        found = run_segments(segments, x)
+        wanted = network.logits(x)
+        for (read, _), head, logits in zip(found, network.exit_heads, wanted, strict=False):
+            assert torch.equal(head.logits(read), logits)
+        assert torch.equal(found[-1][0], wanted[-1]) and not found[-1][1]
+    names = {name for name, _ in network.named_parameters()}
+    shared = {parameter.data_ptr() for parameter in network.backbone.parameters()}
+    for segment in segments:
+        assert {each.data_ptr() for each in segment.module.parameters()} <= shared
+        assert {name.removeprefix(NETWORK) for name, _ in segment.module.named_parameters()} <= names
+
+
+class _Counting(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("runs", torch.zeros(()))
+
+    def forward(self, x):
+        self.runs += 1
+        return self.layer(x)
+
+
+def test_a_network_with_a_state_is_refused():
+    network, x = pipeline_ranks.plain(), pipeline_ranks.batch_of("plain", 4)
+    network.backbone[1] = _Counting(network.backbone[1])
+    with pytest.raises(BadInput, match="network: a forward writes to 'backbone.1.runs', wants none that does"):
+        cut(network, x, x.device, "as_is")
