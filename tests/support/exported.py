@@ -1,6 +1,8 @@
 """Runs exported files as whoever deploys them would: by what their JSON says, with no code of ours."""
 
 import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -14,14 +16,24 @@ def read_description(path: Path) -> dict:
 
 def run_file(path: Path, inputs: list[Tensor]) -> list[Tensor]:
     """Run one file."""
+    return _opened(path)(inputs)
+
+
+@lru_cache(maxsize=8)
+def _opened(path: Path) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+    """Read a file, which takes far longer than to run it, once for batches of all sizes."""
     if path.suffix == ".pt2":
-        with torch.no_grad():
-            return list(torch.export.load(path).module()(*inputs))
+        module = torch.export.load(path).module()
+        return torch.no_grad()(lambda inputs: list(module(*inputs)))
     from onnx.reference import ReferenceEvaluator
 
     model = ReferenceEvaluator(str(path))
-    given = {name: value.numpy() for name, value in zip(model.input_names, inputs, strict=True)}
-    return [torch.from_numpy(found) for found in model.run(None, given)]
+
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        given = {name: value.numpy() for name, value in zip(model.input_names, inputs, strict=True)}
+        return [torch.from_numpy(found) for found in model.run(None, given)]
+
+    return run
 
 
 def run_whole(description: Path, x: Tensor) -> list[Tensor]:

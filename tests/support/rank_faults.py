@@ -52,7 +52,14 @@ def raises():
     _on_second_call(lambda: 1 // 0)
 
 
+def leaves_after_2_seconds():
+    """Having failed, where another one cannot leave or has never come; else after 6 s."""
+    rank_failures._LEAVE_S = 2.0
+
+
 def raises_in_training():
+    leaves_after_2_seconds()
+
     def raise_in_step(step):
         raise ZeroDivisionError("in a step")
 
@@ -78,6 +85,7 @@ def other_arguments():
 def waits_2_seconds():
     """For the other processes to come."""
     process_group.COME_S = 2.0
+    leaves_after_2_seconds()
 
 
 def disk_is_full():

@@ -72,6 +72,7 @@ def test_every_variant_is_measured(tmp_path, threads):
 def test_a_process_that_fails_is_told(tmp_path, threads, capfd):
     broken = json.loads(plan(tmp_path / "records.jsonl").to_json())
     broken["cell"]["model"] = "no_such_network"
+    broken["processes"] = 1  # each imports all, which takes seconds
     with pytest.raises(BadInput, match="a process of the pipeline ended with status 1"):
         measure_in_processes(PipelinePlan.from_json(json.dumps(broken)))
     assert "no_such_network" in capfd.readouterr().err and not Path(tmp_path / "records.jsonl").exists()

@@ -117,7 +117,11 @@ def test_a_checkpoint_that_rank_0_cannot_write(case):
 UNLIKE = {
     "version": ({1: "other_version"}, {}, "version of auxhead: rank 0 has "),
     "arguments": ({1: "other_arguments"}, {}, "arguments: rank 0 has infer pictures "),
-    "world size": ({}, {1: {"WORLD_SIZE": "3"}}, "world size: rank 0 has 2, rank 1 has 3; wants the same in all"),
+    "world size": (
+        {1: "leaves_after_2_seconds"},
+        {1: {"WORLD_SIZE": "3"}},
+        "world size: rank 0 has 2, rank 1 has 3; wants the same in all",
+    ),
 }
 
 

@@ -32,7 +32,8 @@ def server(without_interpreter):
     ],
 )
 def test_all_end_with_the_cause(tmp_path, function, ranks, cause):
-    ended = launch([tmp_path] * ranks, [], main=f"support.pipeline_ranks:{function}")
+    faults = {0: "leaves_after_2_seconds"} if function == "does_not_come" else None
+    ended = launch([tmp_path] * ranks, [], faults=faults, main=f"support.pipeline_ranks:{function}")
     for rank, one in enumerate(ended):
         assert one.status != 0 and not one.output, f"rank {rank}: {one}"
         if one.status > 0:
@@ -43,7 +44,11 @@ def test_all_end_with_the_cause(tmp_path, function, ranks, cause):
 
 def test_ranks_that_count_themselves_otherwise(tmp_path):
     ended = launch(
-        [tmp_path] * 2, [], main="support.pipeline_ranks:fails_in_a_layer", variables={1: {"WORLD_SIZE": "3"}}
+        [tmp_path] * 2,
+        [],
+        faults={1: "leaves_after_2_seconds"},
+        main="support.pipeline_ranks:fails_in_a_layer",
+        variables={1: {"WORLD_SIZE": "3"}},
     )
     for rank, one in enumerate(ended):
         assert one.status > 0 and "world size: rank 0 has 2, rank 1 has 3" in one.errors, f"rank {rank}: {one}"
