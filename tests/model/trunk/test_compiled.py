@@ -40,11 +40,12 @@ def uncompiled_on_the_cpu(request, monkeypatch):
 def test_compiled_for_good(monkeypatch) -> None:
     # Inductor compiles for most of its time to see which vector instructions there are: make it scalar code
     monkeypatch.setattr("torch._inductor.cpu_vec_isa.valid_vec_isa_list", lambda: [], raising=False)
-    monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False, raising=False)
     backbone = with_odd_norms(nn.Sequential(conv(3, 4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)))
-    trunk = made(backbone, [], x := torch.randn(2, 3, 4, 4), "inductor")
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        assert_same(trunk, backbone, [], x)
+    # its own patch: monkeypatch would leave it without the option, which the next who compiles in this process wants
+    with torch._inductor.config.patch(cpp_cache_precompile_headers=False):
+        trunk = made(backbone, [], x := torch.randn(2, 3, 4, 4), "inductor")
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            assert_same(trunk, backbone, [], x)
 
 
 @pytest.mark.usefixtures("uncompiled_on_the_cpu")
