@@ -55,7 +55,7 @@ def measure_pieces(runner: PipelinedRunner, example: Tensor, index: int, stages:
     for link in range(stages - 1):
         _gathered([], stages)  # none still measures what is before
         links.append(_link_ms(stage, index, link))
-    request = _median_ms(lambda: runner(example[:size] if runner.is_first else None), stage.device)
+    request = _median_ms(lambda: runner(example[:size] if runner.is_first else None), stage.device, repeat=1)
     host = launch + _step_ms(runner, example[:size], taken)
     found = _gathered([graph, host, *links], stages)
     merges = [bool(one) for [one] in _gathered([stage.merges], stages)]
@@ -77,7 +77,7 @@ def _step_ms(runner: PipelinedRunner, micro_batch: Tensor, taken: Sequence[Tenso
         micro_batch.repeat(steps, *[1] * (micro_batch.ndim - 1)) if runner.is_first else None for steps in _STEPS
     )
     with patch.object(stage, "computed", lambda state, taken: computed):
-        times = [_median_ms(partial(runner, x), stage.device) for x in (few, many)]
+        times = [_median_ms(partial(runner, x), stage.device, repeat=1) for x in (few, many)]
     return max(0.0, times[1] - times[0]) / (_STEPS[1] - _STEPS[0])
 
 
@@ -108,16 +108,18 @@ def _gathered(own: list[float], processes: int) -> list[list[float]]:
     return found
 
 
-def _median_ms(run: Callable[[], object], device: torch.device, *, host_alone: bool = False) -> float:
+def _median_ms(
+    run: Callable[[], object], device: torch.device, *, repeat: int = _REPEAT, host_alone: bool = False
+) -> float:
     times = []
     for _ in range(1 + _TIMES):
         _wait(device)
         began = time.perf_counter()
-        for _ in range(_REPEAT):
+        for _ in range(repeat):
             run()
         if not host_alone:
             _wait(device)
-        times.append((time.perf_counter() - began) * 1e3 / _REPEAT)
+        times.append((time.perf_counter() - began) * 1e3 / repeat)
     _wait(device)
     return statistics.median(times[1:])
 
