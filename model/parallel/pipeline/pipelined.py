@@ -20,6 +20,7 @@ from ...machine import package_version
 from ...processes.agreement import tensor_digest
 from ...processes.process_group import Processes, is_launched, launched_processes, watched_processes
 from ...runners.checks import check_device, check_mode
+from ..balance import starts_of
 from ..segments import check_cuttable
 from .cut import Cut, cut
 from .exchange import Connection, Exchange
@@ -86,7 +87,7 @@ def pipelined(
         ranks = processes.wanted
         _check(network, example_input, split_size, trunk, timeout_s)
         where = _own_device(device, network)
-        starts = _starts(stages, network.taps, ranks)
+        starts = starts_of("stages", stages, network.taps, ranks, "ranks")
         size = split_size or -(-len(example_input) // (_MICRO_BATCHES_A_STAGE * ranks))
         network.check_taps(example_input)
         processes.meet(_facts(network, example_input, size, stages, trunk, where))
@@ -167,20 +168,6 @@ def _own_device(device: torch.device | str | None, network: EarlyExitNetwork) ->
         torch.cuda.set_device(index)
         return torch.device("cuda", index)
     return where
-
-
-def _starts(stages: str | Sequence[str], taps: Sequence[str], ranks: int) -> list[int] | None:
-    """Return the first segment of each stage; None if they are to be balanced."""
-    if isinstance(stages, str):
-        if stages != "auto":
-            raise ValueError(f"stages: got {stages!r}, wants 'auto' or a list of taps")
-        if ranks > len(taps) + 1:
-            raise ValueError(f"stages: {ranks} ranks, wants at most {len(taps) + 1}: the network has {len(taps)} taps")
-        return None
-    ends = [*stages]
-    if len(ends) != ranks - 1 or ends != [tap for tap in taps if tap in ends]:
-        raise ValueError(f"stages: got {ends}, wants {ranks - 1} of {list(taps)}, in this order, for {ranks} ranks")
-    return [0, *(taps.index(tap) + 1 for tap in ends)]
 
 
 def _facts(

@@ -31,17 +31,3 @@ def devices_of(devices: Sequence[torch.device | str]) -> list[torch.device]:
     if len({device.type for device in found}) > 1:
         raise ValueError(f"devices: got {', '.join(map(str, found))}, wants all of one kind")
     return found
-
-
-def starts_of(balance: str | Sequence[str], taps: Sequence[str], devices: int) -> list[int] | None:
-    """Return the first segment of each part, None if they are to be balanced; raises ``ValueError``."""
-    if devices > len(taps) + 1:
-        raise ValueError(f"devices: got {devices}, wants at most {len(taps) + 1}: the network has {len(taps)} taps")
-    if isinstance(balance, str):
-        if balance != "auto":
-            raise ValueError(f"balance: got {balance!r}, wants 'auto' or a list of taps")
-        return None
-    ends = [*balance]
-    if len(ends) != devices - 1 or ends != [tap for tap in taps if tap in ends]:
-        raise ValueError(f"balance: got {ends}, wants {devices - 1} of {[*taps]}, in this order, for {devices} devices")
-    return [0, *(taps.index(tap) + 1 for tap in ends)]

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,9 +15,9 @@ from ...rule_order import wait_for_writes
 from ...runners.capture import CAPTURE_LOCK
 from ...runners.checks import check_capturable, check_device, check_mode, sizes_of
 from ...trunk.trunk import make_trunk
-from ..balance import balanced
+from ..balance import balanced, starts_of
 from ..segments import check_cuttable, segments_of
-from .arguments import devices_of, starts_of
+from .arguments import devices_of
 from .capturing import capture_parts, graph_times
 from .eager_runner import EagerSplitRunner, eager_times
 from .graph_runner import GraphSplitRunner
@@ -74,26 +75,31 @@ def parallelize(
     check_cuttable(trunk)
     check_batch("example_input", example_input)
     where = devices_of(devices)
-    starts = starts_of(balance, network.taps, len(where))
+    starts = starts_of("balance", balance, network.taps, len(where), "devices")
     sizes = sizes_of(batch_sizes, example_input)
     if example_input.device != where[0]:
         raise ValueError(f"example_input: on {example_input.device}, wants {where[0]}, the first of the devices")
     x = example_input.detach()
     if where[0].type == "cpu":
-        return _eager(network, x, where, starts, sizes, exits, trunk)
+        return _eager(_Wanted(network, x, where, starts, sizes, exits, trunk))
     check_capturable(network, x)
-    return _captured(network, x, where, starts, sizes, exits, trunk)
+    return _captured(_Wanted(network, x, where, starts, sizes, exits, trunk))
 
 
-def _eager(
-    network: EarlyExitNetwork,
-    x: Tensor,
-    devices: Sequence[torch.device],
-    starts: list[int] | None,
-    sizes: Sequence[int],
-    exits: str,
-    trunk: str,
-) -> SplitRunner:
+class _Wanted(NamedTuple):
+    """Arguments of ``parallelize`` that were checked."""
+
+    network: EarlyExitNetwork
+    x: Tensor
+    devices: Sequence[torch.device]
+    starts: list[int] | None
+    sizes: Sequence[int]
+    exits: str
+    trunk: str
+
+
+def _eager(wanted: _Wanted) -> SplitRunner:
+    network, x, devices, starts, sizes, exits, trunk = wanted
     check_mode(network)
     check_device(network, x.device)
     if torch.is_autocast_enabled("cpu"):
@@ -108,15 +114,8 @@ def _eager(
     return EagerSplitRunner(network, parts, x, sizes, "\n".join(notes), stops=exits == "polled")
 
 
-def _captured(
-    network: EarlyExitNetwork,
-    x: Tensor,
-    devices: Sequence[torch.device],
-    starts: list[int] | None,
-    sizes: Sequence[int],
-    exits: str,
-    trunk: str,
-) -> SplitRunner:
+def _captured(wanted: _Wanted) -> SplitRunner:
+    network, x, devices, starts, sizes, exits, trunk = wanted
     first = devices[0]
     streams = AllStreams()
     with (

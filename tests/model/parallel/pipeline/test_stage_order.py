@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from auxhead.kernels import runs_triton
-from auxhead.model import EarlyExitNetwork
 from auxhead.model.parallel.pipeline import stage as stage_module
 from auxhead.model.parallel.pipeline import stage_graph
 from auxhead.model.parallel.pipeline.cut import cut
@@ -19,7 +18,8 @@ from auxhead.model.parallel.pipeline.stage import LAG, Request, Stage
 from auxhead.model.parallel.pipeline.survivors import Merging, no_places
 from support import simulated_cuda as simulation
 from support import stream_order
-from support.example_models import Skipping, SmallNet, plain_heads
+from support.example_models import Skipping, SmallNet
+from support.spread_exits import images, network
 from support.stream_order import Stream
 
 pytestmark = [
@@ -30,20 +30,6 @@ pytestmark = [
 CPU = torch.device("cpu")
 SIZE = 3
 THRESHOLDS = (0.3, 1.0, 0.5)
-
-
-def images(samples):
-    return torch.randn(samples, 3, 8, 8) * torch.rand(samples, 1, 1, 1) * 4
-
-
-def network(backbone=SmallNet):
-    """Thresholds at the medians, so that every exit answers for some."""
-    net, x = EarlyExitNetwork(backbone(), plain_heads(), 0.0).eval(), images(32)
-    with torch.no_grad():
-        for head, logits in zip(net.heads, net.logits(x), strict=False):
-            head.rule.threshold = torch.softmax(logits, 1).amax(1).median().item()
-    net.check_taps(x)
-    return net
 
 
 @contextmanager

@@ -6,12 +6,13 @@ from contextlib import contextmanager
 import pytest
 import torch
 from auxhead.kernels import runs_triton
-from auxhead.model import EarlyExitNetwork, ExitMonitor, ExitRule
+from auxhead.model import ExitMonitor, ExitRule
 from auxhead.model.parallel.segments import segments_of
 from auxhead.model.parallel.split import captured, capturing, graph_runner, graphs, parallelize, streams
 from support import simulated_cuda as simulation
 from support import stream_order
-from support.example_models import Skipping, SmallNet, plain_heads
+from support.example_models import Skipping, SmallNet
+from support.spread_exits import images, network
 from torch.utils._python_dispatch import _disable_current_modes
 
 pytestmark = [
@@ -21,20 +22,6 @@ pytestmark = [
 EXITS = ("overlapped", "polled")
 #: The second is another one for PyTorch, of the same memory.
 DEVICES = (torch.device("cpu"), torch.device("cpu", 0))
-
-
-def images(samples):
-    return torch.randn(samples, 3, 8, 8) * torch.rand(samples, 1, 1, 1) * 4
-
-
-def network(backbone=SmallNet):
-    """Thresholds at the medians, so that every exit answers for some."""
-    net, x = EarlyExitNetwork(backbone(), plain_heads(), 0.0).eval(), images(32)
-    with torch.no_grad():
-        for head, logits in zip(net.heads, net.logits(x), strict=False):
-            head.rule.threshold = torch.softmax(logits, 1).amax(1).median().item()
-    net.check_taps(x)
-    return net
 
 
 @contextmanager
@@ -69,7 +56,7 @@ def simulated():
 
 
 def split(net, exits, sizes=(4,), starts=(0, 2), devices=DEVICES):
-    return parallelize._captured(net, images(3), devices, [*starts], [*sizes], exits, "as_is")
+    return parallelize._captured(parallelize._Wanted(net, images(3), devices, [*starts], [*sizes], exits, "as_is"))
 
 
 def assert_same(found, wanted):
