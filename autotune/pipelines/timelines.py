@@ -66,7 +66,7 @@ def work_of(trace: Mapping[str, Any]) -> list[tuple[int, bool, float, float]]:
     base = trace.get("baseTimeNanoseconds", 0) / 1e3
     return [
         (
-            int(event["args"]["device"]),
+            int(event["args"]["inDevice" if "inDevice" in event["args"] else "device"]),  # the former of peers' copies
             event["name"].startswith("nccl"),
             base + float(event["ts"]),
             base + float(event["ts"]) + float(event["dur"]),

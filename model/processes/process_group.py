@@ -109,7 +109,8 @@ class Processes:
         store = dist.PrefixStore("group", self.store)
         try:
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.wanted)
-            yield
+            with self.watch.told_before():  # NCCL's ends where all processes end theirs
+                yield
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()

@@ -106,19 +106,40 @@ class Watch:
             yield
             self._interruptible = False
             self._wait_for_others()
-        except RankFailed:
-            self._interruptible = False
-            raise
         except BaseException as error:
-            self._interruptible = False
-            cause = self.cause_elsewhere(error) if isinstance(error, (RuntimeError, _Interrupted)) else None
+            cause = self._tell(error)
             if cause is not None:
                 self._leave()
                 _end(cause)
-            self._report(error)
             raise
         finally:
             self._leave()
+
+    @contextmanager
+    def told_before(self) -> Iterator[None]:
+        """Tell the others of an error that leaves the body at once, before what is open around it is closed.
+
+        That may wait for another process. Once an error is told, this one ends within seconds, whatever it waits for.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._tell(error)
+            raise
+
+    def _tell(self, error: BaseException) -> str | None:
+        """Tell the others of an error, once.
+
+        Returns:
+            The failure of another process that the error comes of, of which nobody is told; None if it is this one's.
+        """
+        self._interruptible = False
+        if self._reported or isinstance(error, RankFailed):
+            return None
+        cause = self.cause_elsewhere(error) if isinstance(error, (RuntimeError, _Interrupted)) else None
+        if cause is None:
+            self._report(error)
+        return cause
 
     def check(self) -> None:
         """Raise ``RankFailed`` if another process is known to have failed or died."""

@@ -314,6 +314,19 @@ def raises_between_requests() -> None:
         run(example)
 
 
+def raises_while_another_waits_elsewhere() -> None:
+    """NCCL's communicators end together, so that one rank's waits for the other's. Argument: the device."""
+    device = sys.argv[1] if sys.argv[1:] else "cpu"
+    network, example = plain(), batch_of("plain", 8)
+    if device == "cpu":
+        torch.distributed.destroy_process_group = lambda *_: time.sleep(60)
+    with pipelined(network, example, split_size=2, timeout_s=5.0, device=device) as run:
+        run(example if run.is_first else None)
+        if not run.is_first:
+            raise LookupError("of the user's")
+        time.sleep(60)
+
+
 def ends_before_the_others() -> None:
     network, example = plain(), batch_of("plain", 8)
     with pipelined(network, example, split_size=2, timeout_s=5.0) as run:

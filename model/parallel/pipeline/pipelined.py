@@ -94,6 +94,7 @@ def pipelined(
         if not dist.is_initialized():
             opened.enter_context(processes.group("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"))
         connection = _connection(where, timeout_s, opened)
+        opened.enter_context(processes.watch.told_before())  # NCCL's groups end where all ranks end theirs
 
         made, micro_batch = cut(network, batches_of(example_input.detach(), size)[0], where, trunk)
         if processes.rank == 0:

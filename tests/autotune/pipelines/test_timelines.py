@@ -26,5 +26,11 @@ def test_work_of_two_processes_lies_on_one_axis():
     assert found.span_us == 210.0
 
 
+def test_a_copy_between_gpus_is_work_of_the_one_that_makes_it():
+    args = {"fromDevice": 0, "inDevice": 1, "toDevice": 1}
+    copy = {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy PtoP", "ts": 5.0, "dur": 2.0, "args": args}
+    assert work_of({"traceEvents": [copy]}) == [(1, False, 5.0, 7.0)]
+
+
 def test_nothing_on_a_gpu():
     assert timeline_of(work_of({"traceEvents": []})) is None

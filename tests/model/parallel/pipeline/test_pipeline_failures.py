@@ -28,6 +28,7 @@ def server(without_interpreter):
         ("no_such_device", 2, "device: got cuda:7, but torch sees 0 CUDA devices here"),
         ("cannot_be_traced", 2, "network: torch.export cannot trace its backbone"),
         ("raises_between_requests", 2, "of the user's"),
+        ("raises_while_another_waits_elsewhere", 2, "of the user's"),
         ("ends_before_the_others", 2, "this runner is closed on the first rank"),
     ],
 )

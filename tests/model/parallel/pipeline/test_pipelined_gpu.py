@@ -10,6 +10,7 @@ import pytest
 import torch
 from auxhead.model import pipelined
 from support import pipeline_ranks
+from support.launched_ranks import launch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("without_interpreter")]
 
@@ -65,3 +66,10 @@ def test_stages_on_gpus(tmp_path, how):
     network = pipeline_ranks.plain().cuda()
     for one, x in zip(found, pipeline_ranks.requests("plain", network, range(1, 131), numbers_alone=True), strict=True):
         assert_same(one, network(x.cuda()))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_rank_that_raises_while_another_is_elsewhere(tmp_path):
+    main = "support.pipeline_ranks:raises_while_another_waits_elsewhere"
+    for rank, one in enumerate(launch([tmp_path] * 2, ["cuda"], main=main)):
+        assert one.status > 0 and "of the user's" in one.errors, f"rank {rank}: {one}"
