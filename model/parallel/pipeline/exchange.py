@@ -68,11 +68,10 @@ class Exchange:
         self._answered = self._heard = 0
 
     def ask(self, network: EarlyExitNetwork, x: Tensor, samples: int, answer: Callable[[Answers], None]) -> None:
-        """Announce a request to all, with the network's rules, and run the first stage for it."""
+        """Run the first stage for a request, and announce it to all, with the network's rules, once the stage is at it."""
         rules = [head.rule.numbers for head in network.exit_heads]
-        self._announce(samples, rules)
         self.stage.take_rules(rules)
-        last = self._run(samples, answer, x)
+        last = self._run(samples, answer, x, lambda: self._announce(samples, rules))
         if last is not None:
             answer(last)
         self._wait_for_sent()
@@ -96,7 +95,7 @@ class Exchange:
         if int(request[0]) == _NO_MORE:
             return False
         self.stage.take_rules(request[1:].view(-1, 4).tolist())
-        self._say(self._run(int(request[0]), self._say, None), last=True)
+        self._say(self._run(int(request[0]), self._say), last=True)
         self._answered += 1
         self._wait_for_sent()
         return True
@@ -133,8 +132,17 @@ class Exchange:
             speaking -= last
         self._heard += 1
 
-    def _run(self, samples: int, answer: Callable[[Answers], None], x: Tensor | None) -> Answers | None:
-        """Run the stage for all micro-batches of a request; returns the last answers, if there are any left."""
+    def _run(
+        self,
+        samples: int,
+        answer: Callable[[Answers], None],
+        x: Tensor | None = None,
+        begun: Callable[[], None] = lambda: None,
+    ) -> Answers | None:
+        """Run the stage for all micro-batches of a request; returns the last answers, if there are any left.
+
+        ``begun`` is called once the first stage has begun to compute.
+        """
         last_answers = None
         size, most = self.stage.size, _MOST_MICRO_BATCHES * self.stage.size
         for first in range(0, samples, most):
@@ -148,6 +156,8 @@ class Exchange:
             come = self._told() if any(self._extra_steps[: self.index]) else iter(places.reshape(steps, size))
             last = micro_batches - 1 + sum(self._extra_steps[: self.index])
             self.stage.begin(Request(come, self._tell, answer, last, x))
+            if first == 0:
+                begun()
             try:
                 self._schedule_of(steps).eval(*([torch.from_numpy(places)] if self.index == 0 else []))
             except RuntimeError as error:  # PyTorch's, around what the stage raised
