@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -28,8 +27,10 @@ class Pieces(NamedTuple):
 
     graph_ms: list[float]
     """Of each stage's computation, one graph behind another: what the device needs."""
-    host_ms: list[float]
-    """Of each stage what the host needs: launches, answers, places, and PyTorch's schedule with its sends."""
+    launch_ms: list[float]
+    """Of each stage what the host takes to launch it."""
+    hand_on_ms: list[float]
+    """What it takes for everything else: answers, places, PyTorch's schedule with its sends, and gathering."""
     link_ms: list[float]
     """Of each link to the next stage: activations sent and received, one behind another."""
     merges: list[bool]
@@ -56,27 +57,26 @@ def measure_pieces(runner: PipelinedRunner, example: Tensor, index: int, stages:
         _gathered([], stages)  # none still measures what is before
         links.append(_link_ms(stage, index, link))
     request = _median_ms(lambda: runner(example[:size] if runner.is_first else None), stage.device, repeat=1)
-    host = launch + _step_ms(runner, example[:size], taken)
-    found = _gathered([graph, host, *links], stages)
+    hand_on = _hand_on_ms(runner, example[:size], taken)
+    found = _gathered([graph, launch, hand_on, *links], stages)
     merges = [bool(one) for [one] in _gathered([stage.merges], stages)]
     return Pieces(
         [one[0] for one in found],
         [one[1] for one in found],
-        [found[link + 1][2 + link] for link in range(stages - 1)],  # as the one that receives sees it
+        [one[2] for one in found],
+        [found[link + 1][3 + link] for link in range(stages - 1)],  # as the one that receives sees it
         merges[:-1],
         request,
     )
 
 
-def _step_ms(runner: PipelinedRunner, micro_batch: Tensor, taken: Sequence[Tensor]) -> float:
+def _hand_on_ms(runner: PipelinedRunner, micro_batch: Tensor, taken: Sequence[Tensor]) -> float:
     """Measure a step of a request for which nothing is launched: every micro-batch gets the answers of this one."""
     stage = runner.stage
-    computed = stage.computed(None, taken)
-    _wait(stage.device)
     few, many = (
         micro_batch.repeat(steps, *[1] * (micro_batch.ndim - 1)) if runner.is_first else None for steps in _STEPS
     )
-    with patch.object(stage, "computed", lambda state, taken: computed):
+    with stage.computing_nothing(taken):
         times = [_median_ms(partial(runner, x), stage.device, repeat=1) for x in (few, many)]
     return max(0.0, times[1] - times[0]) / (_STEPS[1] - _STEPS[0])
 

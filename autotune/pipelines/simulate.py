@@ -1,14 +1,17 @@
 """Simulates a pipelined network, step by step as ``model/parallel`` runs it, from measured times.
 
-    micro-batch i on stage s starts once it is received and the stage's GPU has computed the one that it had before
-    its transfer starts once it is computed, the receiver has handed on its last but one, and the link is free
+    micro-batch i on stage s starts once it is received and launched, and the stage's GPU has computed the one before
+    its transfer starts once it is computed and handed on, the receiver has handed on its last but one, and the link is
+    free
 
 A GPU receives a micro-batch while it computes the one before, and computes while it sends. It does not receive while it
 still sends, as both are kernels of one stream. Micro-batches without samples are not computed, but sent as others are.
+The host launches a micro-batch, then hands it on, and goes on to the next one, ahead of its GPU. Only where samples are
+merged does it wait for the GPU in between; the first stage, which has all samples, launches the next one before.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 #: Micro-batches that go through a schedule at once; see ``model/parallel/pipeline/exchange.py``.
@@ -29,11 +32,17 @@ class StageTimes:
     """Hands on full micro-batches of samples that are open, instead of each micro-batch as it lies, answered or not."""
     gpus: int = 1
     """They take micro-batches in turn, hand them on in order, and merge as one."""
+    launch_ms: float = 0.0
+    """What the host takes to launch a micro-batch."""
+    hand_on_ms: float = 0.0
+    """What it takes for everything else: answers, places, PyTorch's schedule with its sends, and gathering."""
 
     def __post_init__(self) -> None:
-        if not self.stage_ms > 0 or not self.link_ms >= 0:
-            got = f"{self.stage_ms}, {self.link_ms}"
-            raise ValueError(f"stage_ms, link_ms: got {got}, wants more than 0, and 0 or more")
+        if not self.stage_ms > 0 or min(self.link_ms, self.launch_ms, self.hand_on_ms) < 0:
+            got = f"{self.stage_ms}, {self.link_ms}, {self.launch_ms}, {self.hand_on_ms}"
+            raise ValueError(
+                f"stage_ms, link_ms, launch_ms, hand_on_ms: got {got}, wants more than 0, and then 0 or more"
+            )
         if not 0 <= self.leave <= 1:
             raise ValueError(f"leave: got {self.leave}, wants a share from 0 to 1")
         if self.gpus < 1:
@@ -77,28 +86,30 @@ def simulate(
     for name, number in (("replicas", replicas), ("requests", requests)):
         if number < 1:
             raise ValueError(f"{name}: got {number}, wants 1 or more")
-    done = [_Times(stage.gpus) for stage in stages]  # with a micro-batch, all but its transfer
-    sent = [_Times(stage.gpus) for stage in stages]
+    clocks = [_Clock(stage, is_first=index == 0) for index, stage in enumerate(stages)]
     request_ms = []
     for _ in range(requests):
         began = None
         for part in parts:
+            for clock in clocks:
+                clock.launched.clear()
             for step, samples in enumerate(part):
                 # a schedule ends, on each rank, once all is sent
-                came = sent[0].last if step == 0 else 0.0
-                for index, stage in enumerate(stages):
-                    start = max(came, done[index].of_gpu)
+                came, told = clocks[0].sent.last if step == 0 else 0.0, 0.0
+                for index, clock in enumerate(clocks):
+                    later = step + clock.stage.gpus
+                    comes = samples[index] > 0, later < len(part) and part[later][index] > 0
+                    start, handed, told = clock.compute(step, comes, came, told)
                     began = start if began is None else began
-                    done[index].add(max(done[index].last, start + stage.stage_ms * (samples[index] > 0)))
-                    if index + 1 == len(stages):
+                    if index + 1 == len(clocks):
                         break
-                    receives = max(done[index + 1].of_gpu_before, sent[index + 1].of_gpu_before)
-                    came = max(done[index].last, sent[index].of_gpu, receives)
-                    came += stage.link_ms
-                    sent[index].add(came)
+                    after = clocks[index + 1]
+                    receives = max(after.done.of_gpu_before, after.sent.of_gpu_before)
+                    came = max(handed, clock.sent.of_gpu, receives) + clock.stage.link_ms
+                    clock.sent.add(came)
         assert began is not None
-        request_ms.append(done[-1].last - began + fixed_ms)
-    total = done[-1].last + requests * fixed_ms
+        request_ms.append(clocks[-1].done.last - began + fixed_ms)
+    total = clocks[-1].done.last + requests * fixed_ms
     busy = tuple(ms * requests / total for ms in _gpu_ms(stages, parts))
     return Prediction(replicas * requests * batch / total * 1e3, sum(request_ms) / requests, busy)
 
@@ -129,6 +140,42 @@ class _Times:
         self._before[self._next] = self._latest[self._next]
         self.last = self._latest[self._next] = time
         self._next = (self._next + 1) % len(self._latest)
+
+
+class _Clock:
+    """Of a stage the times at which its GPUs and their hosts are done with each micro-batch."""
+
+    def __init__(self, stage: StageTimes, *, is_first: bool) -> None:
+        self.stage, self._launches_ahead = stage, is_first and stage.merges
+        self.done, self.sent, self._host = (_Times(stage.gpus) for _ in range(3))
+        self.launched: dict[int, float] = {}
+        """By step, of micro-batches that are launched ahead."""
+
+    def compute(self, step: int, comes: tuple[bool, bool], came: float, told: float) -> tuple[float, float, float]:
+        """Compute for the micro-batch of a step.
+
+        Args:
+            step: of the schedule.
+            comes: whether this micro-batch, and the next one on the same GPU, have samples.
+            came: when it was received.
+            told: when the host was told who is in it; 0 if it knows.
+
+        Returns:
+            When the GPU starts, when the micro-batch is handed on, and when the next host is told.
+        """
+        now, host = comes[0], max(self._host.of_gpu, told)
+        if step in self.launched:
+            launched = self.launched.pop(step)
+        else:
+            host = max(host, came if self._launches_ahead else 0.0) + self.stage.launch_ms * now
+            launched = host
+        if self._launches_ahead and comes[1]:
+            host += self.stage.launch_ms
+            self.launched[step + self.stage.gpus] = host
+        start = max(came, launched, self.done.of_gpu)
+        self.done.add(max(self.done.last, start + self.stage.stage_ms * now))
+        self._host.add((max(host, self.done.last) if self.stage.merges else host) + self.stage.hand_on_ms)
+        return start, max(self.done.last, self._host.last), self._host.last if self.stage.merges or told else 0.0
 
 
 def _gpu_ms(stages: Sequence[StageTimes], parts: Sequence[Sequence[Sequence[int]]]) -> list[float]:
@@ -193,18 +240,19 @@ def predicted_images_s(batch: int, split_size: int, pieces: Mapping[str, Any]) -
     Args:
         batch: samples of a request.
         split_size: samples of a micro-batch.
-        pieces: of a record: ``graph_ms``, ``host_ms`` and ``leave``, a number a stage; ``link_ms`` and ``merges``, one
-            for each but the last; and ``request_ms`` of one micro-batch, from which follows what a request takes
-            besides its graphs and links. A stage takes what its device or its host takes, whichever is longer, as one
-            launches ahead of the other.
+        pieces: of a record: ``graph_ms``, ``launch_ms``, ``hand_on_ms`` and ``leave``, a number a stage; ``link_ms``
+            and ``merges``, one for each but the last; and ``request_ms`` of one micro-batch, from which follows what a
+            request takes besides.
     """
     open_, stages = 1.0, []
-    stage_ms = [max(each) for each in zip(pieces["graph_ms"], pieces["host_ms"], strict=True)]
-    last = len(stage_ms) - 1
-    for index, (ms, share) in enumerate(zip(stage_ms, pieces["leave"], strict=True)):
+    last = len(pieces["graph_ms"]) - 1
+    of_stages = zip(pieces["graph_ms"], pieces["launch_ms"], pieces["hand_on_ms"], pieces["leave"], strict=True)
+    for index, (graph, launch, hand_on, share) in enumerate(of_stages):
         leave = min(1.0, share / open_) if open_ > 0 and index < last else 0.0
         link_ms, merges = (0.0, False) if index == last else (pieces["link_ms"][index], pieces["merges"][index])
-        stages.append(StageTimes(ms, link_ms, leave, merges))
+        stages.append(StageTimes(graph, link_ms, leave, merges, launch_ms=launch, hand_on_ms=hand_on))
         open_ -= share
-    fixed_ms = max(0.0, pieces["request_ms"] - sum(pieces["graph_ms"]) - sum(pieces["link_ms"]))
+    nobody_leaves = [replace(stage, leave=0.0) for stage in stages]
+    one_ms = split_size / simulate(nobody_leaves, split_size, split_size).images_per_s * 1e3
+    fixed_ms = max(0.0, pieces["request_ms"] - one_ms)
     return simulate(stages, split_size, batch, fixed_ms=fixed_ms).images_per_s

@@ -17,7 +17,8 @@ COLUMNS = (
     "/ bound",
     "/ predicted",
     "stages on the GPU, ms",
-    "on the host, ms",
+    "launched in, ms",
+    "handed on in, ms",
     "link, ms",
 )
 _TEXT_COLUMNS = 2
@@ -57,7 +58,7 @@ def _row(record: Record, base: dict[str, float]) -> tuple[str, ...]:
         *over,
         f"{images['median'] / bound:.2f}" if bound else "-",
         f"{images['median'] / predicted:.2f}" if predicted else "-",
-        *(_list(pieces.get(name)) for name in ("graph_ms", "host_ms", "link_ms")),
+        *(_list(pieces.get(name)) for name in ("graph_ms", "launch_ms", "hand_on_ms", "link_ms")),
     )
 
 

@@ -245,7 +245,7 @@ _KINDS = {
                 "batch": COUNT,
                 "pieces": Maybe(
                     {
-                        **dict.fromkeys(("leave", "graph_ms", "host_ms", "link_ms"), [NUMBER]),
+                        **dict.fromkeys(("leave", "graph_ms", "launch_ms", "hand_on_ms", "link_ms"), [NUMBER]),
                         "merges": [_FLAG],
                         "request_ms": POSITIVE,
                     },

@@ -31,8 +31,8 @@ def measured(images, split_size, leave):
         "split_size": split_size,
     }
     if split_size is not None:
-        pieces = {"graph_ms": [4.5, 3.5], "host_ms": [1.0, 1.0], "link_ms": [0.25], "leave": leave}
-        pieces |= {"merges": [leave[0] > 0], "request_ms": 9.5}
+        pieces = {"graph_ms": [4.5, 3.5], "launch_ms": [0.5, 0.5], "hand_on_ms": [0.5, 0.5], "link_ms": [0.25]}
+        pieces |= {"leave": leave, "merges": [leave[0] > 0], "request_ms": 9.5}
         found |= {"pieces": pieces, "bound_images_s": 10000.0}
     return found
 

@@ -68,7 +68,7 @@ class Exchange:
         self._answered = self._heard = 0
 
     def ask(self, network: EarlyExitNetwork, x: Tensor, samples: int, answer: Callable[[Answers], None]) -> None:
-        """Run the first stage for a request, and announce it to all, with the network's rules, once the stage is at it."""
+        """Run the first stage for a request, and once it is at it announce the request to all, with the rules."""
         rules = [head.rule.numbers for head in network.exit_heads]
         self.stage.take_rules(rules)
         last = self._run(samples, answer, x, lambda: self._announce(samples, rules))

@@ -86,6 +86,7 @@ class Stage(nn.Module):
         self._merging = Merging(size, self._nothing) if merges else None
         self._first_state = first_state(size).to(device)
         self._graph: StageGraph | None = None
+        self._computed: Computed | None = None
         self.busy_since: float | None = None
         """The time at which the micro-batch came that it is at."""
 
@@ -146,6 +147,18 @@ class Stage(nn.Module):
         under_way = self.computed(None, taken).under_way
         if under_way is not None:
             under_way.done.synchronize()
+
+    @contextmanager
+    def computing_nothing(self, taken: Sequence[Tensor]) -> Iterator[None]:
+        """Let every micro-batch get what comes out of this one, for who measures what the host takes."""
+        computed = self.computed(None, taken)
+        if computed.under_way is not None:
+            computed.under_way.done.synchronize()
+        self._computed = computed
+        try:
+            yield
+        finally:
+            self._computed = None
 
     def take_rules(self, rules: Sequence[Sequence[float]]) -> None:
         """Take over the rules of the first rank's network; see :attr:`ExitRule.numbers`."""
@@ -253,6 +266,8 @@ class Stage(nn.Module):
 
     def computed(self, state: Tensor | None, taken: Sequence[Tensor]) -> Computed:
         """Begin to compute for a micro-batch, by its graph if it has one; see :class:`StageGraph`."""
+        if self._computed is not None:
+            return self._computed
         if self._graph is not None:
             return self._graph(state, taken)
         said, handed = self._compute(self._first_state if state is None else state, [self._filled(x) for x in taken])

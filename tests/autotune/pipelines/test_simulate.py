@@ -187,28 +187,58 @@ def test_what_requests_take_besides():
     assert 80e3 / besides.images_per_s == pytest.approx(80e3 / plain.images_per_s + 3.0)
 
 
+def total_ms(stages: list[StageTimes], batch: int) -> float:
+    return batch / simulate(stages, 10, batch).images_per_s * 1e3
+
+
+def test_hosts_that_take_longer_than_their_gpus():
+    stage = StageTimes(1.0, launch_ms=0.5, hand_on_ms=1.0)
+    assert total_ms([stage], 100) == pytest.approx(9 * 1.5 + 0.5 + 1.0)
+    assert total_ms([replace(stage, hand_on_ms=0.25)], 100) == pytest.approx(0.5 + 10 * 1.0)
+
+
+def test_hosts_of_stages_that_merge():
+    """The next micro-batch is launched before the host waits for one; a later stage launches once it is told."""
+    first, second = StageTimes(1.0, merges=True, launch_ms=0.25, hand_on_ms=0.5), StageTimes(1.0)
+    assert total_ms([first, second], 100) == pytest.approx(0.25 + 10 * 1.0 + 0.5 + 1.0)
+    busy = replace(first, hand_on_ms=1.0)
+    assert total_ms([busy, second], 100) == pytest.approx(0.25 + 1.0 + 1.0 + 8 * 1.25 + 1.0 + 1.0)
+    told = replace(second, launch_ms=0.5)
+    assert total_ms([first, told], 10) == pytest.approx(0.25 + 1.0 + 0.5 + 0.5 + 1.0)
+    assert total_ms([replace(first, merges=False), told], 10) == pytest.approx(0.25 + 1.0 + 1.0)
+
+
+@given(STAGES, SIZES, BATCHES, st.integers(0, 3), st.integers(0, 3))
+def test_hosts_never_make_it_faster(stages, size, batch, launch, hand_on):
+    slower = [replace(each, launch_ms=launch, hand_on_ms=hand_on) for each in stages]
+    assert simulate(slower, size, batch).images_per_s <= simulate(stages, size, batch).images_per_s * (1 + 1e-9)
+
+
 def test_predicted_from_records():
-    """Of a record's shares of all samples, those of the samples that come to a stage."""
+    """Of a record's shares of all samples, those of the samples that come to a stage; a request of one is as it was."""
     pieces = {
-        "graph_ms": [1.0, 1.9, 0.9], "host_ms": [0.5, 2.0, 1.0], "link_ms": [0.0, 0.1],
-        "leave": [0.5, 0.25, 0.25], "merges": [True, True], "request_ms": 5.0,
+        "graph_ms": [1.0, 2.0, 1.0], "launch_ms": [0.5, 0.25, 0.25], "hand_on_ms": [0.25, 1.0, 0.5],
+        "link_ms": [0.0, 0.1], "leave": [0.5, 0.25, 0.25], "merges": [True, False], "request_ms": 8.0,
     }  # fmt: skip
-    stages = [StageTimes(1.0, 0.0, 0.5, True), StageTimes(2.0, 0.1, 0.5, True), StageTimes(1.0)]
-    wanted = simulate(stages, 10, 80, fixed_ms=5.0 - 3.9).images_per_s
+    stages = [
+        StageTimes(1.0, 0.0, 0.5, True, launch_ms=0.5, hand_on_ms=0.25),
+        StageTimes(2.0, 0.1, 0.5, False, launch_ms=0.25, hand_on_ms=1.0),
+        StageTimes(1.0, launch_ms=0.25, hand_on_ms=0.5),
+    ]
+    one = 0.5 + 1.0 + 0.25 + 0.25 + 2.0 + 0.1 + 1.0  # the last stage's host is told, and launches, meanwhile
+    wanted = simulate(stages, 10, 80, fixed_ms=8.0 - one).images_per_s
     assert predicted_images_s(80, 10, pieces) == pytest.approx(wanted)
-    everybody = {**pieces, "leave": [1.0, 0.0, 0.0], "request_ms": 1.0}
-    assert predicted_images_s(80, 10, everybody) == pytest.approx(
-        80e3
-        / simulate(
-            [StageTimes(1.0, 0.0, 1.0, True), StageTimes(2.0, 0.1, 0.0, True), StageTimes(1.0)], 10, 80
-        ).request_ms
-    )
+    assert predicted_images_s(10, 10, {**pieces, "leave": [0.0, 0.0, 1.0]}) == pytest.approx(10e3 / 8.0)
+    everybody = [replace(stages[0], leave=1.0), replace(stages[1], leave=0.0), stages[2]]
+    found = predicted_images_s(80, 10, {**pieces, "leave": [1.0, 0.0, 0.0], "request_ms": 1.0})
+    assert found == pytest.approx(simulate(everybody, 10, 80).images_per_s)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: StageTimes(0.0), "stage_ms, link_ms: got 0.0, 0.0, wants"),
+        (lambda: StageTimes(0.0), "stage_ms, link_ms, launch_ms, hand_on_ms: got 0.0, 0.0, 0.0, 0.0, wants"),
+        (lambda: StageTimes(1.0, hand_on_ms=-1.0), "hand_on_ms: got 1.0, 0.0, 0.0, -1.0, wants"),
         (lambda: StageTimes(1.0, leave=1.5), "leave: got 1.5, wants a share from 0 to 1"),
         (lambda: StageTimes(1.0, gpus=0), "gpus: got 0, wants 1 or more"),
         (lambda: simulate([], 1, 1), "stages: got none"),
