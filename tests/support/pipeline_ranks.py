@@ -145,10 +145,10 @@ def _count_computed() -> list[int]:
     computed: list[int] = []
     original = Stage._compute
 
-    def compute(self: Stage, state: Tensor, taken: list[Tensor]) -> object:
+    def compute(self: Stage, state: Tensor, taken: list[Tensor], *side: torch.cuda.Stream) -> object:
         if computed:
             computed[-1] += 1
-        return original(self, state, taken)
+        return original(self, state, taken, *side)
 
     Stage._compute = compute  # type: ignore[method-assign]
     return computed

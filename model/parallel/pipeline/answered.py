@@ -1,6 +1,5 @@
 """Answers of a stage: decided on its device, for each sample by the first exit that is sure, and packed to be sent."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,53 +38,57 @@ class AnswerForm(NamedTuple):
         return len(COLUMNS) + self.classes * self.with_probs
 
 
-def said_by(
-    exits: Sequence[HeadOutput],
-    rules: Sequence[ExitRule | None],
-    first_exit: int,
-    state: Tensor,
-    dtype: torch.dtype,
-    *,
-    with_probs: bool,
-) -> tuple[Tensor, Tensor]:
-    """Let exits answer for N samples, each for those that it is the first one to be sure of.
+class Sayings:
+    """What exits say of N samples, one exit after another: each answers for those that it is the first to be sure of.
 
-    Args:
-        exits: what each says of all samples.
-        rules: of the exits; None for the classifier, which answers for all that is left.
-        first_exit: the index of the first of them.
-        state: [N, 3] int64, see ``STATE``.
-        dtype: of the result, as wide as confidences are.
-        with_probs: append the probabilities.
-
-    Returns:
-        What they say, [N, 4 or 4 + K], see ``COLUMNS`` and ``OPEN``, and the state for the next stage; on the exits'
-        device, without a wait of the host.
+    All of it stays on the exits' device, without a wait of the host.
     """
-    before, agreed, answered = state.unbind(1)
-    open_ = answered == 0
-    found = [torch.zeros_like(exits[0].label), torch.zeros_like(exits[0].confidence), torch.full_like(before, OPEN)]
-    found[2] = found[2].masked_fill(~open_, ANSWERED)
-    probs = torch.zeros_like(exits[0].probs) if with_probs and exits[0].probs is not None else None
-    for index, (of_exit, rule) in enumerate(zip(exits, rules, strict=True), first_exit):
+
+    def __init__(self, state: Tensor, dtype: torch.dtype, *, with_probs: bool) -> None:
+        """Begin with samples that earlier stages have seen.
+
+        Args:
+            state: [N, 3] int64, see ``STATE``.
+            dtype: of what is said, as wide as confidences are.
+            with_probs: say the probabilities, too.
+        """
+        self._before, self._agreed, self._answered = state.unbind(1)
+        self._found: list[Tensor] = []
+        self._probs: Tensor | None = None
+        self._dtype, self._with_probs = dtype, with_probs
+
+    def add(self, of_exit: HeadOutput, rule: ExitRule | None, index: int) -> None:
+        """Let the exit of an index answer, by its rule; None for the classifier, which answers for all that is left."""
+        if not self._found:  # on the stream of the first exit, which all that is allocated here is for
+            self._open = self._answered == 0
+            nothing_said = torch.full_like(self._before, OPEN).masked_fill(~self._open, ANSWERED)
+            self._found = [torch.zeros_like(of_exit.label), torch.zeros_like(of_exit.confidence), nothing_said]
+            if self._with_probs and of_exit.probs is not None:
+                self._probs = torch.zeros_like(of_exit.probs)
         confidence, sure = of_exit.confidence, of_exit.exit.bool()
         told = of_exit.label.masked_fill(confidence.isnan(), -1)  # as kernels/patience.py counts
-        agreed = torch.where(told == before, agreed + 1, 1)
-        before = told
+        self._agreed = torch.where(told == self._before, self._agreed + 1, 1)
+        self._before = told
         if rule is None:
             sure = torch.ones_like(sure)
         elif rule.criterion == "patience":
-            confidence = torch.where(confidence.isnan(), confidence, agreed.to(confidence.dtype))
+            confidence = torch.where(confidence.isnan(), confidence, self._agreed.to(confidence.dtype))
             sure = confidence > rule.threshold_tensor
-        now = open_ & sure
-        says = of_exit.label, confidence, torch.full_like(before, index)
-        found = [torch.where(now, new, old) for new, old in zip(says, found, strict=True)]
-        if probs is not None and of_exit.probs is not None:
-            probs = torch.where(now[:, None], of_exit.probs, probs)
-        open_ = open_ & ~sure
-    columns = [part.to(dtype)[:, None] for part in (torch.zeros_like(before), *found)]
-    said = torch.cat(columns if probs is None else [*columns, probs.to(dtype)], 1)
-    return said, torch.stack([before, agreed, (~open_).to(before.dtype)], 1)
+        now = self._open & sure
+        says = of_exit.label, confidence, torch.full_like(self._before, index)
+        self._found = [torch.where(now, new, old) for new, old in zip(says, self._found, strict=True)]
+        if self._probs is not None and of_exit.probs is not None:
+            self._probs = torch.where(now[:, None], of_exit.probs, self._probs)
+        self._open = self._open & ~sure
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Return what all say, [N, 4 or 4 + K], see ``COLUMNS`` and ``OPEN``, and the state for the next stage."""
+        parts = [torch.zeros_like(self._before), *self._found]
+        columns = [part.to(self._dtype)[:, None] for part in parts]
+        if self._probs is not None:
+            columns.append(self._probs.to(self._dtype))
+        answered = (~self._open).to(self._before.dtype)
+        return torch.cat(columns, 1), torch.stack([self._before, self._agreed, answered], 1)
 
 
 def first_state(samples: int) -> Tensor:
@@ -98,7 +101,7 @@ def settle(places: Places, said: Tensor) -> tuple[Answers, Places]:
 
     Args:
         places: of its samples.
-        said: see :func:`said_by`.
+        said: see :class:`Sayings`.
 
     Returns:
         The answers for its samples, and the places of those that stay open.

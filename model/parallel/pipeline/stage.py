@@ -9,13 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ....kernels import HeadOutput, decide
+from ....kernels import decide
 from ...early_exit_network import EarlyExitNetwork
 from ...rule_order import ordered_write
 from ..segments import NETWORK
-from .answered import STATE, AnswerForm, Answers, first_state, said_by, settle
+from .answered import STATE, AnswerForm, Answers, Sayings, first_state, settle
 from .cut import Cut, from_wire, to_wire, wires_like
-from .stage_graph import Computed, StageGraph
+from .stage_graph import Computed, StageGraph, beside
 from .survivors import NOBODY, Merging, Places, no_places
 
 #: Steps of a schedule by which what a merging stage hands on comes later than what it took, but on the first stage; see
@@ -294,19 +294,31 @@ class Stage(nn.Module):
         missing = self.size - len(x) if self.is_first else 0
         return torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) if missing else x
 
-    def _compute(self, state: Tensor, taken: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return what the exits say, and what is handed over, as it is sent."""
+    def _compute(
+        self, state: Tensor, taken: Sequence[Tensor], side: torch.cuda.Stream | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return what the exits say, and what is handed over, as it is sent.
+
+        All exits but the last run on the side stream, if there is one, beside the segments behind them.
+        """
         handed = (
             taken
             if self.is_first
             else [from_wire(x, like) for x, like in zip(taken, self._segments[0].takes, strict=True)]
         )
-        said: list[HeadOutput] = []
-        for index, segment in enumerate(self._segments):
+        said = Sayings(state, self._cut.form.dtype, with_probs=self._cut.form.with_probs)
+        read_beside = []  # kept until the streams have come together: its memory is this stream's
+        for index, segment in enumerate(self._segments[:-1]):
             read, *handed = segment.module(*handed)
-            said.append(self._heads[index](read) if index < len(self._heads) else decide(read, 1.0, 1.0))
-        dtype, with_probs = self._cut.form.dtype, self._cut.form.with_probs
-        answers, state = said_by(said, self._rules, self.first_exit, state, dtype, with_probs=with_probs)
+            read_beside.append(read)
+            with beside(side):
+                said.add(self._heads[index](read), self._rules[index], self.first_exit + index)
+        read, *handed = self._segments[-1].module(*handed)
+        if side is not None and read_beside:
+            torch.cuda.current_stream(self.device).wait_stream(side)
+        of_last = decide(read, 1.0, 1.0) if self.is_last else self._heads[-1](read)
+        said.add(of_last, self._rules[-1], self.first_exit + len(self._segments) - 1)
+        answers, state = said.result()
         if self.is_last:
             return answers, ()
         return answers, (state, *(to_wire(x, like) for x, like in zip(handed, self._segments[-1].hands, strict=True)))

@@ -1,6 +1,7 @@
 """``StageGraph``: what a stage computes for a micro-batch, captured as a CUDA graph, launched without a wait."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -16,8 +17,9 @@ from ...trunk.trunk import Trunk
 #: The lowest: what sends and receives, which a later stage waits for, is placed before a stage's waiting blocks.
 _PRIORITY = 0
 
-#: From the state of samples and what a stage takes, to what its exits say (see ``said_by``), and what it hands over.
-Compute = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, tuple[Tensor, ...]]]
+#: From the state of samples, what a stage takes and a side stream for its exits, to what these say (see ``Sayings``),
+#: and what it hands over.
+Compute = Callable[[Tensor, Sequence[Tensor], torch.cuda.Stream], tuple[Tensor, tuple[Tensor, ...]]]
 
 
 class UnderWay(NamedTuple):
@@ -32,11 +34,22 @@ class Computed(NamedTuple):
     """What was computed, or is being computed, for a micro-batch."""
 
     said: Tensor
-    """See ``said_by``; on the CPU, to be read once all is done."""
+    """See ``Sayings``; on the CPU, to be read once all is done."""
     handed: tuple[Tensor, ...]
     """On the device, for streams that wait until all is done."""
     under_way: UnderWay | None = None
     """None if all is done."""
+
+
+@contextmanager
+def beside(side: torch.cuda.Stream | None) -> Iterator[None]:
+    """Run what is inside on a side stream, behind what is on the current one so far; None: on the current one."""
+    if side is None:
+        yield
+        return
+    side.wait_stream(torch.cuda.current_stream(side.device))
+    with torch.cuda.stream(side):
+        yield
 
 
 class StageGraph:
@@ -70,14 +83,16 @@ class StageGraph:
                 note_reader(self._written, self)
                 wait_for_writes(self._written, torch.cuda.current_stream(device))
                 self._stream = stream = self._captures.streams.trunk
-                self._captures.streams.allocate_workspaces(stream)
+                side = self._captures.streams.side
+                for each in (stream, side):
+                    self._captures.streams.allocate_workspaces(each)
                 self._state = state.to(device)
                 self._taken = [each.clone(memory_format=torch.preserve_format) for each in example]
                 with trunk.choosing(len(state)):
-                    warm_up(lambda: compute(self._state, self._taken), lambda: None, stream)
+                    warm_up(lambda: compute(self._state, self._taken, side), lambda: None, stream)
                 capture = Capture(device, self._captures.memory)
                 with capture.capturing(stream, module):
-                    self._said, self._handed = compute(self._state, self._taken)
+                    self._said, self._handed = compute(self._state, self._taken, side)
                 [self._graph] = capture.graphs
                 self._captures.record(stream)
             except BaseException:

@@ -7,7 +7,7 @@ from auxhead.kernels import decide
 from auxhead.kernels.patience import decide_in_order
 from auxhead.model import ExitRule
 from auxhead.model.exit_result import first_sure
-from auxhead.model.parallel.pipeline.answered import as_result, first_state, said_by, settle
+from auxhead.model.parallel.pipeline.answered import Sayings, as_result, first_state, settle
 from auxhead.model.parallel.pipeline.survivors import NOBODY
 
 
@@ -32,7 +32,10 @@ def test_stages_answer_as_all_exits_do(cuts, criteria):
     places, state, answers, left = np.arange(64), first_state(64), [], None
     for start, end in zip((0, *cuts), (*cuts, 4), strict=True):
         exits, their_rules = alone[start:end], [*rules, None][start:end]
-        said, state = said_by(exits, their_rules, start, state, torch.float32, with_probs=True)
+        saying = Sayings(state, torch.float32, with_probs=True)
+        for index, (of_exit, rule) in enumerate(zip(exits, their_rules, strict=True), start):
+            saying.add(of_exit, rule, index)
+        said, state = saying.result()
         told, open_ = settle(places, said)
         left = open_ if left is None else left
         # whoever is passed on after an answer is neither answered again nor open
