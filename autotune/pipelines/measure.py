@@ -3,13 +3,16 @@
 import faulthandler
 import random
 import secrets
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ...model.trunk.fused_convolution import fastest_convolutions
@@ -93,7 +96,7 @@ class _Bench:
         self._plan, self._subject, self._rank, self._begins = plan, subject, rank, begins
         self._wait_for = [subject.example.device]
         share_parameters(subject)
-        self._thresholds = shared_thresholds(subject)
+        self._thresholds = {batch: shared_thresholds(subject, batch) for batch in plan.batches}
         self._pipelines = Pipelines(plan, subject)
         self._baselines: Baselines | None = None
         if rank == 0:
@@ -104,20 +107,20 @@ class _Bench:
         self.results = Results(cases, {}, {}, {}, {})
 
     @contextmanager
-    def _exits(self, percent: int) -> Iterator[None]:
-        """Let so many percent leave at ``EXIT_CUT``; of requests the first process's rules count."""
-        with self._subject.thresholds(self._thresholds[percent]):
+    def _exits(self, percent: int, batch: int) -> Iterator[None]:
+        """Let so many percent of a batch leave at ``EXIT_CUT``; of requests the first process's rules count."""
+        with self._subject.thresholds(self._thresholds[batch][percent]):
             yield
 
     def _asking(self, case: Case) -> AbstractContextManager[None]:
         """Let samples leave as in a case, by the rules of the first process; the others are told with each request."""
-        return self._exits(case.percent) if self._rank == 0 else nullcontext()
+        return self._exits(case.percent, case.batch) if self._rank == 0 else nullcontext()
 
     def build(self, opened: ExitStack) -> None:
         """Build all pipelines, and measure their pieces."""
         for kind, percent in ((ONE_HEAD, 0), (HEADS, 0), (EXITS, _BUILT_FOR)):
             self._begins(f"building {kind}", 0.05)
-            with self._exits(percent):
+            with self._exits(percent, max(self._plan.batches)):
                 self._pipelines.build(opened.enter_context, [kind])
         for case in self.results.cases:
             if case.together and case.split_size is not None:
@@ -126,7 +129,7 @@ class _Bench:
         for (kind, size), runner in self._pipelines.runners.items():
             if kind != ONE_HEAD:
                 self._begins(f"stages and links, micro-batches of {size}", 0.3)
-                with self._exits(0):
+                with self._exits(0, max(self._plan.batches)):
                     self.results.pieces[cut_of(kind), size] = measure_pieces(
                         runner, self._subject.example, self._rank, self._plan.processes
                     )
@@ -233,20 +236,31 @@ class _Bench:
                 torch.cuda.synchronize(device)
 
     def record(self) -> None:
-        """Record one request of each way to run, of the smallest batch, on all GPUs."""
-        batch = min(self._plan.batches)
+        """Record one request of each way to run, with its fastest split size, of the largest batch, on all GPUs."""
         if self._wait_for[0].type != "cuda":
             return
-        for case in self.results.cases:
-            shown = case.percent in (0, _BUILT_FOR) and case.split_size in (None, self._plan.splits_of(batch)[0])
-            if case.batch == batch and shown and case.variant in (NAIVE, TUTORIAL, HEADS, EXITS):
-                self._begins(f"timeline of {case.name}, exits {case.exits}", 0.95)
-                call = call_of(case, self._pipelines, self._baselines)
-                x = self._subject.example[:batch]
-                # a profiler that hangs would keep all processes: it is said where, and all end
-                faulthandler.dump_traceback_later(_TIMELINE_S, exit=True)
-                with self._asking(case):
-                    found = record_timeline(None if call is None else partial(call, x), self._wait)
-                faulthandler.cancel_dump_traceback_later()
-                if found is not None:
-                    self.results.timelines[case] = found
+        for case in self._fastest():
+            self._begins(f"timeline of {case.name}, exits {case.exits}", 0.95)
+            call = call_of(case, self._pipelines, self._baselines)
+            x = self._subject.example[: case.batch]
+            # a profiler that hangs would keep all processes: it is said where, and all end
+            faulthandler.dump_traceback_later(_TIMELINE_S, exit=True)
+            with self._asking(case):
+                found = record_timeline(None if call is None else partial(call, x), self._wait)
+            faulthandler.cancel_dump_traceback_later()
+            if found is not None:
+                self.results.timelines[case] = found
+
+    def _fastest(self) -> list[Case]:
+        """Return the cases whose timelines are recorded; of split sizes the fastest, as the first process has seen."""
+        fastest: dict[tuple[str, int], tuple[float, int]] = {}
+        for index, (case, timed) in enumerate(self.results.cases.items()):
+            of_interest = case.variant in (NAIVE, TUTORIAL, HEADS, EXITS) and case.percent in (0, _BUILT_FOR)
+            if of_interest and case.batch == max(self._plan.batches) and any(timed.seconds):
+                median = statistics.median(chain.from_iterable(timed.seconds))
+                way = case.variant, case.percent
+                fastest[way] = min(fastest.get(way, (median, index)), (median, index))
+        chosen = [[index for _, index in fastest.values()]]
+        dist.broadcast_object_list(chosen, 0)
+        cases = list(self.results.cases)
+        return [cases[index] for index in chosen[0]]

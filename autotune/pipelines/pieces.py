@@ -16,8 +16,8 @@ from torch import Tensor
 from ...model.parallel.pipeline.runner import PipelinedRunner
 from ...model.parallel.pipeline.stage import Stage
 
-#: Micro-batches one after another in a measurement, and measurements, of which the median counts.
-_REPEAT, _TIMES = 10, 5
+#: Micro-batches one after another in a measurement, and measurements, of which the median counts; those of requests.
+_REPEAT, _TIMES, _REQUESTS = 10, 5, 25
 #: Micro-batches of the two requests whose times are compared.
 _STEPS = 2, 8
 
@@ -56,7 +56,7 @@ def measure_pieces(runner: PipelinedRunner, example: Tensor, index: int, stages:
     for link in range(stages - 1):
         _gathered([], stages)  # none still measures what is before
         links.append(_link_ms(stage, index, link))
-    request = _median_ms(lambda: runner(example[:size] if runner.is_first else None), stage.device, repeat=1)
+    request = _median_ms(partial(runner, example[:size] if runner.is_first else None), stage.device, of_requests=True)
     hand_on = _hand_on_ms(runner, example[:size], taken)
     found = _gathered([graph, launch, hand_on, *links], stages)
     merges = [bool(one) for [one] in _gathered([stage.merges], stages)]
@@ -77,7 +77,7 @@ def _hand_on_ms(runner: PipelinedRunner, micro_batch: Tensor, taken: Sequence[Te
         micro_batch.repeat(steps, *[1] * (micro_batch.ndim - 1)) if runner.is_first else None for steps in _STEPS
     )
     with stage.computing_nothing(taken):
-        times = [_median_ms(partial(runner, x), stage.device, repeat=1) for x in (few, many)]
+        times = [_median_ms(partial(runner, x), stage.device, of_requests=True) for x in (few, many)]
     return max(0.0, times[1] - times[0]) / (_STEPS[1] - _STEPS[0])
 
 
@@ -109,10 +109,10 @@ def _gathered(own: list[float], processes: int) -> list[list[float]]:
 
 
 def _median_ms(
-    run: Callable[[], object], device: torch.device, *, repeat: int = _REPEAT, host_alone: bool = False
+    run: Callable[[], object], device: torch.device, *, of_requests: bool = False, host_alone: bool = False
 ) -> float:
-    times = []
-    for _ in range(1 + _TIMES):
+    times, repeat = [], 1 if of_requests else _REPEAT
+    for _ in range(1 + (_REQUESTS if of_requests else _TIMES)):
         _wait(device)
         began = time.perf_counter()
         for _ in range(repeat):

@@ -19,17 +19,22 @@ def share_parameters(subject: Subject) -> None:
             tensor.copy_(dense)
 
 
-def shared_thresholds(subject: Subject) -> dict[int, list[float]]:
-    """Return by percent the thresholds of all heads with which so many leave at the cut; the first process's."""
+def shared_thresholds(subject: Subject, batch: int) -> dict[int, list[float]]:
+    """Return by percent the thresholds of all heads with which so many leave at the cut; the first process's.
+
+    So many, or a few more, leave in the first ``batch`` samples of each input: one that stays more than a whole number
+    of micro-batches would cost another one.
+    """
     network = subject.network
     never = [CRITERIA[head.rule.criterion].high for head in subject.heads]
     place = network.taps.index(EXIT_CUT)
     found = {0: never}
     with torch.no_grad():
-        logits = torch.cat([network.logits(x)[place].double() for x in subject.inputs])
-    confidence = logits.div(subject.heads[place].rule.temperature).softmax(1).amax(1)[None]
+        logits = [network.logits(x[:batch])[place].double() for x in subject.inputs]
+    temperature = subject.heads[place].rule.temperature
+    confidences = [each.div(temperature).softmax(1).amax(1)[None] for each in logits]
     for percent in LEAVE:
-        [threshold] = thresholds_of_shares(confidence, [percent])
+        threshold = min(thresholds_of_shares(each, [percent])[0] for each in confidences)
         found[percent] = [threshold if index == place else high for index, high in enumerate(never)]
     shared = [found]
     dist.broadcast_object_list(shared, 0)
