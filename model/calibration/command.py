@@ -80,7 +80,8 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
         outside = beyond()
         console = plain_console()
         with one_line_errors(ValueError, RankFailed), process_group(device) as where:
-            check_output_directory(out)
+            if own_rank() == 0:  # which alone writes; another host has another disk
+                check_output_directory(out)
             request = Request(
                 checkpoint, data, dataset, root, backbone, modules, train_data, skip_damaged, max_accuracy_drop,
                 max_latency_ms, max_work, confidence, batch, seed, where,

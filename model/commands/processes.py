@@ -25,21 +25,36 @@ def by_nccl(device: torch.device) -> str:
 
 
 @contextmanager
-def process_group(device: Device, backend: Callable[[torch.device], str] = by_gloo) -> Iterator[torch.device]:
+def process_group(
+    device: Device,
+    backend: Callable[[torch.device], str] = by_gloo,
+    check: Callable[[], object] = lambda: None,
+) -> Iterator[torch.device]:
     """Join the processes of torchrun, if it started this one, and leave them at the end; yields the own device.
+
+    Args:
+        device: as the command was told.
+        backend: of the process group, for a device.
+        check: is called first, and what it raises ends all processes: a host may lack a file that others have.
 
     Raises:
         BadInput: a device that is not there, or processes of other versions or arguments.
     """
     if not is_launched():
+        check()
         yield torch_device(device)
         return
+
+    def own_device() -> torch.device:
+        check()
+        return _own_device(device)
+
     facts = {
         **{f"version of {name}": str(package_version(name)) for name in ("auxhead", "torch")},
         "arguments": " ".join(sys.argv[1:]),
         "device": "cuda" if _uses_cuda(device) else "cpu",
     }
-    with joined_processes(backend, lambda: _own_device(device), facts) as where:
+    with joined_processes(backend, own_device, facts) as where:
         yield where
 
 

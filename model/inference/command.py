@@ -53,8 +53,8 @@ def infer(
     from .run import run_infer
 
     with one_line_errors(RankFailed):
-        read_description(checkpoint)  # whether there is one is said before what the machine lacks
-        with process_group(device) as where:
+        # whether there is a checkpoint is said before what the machine lacks
+        with process_group(device, check=lambda: read_description(checkpoint)) as where:
             agree(lambda: checkpoint_facts(checkpoint))
             loaded = load_network(checkpoint, backbone, modules)
             loaded.network.to(where)

@@ -12,12 +12,14 @@ import torch
 import torch.distributed as dist
 
 from ..bad_input import BadInput
-from .rank_failures import Watch
+from .rank_failures import RankFailed, Watch
 
 #: Seconds within which all processes have to come.
 COME_S = 30.0
-#: How often the processes that torchrun started have come together before.
-_times = count()
+#: Seconds within which they connect, once all have come.
+_CONNECT_S = 15.0
+#: Of parts of stores that processes have had before.
+_parts = count()
 
 
 def ranks() -> int:
@@ -105,23 +107,48 @@ class Processes:
 
     @contextmanager
     def group(self, backend: str) -> Iterator[None]:
-        """Connect the processes by PyTorch's process group, to the end of the body."""
-        store = dist.PrefixStore("group", self.store)
+        """Connect the processes by PyTorch's process group, to the end of the body.
+
+        Raises:
+            BadInput: they meet in the store, but cannot connect.
+        """
         try:
-            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.wanted)
+            self._connect(backend)
             with self.watch.told_before():  # NCCL's ends where all processes end theirs
                 yield
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
 
+    def _connect(self, backend: str) -> None:
+        store = dist.PrefixStore("group", self.store)
+        apart = (
+            f"{self._name}: the processes have met, but cannot connect to each other; wants ports that are open, and "
+            "where hosts have several networks the interface in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+        )
+        try:
+            with self.watch.within(_CONNECT_S, apart):
+                dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.wanted)
+        except RuntimeError as error:
+            cause = self.watch.cause_elsewhere(error)
+            if cause is not None:
+                raise RankFailed(cause) from error
+            raise BadInput(f"{apart} ({' '.join(str(error).split()):.200})") from error
+
+
+def unused_part(store: dist.Store, name: str) -> dist.Store:
+    """Return a part of a store where nothing of an earlier use is found, nor of an earlier try of torchrun.
+
+    All processes call it alike.
+    """
+    return dist.PrefixStore(f"{name} {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}.{next(_parts)}", store)
+
 
 @contextmanager
 def launched_processes(come_s: float) -> Iterator[Processes]:
     """Find the processes that torchrun started, under a :class:`Watch`; nothing connects them yet."""
     rank, wanted = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    # each time they have a part of the store of their own, where nothing of an earlier one is found
-    store = dist.PrefixStore(f"auxhead {next(_times)}", _shared_store(rank))
+    store = unused_part(_shared_store(rank), "auxhead")
     with watched_processes(store, rank, wanted, come_s, "torchrun") as processes:
         yield processes
 

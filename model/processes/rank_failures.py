@@ -1,4 +1,7 @@
-"""``Watch``: tells each of several processes when another fails or dies, and ends it within a bounded time."""
+"""``Watch``: tells each of several processes when another fails or dies, and ends it within a bounded time.
+
+Of two threads one asks the store that the processes share, and may wait for a host that is gone; the other one judges.
+"""
 
 import _thread
 import json
@@ -67,7 +70,11 @@ class Watch:
         self._beats: dict[int, tuple[bytes, float]] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="auxhead rank watch")
+        self._asking = threading.Thread(target=self._ask, daemon=True, name="auxhead rank store")
+        self._judging = threading.Thread(target=self._judge, daemon=True, name="auxhead rank watch")
+        # Looks of the judge since the store last answered, which do not go on in a process that is stopped itself
+        self._unanswered = 0
+        self._limit: tuple[float, str] | None = None
         self._cause: str | None = None
         self._began = self._known_at = self._leaving_since = 0.0
         self._interruptible = True
@@ -79,7 +86,8 @@ class Watch:
         self._before = signal.signal(signal.SIGTERM, self._on_signal)
         self._began = time.monotonic()
         self._beat(b"0")
-        self._thread.start()
+        self._asking.start()
+        self._judging.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -87,7 +95,8 @@ class Watch:
         while self._reported and time.monotonic() < self._known_at + _LEAVE_S and not self._all_left():
             time.sleep(0.05)
         self._closed.set()
-        self._thread.join()
+        self._judging.join()
+        self._asking.join(_LEAVE_S)
         # torchrun ends this process, too, when the first one has failed, and the error is not yet printed
         signal.signal(signal.SIGTERM, self._before if kind is None else signal.SIG_IGN)
 
@@ -141,6 +150,15 @@ class Watch:
             self._report(error)
         return cause
 
+    @contextmanager
+    def within(self, seconds: float, late: str) -> Iterator[None]:
+        """Limit the time of the body, which may wait for the others without end; ``late`` is the cause if it does."""
+        self._limit = time.monotonic() + seconds, late
+        try:
+            yield
+        finally:
+            self._limit = None
+
     def check(self) -> None:
         """Raise ``RankFailed`` if another process is known to have failed or died."""
         if self._cause is not None:
@@ -154,9 +172,9 @@ class Watch:
             self._interruptible = False
             raise _Interrupted(self._cause)
 
-    def _run(self) -> None:
-        """Beat and look until the watch is closed, or the process has to be ended."""
-        number, interrupted = 0, False
+    def _ask(self) -> None:
+        """Beat and look until the watch is closed."""
+        number = 0
         while not self._closed.wait(_POLL_S):
             number += 1
             try:
@@ -165,6 +183,18 @@ class Watch:
                     self._look(_SILENT_S)
             except RuntimeError:
                 self._learn("the store of the processes cannot be reached: torchrun, or rank 0, has ended")
+            self._unanswered = 0
+
+    def _judge(self) -> None:
+        """See until the watch is closed whether the process has to be ended."""
+        interrupted = False
+        while not self._closed.wait(_POLL_S):
+            self._unanswered += 1
+            if self._unanswered * _POLL_S > _SILENT_S:
+                self._learn("the store of the processes does not answer: the host of rank 0 is gone, or the way to it")
+            limit = self._limit
+            if limit is not None and time.monotonic() > limit[0]:
+                self._learn(limit[1])
             if self._leaving_since and time.monotonic() > self._leaving_since + _LEAVE_S:
                 self._learn(_BY_SIGTERM)
             if self._cause is None:

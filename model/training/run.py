@@ -16,7 +16,7 @@ from ..commands.options import check_output_directory, make_output_directory
 from ..commands.progress import PhaseProgress
 from ..commands.user_model import load_factory
 from ..early_exit_network import EarlyExitNetwork
-from ..processes.agreement import agree, file_digest
+from ..processes.agreement import agree
 from ..processes.process_group import own_rank, ranks
 from .data_sets import LabelledImages, Splits, load_source, read_splits
 from .evaluation import accuracy_of_exits
@@ -62,11 +62,11 @@ def run_training(console: Console, job: TrainingJob, plan: TrainingPlan, device:
     console.quiet = own_rank() > 0
     _check_options(job, plan)
     source = load_source(job.data, job.dataset, job.root)
-    resumed = file_digest(job.out / STATE) if job.resume else "no"
-    agree(lambda: {"images": source_facts(source), f"{STATE} to resume": resumed})
+    agree(lambda: {"images": source_facts(source)})
     network, image_size = _make_network(job, len(source.classes))
     network.to(device)
-    make_output_directory(job.out)
+    if own_rank() == 0:  # which alone reads and writes there; another host has another disk
+        make_output_directory(job.out)
     console.print(
         f"{len(source.labels):,} images of {source.name}, {len(source.classes)} classes, {image_size}x{image_size} "
         f"pixels; {len(network.taps)} heads, {plan.method}, on {device}\n{network.describe()}",
@@ -84,7 +84,8 @@ def run_training(console: Console, job: TrainingJob, plan: TrainingPlan, device:
 
 
 def _check_options(job: TrainingJob, plan: TrainingPlan) -> None:
-    check_output_directory(job.out)
+    if own_rank() == 0:
+        check_output_directory(job.out)
     if (job.model is None) == (job.backbone is None):
         raise BadInput("--model: wants a network, by either --model or --backbone")
     if job.model is not None and job.taps:
@@ -93,7 +94,7 @@ def _check_options(job: TrainingJob, plan: TrainingPlan) -> None:
         raise BadInput("--method: heads wants a backbone that is trained already: give yours with --model")
     if plan.method == "heads" and ranks() > 1:
         raise BadInput("--method: heads takes seconds in one process; wants no torchrun")
-    if job.resume and not (job.out / STATE).exists():
+    if own_rank() == 0 and job.resume and not (job.out / STATE).exists():
         raise BadInput(f"--resume: {job.out} has no {STATE}, wants what the same command left there")
 
 

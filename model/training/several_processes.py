@@ -3,12 +3,17 @@
 They are started by torchrun, and know each other by ``torch.distributed``; without a process group there is one.
 """
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..processes.process_group import ranks
+from ..processes.process_group import own_rank, ranks
 
 
 def shared(module: nn.Module, device: torch.device) -> nn.Module:
@@ -23,6 +28,35 @@ def from_rank_0(tensors: list[Tensor]) -> None:
     if ranks() > 1:
         for tensor in tensors:
             dist.broadcast(tensor, 0)
+
+
+@contextmanager
+def file_of_rank_0(path: Path) -> Iterator[Path]:
+    """Yield a file of rank 0: its own one there, and in the other processes a copy, which is removed at the end.
+
+    Without such a file there is no copy either.
+    """
+    if ranks() == 1:
+        yield path
+        return
+    group = dist.new_group(backend="gloo")  # the file goes from host to host, whatever the devices are
+    there = path.read_bytes() if own_rank() == 0 and path.is_file() else b""
+    size = torch.tensor(len(there))
+    dist.broadcast(size, 0, group)
+    content = (
+        torch.frombuffer(bytearray(there), dtype=torch.uint8) if there else torch.empty(int(size), dtype=torch.uint8)
+    )
+    if size:
+        dist.broadcast(content, 0, group)
+    dist.destroy_process_group(group)
+    if own_rank() == 0:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, path.name)
+        if size:
+            copy.write_bytes(content.numpy().tobytes())
+        yield copy
 
 
 def averaged(tensor: Tensor) -> Tensor:

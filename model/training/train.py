@@ -23,7 +23,7 @@ from .learners import AllExits, HeadsOnFeatures
 from .losses import check_weights, distillation_loss, joint_loss
 from .plan import TrainingPlan, one_cycle
 from .seeds import generators_of, own_random_numbers, seed_all, seed_of, set_epoch
-from .several_processes import averaged, from_rank_0, shared
+from .several_processes import averaged, file_of_rank_0, from_rank_0, shared
 from .training_state import TrainingState
 
 
@@ -88,7 +88,7 @@ def train(
             is left as it was after the epoch with the best mean of their accuracies. Choose thresholds on others.
         seed: of what is drawn: dropout, the order of a DataLoader, transforms. Each epoch seeds the random numbers of
             Python, NumPy and PyTorch anew; outside they go on as before.
-        state: a file that gets the state of the training after every epoch.
+        state: a file that gets the state of the training after every epoch; rank 0's, other hosts need none.
         resume: go on where ``state`` ends. The result is that of a training without interruption, bit for bit where
             the device repeats its results, unless workers that outlive an epoch (``persistent_workers``) draw.
         on_step: called after every batch.
@@ -109,7 +109,8 @@ def train(
         seed_all(seed_of(seed, own_rank()))
         run = _Run(network, batches, validation, plan, seed, device)
         if resume and state is not None:
-            run.state.restore(state, run.settings())
+            with file_of_rank_0(state) as file:
+                run.state.restore(file, run.settings())
         while not run.is_done():
             run.train_epoch(on_step)
             if state is not None and own_rank() == 0:

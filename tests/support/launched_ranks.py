@@ -125,9 +125,19 @@ def _run_rank(
     """Run the command in this process, its output in files."""
     os.environ.update(environment)
     os.chdir(folder)
-    for name, number in (("out", 1), ("err", 2)):
-        os.dup2(os.open(f"{rank}.{name}", os.O_CREAT | os.O_TRUNC | os.O_WRONLY), number)
+    write_to_files(str(rank))
+    run_main(arguments, fault, main)
+
+
+def write_to_files(name: str) -> None:
+    """Let what this process and those that it forks write go to ``<name>.out`` and ``<name>.err``."""
+    for ending, number in (("out", 1), ("err", 2)):
+        os.dup2(os.open(f"{name}.{ending}", os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND), number)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+
+
+def run_main(arguments: Sequence[str], fault: str | None, main: str) -> None:
+    """Run the command in this process, after a function of ``support.rank_faults``."""
     sys.argv = ["auxhead", *arguments]
     torch.set_num_threads(1)
     if fault is not None:

@@ -270,6 +270,27 @@ def dies() -> None:
     _run(_on_fifth_micro_batch(lambda: os.kill(os.getpid(), signal.SIGKILL)))
 
 
+def _hits_the_host(number: int) -> Callable[[], None]:
+    """Return what sends a signal to all of the own host: the agent of torchrun and this process."""
+
+    def hit() -> None:
+        os.kill(os.getppid(), number)
+        os.kill(os.getpid(), number)
+
+    return hit
+
+
+def host_dies() -> None:
+    _run(_on_fifth_micro_batch(_hits_the_host(signal.SIGKILL)))
+
+
+def first_host_freezes() -> None:
+    """The one that has torchrun's store, which nobody answers for then."""
+    if os.environ["RANK"] == "0":
+        _on_fifth_micro_batch(_hits_the_host(signal.SIGSTOP))(plain())
+    _run()
+
+
 def hangs_in_a_layer() -> None:
     _run(_on_fifth_micro_batch(lambda: time.sleep(60)), timeout_s=2.0)
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -46,6 +47,21 @@ def stops():
 
 def looks_out_for_2_seconds():
     rank_failures._SILENT_S = 2.0
+
+
+def hurries():
+    looks_out_for_2_seconds()
+    leaves_after_2_seconds()
+
+
+def cannot_connect():
+    """Nor does it say so: as where packets to its port are dropped."""
+    torch.distributed.init_process_group = lambda *_, **options: time.sleep(60)
+
+
+def connects_within_2_seconds():
+    process_group._CONNECT_S = 2.0
+    leaves_after_2_seconds()
 
 
 def raises():

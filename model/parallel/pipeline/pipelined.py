@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import timedelta
-from itertools import accumulate, count
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from ...bad_input import BadInput
 from ...early_exit_network import EarlyExitNetwork
 from ...machine import package_version
 from ...processes.agreement import tensor_digest
-from ...processes.process_group import Processes, is_launched, launched_processes, watched_processes
+from ...processes.process_group import Processes, is_launched, launched_processes, unused_part, watched_processes
 from ...runners.checks import check_device, check_mode
 from ..balance import starts_of
 from ..segments import check_cuttable
@@ -33,8 +33,6 @@ from .stage import Stage
 _MICRO_BATCHES_A_STAGE = 2
 #: A stage that takes too long says so itself, after ``timeout_s``; those that wait for it give up later.
 _PATIENCE = 2
-
-_pipelines = count()
 
 
 def pipelined(
@@ -131,8 +129,7 @@ def _processes(timeout_s: float) -> Iterator[Processes]:
         with found as processes:
             yield processes
         return
-    # each pipeline has a part of the store of its own, where nothing of an earlier one is found
-    store = dist.PrefixStore(f"auxhead pipeline {next(_pipelines)}", dist.distributed_c10d._get_default_store())
+    store = unused_part(dist.distributed_c10d._get_default_store(), "auxhead pipeline")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     with watched_processes(store, rank, ranks, timeout_s, "pipelined") as processes:
         yield processes

@@ -1,5 +1,6 @@
 """A process of several that fails, dies, hangs or is unlike the others: all end in seconds, and say what it was."""
 
+import shutil
 import signal
 import time
 
@@ -157,6 +158,23 @@ def test_checkpoints_that_are_unlike(case, command):
     ended = launch([case, other], ANSWERS if command == "infer" else CALIBRATE)
     assert_all_end(ended, *["checkpoint: model.json: rank 0 has "] * 2)
     assert_nothing_written(case, other)
+
+
+def test_a_host_without_the_checkpoint(case):
+    """It says so before the processes connect; the other one need not wait until it has not come."""
+    other = copied(case, f"{case.name}-other")
+    shutil.rmtree(other / "net")
+    message = "checkpoint: net has no model.json"
+    assert_all_end(launch([case, other], ANSWERS), f"Error: rank 1 failed: {message}", f"Error: {message}")
+    assert_nothing_written(case, other)
+
+
+def test_processes_that_meet_and_cannot_connect(case):
+    faults = {0: "connects_within_2_seconds", 1: "cannot_connect"}
+    first, other = launch([case] * 2, ANSWERS, faults=faults)
+    assert_all_end([first], "Error: torchrun: the processes have met, but cannot connect to each other; wants ports")
+    assert other.status != 0, other
+    assert_nothing_written(case)
 
 
 def test_pictures_that_are_unlike(case):

@@ -7,7 +7,8 @@ import socket
 import pytest
 import torch.distributed as dist
 from support.launched_ranks import command, launch
-from support.replica_cases import CALIBRATE, INFER, TRAIN, calibrate_in_a_group, left_over, serve, write_case
+from support.replica_cases import CALIBRATE, INFER, TRAIN, calibrate_in_a_group, copied, left_over, serve, write_case
+from support.several_hosts import launch_hosts
 
 pytestmark = [
     pytest.mark.usefixtures("without_interpreter"),
@@ -37,6 +38,32 @@ def test_answers_for_files(case, batch):
     assert (case / "one.jsonl").read_bytes() == (case / "two.jsonl").read_bytes()
     exits = {json.loads(line)["exit_index"] for line in (case / "two.jsonl").read_text().splitlines()}
     assert exits == {0, 1} and not left_over(case)
+
+
+def test_answers_of_two_hosts(case):
+    """Each with a directory of its own, where that of rank 0 alone is written to."""
+    hosts = [copied(case, f"host{host}") for host in range(2)]
+    before = sorted(hosts[1].rglob("*"))
+    done(launch([case], [*INFER, "--json", "here.jsonl"], alone=True))
+    ended = launch_hosts(hosts, [*INFER, "--json", "answers.jsonl"])
+    assert [one.status for one in ended] == [0, 0], ended
+    assert (hosts[0] / "answers.jsonl").read_bytes() == (case / "here.jsonl").read_bytes()
+    assert [path for path in sorted(hosts[1].rglob("*")) if path not in before] == [
+        hosts[1] / "1.pid", hosts[1] / "host.err", hosts[1] / "host.out",
+    ]  # fmt: skip
+
+
+def test_a_training_on_two_hosts_goes_on(case):
+    """From what rank 0 has written, which the other host lacks."""
+    hosts = [copied(case, f"trains{host}") for host in range(2)]
+    options = [*TRAIN, "--epochs", 1, "--batch-size", 8, "--out", "trained"]
+    done(launch(hosts, options))
+    assert not (hosts[1] / "trained").exists()
+    first = (hosts[0] / "trained" / "model.safetensors").read_bytes()
+    (hosts[0] / "trained" / "model.safetensors").unlink()
+    done(launch(hosts, [*options, "--resume"]))
+    assert (hosts[0] / "trained" / "model.safetensors").read_bytes() == first
+    assert not (hosts[1] / "trained").exists()
 
 
 def test_answers_as_a_table_and_on_standard_output(case):
