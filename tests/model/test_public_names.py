@@ -62,11 +62,14 @@ def test_nothing_is_loaded_before_it_is_used() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_module_named_like_its_function_does_not_take_its_place() -> None:
-    """Whatever is imported first: in a process each, since what was imported stays, but for PyTorch."""
+    """Whatever is imported first: in a process each, since what was imported stays, but for others' packages."""
     named_alike = [name for name in _MODULES if _MODULES[name] == f".{name}"]
     assert len(named_alike) > 1
     run(f"""
-import os, torch, torch._dynamo
+import os, torch, torch._dynamo, torchvision
+from contextlib import suppress
+with suppress(ImportError):
+    import triton, cuda.bindings.runtime
 for name in {named_alike}:
     of_module = f"auxhead.model.{{name}}"
     for first in (f"import {{of_module}}", f"from {{of_module}} import {{name}}", "import auxhead.model"):

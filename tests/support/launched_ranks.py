@@ -3,6 +3,7 @@
 import importlib
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -50,6 +51,7 @@ def launch(
     variables: Mapping[int, Mapping[str, str]] | None = None,
     alone: bool = False,
     main: str = "auxhead.model.__main__:app",
+    limit_s: float = LIMIT_S,
 ) -> list[Ended]:
     """Run a command in several processes, and end all when the first one fails, as torchrun does.
 
@@ -60,6 +62,7 @@ def launch(
         variables: by rank, variables of the environment beside those of torchrun.
         alone: without torchrun.
         main: the module and the function of the command.
+        limit_s: seconds after which processes that have not ended are killed.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")
@@ -76,7 +79,7 @@ def launch(
         given = (environment, folder, [str(one) for one in arguments], (faults or {}).get(rank), rank, main)
         processes.append(context.Process(target=_run_rank, args=given))
         processes[-1].start()
-    _wait(processes)
+    _wait(processes, limit_s)
     return [
         Ended(process.exitcode or 0, *((folder / f"{rank}.{name}").read_text() for name in ("out", "err")))
         for rank, (process, folder) in enumerate(zip(processes, folders, strict=True))
@@ -97,8 +100,15 @@ def command(
     )
 
 
-def _wait(processes: Sequence[multiprocessing.process.BaseProcess]) -> None:
-    until, told = time.monotonic() + LIMIT_S, False
+def run_script() -> None:
+    """Run the script that is the first argument, as ``python`` would with the others: a ``main`` for ``launch``."""
+    del sys.argv[0]
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _wait(processes: Sequence[multiprocessing.process.BaseProcess], limit_s: float) -> None:
+    until, told = time.monotonic() + limit_s, False
     while any(process.is_alive() for process in processes):
         if not told and any(process.exitcode for process in processes):
             told = True

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from support.replica_cases import serve
 from support.spawned_training import PLAN, RANKS, train_together, trained
 from support.trainable import assert_equal_bits, tensors, trainable
 
@@ -16,7 +17,8 @@ def found(tmp_path_factory, without_interpreter):
     if not dist.is_gloo_available():
         pytest.skip("needs gloo")
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(train_together, (str(folder),), RANKS)
+    serve()  # spawned, each would import everything again
+    torch.multiprocessing.start_processes(train_together, (str(folder),), RANKS, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
 
 

@@ -3,11 +3,13 @@
 import gzip
 import json
 import re
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from auxhead.plots import records as plots_records
+from auxhead.plots import saving
 from auxhead.plots.figures import latency
 from auxhead.plots.figures.registry import FIGURES
 from auxhead.plots.records import COMMITTED
@@ -18,14 +20,36 @@ GALLERY = Path(__file__).parents[3] / "plots" / "gallery"
 TRACE = GALLERY / "timeline.trace.json.gz"
 
 
+class Here(Executor):
+    """Runs in this process what others would, each of which imports matplotlib and reads the records again."""
+
+    def __init__(self, *_):
+        pass
+
+    def submit(self, function, /, *arguments):
+        done = Future()
+        done.set_result(function(*arguments))
+        return done
+
+
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory):
     out = tmp_path_factory.mktemp("figures")
     with pytest.MonkeyPatch.context() as patch:
         read_once(patch, plots_records)
+        patch.setattr(saving, "ProcessPoolExecutor", Here)
         result = plot("all", "--out", out)
     assert result.exit_code == 0, result.output
     return out
+
+
+def test_processes_of_their_own_draw_figures_in_order(rendered, tmp_path):
+    """Of two files of records, so that both processes have something to do; the sweep's would take seconds."""
+    kinds = [kind for kind in FIGURES if kind.name in ("calibration", "profile")]
+    saved = list(saving.save_all(kinds, None, tmp_path))
+    assert [(one.name, one.left_out) for one in saved] == [("calibration", ""), ("profile", "")]
+    for path in (path for one in saved for path in one.paths):
+        assert path.read_bytes() == (rendered / path.name).read_bytes(), path.name
 
 
 def bench():
