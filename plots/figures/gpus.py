@@ -34,7 +34,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     panels = {_name(one): _panel(one) for one in found}
     cell = found[0].cell
     drawn = {
-        "title": _title(panels),
+        "title": _title(panels, [_name(one) for one in found if one.exits == "never"]),
         "stamp": stamp(found, f"{cell['model']}, {cell['dtype']}, batch {cell['batch']}. {HOW}"),
         "panels": panels,
     }
@@ -59,11 +59,13 @@ def _panel(record: Record) -> dict[str, Any]:
     return {"span_ms": span, "computes": computes, "exchanges": exchanges, "busy_percent": busy}
 
 
-def _title(panels: Mapping[str, Any]) -> str:
-    """Compare the first and the last way to run."""
-    (first, before), *_, (last, after) = panels.items()
-    busy = [" and ".join(f"{share:.0f}" for share in one["busy_percent"]) for one in (before, after)]
-    return f"GPUs compute {busy[0]} % of a request, {first};\n{busy[1]} %, {last}"
+def _title(panels: Mapping[str, Any], where_nobody_leaves: Sequence[str]) -> str:
+    """Compare the first and the last way to run of those that compute the same."""
+    said = []
+    for name in (where_nobody_leaves[0], where_nobody_leaves[-1]):
+        busy = " and ".join(f"{share:.0f}" for share in panels[name]["busy_percent"])
+        said.append(f"{panels[name]['span_ms']:.1f} ms {name.partition(',')[0]}, GPUs compute {busy} % of it")
+    return f"One request: {said[0]};\n{said[1]}"
 
 
 def _figure(drawn: Mapping[str, Any]) -> Figure:

@@ -72,7 +72,7 @@ def written(path, *values):
 def test_what_is_checked_is_all_that_tables_and_figures_read(file, lines, tmp_path):
     """Records that hold nothing else are enough for them."""
     kinds = [kind for kind in FILES if file == f"h200/{FILES[kind]}.jsonl"]
-    kinds = [*MADE_UP] if file == "h100/pipelines.jsonl" else kinds
+    kinds = [*MADE_UP] if file == "h200/pipelines.jsonl" else kinds
     made = []
     for kind in kinds:
         for one in lines[kind]:

@@ -33,8 +33,8 @@ def test_throughput_needs_the_baseline():
 def test_timeline_of_both_gpus():
     figure, drawn = gpus.draw(pipeline_records())
     assert drawn["title"] == (
-        "GPUs compute 50 and 50 % of a request, model-parallel, no pipeline;\n"
-        "90 and 90 %, ours, a head after each stage, micro-batches of 20"
+        "One request: 2.0 ms model-parallel, GPUs compute 50 and 50 % of it;\n"
+        "1.0 ms ours, GPUs compute 90 and 90 % of it"
     )
     ours = drawn["panels"]["ours, a head after each stage, micro-batches of 20"]
     assert ours["computes"] == [[[0.0, 0.9]], [[0.1, 1.0]]] and ours["exchanges"][1] == [[0.05, 0.1]]
