@@ -40,22 +40,16 @@ def file_of_rank_0(path: Path) -> Iterator[Path]:
         yield path
         return
     group = dist.new_group(backend="gloo")  # the file goes from host to host, whatever the devices are
-    there = path.read_bytes() if own_rank() == 0 and path.is_file() else b""
-    size = torch.tensor(len(there))
-    dist.broadcast(size, 0, group)
-    content = (
-        torch.frombuffer(bytearray(there), dtype=torch.uint8) if there else torch.empty(int(size), dtype=torch.uint8)
-    )
-    if size:
-        dist.broadcast(content, 0, group)
+    content = [path.read_bytes() if own_rank() == 0 and path.is_file() else None]
+    dist.broadcast_object_list(content, 0, group)
     dist.destroy_process_group(group)
     if own_rank() == 0:
         yield path
         return
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, path.name)
-        if size:
-            copy.write_bytes(content.numpy().tobytes())
+        if content[0] is not None:
+            copy.write_bytes(content[0])
         yield copy
 
 

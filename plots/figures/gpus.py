@@ -29,12 +29,13 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
     """
     of_kind = [one for one in records if (one.kind, one.error) == ("gpus", None)]
     found = [one for one in latest(of_kind) if one.run == of_kind[-1].run and one.variant.partition("@")[0] in NAMES]
-    if len(found) < 2:
-        raise NoRecords(f"no timelines of two of {', '.join(NAMES)}")
+    nobody_leaves = [_name(one) for one in found if one.exits == "never"]
+    if len(nobody_leaves) < 2:
+        raise NoRecords(f"no timelines of two of {', '.join(NAMES)} where nobody leaves")
     panels = {_name(one): _panel(one) for one in found}
     cell = found[0].cell
     drawn = {
-        "title": _title(panels, [_name(one) for one in found if one.exits == "never"]),
+        "title": _title(panels, nobody_leaves),
         "stamp": stamp(found, f"{cell['model']}, {cell['dtype']}, batch {cell['batch']}. {HOW}"),
         "panels": panels,
     }
@@ -59,10 +60,10 @@ def _panel(record: Record) -> dict[str, Any]:
     return {"span_ms": span, "computes": computes, "exchanges": exchanges, "busy_percent": busy}
 
 
-def _title(panels: Mapping[str, Any], where_nobody_leaves: Sequence[str]) -> str:
+def _title(panels: Mapping[str, Any], nobody_leaves: Sequence[str]) -> str:
     """Compare the first and the last way to run of those that compute the same."""
     said = []
-    for name in (where_nobody_leaves[0], where_nobody_leaves[-1]):
+    for name in (nobody_leaves[0], nobody_leaves[-1]):
         busy = " and ".join(f"{share:.0f}" for share in panels[name]["busy_percent"])
         said.append(f"{panels[name]['span_ms']:.1f} ms {name.partition(',')[0]}, GPUs compute {busy} % of it")
     return f"One request: {said[0]};\n{said[1]}"

@@ -86,7 +86,7 @@ class Stage(nn.Module):
         self._merging = Merging(size, self._nothing) if merges else None
         self._first_state = first_state(size).to(device)
         self._graph: StageGraph | None = None
-        self._computed: Computed | None = None
+        self._instead: Computed | None = None  # of what a micro-batch would get, while times of the host are measured
         self.busy_since: float | None = None
         """The time at which the micro-batch came that it is at."""
 
@@ -154,11 +154,11 @@ class Stage(nn.Module):
         computed = self.computed(None, taken)
         if computed.under_way is not None:
             computed.under_way.done.synchronize()
-        self._computed = computed
+        self._instead = computed
         try:
             yield
         finally:
-            self._computed = None
+            self._instead = None
 
     def take_rules(self, rules: Sequence[Sequence[float]]) -> None:
         """Take over the rules of the first rank's network; see :attr:`ExitRule.numbers`."""
@@ -266,8 +266,8 @@ class Stage(nn.Module):
 
     def computed(self, state: Tensor | None, taken: Sequence[Tensor]) -> Computed:
         """Begin to compute for a micro-batch, by its graph if it has one; see :class:`StageGraph`."""
-        if self._computed is not None:
-            return self._computed
+        if self._instead is not None:
+            return self._instead
         if self._graph is not None:
             return self._graph(state, taken)
         said, handed = self._compute(self._first_state if state is None else state, [self._filled(x) for x in taken])

@@ -84,8 +84,7 @@ class StageGraph:
                 wait_for_writes(self._written, torch.cuda.current_stream(device))
                 self._stream = stream = self._captures.streams.trunk
                 side = self._captures.streams.side
-                for each in (stream, side):
-                    self._captures.streams.allocate_workspaces(each)
+                self._captures.streams.allocate_workspaces(side)  # heads may be modules, which call cuBLAS
                 self._state = state.to(device)
                 self._taken = [each.clone(memory_format=torch.preserve_format) for each in example]
                 with trunk.choosing(len(state)):

@@ -1,6 +1,7 @@
 """Figures of pipelines over two GPUs, from made-up records: their numbers are those of the records."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from auxhead.autotune.records.record import append_record
@@ -40,6 +41,12 @@ def test_timeline_of_both_gpus():
     assert ours["computes"] == [[[0.0, 0.9]], [[0.1, 1.0]]] and ours["exchanges"][1] == [[0.05, 0.1]]
     ticks = [text.get_text() for text in figure.axes[0].get_yticklabels()]
     assert ticks == ["GPU 0, 50 %", "GPU 1, 50 %"]
+
+
+def test_timelines_where_all_have_exits_compare_nothing():
+    records = [replace(one, exits="50/50") if one.kind == "gpus" else one for one in pipeline_records()]
+    with pytest.raises(NoRecords, match="no timelines of two of .* where nobody leaves"):
+        gpus.draw(records)
 
 
 @pytest.mark.parametrize("name", ["pipeline", "gpus"])

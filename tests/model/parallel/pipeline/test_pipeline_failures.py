@@ -3,17 +3,11 @@
 import pytest
 import torch.distributed as dist
 from support.launched_ranks import launch
-from support.replica_cases import serve
 
 pytestmark = [
-    pytest.mark.usefixtures("without_interpreter"),
+    pytest.mark.usefixtures("server"),
     pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo"),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def server(without_interpreter):
-    serve()
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,11 @@ import torch.distributed as dist
 from auxhead.model import ExitResult
 from support import pipeline_ranks
 from support.launched_ranks import launch
-from support.replica_cases import serve
 
 pytestmark = [
-    pytest.mark.usefixtures("without_interpreter"),
+    pytest.mark.usefixtures("server"),
     pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo"),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def server(without_interpreter):
-    serve()
 
 
 def ran(folder, ranks, function, *arguments):

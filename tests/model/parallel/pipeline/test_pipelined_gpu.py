@@ -71,5 +71,6 @@ def test_stages_on_gpus(tmp_path, how):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a_rank_that_raises_while_another_is_elsewhere(tmp_path):
     main = "support.pipeline_ranks:raises_while_another_waits_elsewhere"
-    for rank, one in enumerate(launch([tmp_path] * 2, ["cuda"], main=main)):
+    seen = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0,1")}  # other tests' ranks see none
+    for rank, one in enumerate(launch([tmp_path] * 2, ["cuda"], main=main, variables={0: seen, 1: seen})):
         assert one.status > 0 and "of the user's" in one.errors, f"rank {rank}: {one}"

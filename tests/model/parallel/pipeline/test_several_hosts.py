@@ -12,18 +12,12 @@ from auxhead.model.parallel.pipeline import pipelined as set_up
 from auxhead.model.processes import process_group
 from support import pipeline_ranks
 from support.launched_ranks import LIMIT_S
-from support.replica_cases import serve
 from support.several_hosts import launch_hosts
 
 pytestmark = [
-    pytest.mark.usefixtures("without_interpreter"),
+    pytest.mark.usefixtures("server"),
     pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo"),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def server(without_interpreter):
-    serve()
 
 
 @pytest.fixture
