@@ -241,9 +241,21 @@ def predicted_images_s(batch: int, split_size: int, pieces: Mapping[str, Any]) -
         batch: samples of a request.
         split_size: samples of a micro-batch.
         pieces: of a record: ``graph_ms``, ``launch_ms``, ``hand_on_ms`` and ``leave``, a number a stage; ``link_ms``
-            and ``merges``, one for each but the last; and ``request_ms`` of one micro-batch, from which follows what a
-            request takes besides.
+            and ``merges``, one for each but the last; and ``request_ms`` of one micro-batch, see
+            :func:`request_host_ms`.
     """
+    stages = _stages_of(pieces)
+    return simulate(stages, split_size, batch, fixed_ms=request_host_ms(split_size, pieces)).images_per_s
+
+
+def request_host_ms(split_size: int, pieces: Mapping[str, Any]) -> float:
+    """Return what a request takes besides: how much longer one of one micro-batch takes than by simulation."""
+    nobody_leaves = [replace(stage, leave=0.0) for stage in _stages_of(pieces)]
+    one_ms = split_size / simulate(nobody_leaves, split_size, split_size).images_per_s * 1e3
+    return max(0.0, pieces["request_ms"] - one_ms)
+
+
+def _stages_of(pieces: Mapping[str, Any]) -> list[StageTimes]:
     open_, stages = 1.0, []
     last = len(pieces["graph_ms"]) - 1
     of_stages = zip(pieces["graph_ms"], pieces["launch_ms"], pieces["hand_on_ms"], pieces["leave"], strict=True)
@@ -252,7 +264,4 @@ def predicted_images_s(batch: int, split_size: int, pieces: Mapping[str, Any]) -
         link_ms, merges = (0.0, False) if index == last else (pieces["link_ms"][index], pieces["merges"][index])
         stages.append(StageTimes(graph, link_ms, leave, merges, launch_ms=launch, hand_on_ms=hand_on))
         open_ -= share
-    nobody_leaves = [replace(stage, leave=0.0) for stage in stages]
-    one_ms = split_size / simulate(nobody_leaves, split_size, split_size).images_per_s * 1e3
-    fixed_ms = max(0.0, pieces["request_ms"] - one_ms)
-    return simulate(stages, split_size, batch, fixed_ms=fixed_ms).images_per_s
+    return stages

@@ -9,7 +9,7 @@ from rich.console import Console
 from ...model.auto.example_batches import batches_of, exits_of, shares_of
 from ..measuring.cells import Cell
 from ..records.tables import RecordTable, print_tables, wide_console
-from .layouts import Layout, best_layouts
+from .layouts import HostTimes, Layout, best_layouts
 from .run import one_line_of, subject_to_plan
 from .segment_times import copy_ms, measure_segments
 
@@ -17,6 +17,8 @@ from .segment_times import copy_ms, measure_segments
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 #: GB/s, one way, where there is nothing to measure and nothing is said.
 USUAL_LINK = 300.0
+#: Of pipelines over two H200s, the medians of h200/pipelines.jsonl; there is nothing to measure them with on one GPU.
+USUAL_HOSTS = HostTimes(hand_on_ms=0.78, request_ms=1.56)
 _ROWS = 12
 
 
@@ -51,7 +53,7 @@ def run_devices(
                 exit_index = exits_of(subject.network, batches_of(samples, subject.cell.batch))
             shares = shares_of(exit_index, len(taps))
             [alone] = best_layouts(times, shares, batch, 1)
-            layouts = best_layouts(times, shares, batch, gpus)
+            layouts = best_layouts(times, shares, batch, gpus, USUAL_HOSTS)
             title = f"{of_batch}; exits {pattern}; {gpus} GPUs, predicted"
             _print(console, _table(title, layouts, alone, taps), shares, taps, link_in_words)
             for line in advice(layouts, alone, taps):
@@ -75,6 +77,11 @@ def _print(
     print_tables(console, [table])
     leave = ", ".join(f"{share:.0%} {where}" for share, where in zip(shares, (*taps, "classifier"), strict=True))
     console.print(f"Samples leave at: {leave}. Links: {link_in_words}.", soft_wrap=True)
+    console.print(
+        f"Hosts of several stages: {USUAL_HOSTS.hand_on_ms:g} ms to hand a micro-batch on and "
+        f"{USUAL_HOSTS.request_ms:g} ms a request, as measured on two H200s; a guess for others.",
+        soft_wrap=True,
+    )
     console.print("One GPU is one stage: it takes every sample through the whole network.", soft_wrap=True)
 
 

@@ -7,16 +7,30 @@ largest load / GPUs, by dynamic programming. The few best are simulated.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from heapq import nsmallest
 from itertools import accumulate
+from typing import NamedTuple
 
 from ...model.parallel.pipeline.placement import merges_of
 from ..pipelines.simulate import Prediction, StageTimes, bound, simulate
 
 #: Layouts of one split size and number of GPUs that are simulated.
 _SIMULATED = 4
+
+
+class HostTimes(NamedTuple):
+    """What the hosts of a pipeline of several stages take, in ms; see :class:`StageTimes` and :func:`simulate`."""
+
+    hand_on_ms: float = 0.0
+    """To hand a micro-batch on."""
+    request_ms: float = 0.0
+    """For each request besides."""
+
+
+#: Hosts that take no time.
+INSTANT = HostTimes()
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,13 @@ class Layout:
         return self.replicas * sum(share * stage.gpus for share, stage in of_stages) / self.gpus
 
 
-def best_layouts(times: Sequence[SegmentTimes], shares: Sequence[float], batch: int, gpus: int) -> list[Layout]:
+def best_layouts(
+    times: Sequence[SegmentTimes],
+    shares: Sequence[float],
+    batch: int,
+    gpus: int,
+    hosts: HostTimes = INSTANT,
+) -> list[Layout]:
     """Return layouts, most images a second first: the best for each number of stages, replicas and GPUs a stage.
 
     Args:
@@ -79,6 +99,7 @@ def best_layouts(times: Sequence[SegmentTimes], shares: Sequence[float], batch: 
         shares: of the samples that leave at each exit, the classifier last, 0 to 1.
         batch: samples of a request; one comes to a replica when the one before is answered.
         gpus: how many there are; a layout may leave some idle.
+        hosts: of pipelines.
     """
     best: dict[tuple[object, ...], Layout] = {}
     open_shares = [max(0.0, 1.0 - left) for left in accumulate(shares[:-1], initial=0.0)]
@@ -90,7 +111,7 @@ def best_layouts(times: Sequence[SegmentTimes], shares: Sequence[float], batch: 
             if each > len(open_shares) and each != gpus // replicas:
                 continue
             for cut in {*cuts.fastest(each, one_each=True), *cuts.fastest(each, one_each=False)}:
-                layout = _simulated(of_size, open_shares, batch, cut, replicas)
+                layout = _simulated(of_size, open_shares, batch, cut, replicas, hosts)
                 key = len(layout.stages), replicas, layout.runs_today
                 if key not in best or layout.prediction.images_per_s > best[key].prediction.images_per_s:
                     best[key] = layout
@@ -133,7 +154,9 @@ class _Cuts:
         return (self._times.stage_ms(first, end) + links) * self._micro_batches[first]
 
 
-def _simulated(times: SegmentTimes, open_shares: Sequence[float], batch: int, cut: _Cut, replicas: int) -> Layout:
+def _simulated(
+    times: SegmentTimes, open_shares: Sequence[float], batch: int, cut: _Cut, replicas: int, hosts: HostTimes
+) -> Layout:
     starts = [first for first, _ in cut]
     ends = [*starts[1:], len(open_shares)]
     stage_ms = [times.stage_ms(first, end) for first, end in zip(starts, ends, strict=True)]
@@ -151,8 +174,8 @@ def _simulated(times: SegmentTimes, open_shares: Sequence[float], batch: int, cu
         leave = 1.0 - open_shares[end] / open_shares[first] if open_shares[first] else 0.0
         ms = stage_ms[index] + ((gathering[index] or 0.0) if merges[index] else 0.0)
         stages.append(StageTimes(ms, times.link_ms[end - 1], leave, merges[index], gpus))
-    predicted, most = (
-        simulate(stages, times.split_size, batch, replicas),
-        bound(stages, times.split_size, batch, replicas),
-    )
+    hosts = hosts if len(stages) > 1 else INSTANT  # one stage hands nothing on
+    stages = [replace(stage, hand_on_ms=hosts.hand_on_ms) for stage in stages]
+    predicted = simulate(stages, times.split_size, batch, replicas, fixed_ms=hosts.request_ms)
+    most = bound(stages, times.split_size, batch, replicas)
     return Layout(times.split_size, tuple(starts), tuple(stages), replicas, predicted, most)

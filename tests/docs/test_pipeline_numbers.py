@@ -1,7 +1,10 @@
 """What pipelines over two GPUs gain, in autotune/README.md, stands in the records of the repository."""
 
+import statistics
+
 import pytest
-from auxhead.autotune.pipelines.simulate import predicted_images_s
+from auxhead.autotune.pipelines.simulate import predicted_images_s, request_host_ms
+from auxhead.autotune.plan.devices import USUAL_HOSTS
 from support.committed_records import records
 from support.documents import Document
 
@@ -121,3 +124,11 @@ def test_the_records_are_whole_and_right():
     assert not commit.endswith("-dirty") and all(one.error is None for one in FOUND)
     assert all(one.correctness["differing"] == one.correctness["differing_near"] for one in FOUND)
     assert {one.cell["batch"] for one in FOUND} == set(BATCHES) and len(FOUND) == 48
+
+
+def test_hosts_that_plans_assume_are_those_of_the_record():
+    of_sizes = [(one.measured["split_size"], one.measured["pieces"]) for one in FOUND if one.measured.get("pieces")]
+    distinct = {str(pieces["graph_ms"]): (size, pieces) for size, pieces in of_sizes}.values()
+    hand_on_ms = [ms for _, pieces in distinct for ms in pieces["hand_on_ms"]]
+    request_ms = [request_host_ms(size, pieces) for size, pieces in distinct]
+    assert USUAL_HOSTS == tuple(round(statistics.median(each), 2) for each in (hand_on_ms, request_ms))

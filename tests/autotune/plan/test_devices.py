@@ -63,7 +63,8 @@ def test_the_table_and_the_advice(measured: list[tuple[int, float]]) -> None:
     assert found[3].split() == ["1", "none", "2", "64", "13.65", "9,377", "2.00", "1.00", "100%", "yes"]
     stages = next(line.split() for line in found if line.startswith("1 + 1 "))
     assert stages[3:6] == ["block1", "1", "16"] and stages[-1] == "yes"
-    assert "Samples leave at: 0% block0, 0% block1, 0% block2, 100% classifier." in found[-4]
+    assert "Samples leave at: 0% block0, 0% block1, 0% block2, 100% classifier." in found[-5]
+    assert found[-4].startswith("Hosts of several stages: 0.78 ms to hand a micro-batch on and 1.56 ms a request, ")
     assert found[-2] == ("Best: 2 replicas of the whole network, each on 1 GPU, 9,377 images/s, 2.00 times one GPU's.")
     command = "torchrun --standalone --nproc-per-node 2 -m auxhead.model infer"
     assert found[-1] == f"Run it by any runner in a process for each GPU, as `{command}` does."

@@ -4,7 +4,7 @@ from itertools import combinations, product
 
 import pytest
 from auxhead.autotune.pipelines.simulate import StageTimes, simulate
-from auxhead.autotune.plan.layouts import SegmentTimes, best_layouts
+from auxhead.autotune.plan.layouts import HostTimes, SegmentTimes, best_layouts
 from auxhead.model.parallel.pipeline import placement
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +47,15 @@ def test_stages_pay_for_turns_links_handing_and_gathering():
     assert [stage.merges for stage in three.stages] == [True, False, False]
     (whole,) = [one for one in layouts if one.replicas == 3]
     assert whole.stages == (StageTimes(7.5),)
+
+
+def test_hosts_of_several_stages_take_time_and_that_of_one_does_not():
+    hosts = HostTimes(hand_on_ms=1.25, request_ms=2.0)
+    layouts = best_layouts([segment_times([1.0, 1.0])], never(2), 10, 2, hosts)
+    (two,) = [one for one in layouts if len(one.stages) == 2]
+    assert two.prediction.request_ms == 1.25 + 1.0 + 2.0
+    whole = next(one for one in layouts if len(one.stages) == 1)
+    assert whole.prediction.request_ms == 2.0
 
 
 def test_the_split_size_is_chosen():
