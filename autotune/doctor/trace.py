@@ -1,0 +1,112 @@
+"""Reads a Chrome trace of torch.profiler: requests, with what the host called and what the device ran in each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .watched import Watched
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the CUDA API by the host."""
+
+    name: str
+    """Without CUPTI's version: cudaLaunchKernel."""
+    start_us: float
+    """Since the request began."""
+    end_us: float
+    thread: int
+    correlation: int | None
+    operator: str | None
+    """The innermost operator of PyTorch that it is made in: aten::item."""
+    line: str | None
+    """The innermost line of the user's own code that it is made in, ``file.py:12``; None without stacks."""
+    head: str | None = None
+    """The head that it is made in, as the doctor annotates heads live."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A kernel, copy or fill on a device."""
+
+    kind: str
+    """``kernel``, ``copy`` or ``fill``."""
+    name: str
+    start_us: float
+    """Since the request began."""
+    end_us: float
+    device: int
+    stream: int
+    call: Call | None
+    """That launched it; None if the trace does not have it."""
+    graph: bool = False
+    """Launched by a graph."""
+    grid: tuple[int, int, int] | None = None
+    block: tuple[int, int, int] | None = None
+    registers: int | None = None
+    """Of a thread."""
+    shared_bytes: int | None = None
+    """Of a block."""
+
+    @property
+    def us(self) -> float:
+        """How long it runs."""
+        return self.end_us - self.start_us
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A stream that is made to wait for an event, as traces with CUDA's synchronisation events have it."""
+
+    start_us: float
+    stream: int
+    """That waits."""
+    for_stream: int | None
+    """That recorded the event; None where the trace does not say."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request, or one step of training."""
+
+    start_us: float
+    """In the trace's own time."""
+    end_us: float
+    """Since the request began: when the host returned or the device was done, whichever is later."""
+    returned_us: float
+    """Since the request began: when the host returned."""
+    calls: tuple[Call, ...]
+    """In order of time."""
+    work: tuple[Work, ...]
+    """In order of time."""
+    waits: tuple[Wait, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """All of a trace that findings are made from."""
+
+    requests: tuple[Request, ...]
+    """One at least."""
+    cut_by: str
+    """How requests were told, in words: "the doctor's annotation", "ProfilerStep", "calls of Net"."""
+    devices: tuple[Mapping[str, Any], ...]
+    """``deviceProperties`` of the trace: numSms, maxThreadsPerMultiprocessor, ..."""
+    has_stacks: bool
+    watched: Watched | None
+    """None: a trace that the doctor did not record."""
+
+
+class BadTrace(ValueError):
+    """A file that is no trace, or one without work on a GPU: says which and how to record one, in one line."""
+
+
+def read_trace(file: Path) -> Trace:
+    """Read a trace, ``.json`` or ``.json.gz``.
+
+    Raises:
+        BadTrace: see there.
+    """
+    raise NotImplementedError
