@@ -1,0 +1,1 @@
+"""What the doctor finds, a module for what findings have in common."""
