@@ -90,6 +90,12 @@ def fuse_aux_heads(
     return report
 
 
+def find_aux_heads(model: nn.Module) -> dict[str, str | None]:
+    """Return by name what :func:`fuse_aux_heads` would replace (None), and what it would not (why)."""
+    found = _find_heads(model, set(), set(), number_of_classes(model))
+    return {path: reason for path, _, _, head, reason in found if not isinstance(head, FusedAuxHead)}
+
+
 def _names(argument: str, patterns: str | Sequence[str], modules: dict[str, nn.Module]) -> dict[str, list[str]]:
     """Return for each pattern the names of modules that it fits."""
     if isinstance(patterns, str):

@@ -69,6 +69,11 @@ class Watched:
     races: tuple[Race, ...] = ()
     noticed: tuple[Noticed, ...] = ()
     heads: tuple[FusibleHead, ...] = ()
+    """That ran, but for the classifier."""
+    environment: Mapping[str, Any] | None = None
+    """As records have it."""
+    samples_us: tuple[float, ...] = ()
+    """Of what ``host_us`` is the median."""
 
     def as_json(self) -> dict[str, Any]:
         """Return it as what JSON can hold."""
@@ -93,6 +98,8 @@ class Watched:
             races=each(Race, "races"),
             noticed=each(Noticed, "noticed"),
             heads=each(FusibleHead, "heads"),
+            environment=content["environment"],
+            samples_us=tuple(content["samples_us"]),
         )
 
 

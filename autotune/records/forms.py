@@ -139,6 +139,11 @@ _PROGRAM = Wanted(
 _INTERVALS = [
     [Wanted("[begin, end]", lambda one: isinstance(one, list) and len(one) == 2 and all(map(NUMBER.fits, one)))]
 ]
+#: Of a timeline.
+_STRETCH = Wanted(
+    "[begin, end, role]",
+    lambda one: isinstance(one, list) and len(one) == 3 and all(map(NUMBER.fits, one[:2])) and isinstance(one[2], str),
+)
 
 _KINDS = {
     "sweep": _Kind(
@@ -257,6 +262,34 @@ _KINDS = {
     "gpus": _Kind(
         {"cell": _NETWORK, "protocol": {**_TIMED, "cut": TEXT}},
         {"measured": {"span_us": POSITIVE, "computes": _INTERVALS, "exchanges": _INTERVALS}},
+    ),
+    "doctor": _Kind(
+        {"cell": {"target": TEXT}},
+        {
+            "protocol": {"requests": COUNT, "cut_by": TEXT, "stacks": _FLAG},
+            "measured": {
+                "achieved_us": POSITIVE,
+                **dict.fromkeys(("trunk_us", "beside_us", "possible_us", "launch_us"), NUMBER),
+                "findings": [
+                    {
+                        **dict.fromkeys(("kind", "what", "remedy", "snippet"), TEXT),
+                        **dict.fromkeys(("evidence", "lines"), [TEXT]),
+                        "cost_us": Maybe(NUMBER, absent=False),
+                        "marks": [
+                            {**dict.fromkeys(("start_us", "end_us"), NUMBER), "stream": Maybe(WHOLE, absent=False)}
+                        ],
+                    }
+                ],
+                "streams": [
+                    {
+                        **dict.fromkeys(("device", "stream"), WHOLE),
+                        "priority": Maybe(WHOLE, absent=False),
+                        "work": [_STRETCH],
+                    }
+                ],
+                "calls": [_STRETCH],
+            },
+        },
     ),
     "profile": _Kind(
         {"cell": _NETWORK},

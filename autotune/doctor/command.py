@@ -1,0 +1,52 @@
+"""Options of the command ``auxhead-tune doctor``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...model.bad_input import BadInput
+from ...model.commands.errors import one_line_errors
+from ...model.commands.options import RUNS_YOUR_CODE, check_output_directory
+from ..records.record import BadRecord
+from .trace import BadTrace
+
+
+def doctor(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="package.module:factory, a function that returns (a module, an input for it); or a Chrome trace of "
+            "torch.profiler, .json or .json.gz; or the word run, and then a script with its arguments. "
+            f"{RUNS_YOUR_CODE}",
+            show_default=False,
+        ),
+    ],
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SCRIPT [ARGUMENTS]...]", help="Of `run`: the script is ended once enough was seen."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the trace and the record go.")] = Path("auxhead-doctor"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON: the verdict, findings and the timeline.")
+    ] = False,
+) -> None:
+    """Say why work on a GPU does not overlap: findings, worst first, what each costs, and what to change.
+
+    Options go before TARGET. Status 1 if there are findings.
+    """
+    with one_line_errors(BadRecord, BadTrace):
+        arguments = script or []
+        if target == "run" and not arguments:
+            raise BadInput("TARGET: got run and no script, wants run SCRIPT [ARGUMENTS]...")
+        if target == "run" and not Path(arguments[0]).is_file():
+            raise BadInput(f"SCRIPT: {arguments[0]}: no such file")
+        if target != "run" and arguments:
+            raise BadInput(f"TARGET: got {target} and {' '.join(arguments)}, wants one target; options go before it")
+        check_output_directory(out)
+        from .run import run_doctor
+
+        found = run_doctor(target, arguments, out, as_json=as_json)
+    if found:
+        raise typer.Exit(1)

@@ -1,0 +1,181 @@
+"""Runs requests for the doctor: alone, watched, and under torch.profiler, and writes all that is told into one file."""
+
+import dataclasses
+import gzip
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from ...model.fuse_aux_heads import find_aux_heads
+from ..measuring.environment import environment
+from ..measuring.profiled_requests import ANNOTATION
+from .annotations import HEAD, STREAM
+from .watched import KEY, FusibleHead, StreamUse, Watched
+from .watcher import Watcher
+
+#: Requests before any that count: compilation, cuDNN's choice of algorithms, the allocator.
+WARM_UP = 5
+#: Requests that are timed without a profiler.
+TIMED = 30
+#: Requests that are watched.
+WATCHED = 2
+
+
+def profile_live(
+    request: Callable[[], object], file: Path, *, requests: int = 3, module: nn.Module | None = None
+) -> None:
+    """Run a request a few times on the current CUDA device and write its trace.
+
+    Args:
+        request: one request; what it returns is kept until the device is done.
+        file: the Chrome trace, replaced; compressed if it ends in .gz. Beside the events it has what was watched.
+        requests: how many are profiled.
+        module: whose heads are looked for; None: there are none.
+    """
+    for _ in range(WARM_UP):
+        request()
+    times = [_timed(request) for _ in range(TIMED)]
+    heads = {} if module is None else find_aux_heads(module)
+    with Watcher() as watcher, _noting(module, heads) as ran:
+        for _ in range(WATCHED):
+            request()
+    torch.cuda.synchronize()
+    watched = dataclasses.replace(
+        watcher.watched(requests=WATCHED),
+        host_us=statistics.median(times),
+        samples_us=tuple(times),
+        heads=tuple(FusibleHead(name, heads[name]) for name in ran),
+    )
+    with profiler() as running, _annotating(module, [one.name for one in watched.heads]):
+        request()  # pays for the profiler's own set-up, and is thrown away
+        torch.cuda.synchronize()
+        running.step()
+        for _ in range(requests):
+            with record_function(ANNOTATION):
+                kept = request()
+            torch.cuda.synchronize()
+            del kept
+        mark_streams(watched.streams)
+    write_trace(running, watched, file)
+
+
+def profiler() -> profile:
+    """Return a profiler whose trace has stacks and what streams wait for; its first step is thrown away."""
+    return profile(
+        activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
+        with_stack=True,
+        schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
+        acc_events=True,
+        experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True),
+    )
+
+
+def mark_streams(streams: Sequence[StreamUse]) -> None:
+    """Launch a kernel on each stream, annotated with its handle: what number a trace gives a stream is told nowhere."""
+    for one in streams:
+        device = torch.device("cuda", one.device)
+        stream = torch.cuda.ExternalStream(one.handle, device) if one.handle else torch.cuda.default_stream(device)
+        with torch.cuda.stream(stream), record_function(f"{STREAM}{one.device} {one.handle}"):
+            torch.zeros(1, device=device)
+    torch.cuda.synchronize()
+
+
+def write_trace(profiler: profile, watched: Watched, file: Path) -> None:
+    """Write what a profiler recorded, with what was watched; the file is complete or not there."""
+    unfinished = file.with_name(f".{os.getpid()}.{file.name}")
+    try:
+        # always plain here: PyTorch compresses in a file of its own
+        plain = unfinished.with_suffix(".json")
+        profiler.export_chrome_trace(str(plain))
+        content = json.loads(plain.read_text(encoding="utf-8"))
+        plain.unlink()
+        told = dataclasses.replace(watched, environment=environment(torch.device("cuda", torch.cuda.current_device())))
+        content[KEY] = with_numbers(told, content["traceEvents"]).as_json()
+        opened = gzip.open if file.suffix == ".gz" else open
+        with opened(unfinished, "wt", encoding="utf-8") as out:
+            json.dump(content, out)
+        os.replace(unfinished, file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def with_numbers(watched: Watched, events: Sequence[Mapping[str, Any]]) -> Watched:
+    """Return what was watched with the numbers that a trace, which has the kernels of :func:`mark_streams`, gives."""
+    annotations = [event for event in events if event.get("cat") == "user_annotation" and STREAM in event["name"]]
+    launches = {
+        event["args"]["correlation"]: event["ts"]
+        for event in events
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
+    }
+    numbers: dict[str, int] = {}
+    for event in events:
+        if event.get("cat") not in ("kernel", "gpu_memset"):
+            continue
+        launched = launches.get(event["args"]["correlation"], float("-inf"))
+        for each in annotations:
+            if each["ts"] <= launched <= each["ts"] + each["dur"]:
+                numbers[each["name"]] = int(event["args"]["stream"])
+    streams = tuple(
+        dataclasses.replace(one, number=numbers.get(f"{STREAM}{one.device} {one.handle}")) for one in watched.streams
+    )
+    return dataclasses.replace(watched, streams=streams)
+
+
+def _timed(request: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    kept = request()
+    torch.cuda.synchronize()
+    del kept
+    return 1e6 * (time.perf_counter() - began)
+
+
+@contextmanager
+def _noting(module: nn.Module | None, heads: Mapping[str, str | None]) -> Iterator[list[str]]:
+    """Note the names of heads that run, in their order, but for the one that has the last Linear: the classifier."""
+    ran: list[str] = []
+    last_linear = ""
+    linears = [] if module is None else [name for name, one in module.named_modules() if isinstance(one, nn.Linear)]
+
+    def note_linear(name: str) -> None:
+        nonlocal last_linear
+        last_linear = name
+
+    with ExitStack() as stack:
+        for names, note in ((linears, note_linear), (heads, ran.append)):
+            for name in names:
+                assert module is not None
+                hook = module.get_submodule(name).register_forward_hook(lambda *_, name=name, note=note: note(name))
+                stack.callback(hook.remove)
+        yield ran
+    ran[:] = [name for name in dict.fromkeys(ran) if not f"{last_linear}.".startswith(f"{name}.")]
+
+
+@contextmanager
+def _annotating(module: nn.Module | None, heads: Sequence[str]) -> Iterator[None]:
+    """Annotate heads in a trace as they run."""
+    with ExitStack() as stack:
+        for name in heads:
+            assert module is not None
+            layer, open_ = module.get_submodule(name), []
+            before = layer.register_forward_pre_hook(lambda *_, name=name, open_=open_: open_.append(_begun(name)))
+            after = layer.register_forward_hook(lambda *_, open_=open_: open_.pop().__exit__(None, None, None))
+            stack.callback(before.remove)
+            stack.callback(after.remove)
+        yield
+
+
+def _begun(name: str) -> record_function:
+    annotation = record_function(f"{HEAD}{name}")
+    annotation.__enter__()
+    return annotation

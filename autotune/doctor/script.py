@@ -1,0 +1,143 @@
+"""Runs a script until a few of its requests, or steps of training, are timed, watched and profiled; then ends it.
+
+A request begins with each call of one module: the first that the script calls a second time, not from within another.
+It lasts until the next one begins, so that a step of training has its backward pass and its optimizer in it.
+"""
+
+import dataclasses
+import runpy
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.profiler import record_function
+
+from ...model.bad_input import BadInput
+from ..measuring.profiled_requests import ANNOTATION
+from .profile_live import mark_streams, profiler, write_trace
+from .watcher import Watcher
+
+#: Requests before any that count, and those that are then timed, watched and profiled, one behind another; the first
+#: profiled one pays for the profiler and is thrown away.
+WARM_UP, TIMED, WATCHED, PROFILED = 4, 5, 2, 4
+#: How often the module has to be called: requests end where the next one begins.
+CALLS = WARM_UP + TIMED + WATCHED + PROFILED + 1
+
+
+class _Seen(BaseException):
+    """Ends a script, of which enough was seen; no Exception, so that a script catches it as little as Ctrl-C."""
+
+
+def profile_script(script: Path, arguments: Sequence[str], file: Path) -> str:
+    """Run a script as ``python script.py arguments`` would, and write the trace of its requests.
+
+    Args:
+        script: runs as ``__main__``, its folder first on the path; errors of its own come through.
+        arguments: for it.
+        file: the Chrome trace, see :func:`profile_live`.
+
+    Returns:
+        The class of the module whose calls begin requests.
+
+    Raises:
+        BadInput: the script ended before that module was called often enough.
+    """
+    requests, before = _Requests(file), (sys.argv, sys.path)
+    sys.argv, sys.path = [str(script), *arguments], [str(script.resolve().parent), *sys.path]
+    try:
+        with requests:
+            runpy.run_path(str(script), run_name="__main__")
+    except _Seen:
+        assert requests.module is not None
+        return type(requests.module).__name__
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
+    finally:
+        sys.argv, sys.path = before
+    raise BadInput(f"{script}: {requests.in_words()}; wants {CALLS} calls at least: let it do more requests or steps")
+
+
+class _Requests:
+    """Hooks of all modules, which tell requests apart, and what is done in each."""
+
+    def __init__(self, file: Path) -> None:
+        self.module: nn.Module | None = None
+        self._file, self._calls, self._depth = file, 0, 0
+        self._called: list[nn.Module] = []
+        self._begins: list[float] = []
+        self._opened, self._annotation = ExitStack(), ExitStack()
+
+    def __enter__(self) -> None:
+        self._hooks = (
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        )
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._annotation.close()
+        self._opened.close()
+
+    def in_words(self) -> str:
+        """Say what was called."""
+        if self.module is not None:
+            return f"called {type(self.module).__name__} {self._calls} times"
+        names = ", ".join(dict.fromkeys(type(one).__name__ for one in self._called))
+        return f"called {names}, each once" if names else "called no torch.nn.Module"
+
+    def _enter(self, module: nn.Module, arguments: object) -> None:
+        self._depth += 1
+        if self._depth > 1 or torch.compiler.is_compiling():
+            return
+        if self.module is None:
+            if any(module is one for one in self._called):
+                self.module, self._calls = module, 1
+            self._called.append(module)
+        if module is self.module:
+            self._calls += 1
+            self._begin(self._calls - WARM_UP - 1)
+
+    def _leave(self, module: nn.Module, arguments: object, output: object) -> None:
+        self._depth -= 1
+
+    def _begin(self, index: int) -> None:
+        """Begin the request of an index, warm-up ones below 0."""
+        if 0 <= index <= TIMED:
+            if index in (0, TIMED):
+                torch.cuda.synchronize()
+            self._begins.append(time.perf_counter())
+        index -= TIMED
+        if index == 0:
+            self._watcher = self._opened.enter_context(Watcher())
+        index -= WATCHED
+        if index == 0:
+            self._opened.close()
+            torch.cuda.synchronize()
+            self._profiler = self._opened.enter_context(profiler())
+        elif index == 1:
+            torch.cuda.synchronize()
+            self._profiler.step()
+        if 1 <= index <= PROFILED:
+            self._annotation.close()
+            if index == PROFILED:
+                self._write()
+                raise _Seen
+            self._annotation.enter_context(record_function(ANNOTATION))
+
+    def _write(self) -> None:
+        torch.cuda.synchronize()
+        times = [1e6 * (after - before) for before, after in zip(self._begins, self._begins[1:], strict=False)]
+        watched = dataclasses.replace(
+            self._watcher.watched(requests=WATCHED), host_us=statistics.median(times), samples_us=tuple(times)
+        )
+        mark_streams(watched.streams)
+        self._opened.close()
+        write_trace(self._profiler, watched, self._file)

@@ -1,0 +1,47 @@
+"""What the doctor is given: a factory of a module and its input, a trace, or a script; told apart by name."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ...model.arguments import kind_of
+from ...model.bad_input import BadInput
+from ...model.batches import call_with, map_tensors
+from ...model.commands.user_model import import_function
+
+
+class Target(NamedTuple):
+    """A request that can be run."""
+
+    request: Callable[[], object]
+    module: nn.Module | None
+    """None: anything else that can be called."""
+
+
+def load_target(spec: str, device: torch.device) -> Target:
+    """Make the target that ``package.module:factory`` names.
+
+    Args:
+        spec: ``factory()`` returns a module, or anything else that can be called, and an input for it: a tensor, a
+            tuple of arguments or a dict of keyword arguments. Modules are put on the device, in eval mode, tensors of
+            the input too; they are called without gradients.
+        device: a GPU.
+
+    Raises:
+        BadInput: no such factory, or one that returns anything else.
+    """
+    made = import_function("TARGET", spec)()
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
+        got = ", ".join(map(kind_of, made)) if isinstance(made, tuple) else kind_of(made)
+        raise BadInput(f"TARGET: {spec} returned ({got}), wants (an nn.Module or a function, an input for it)")
+    called, x = made
+    module = called.to(device).eval() if isinstance(called, nn.Module) else None
+    x = map_tensors(x, lambda each: each.to(device))
+
+    def request() -> object:
+        with torch.no_grad():
+            return call_with(called, x)
+
+    return Target(request, module)

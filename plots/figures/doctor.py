@@ -1,0 +1,113 @@
+"""Figure "doctor": the timeline of one request, the host and stream by stream, with what the doctor found marked."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from ...autotune.records.record import Record
+from ..records import NoRecords, stamp
+from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, frame, new_figure, note, tidy
+
+#: Colours and labels of what runs, by role in the record.
+ROLES = {
+    "launch": (SKY, "launches"),
+    "wait": (ORANGE, "waits for the device"),
+    "allocate": (AMBER, "takes memory"),
+    "kernel": (BLUE, "kernels"),
+    "head": (GREEN, "heads"),
+    "copy": (PURPLE, "copies"),
+    "fill": (GREY, "fills"),
+}
+#: Findings that are marked; the others are counted.
+MOST = 6
+
+
+def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
+    """Draw the last diagnosis, and return the figure with the numbers in it: microseconds since the request began."""
+    found = [one for one in records if (one.kind, one.error) == ("doctor", None)]
+    if not found:
+        raise NoRecords("no diagnosis among the records")
+    record = found[-1]
+    assert record.measured is not None
+    measured = record.measured
+    drawn = {
+        "title": _title(record.cell["target"], measured),
+        "stamp": stamp([record], "One request under torch.profiler, which makes calls of the host longer."),
+        "lanes": {"host": [one for one in measured["calls"] if one[2] in ROLES], **_streams(measured["streams"])},
+        "findings": [_finding(number, one) for number, one in enumerate(measured["findings"][:MOST], start=1)],
+        "more": max(0, len(measured["findings"]) - MOST),
+    }
+    return _figure(drawn), drawn
+
+
+def _title(target: str, measured: Mapping[str, Any]) -> str:
+    took, possible = measured["achieved_us"], measured["possible_us"]
+    return f"{target}: {took:,.0f} us a request, of which the GPU needs {possible:,.0f}"
+
+
+def _streams(streams: Sequence[Mapping[str, Any]]) -> dict[str, list[list[Any]]]:
+    several = len({one["device"] for one in streams}) > 1
+    lanes = {}
+    for one in streams:
+        name = f"stream {one['stream']}" if one["stream"] != 7 else "default stream"
+        name = f"GPU {one['device']}, {name}" if several else name
+        lanes[name if one["priority"] is None else f"{name}\npriority {one['priority']}"] = one["work"]
+    return lanes
+
+
+def _finding(number: int, found: Mapping[str, Any]) -> dict[str, Any]:
+    cost = "" if found["cost_us"] is None else f", {found['cost_us']:,.0f} us"
+    where = f", {found['lines'][0]}" if found["lines"] else ""
+    return {"said": f"{number}  {found['kind']}{cost}{where}: {found['what']}", "marks": found["marks"]}
+
+
+def _figure(drawn: Mapping[str, Any]) -> Figure:
+    lanes, findings = drawn["lanes"], drawn["findings"]
+    said = [one["said"] for one in findings] or ["No finding."]
+    said += [f"and {drawn['more']} more"] if drawn["more"] else []
+    figure = new_figure(1.6 + 0.5 * len(lanes) + 0.22 * len(said))
+    axes, below = figure.subplots(2, 1, height_ratios=[0.6 + 0.5 * len(lanes), 0.22 * len(said)])
+    height = {name: len(lanes) - 1 - index for index, name in enumerate(lanes)}
+    roles = [role for role in ROLES if any(one[2] == role for lane in lanes.values() for one in lane)]
+    for name, lane in lanes.items():
+        for role in roles:
+            bars = [(start, end - start) for start, end, its in lane if its == role]
+            axes.broken_barh(bars, (height[name] + 0.15, 0.5), color=ROLES[role][0], linewidth=0)
+    _marks(axes, findings, lanes, height)
+    axes.set_yticks([at + 0.4 for at in height.values()], list(height))
+    axes.set_ylim(-0.05, len(lanes) + 0.05)
+    axes.set_xlabel("us since the request began")
+    tidy(axes, "x")
+    axes.tick_params(axis="y", length=0)
+    handles = [Patch(color=ROLES[role][0], label=ROLES[role][1]) for role in roles]
+    axes.legend(handles=handles, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=7, fontsize=8)
+    below.axis("off")
+    below.text(0.0, 1.0, "\n".join(_cut(line) for line in said), va="top", fontsize=8, transform=below.transAxes)
+    return frame(figure, drawn)
+
+
+def _marks(
+    axes: Axes, findings: Sequence[Mapping[str, Any]], lanes: Mapping[str, Any], height: Mapping[str, int]
+) -> None:
+    """Underline what findings are about, with their numbers; each on the lane that it is of, the host by default."""
+    for number, one in enumerate(findings, start=1):
+        for mark in one["marks"]:
+            name = next((lane for lane in lanes if _is_stream(lane, mark["stream"])), "host")
+            at = height[name] + 0.04
+            axes.plot([mark["start_us"], mark["end_us"]], [at, at], color=ORANGE, linewidth=3, solid_capstyle="butt")
+        if one["marks"]:
+            first = one["marks"][0]
+            name = next((lane for lane in lanes if _is_stream(lane, first["stream"])), "host")
+            note(axes, str(number), (first["start_us"], height[name] + 0.65), (0, 1), fontsize=9, color=ORANGE)
+
+
+def _is_stream(lane: str, stream: int | None) -> bool:
+    name = lane.partition("\n")[0].rpartition(", ")[2]
+    return name == ("default stream" if stream == 7 else f"stream {stream}")
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= 150 else f"{line[:147]}..."
