@@ -32,7 +32,7 @@ def doctor_record(target: str, trace: Trace, shown: Request, findings: Sequence[
         "doctor",
         _environment(trace),
         run=secrets.token_hex(6),
-        host_us=summary(trace.watched.samples_us) if trace.watched is not None and trace.watched.samples_us else None,
+        host_us=summary([trace.watched.samples_us]) if trace.watched is not None and trace.watched.samples_us else None,
         protocol={"requests": len(trace.requests), "cut_by": trace.cut_by, "stacks": trace.has_stacks},
         measured={
             **dataclasses.asdict(verdict),
