@@ -8,6 +8,7 @@ from ..model.commands.version import version_option
 from .bench.command import bench
 from .bench.tables import bench_tables
 from .coverage.command import coverage
+from .doctor.command import doctor
 from .earlyon.command import earlyon
 from .footprint.command import footprint
 from .footprint.tables import footprint_tables
@@ -46,6 +47,7 @@ for command in (sweep, bench, heads, pareto, overlap, footprint, profile, covera
 tables = {"bench": bench_tables, "heads": head_tables, "pareto": pareto_tables, "overlap": overlap_tables}
 tables |= {"footprint": footprint_tables, "pipeline": pipeline_tables}
 app.command()(table_command(**tables, sweep=_sweep_tables))
+app.command(context_settings={"allow_interspersed_args": False})(doctor)  # what follows a script is its own
 app.command()(plan)
 app.command()(promote)
 app.command()(explain)

@@ -25,7 +25,7 @@ def doctor(
     ],
     script: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SCRIPT [ARGUMENTS]...]", help="Of `run`: the script is ended once enough was seen."),
+        typer.Argument(metavar="SCRIPT ARGUMENTS", help="Of `run`: the script is ended once enough was seen."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the trace and the record go.")] = Path("auxhead-doctor"),
     as_json: Annotated[

@@ -23,7 +23,7 @@ pytestmark = [
 
 def plan(path, **changed):
     cell = Cell("resnet18", "float32", 8, 10, "stages", ("layer1", "layer2", "layer3", "layer4"), (3, 32, 32))
-    given = {"batches": (8,), "split_sizes": (3,), "rounds": 2, "out": str(path), "device": "cpu", "captures": 2}
+    given = {"batches": (8,), "split_sizes": (3,), "rounds": 1, "out": str(path), "device": "cpu", "captures": 2}
     return PipelinePlan(cell, **{**given, **changed})
 
 
@@ -51,8 +51,8 @@ def test_every_variant_is_measured(tmp_path, threads):
     for one in records:
         assert one.correctness["samples"] == 16
         found = one.measured
+        assert found["images_s"]["captures"] == pytest.approx([8e6 / us for us in one.host_us["captures"]], rel=1e-3)
         assert len(found["images_s"]["captures"]) == 2 and found["images_s"]["median"] > 0
-        assert found["images_s"]["median"] == pytest.approx(8e6 / one.host_us["median"], rel=0.5)
         if found["split_size"] is None:
             continue
         pieces = found["pieces"]
