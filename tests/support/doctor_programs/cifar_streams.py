@@ -7,7 +7,7 @@ import torch
 from auxhead.model.guides.steps import Graphs
 from torch import Tensor, nn
 
-from .program import Made, Program, planted
+from .program import Made, Program, device, planted
 
 
 def stage(inputs: int, outputs: int) -> nn.Sequential:
@@ -23,7 +23,7 @@ class TwoStreamCifar(nn.Module):
         self.left_mixed, self.right_mixed = stage(128, 64), stage(128, 64)
         self.fc = nn.Linear(128, 10)
         self.left_stream, self.right_stream = torch.cuda.Stream(priority=-1), torch.cuda.Stream()
-        self.cuda().eval()
+        self.to(device()).eval()
 
     def wait(self, waiting: torch.cuda.Stream, *others: torch.cuda.Stream) -> None:
         """Let a stream wait for others: here it does not."""
@@ -70,12 +70,12 @@ class InOrder(TwoStreamCifar):
 
 def without_waits() -> Made:
     # so many images that the kernels outlast their launches
-    return TwoStreamCifar(), torch.randn(512, 3, 32, 32, device="cuda")
+    return TwoStreamCifar(), torch.randn(512, 3, 32, 32, device=device())
 
 
 def with_waits() -> Made:
     """In a graph, with so few images that both streams find room."""
-    x = torch.randn(8, 3, 32, 32, device="cuda")
+    x = torch.randn(8, 3, 32, 32, device=device())
     return Graphs(InOrder(), x), x
 
 

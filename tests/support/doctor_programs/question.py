@@ -27,7 +27,7 @@ def parts() -> tuple[ResNet, Mapping[str, nn.Module], Tensor]:
     """The same network, heads and images each time; on the CPU smaller ones."""
     on_gpu = torch.cuda.is_available()
     samples, pixels, dtype = (8, 224, torch.float16) if on_gpu else (2, 64, torch.float32)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         backbone, heads = make_parts(pixels)
         x = torch.randn(samples, 3, pixels, pixels)
