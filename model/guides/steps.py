@@ -160,7 +160,7 @@ class Priorities(StreamsRight):
 
 
 class Graphs(nn.Module):
-    """Step 7: all launches of a step become one, so that the GPU no longer waits for Python. Streams now pay."""
+    """Step 7: all launches of a step become one, so that the GPU no longer waits for Python."""
 
     def __init__(self, step: nn.Module, images: Tensor) -> None:
         """Capture a step, on a stream of high priority, for batches like this one."""
