@@ -29,7 +29,7 @@ LEVELS = {
         {"commands"},
         {"training"},
         {"calibration"},
-        {"demo", "examples"},
+        {"demo", "examples", "guides"},
         {"inference"},
         {"export"},
         {"parallel"},
@@ -213,16 +213,17 @@ def test_nothing_imports_the_folders_by_their_bare_names() -> None:
 
 
 def test_the_packages_import_each_other_relatively() -> None:
-    for path in set(all_sources()) - set(sources("model/examples")):  # which people copy
+    copied = {*sources("model/examples"), *sources("model/guides")}  # by people, into code of their own
+    for path in set(all_sources()) - copied:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not [name for name in names if name.split(".")[0] == "auxhead"], path
 
 
-def test_examples_import_public_names_alone() -> None:
+def test_examples_and_guides_import_public_names_alone() -> None:
     public = {f"auxhead.model.{name}" for name in importlib.import_module("auxhead.model").__all__}
-    for path in sources("model/examples"):
+    for path in [*sources("model/examples"), *sources("model/guides")]:
         ours = {name for name in imported(path) if name.split(".")[0] == "auxhead"}
         assert ours <= public, f"{path.relative_to(ROOT)} imports {sorted(ours - public)}"
 

@@ -1,0 +1,78 @@
+"""The doctor's programs on the CPU: they can be made and called, and all forms of the question answer the same."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from auxhead.autotune.doctor.finding import KINDS
+from auxhead.model import EarlyExitNetwork
+from auxhead.model.guides.steps import TAPS, Independent, InLine, ReturningEarly
+from support.doctor_programs.all_programs import CORRECT, FAULTY, ON_CPU, PROGRAMS
+from support.doctor_programs.planted import PROGRAMS as PLANTED
+from support.doctor_programs.question import parts
+
+SCRIPTS = Path(__file__).parents[2] / "support" / "doctor_programs"
+#: On a GPU other tests are for them.
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without a GPU")
+
+
+def test_every_kind_of_finding_is_planted_by_itself() -> None:
+    assert sorted(kind for program in PLANTED.values() for kind in program.finds) == sorted(KINDS)
+    for name, program in PROGRAMS.items():
+        assert program.finds | program.may_find <= set(KINDS), name
+        assert program.finds or not program.may_find, f"{name} is correct, and may have no finding"
+    assert len(CORRECT) >= 10 and not set(FAULTY) & set(CORRECT)
+
+
+@without_gpu
+@pytest.mark.parametrize("name", ON_CPU)
+@pytest.mark.usefixtures("without_interpreter")
+@torch.no_grad()
+def test_a_program_can_be_called_again_and_again(name: str) -> None:
+    call, x = PROGRAMS[name].make()
+    for _ in range(2):
+        call(x)
+
+
+@without_gpu
+@torch.no_grad()
+def test_all_forms_of_the_question_answer_as_in_line() -> None:
+    backbone, heads, x = parts()
+    wanted = InLine(backbone, heads).eval()(x)
+    assert len(wanted) == len(TAPS) + 1
+    for each in wanted:
+        torch.testing.assert_close(each.sum(dim=1), torch.ones(len(x)))
+    torch.testing.assert_close(wanted[-1], backbone(x).softmax(dim=1))
+
+    torch.testing.assert_close(Independent(backbone, heads).eval()(x), wanted)
+    early = ReturningEarly(backbone, heads).eval()
+    early.threshold = 1.0  # nobody is so sure
+    torch.testing.assert_close(early(x), wanted)
+    early.threshold = 0.0
+    torch.testing.assert_close(early(x), wanted[:1])
+
+
+@without_gpu
+@pytest.mark.parametrize("leaves_at", [1, len(TAPS)])
+@pytest.mark.usefixtures("without_interpreter")
+@torch.no_grad()
+def test_the_network_of_the_last_steps_answers_as_in_line(leaves_at: int) -> None:
+    backbone, heads, x = parts()
+    wanted = InLine(backbone, heads).eval()(x)[leaves_at]
+    rules = {tap: float(index != leaves_at) for index, tap in enumerate(TAPS)}
+    answer = EarlyExitNetwork(backbone, heads, rules, example_input=x)(x)
+    assert answer.exit_index.tolist() == [leaves_at] * len(x)
+    torch.testing.assert_close(answer.probs, wanted)
+    assert torch.equal(answer.label, wanted.argmax(dim=1))
+
+
+@without_gpu
+@pytest.mark.parametrize("script", ["training_loop", "training_loop_corrected"])
+def test_a_training_loop_runs_as_a_script_that_stands_alone(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [script, "--steps", "3"])
+    runpy.run_path(str(SCRIPTS / f"{script}.py"), run_name="__main__")
+    assert "step 2: loss " in capsys.readouterr().out

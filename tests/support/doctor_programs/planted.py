@@ -1,0 +1,261 @@
+"""A program for every kind of finding, with that fault and, as far as faults come alone, no other."""
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+from .layers import Beside, OnCallersStream, Wide, narrow_input, pooled_head, wide_input
+from .program import Made, Program, device, planted
+
+
+class Race(Beside):
+    def run(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.first(x)
+        with torch.cuda.stream(self.side):
+            beside = self.branch(y)  # which the trunk may still be writing
+        z = self.second(y)
+        self.trunk.wait_stream(self.side)
+        beside.record_stream(self.trunk)
+        return z, beside
+
+
+def race() -> Made:
+    return Race(), narrow_input()
+
+
+class FreedInUse(Beside):
+    def run(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.first(x)
+        self.side.wait_stream(self.trunk)
+        with torch.cuda.stream(self.side):
+            beside = self.branch(y)
+        y = self.second(y)  # frees what the branch reads
+        y = self.third(y)  # takes its memory
+        self.trunk.wait_stream(self.side)
+        beside.record_stream(self.trunk)
+        return y, beside
+
+
+def freed_in_use() -> Made:
+    return FreedInUse(), narrow_input()
+
+
+class UnrecordedEvent(Beside):
+    def run(self, x: Tensor) -> tuple[Tensor, ...]:
+        ready = torch.cuda.Event()
+        self.side.wait_event(ready)  # of an event that was never recorded: no wait at all
+        y = self.first(x)
+        with torch.cuda.stream(self.side):
+            beside = self.branch(y)
+        ready.record(self.trunk)
+        z = self.second(y)
+        self.trunk.wait_stream(self.side)
+        beside.record_stream(self.trunk)
+        return z, beside
+
+
+def unrecorded_event() -> Made:
+    return UnrecordedEvent(), narrow_input()
+
+
+def mixed_devices() -> Made:
+    """The side stream is one of the other GPU, so that the branch runs on the trunk's."""
+    program = Beside()
+    program.side = torch.cuda.Stream(device=1)
+    return program, narrow_input()
+
+
+class DefaultStream(OnCallersStream):
+    def run(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.first(x)
+        self.side.wait_stream(self.trunk)
+        beside = self.branch(y)  # outside of `with torch.cuda.stream(self.side)`
+        z = self.second(y)
+        self.trunk.wait_stream(self.side)
+        return z, beside
+
+
+def default_stream() -> Made:
+    return DefaultStream(), narrow_input()
+
+
+class StreamClass(Beside):
+    def run(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.first(x)
+        self.side.wait_stream(self.trunk)
+        with torch.cuda.Stream(self.side):  # a class: makes another stream, which nothing waits for
+            beside = self.branch(y)
+        z = self.second(y)
+        self.trunk.wait_stream(self.side)
+        beside.record_stream(self.trunk)
+        return z, beside
+
+
+def stream_class() -> Made:
+    return StreamClass(), narrow_input()
+
+
+def priority() -> Made:
+    """The trunk is on the default stream, of priority 0, and the side stream goes before it."""
+    program = OnCallersStream()
+    program.side = torch.cuda.Stream(priority=-1)
+    return program, narrow_input()
+
+
+def launch_bound() -> Made:
+    layers = [layer for _ in range(12) for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.ReLU())]
+    return nn.Sequential(*layers).to(device()).eval(), torch.randn(1, 16, 16, 16, device=device())
+
+
+class HostWait(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Wide(), Wide()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if y.mean().item() > 1e9:  # the host waits for the first layer
+            return y
+        return self.second(y)
+
+
+def host_wait() -> Made:
+    return HostWait(), wide_input()
+
+
+class Allocation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(Wide(), Wide(), Wide())
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.cuda.empty_cache()  # "to save memory": all of it is taken from the driver again
+        return self.layers(x)
+
+
+def allocation() -> Made:
+    return Allocation(), wide_input()
+
+
+class PageableCopy(nn.Module):
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.first, self.second = Wide(), Wide()
+        self.mask = torch.ones(shape[0], 1, *shape[2:])  # on the host, and not pinned
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x) * self.mask.to(x.device, non_blocking=True))
+
+
+def pageable_copy() -> Made:
+    x = wide_input()
+    return PageableCopy(x.shape), x
+
+
+def full_device() -> Made:
+    """Streams used right, for kernels that leave no room for others."""
+    return Beside(Wide), wide_input()
+
+
+class GateWaits(Beside):
+    def __init__(self) -> None:
+        super().__init__(Wide)
+        self.head = pooled_head()
+
+    def run(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.first(x)
+        self.side.wait_stream(self.trunk)
+        with torch.cuda.stream(self.side):
+            still_open = (self.head(y).amax(dim=1) < 0.9).view(-1, 1, 1, 1)
+        self.trunk.wait_stream(self.side)  # the next layer reads the gate: nothing is beside the head
+        z = self.second(y * still_open)
+        still_open.record_stream(self.trunk)
+        return (z,)
+
+
+def gate_waits() -> Made:
+    return GateWaits(), wide_input()
+
+
+class HeadsInLine(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Wide(), Wide()])
+        self.heads = nn.ModuleList([pooled_head(), pooled_head()])
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        answers = []
+        for block, head in zip(self.blocks, self.heads, strict=True):
+            x = block(x)
+            answers.append(head(x))
+        return answers
+
+
+def fusible_heads() -> Made:
+    return HeadsInLine(), wide_input()
+
+
+class Recapture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(Wide(), Wide(), Wide())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            y = self.layers(x)
+        self.graph.replay()
+        return y
+
+
+def recapture() -> Made:
+    program, x = Recapture(), wide_input()
+    with torch.no_grad():
+        program.layers(x)  # cuDNN is there before anything is captured
+    torch.cuda.synchronize()
+    return program, x
+
+
+class CudnnBenchmark(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(Wide(), Wide())
+        self.requests = itertools.count()
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples = len(x) - next(self.requests) % (len(x) - 1)  # of another size each time
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+            return self.layers(x[:samples])
+
+
+def cudnn_benchmark() -> Made:
+    return CudnnBenchmark(), wide_input()
+
+
+#: By name; mostly the kind of finding.
+PROGRAMS: dict[str, Program] = {
+    "race": planted(race, "race"),
+    "freed_in_use": planted(freed_in_use, "freed-in-use", may_find=("race",)),
+    "unrecorded_event": planted(unrecorded_event, "unrecorded-event", may_find=("race",)),
+    "mixed_devices": planted(mixed_devices, "mixed-devices", may_find=("default-stream",), devices=2),
+    "default_stream": planted(default_stream, "default-stream"),
+    "stream_class": planted(
+        stream_class, "stream-class", may_find=("race", "freed-in-use", "default-stream", "allocation")
+    ),
+    "priority": planted(priority, "priority"),
+    "launch_bound": planted(launch_bound, "launch-bound", needs_cuda=False),
+    "host_wait": planted(host_wait, "host-wait", needs_cuda=False),
+    # the device idles while the host waits for the driver
+    "allocation": planted(allocation, "allocation", may_find=("launch-bound",), needs_cuda=False),
+    "pageable_copy": planted(pageable_copy, "pageable-copy", needs_cuda=False),
+    "full_device": planted(full_device, "full-device"),
+    "gate_waits": planted(gate_waits, "gate-waits", may_find=("fusible-heads", "full-device")),
+    "fusible_heads": planted(fusible_heads, "fusible-heads", needs_cuda=False),
+    # torch.cuda.graph waits for the device, and empties the allocator's cache
+    "recapture": planted(recapture, "recapture", may_find=("host-wait", "allocation", "launch-bound")),
+    # each algorithm is waited for, and takes a workspace
+    "cudnn_benchmark": planted(
+        cudnn_benchmark, "cudnn-benchmark", may_find=("host-wait", "allocation", "launch-bound"), needs_cuda=False
+    ),
+}

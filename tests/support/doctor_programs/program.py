@@ -1,0 +1,35 @@
+"""``Program``: a factory, with what the doctor has to find in what it makes, and what else it may."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+#: What a factory returns: something to call, and its input.
+Made = tuple[Callable[[Any], Any], Any]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program and its findings; the correct ones have none, and may have none."""
+
+    make: Callable[[], Made]
+    finds: frozenset[str] = frozenset()
+    """Kinds of findings that it is there for."""
+    may_find: frozenset[str] = frozenset()
+    """Kinds that the fault brings along."""
+    needs_cuda: bool = True
+    """Whether it can only be made where there is a GPU."""
+    devices: int = 1
+    """How many GPUs it takes."""
+
+
+def planted(make: Callable[[], Made], *finds: str, may_find: tuple[str, ...] = (), **needs: Any) -> Program:
+    """A program with a fault."""
+    return Program(make, frozenset(finds), frozenset(may_find), **needs)
+
+
+def device() -> torch.device:
+    """The GPU, or the CPU where there is none."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
