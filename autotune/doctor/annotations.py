@@ -1,4 +1,4 @@
-"""Names by which the doctor marks in a trace what nothing else there tells; requests have that of profiled requests."""
+"""Names by which heads and streams are marked in a trace, which nothing else there tells."""
 
 #: Before the name of a head that runs.
 HEAD = "auxhead head "

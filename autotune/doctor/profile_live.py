@@ -17,8 +17,8 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from ...model.fuse_aux_heads import find_aux_heads
+from ..measuring.cuda_calls import ANNOTATION
 from ..measuring.environment import environment
-from ..measuring.profiled_requests import ANNOTATION
 from .annotations import HEAD, STREAM
 from .watched import KEY, FusibleHead, StreamUse, Watched
 from .watcher import Watcher

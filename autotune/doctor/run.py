@@ -10,9 +10,9 @@ from ...model.commands.options import make_output_directory
 from ..records.record import append_record
 from .findings.find_all import find_all
 from .printing import print_diagnosis
+from .read_trace import read_trace
 from .record import KIND, doctor_record
 from .shown import shown_request
-from .trace import read_trace
 from .verdict import verdict
 
 #: What TARGET is for a script.

@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.profiler import record_function
 
 from ...model.bad_input import BadInput
-from ..measuring.profiled_requests import ANNOTATION
+from ..measuring.cuda_calls import ANNOTATION
 from .profile_live import mark_streams, profiler, write_trace
 from .watcher import Watcher
 

@@ -1,8 +1,7 @@
-"""Reads a Chrome trace of torch.profiler: requests, with what the host called and what the device ran in each."""
+"""What a trace holds of requests: what the host called, and what the device ran, in each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from .watched import Watched
@@ -101,12 +100,3 @@ class Trace:
 
 class BadTrace(ValueError):
     """A file that is no trace, or one without work on a GPU: says which and how to record one, in one line."""
-
-
-def read_trace(file: Path) -> Trace:
-    """Read a trace, ``.json`` or ``.json.gz``.
-
-    Raises:
-        BadTrace: see there.
-    """
-    raise NotImplementedError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.autotune.doctor.findings.find_all import find_all
-from auxhead.autotune.doctor.trace import read_trace
+from auxhead.autotune.doctor.read_trace import read_trace
 from auxhead.model.guides.steps import (
     TAPS,
     Graphs,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from auxhead.autotune.doctor.findings.find_all import find_all
-from auxhead.autotune.doctor.trace import read_trace
+from auxhead.autotune.doctor.read_trace import read_trace
 from support.doctor_programs.all_programs import CORRECT, FAULTY, PROGRAMS
 
 TRACES = Path(__file__).parent / "traces"
