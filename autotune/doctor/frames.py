@@ -11,8 +11,6 @@ _FRAME = re.compile(r"(?P<file>.+\.py)\((?P<line>\d+)\): (?P<function>.+)")
 _LIBRARIES = frozenset(
     {"torch", "torchvision", "torchaudio", "timm", "transformers", "triton", "cuda", "numpy", "typer"}
 )
-    {"torch", "torchvision", "torchaudio", "timm", "transformers", "triton", "cuda", "numpy", "typer"}
-)
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 _AUXHEAD = Path(__file__).resolve().parents[2]
 _OWN = ("kernels", "model", "autotune", "plots")

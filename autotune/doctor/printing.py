@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.syntax import Syntax
 
 from .finding import KINDS, Finding
 from .trace import Trace
@@ -48,4 +47,5 @@ def _print_finding(console: Console, number: int, one: Finding) -> None:
     for line in one.evidence:
         console.print(f"   - {line}", soft_wrap=True)
     console.print(f"   Remedy: {one.remedy}", soft_wrap=True)
-    console.print(Syntax(one.snippet, "python", background_color="default", padding=(0, 7)))
+    for line in one.snippet.splitlines():
+        console.print(f"       {line}", style="cyan", soft_wrap=True)

@@ -12,7 +12,6 @@ from .findings.find_all import find_all
 from .printing import print_diagnosis
 from .read_trace import read_trace
 from .record import KIND, doctor_record
-from .shown import shown_request
 from .verdict import verdict
 
 #: What TARGET is for a script.
@@ -41,8 +40,8 @@ def run_doctor(target: str, script: Sequence[str], out: Path, *, as_json: bool) 
         with console.status(f"Running {named}"):
             _run(target, script, file)
     trace = read_trace(file)
-    findings, shown, judged = find_all(trace), shown_request(trace), verdict(trace)
-    record = doctor_record(named, trace, shown, findings, judged)
+    findings, judged = find_all(trace), verdict(trace)
+    record = doctor_record(named, trace, findings, judged)
     append_record(out / "doctor.jsonl", record)
     if as_json:
         print(json.dumps({"target": named, **(record.measured or {})}, indent=2))

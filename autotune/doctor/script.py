@@ -136,7 +136,10 @@ class _Requests:
         torch.cuda.synchronize()
         times = [1e6 * (after - before) for before, after in zip(self._begins, self._begins[1:], strict=False)]
         watched = dataclasses.replace(
-            self._watcher.watched(requests=WATCHED), host_us=statistics.median(times), samples_us=tuple(times)
+            self._watcher.watched(requests=WATCHED),
+            host_us=statistics.median(times),
+            samples_us=tuple(times),
+            back_to_back=True,
         )
         mark_streams(watched.streams)
         self._opened.close()

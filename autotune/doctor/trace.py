@@ -97,6 +97,16 @@ class Trace:
     watched: Watched | None
     """None: a trace that the doctor did not record."""
 
+    @property
+    def back_to_back(self) -> bool:
+        """Whether a request begins where the one before ends, so that a wait at its end holds up the next one."""
+        return self.watched is None or self.watched.back_to_back
+
+    @property
+    def shown(self) -> Request:
+        """The request of median length, which marks and the timeline are of."""
+        return sorted(self.requests, key=lambda one: one.end_us)[len(self.requests) // 2]
+
 
 class BadTrace(ValueError):
     """A file that is no trace, or one without work on a GPU: says which and how to record one, in one line."""

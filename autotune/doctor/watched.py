@@ -74,6 +74,8 @@ class Watched:
     """As records have it."""
     samples_us: tuple[float, ...] = ()
     """Of what ``host_us`` is the median."""
+    back_to_back: bool = False
+    """One request begins where the one before ends, as in a script; else the device is idle in between."""
 
     def as_json(self) -> dict[str, Any]:
         """Return it as what JSON can hold."""
@@ -100,6 +102,7 @@ class Watched:
             heads=each(FusibleHead, "heads"),
             environment=content["environment"],
             samples_us=tuple(content["samples_us"]),
+            back_to_back=content["back_to_back"],
         )
 
 

@@ -269,6 +269,7 @@ _KINDS = {
             "protocol": {"requests": COUNT, "cut_by": TEXT, "stacks": _FLAG},
             "measured": {
                 "achieved_us": POSITIVE,
+                "profiled": _FLAG,
                 **dict.fromkeys(("trunk_us", "beside_us", "possible_us", "launch_us"), NUMBER),
                 "findings": [
                     {
