@@ -42,31 +42,35 @@ def profile_live(
         requests: how many are profiled.
         module: whose heads are looked for; None: there are none.
     """
-    for _ in range(WARM_UP):
-        request()
-    times = [_timed(request) for _ in range(TIMED)]
     heads = {} if module is None else find_aux_heads(module)
-    with Watcher() as watcher, _noting(module, heads) as ran:
-        for _ in range(WATCHED):
+    with _noting(module, heads) as ran:
+        for _ in range(WARM_UP):
             request()
-    torch.cuda.synchronize()
-    watched = dataclasses.replace(
-        watcher.watched(requests=WATCHED),
+    times = [_timed(request) for _ in range(TIMED)]
+    with profiler() as running:
+        with _annotating(module, ran):
+            request()  # pays for the profiler's own set-up, and is thrown away
+            torch.cuda.synchronize()
+            running.step()
+            for _ in range(requests):
+                with record_function(ANNOTATION):
+                    kept = request()
+                torch.cuda.synchronize()
+                del kept
+        # once watching has begun, PyTorch tells of each allocation, which takes time
+        with Watcher() as watcher:
+            for _ in range(WATCHED):
+                request()
+        torch.cuda.synchronize()
+        watched = watcher.watched(requests=WATCHED)
+        mark_streams(watched.streams)
+    told = dataclasses.replace(
+        watched,
         host_us=statistics.median(times),
         samples_us=tuple(times),
         heads=tuple(FusibleHead(name, heads[name]) for name in ran),
     )
-    with profiler() as running, _annotating(module, [one.name for one in watched.heads]):
-        request()  # pays for the profiler's own set-up, and is thrown away
-        torch.cuda.synchronize()
-        running.step()
-        for _ in range(requests):
-            with record_function(ANNOTATION):
-                kept = request()
-            torch.cuda.synchronize()
-            del kept
-        mark_streams(watched.streams)
-    write_trace(running, watched, file)
+    write_trace(running, told, file)
 
 
 def profiler() -> profile:

@@ -23,11 +23,11 @@ from ..measuring.cuda_calls import ANNOTATION
 from .profile_live import mark_streams, profiler, write_trace
 from .watcher import Watcher
 
-#: Requests before any that count, and those that are then timed, watched and profiled, one behind another; the first
+#: Requests before any that count, and those that are then timed, profiled and watched, one behind another; the first
 #: profiled one pays for the profiler and is thrown away.
-WARM_UP, TIMED, WATCHED, PROFILED = 4, 5, 2, 4
+WARM_UP, TIMED, PROFILED, WATCHED = 4, 5, 4, 2
 #: How often the module has to be called: requests end where the next one begins.
-CALLS = WARM_UP + TIMED + WATCHED + PROFILED + 1
+CALLS = WARM_UP + TIMED + PROFILED + WATCHED + 1
 
 
 class _Seen(BaseException):
@@ -116,21 +116,20 @@ class _Requests:
             self._begins.append(time.perf_counter())
         index -= TIMED
         if index == 0:
-            self._watcher = self._opened.enter_context(Watcher())
-        index -= WATCHED
-        if index == 0:
-            self._opened.close()
-            torch.cuda.synchronize()
             self._profiler = self._opened.enter_context(profiler())
         elif index == 1:
             torch.cuda.synchronize()
             self._profiler.step()
-        if 1 <= index <= PROFILED:
-            self._annotation.close()
-            if index == PROFILED:
-                self._write()
-                raise _Seen
+        self._annotation.close()
+        if 1 <= index < PROFILED:
             self._annotation.enter_context(record_function(ANNOTATION))
+        index -= PROFILED
+        if index == 0:
+            torch.cuda.synchronize()
+            self._watcher = self._opened.enter_context(Watcher())
+        elif index == WATCHED:
+            self._write()
+            raise _Seen
 
     def _write(self) -> None:
         torch.cuda.synchronize()
