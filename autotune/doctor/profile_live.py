@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -47,25 +48,22 @@ def profile_live(
         for _ in range(WARM_UP):
             request()
     times = [_timed(request) for _ in range(TIMED)]
-    with profiler() as running:
-        with _annotating(module, ran):
-            request()  # pays for the profiler's own set-up, and is thrown away
-            torch.cuda.synchronize()
-            running.step()
-            for _ in range(requests):
-                with record_function(ANNOTATION):
-                    kept = request()
-                torch.cuda.synchronize()
-                del kept
-        # once watching has begun, PyTorch tells of each allocation, which takes time
-        with Watcher() as watcher:
-            for _ in range(WATCHED):
-                request()
+    with profiler() as running, _annotating(module, ran):
+        request()  # pays for the profiler's own set-up, and is thrown away
         torch.cuda.synchronize()
-        watched = watcher.watched(requests=WATCHED)
-        mark_streams(watched.streams)
+        running.step()
+        for _ in range(requests):
+            with record_function(ANNOTATION):
+                kept = request()
+            torch.cuda.synchronize()
+            del kept
+    # last: once watching has begun, PyTorch tells of each allocation, which takes time
+    with Watcher() as watcher:
+        for _ in range(WATCHED):
+            request()
+    torch.cuda.synchronize()
     told = dataclasses.replace(
-        watched,
+        watcher.watched(requests=WATCHED),
         host_us=statistics.median(times),
         samples_us=tuple(times),
         heads=tuple(FusibleHead(name, heads[name]) for name in ran),
@@ -84,27 +82,16 @@ def profiler() -> profile:
     )
 
 
-def mark_streams(streams: Sequence[StreamUse]) -> None:
-    """Launch a kernel on each stream, annotated with its handle: what number a trace gives a stream is told nowhere."""
-    for one in streams:
-        device = torch.device("cuda", one.device)
-        stream = torch.cuda.ExternalStream(one.handle, device) if one.handle else torch.cuda.default_stream(device)
-        with torch.cuda.stream(stream), record_function(f"{STREAM}{one.device} {one.handle}"):
-            torch.zeros(1, device=device)
-    torch.cuda.synchronize()
-
-
 def write_trace(profiler: profile, watched: Watched, file: Path) -> None:
     """Write what a profiler recorded, with what was watched; the file is complete or not there."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    told = dataclasses.replace(
+        watched, streams=with_numbers(watched.streams, _marked(watched.streams)), environment=environment(device)
+    )
     unfinished = file.with_name(f".{os.getpid()}.{file.name}")
     try:
-        # always plain here: PyTorch compresses in a file of its own
-        plain = unfinished.with_suffix(".json")
-        profiler.export_chrome_trace(str(plain))
-        content = json.loads(plain.read_text(encoding="utf-8"))
-        plain.unlink()
-        told = dataclasses.replace(watched, environment=environment(torch.device("cuda", torch.cuda.current_device())))
-        content[KEY] = with_numbers(told, content["traceEvents"]).as_json()
+        content = _content(profiler)
+        content[KEY] = told.as_json()
         opened = gzip.open if file.suffix == ".gz" else open
         with opened(unfinished, "wt", encoding="utf-8") as out:
             json.dump(content, out)
@@ -113,8 +100,32 @@ def write_trace(profiler: profile, watched: Watched, file: Path) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def with_numbers(watched: Watched, events: Sequence[Mapping[str, Any]]) -> Watched:
-    """Return what was watched with the numbers that a trace, which has the kernels of :func:`mark_streams`, gives."""
+def _content(profiler: profile) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(file))
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
+
+
+def _marked(streams: Sequence[StreamUse]) -> list[Mapping[str, Any]]:
+    """Profile a kernel on each stream, annotated with its handle: what number a trace gives a stream is told nowhere.
+
+    Numbers are the same in all traces of a process.
+    """
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as marking:
+        for one in streams:
+            device = torch.device("cuda", one.device)
+            stream = torch.cuda.ExternalStream(one.handle, device) if one.handle else torch.cuda.default_stream(device)
+            with torch.cuda.stream(stream), record_function(f"{STREAM}{one.device} {one.handle}"):
+                torch.zeros(1, device=device)
+        torch.cuda.synchronize()
+    events: list[Mapping[str, Any]] = _content(marking)["traceEvents"]
+    return events
+
+
+def with_numbers(streams: Sequence[StreamUse], events: Sequence[Mapping[str, Any]]) -> tuple[StreamUse, ...]:
+    """Return streams with their numbers in traces, from the events of annotated kernels."""
     annotations = [event for event in events if event.get("cat") == "user_annotation" and STREAM in event["name"]]
     launches = {
         event["args"]["correlation"]: event["ts"]
@@ -129,10 +140,7 @@ def with_numbers(watched: Watched, events: Sequence[Mapping[str, Any]]) -> Watch
         for each in annotations:
             if each["ts"] <= launched <= each["ts"] + each["dur"]:
                 numbers[each["name"]] = int(event["args"]["stream"])
-    streams = tuple(
-        dataclasses.replace(one, number=numbers.get(f"{STREAM}{one.device} {one.handle}")) for one in watched.streams
-    )
-    return dataclasses.replace(watched, streams=streams)
+    return tuple(dataclasses.replace(one, number=numbers.get(f"{STREAM}{one.device} {one.handle}")) for one in streams)
 
 
 def _timed(request: Callable[[], object]) -> float:

@@ -20,7 +20,7 @@ from torch.profiler import record_function
 
 from ...model.bad_input import BadInput
 from ..measuring.cuda_calls import ANNOTATION
-from .profile_live import mark_streams, profiler, write_trace
+from .profile_live import profiler, write_trace
 from .watcher import Watcher
 
 #: Requests before any that count, and those that are then timed, profiled and watched, one behind another; the first
@@ -126,6 +126,7 @@ class _Requests:
         index -= PROFILED
         if index == 0:
             torch.cuda.synchronize()
+            self._opened.close()  # the profiler
             self._watcher = self._opened.enter_context(Watcher())
         elif index == WATCHED:
             self._write()
@@ -140,6 +141,5 @@ class _Requests:
             samples_us=tuple(times),
             back_to_back=True,
         )
-        mark_streams(watched.streams)
         self._opened.close()
         write_trace(self._profiler, watched, self._file)

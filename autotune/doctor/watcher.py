@@ -183,9 +183,10 @@ class Watcher(TorchDispatchMode):
     def _unused(self) -> list[StreamUse]:
         """Return streams that somebody holds and on which nothing ran."""
         held = {}
+        pytorchs = torch.cuda.graph.default_capture_stream  # made by the first capture, and kept
         for one in gc.get_objects():
             # a type, not isinstance, which asks proxies of all kinds
-            if type(one) is torch.cuda.Stream and one.cuda_stream:
+            if type(one) is torch.cuda.Stream and one.cuda_stream and one is not pytorchs:
                 held[one.device.index, one.cuda_stream] = one
         return [
             StreamUse(handle, device, one.priority, 0)
