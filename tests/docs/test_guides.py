@@ -1,7 +1,10 @@
 """The guides: their length and order, commands that need no GPU, and numbers that stand in records."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,10 +34,8 @@ def test_a_guide_is_short_and_says_what_it_is_for(guide: Path):
 
 def of_records() -> list[str]:
     """Commands that draw figures of committed records, or print tables of them."""
-    lines = [
-        line.strip() for guide in GUIDES for line in guide.read_text().splitlines() if line.startswith("    .venv/")
-    ]
-    return [line for line in lines if "auxhead-plot" in line or " table " in line]
+    lines = [line for guide in GUIDES for line in guide.read_text().splitlines() if line.startswith("    .venv/")]
+    return [line.strip() for line in lines if "auxhead-plot" in line or " table " in line]
 
 
 @pytest.mark.parametrize("command", of_records())
@@ -80,3 +81,35 @@ def test_tiers_of_occupancy_are_those_of_the_record():
     points = [one for batch in figure("footprint")["batches"].values() for one in batch["points"]]
     assert max(one["occupancy_percent"] for one in points) < 2.0
     assert max(points, key=lambda one: one["added_percent"])["footprint"] == "4 SMs"
+
+
+@pytest.mark.parametrize("script", ["replicas.py", "pipeline.py"])
+def test_scripts_of_several_processes_run_under_torchrun(script, tmp_path):
+    guide = (FOLDER / "several_gpus.md").read_text()
+    assert f".venv/bin/torchrun --standalone --nproc-per-node 2 {script}\n" in guide
+    (tmp_path / script).write_text(guide.partition(f"Save this as `{script}`:\n\n```python\n")[2].partition("```")[0])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
+    environment.pop("TRITON_INTERPRET", None)  # the reference answers, as it does for users
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    if script == "replicas.py":
+        answered = re.findall(r"rank (\d) on cpu answers request (\d): \[", done.stdout)
+        assert sorted(answered, key=lambda one: one[1]) == [(str(number % 2), str(number)) for number in range(6)]
+    else:
+        assert "Stage 0, from the input" in done.stdout and "Stage 1, behind layer" in done.stdout
+        places = re.findall(r"answered: \[([\d, ]*)\]", done.stdout)
+        assert sorted(int(place) for some in places for place in some.split(", ")) == list(range(32))
+
+
+def test_one_gpu_beat_a_pipeline():
+    """As the guide on several GPUs says of two H200s; the table is that of test_pipeline_numbers.py."""
+    found = [one for one in records("h200/pipelines.jsonl") if one.kind == "pipeline"]
+    for batch in (120, 512):
+        fastest: dict[str, float] = {}
+        for one in found:
+            way = one.variant.partition("@")[0]
+            if one.cell["batch"] == batch:
+                fastest[way] = max(fastest.get(way, 0.0), one.measured["images_s"]["median"])
+        ours = max(images for way, images in fastest.items() if way.startswith("pipelined"))
+        assert fastest["one-gpu-cudnn"] > ours > max(fastest["model-parallel"], fastest["tutorial"])
