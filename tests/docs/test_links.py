@@ -31,6 +31,8 @@ def test_the_front_page_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-@pytest.mark.parametrize("folder", ["kernels", "model", "autotune", "autotune/records", "plots", "plots/gallery"])
+@pytest.mark.parametrize(
+    "folder", ["kernels", "model", "model/guides", "autotune", "autotune/records", "plots", "plots/gallery"]
+)
 def test_folder_has_a_page(folder):
     assert (ROOT / folder / "README.md").is_file()

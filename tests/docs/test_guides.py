@@ -1,0 +1,116 @@
+"""The guides: their length and order, commands that need no GPU, and numbers that stand in records."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from auxhead.autotune.records.record import latest
+from support.command_line import plot, tune
+from support.committed_records import figure, records
+from support.documents import ROOT, Document, name_of
+
+FOLDER = ROOT / "model" / "guides"
+GUIDES = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
+OVERLAP = Document("model/guides/overlap_plots.md")
+#: By the words behind the path of a program: those of a guide that draw or print what is committed.
+PROGRAMS = {"auxhead-plot": plot, "auxhead-tune": tune}
+
+
+def test_the_list_of_guides_has_each_of_them():
+    listed = re.findall(r"^\d\. .*?\]\((\w+\.md)\)", (FOLDER / "README.md").read_text(), flags=re.MULTILINE)
+    assert sorted(listed) == [path.name for path in GUIDES]
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=name_of)
+def test_a_guide_is_short_and_says_what_it_is_for(guide: Path):
+    text = guide.read_text()
+    assert 100 <= len(text.splitlines()) <= 200
+    assert "**After it you" in text and "**You need**" in text and "ou should see" in text
+
+
+def of_records() -> list[str]:
+    """Commands that draw figures of committed records, or print tables of them."""
+    lines = [line for guide in GUIDES for line in guide.read_text().splitlines() if line.startswith("    .venv/")]
+    lines = [line.strip() for line in lines if "auxhead-plot" in line or " table " in line]
+    return [line for line in lines if " trunks " not in line]  # which test_adding.py draws
+
+
+@pytest.mark.parametrize("command", of_records())
+def test_command_runs_without_a_gpu(command, tmp_path, monkeypatch):
+    (tmp_path / "autotune").symlink_to(ROOT / "autotune")
+    monkeypatch.chdir(tmp_path)
+    program, *words = shlex.split(command)
+    result = PROGRAMS[Path(program).name](*words)
+    assert result.exit_code == 0, result.output
+    if "--out" in words:
+        out = tmp_path / words[words.index("--out") + 1]
+        assert list(out.parent.glob(f"{out.name}*")), result.output
+
+
+def test_what_is_hidden_is_that_of_the_record():
+    found = latest(one for one in records("h200/overlap.jsonl") if one.kind == "overlap")
+    (record,) = (one for one in found if one.cell["batch"] == 32)
+    alone = {pair["role"]: pair["device_us"]["median"] for pair in record.paired}
+    coverage, hidden = (100 * record.measured[name]["median"] for name in ("coverage", "hiding_efficiency"))
+    OVERLAP.says(f"At batch 32 coverage is still {coverage:.0f} %, but {hidden:.0f} % is hidden")
+    assert 2 / 3 < (record.device_us["median"] - alone["trunk"]) / alone["heads"] < 3 / 4
+    batches = {one.cell["batch"] for one in records("h200/overlap.jsonl")}
+    OVERLAP.says("it has the batches of {}, {} and {}.".format(*sorted(batches)))
+
+
+def test_what_the_timeline_shows_is_that_of_the_figure():
+    drawn = figure("timeline")
+    assert "8 heads (after blocks), batch 8" in drawn["network"] and len(drawn["heads"]) == 3
+    assert [len(launch["taps"]) for launch in drawn["heads"]] == [2, 2, 2]
+    OVERLAP.says("Two heads share a launch, so there are three for six heads.")
+    OVERLAP.says(f"this one has {drawn['sm_count']}.")
+
+
+def test_tiers_of_occupancy_are_those_of_the_record():
+    found = {one.variant: one for one in latest(records("h200/footprint.jsonl")) if one.cell["batch"] == 32}
+    said = []
+    for variant in ("by rule", "4 SMs"):
+        occupancy = found[variant].measured["occupancy"]
+        (theoretical,), (estimate,) = occupancy["theoretical"], occupancy["estimate"]
+        residency = 100 * occupancy["residency"]["warps_share"]["median"]
+        said.append(f"{100 * theoretical['share']:.0f} %, {estimate['percent']:.0f} % and {residency:.2f} %")
+    OVERLAP.says(f"by rule {said[0]}; confined to 4 SMs {said[1]}.")
+    points = [one for batch in figure("footprint")["batches"].values() for one in batch["points"]]
+    assert max(one["occupancy_percent"] for one in points) < 2.0
+    assert max(points, key=lambda one: one["added_percent"])["footprint"] == "4 SMs"
+
+
+@pytest.mark.parametrize("script", ["replicas.py", "pipeline.py"])
+def test_scripts_of_several_processes_run_under_torchrun(script, tmp_path):
+    guide = (FOLDER / "several_gpus.md").read_text()
+    assert f".venv/bin/torchrun --standalone --nproc-per-node 2 {script}\n" in guide
+    (tmp_path / script).write_text(guide.partition(f"Save this as `{script}`:\n\n```python\n")[2].partition("```")[0])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
+    environment.pop("TRITON_INTERPRET", None)  # the reference answers, as it does for users
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    if script == "replicas.py":
+        answered = re.findall(r"rank (\d) on cpu answers request (\d): \[", done.stdout)
+        assert sorted(answered, key=lambda one: one[1]) == [(str(number % 2), str(number)) for number in range(6)]
+    else:
+        assert "Stage 0, from the input" in done.stdout and "Stage 1, behind layer" in done.stdout
+        places = re.findall(r"answered: \[([\d, ]*)\]", done.stdout)
+        assert sorted(int(place) for some in places for place in some.split(", ")) == list(range(32))
+
+
+def test_one_gpu_beat_a_pipeline():
+    """As the guide on several GPUs says of two H200s; the table is that of test_pipeline_numbers.py."""
+    found = [one for one in records("h200/pipelines.jsonl") if one.kind == "pipeline"]
+    for batch in (120, 512):
+        fastest: dict[str, float] = {}
+        for one in found:
+            way = one.variant.partition("@")[0]
+            if one.cell["batch"] == batch:
+                fastest[way] = max(fastest.get(way, 0.0), one.measured["images_s"]["median"])
+        ours = max(images for way, images in fastest.items() if way.startswith("pipelined"))
+        assert fastest["one-gpu-cudnn"] > ours > max(fastest["model-parallel"], fastest["tutorial"])
