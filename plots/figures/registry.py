@@ -8,6 +8,7 @@ def _drawing(name: str) -> Drawing:
     from ..sweep_heads import read_swept
     from . import (
         calibration,
+        doctor,
         exits,
         footprint,
         gpus,
@@ -36,6 +37,7 @@ def _drawing(name: str) -> Drawing:
         "profile": Drawing(profile.draw),
         "pipeline": Drawing(pipeline.draw),
         "gpus": Drawing(gpus.draw),
+        "doctor": Drawing(doctor.draw),
     }[name]
 
 
@@ -145,6 +147,14 @@ FIGURES = (
         ("gpus",),
         ("h200/pipelines.jsonl",),
         "auxhead-tune bench --devices 2",
+        _drawing,
+    ),
+    FigureKind(
+        "doctor",
+        "The timeline of one request, the host and stream by stream, with what the doctor found marked.",
+        ("doctor",),
+        ("h200/doctor.jsonl",),
+        "auxhead-tune doctor TARGET",
         _drawing,
     ),
 )

@@ -9,9 +9,9 @@ import torch
 from auxhead.autotune.doctor.finding import KINDS
 from auxhead.model import EarlyExitNetwork
 from auxhead.model.guides.steps import TAPS, Independent, InLine, ReturningEarly
+from auxhead.model.guides.targets import parts
 from support.doctor_programs.all_programs import CORRECT, FAULTY, ON_CPU, PROGRAMS
 from support.doctor_programs.planted import PROGRAMS as PLANTED
-from support.doctor_programs.question import parts
 
 SCRIPTS = Path(__file__).parents[2] / "support" / "doctor_programs"
 #: On a GPU other tests are for them.

@@ -16,8 +16,8 @@ from auxhead.model.guides.steps import (
     one_launch_a_head,
     real_exits,
 )
+from auxhead.model.guides.targets import parts
 from support.doctor_programs.all_programs import CORRECT, FAULTY, PROGRAMS
-from support.doctor_programs.question import parts
 from support.example_models import needs_gpu
 from support.record_doctor_traces import profile_program
 

@@ -1,0 +1,102 @@
+"""The steps of "From t1 + t2 to max(t1, t2)" as targets of the doctor: ``auxhead.model.guides.targets:in_line``.
+
+Each function returns a step and its images: in half precision on a GPU, smaller ones in single precision elsewhere.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision.models import ResNet
+
+from .steps import (
+    TAPS,
+    Graphs,
+    Independent,
+    InLine,
+    Priorities,
+    ReturningEarly,
+    StreamClass,
+    StreamsLeftOut,
+    StreamsRight,
+    make_parts,
+    one_launch_a_head,
+)
+from .steps import real_exits as exits_of
+
+#: What a factory returns: something to call, and its input.
+Target = tuple[Callable[[Any], Any], Tensor]
+
+
+def parts() -> tuple[ResNet, Mapping[str, nn.Module], Tensor]:
+    """The same network, heads and images each time; on the CPU smaller ones."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    samples, pixels, dtype = (8, 224, torch.float16) if on_gpu else (2, 64, torch.float32)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        backbone, heads = make_parts(pixels)
+        x = torch.randn(samples, 3, pixels, pixels)
+    moved = {tap: head.to(device, dtype).eval() for tap, head in heads.items()}
+    return backbone.to(device, dtype), moved, x.to(device, dtype)
+
+
+def _made_of(step: type[InLine]) -> Target:
+    backbone, heads, x = parts()
+    return step(backbone, heads).eval(), x
+
+
+def in_line() -> Target:
+    """Return step 1."""
+    return _made_of(InLine)
+
+
+def returning_early() -> Target:
+    """Return step 2. Nobody is ever so sure, so that the host waits at every head."""
+    step, x = _made_of(ReturningEarly)
+    step.threshold = 1.0
+    return step, x
+
+
+def independent() -> Target:
+    """Return step 3."""
+    return _made_of(Independent)
+
+
+def streams_left_out() -> Target:
+    """Return step 4, wrong."""
+    return _made_of(StreamsLeftOut)
+
+
+def stream_class() -> Target:
+    """Return step 4, wrong in another way."""
+    return _made_of(StreamClass)
+
+
+def streams_right() -> Target:
+    """Return step 5."""
+    return _made_of(StreamsRight)
+
+
+def priorities() -> Target:
+    """Return step 6."""
+    return _made_of(Priorities)
+
+
+def graphs() -> Target:
+    """Return step 7, of step 5."""
+    step, x = _made_of(StreamsRight)
+    return Graphs(step, x), x
+
+
+def one_launch() -> Target:
+    """Return step 8."""
+    backbone, heads, x = parts()
+    return one_launch_a_head(backbone, heads, x), x
+
+
+def real_exits() -> Target:
+    """Return step 9. All images leave at the second head: a confidence is above 0.0, and never above 1.0."""
+    backbone, heads, x = parts()
+    return exits_of(backbone, heads, x, {tap: float(tap != TAPS[1]) for tap in TAPS}), x
