@@ -84,14 +84,12 @@ def profiler() -> profile:
 
 def write_trace(profiler: profile, watched: Watched, file: Path) -> None:
     """Write what a profiler recorded, with what was watched; the file is complete or not there."""
+    content = _content(profiler)  # the next profiler that runs empties this one
+    streams = with_numbers(watched.streams, _marked(watched.streams))
     device = torch.device("cuda", torch.cuda.current_device())
-    told = dataclasses.replace(
-        watched, streams=with_numbers(watched.streams, _marked(watched.streams)), environment=environment(device)
-    )
+    content[KEY] = dataclasses.replace(watched, streams=streams, environment=environment(device)).as_json()
     unfinished = file.with_name(f".{os.getpid()}.{file.name}")
     try:
-        content = _content(profiler)
-        content[KEY] = told.as_json()
         opened = gzip.open if file.suffix == ".gz" else open
         with opened(unfinished, "wt", encoding="utf-8") as out:
             json.dump(content, out)

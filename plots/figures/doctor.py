@@ -6,6 +6,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.transforms import blended_transform_factory
 
 from ...autotune.records.record import Record
 from ..records import NoRecords, stamp
@@ -45,7 +46,7 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
 
 def _title(target: str, measured: Mapping[str, Any]) -> str:
     took, possible = measured["achieved_us"], measured["possible_us"]
-    return f"{target}: {took:,.0f} us a request, of which the GPU needs {possible:,.0f}"
+    return f"{target}:\n{took:,.0f} us a request, of which the GPU needs {possible:,.0f} at least"
 
 
 def _streams(streams: Sequence[Mapping[str, Any]]) -> dict[str, list[list[Any]]]:
@@ -85,7 +86,9 @@ def _figure(drawn: Mapping[str, Any]) -> Figure:
     handles = [Patch(color=ROLES[role][0], label=ROLES[role][1]) for role in roles]
     axes.legend(handles=handles, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=7, fontsize=8)
     below.axis("off")
-    below.text(0.0, 1.0, "\n".join(_cut(line) for line in said), va="top", fontsize=8, transform=below.transAxes)
+    left = blended_transform_factory(figure.transFigure, below.transAxes)
+    text = below.text(0.01, 1.0, "\n".join(_cut(line) for line in said), va="top", fontsize=8, transform=left)
+    text.set_in_layout(False)  # it is wider than the axes
     return frame(figure, drawn)
 
 
@@ -110,4 +113,4 @@ def _is_stream(lane: str, stream: int | None) -> bool:
 
 
 def _cut(line: str) -> str:
-    return line if len(line) <= 150 else f"{line[:147]}..."
+    return line if len(line) <= 135 else f"{line[:132]}..."
