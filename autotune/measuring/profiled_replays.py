@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .profiled_requests import GRAPH_LAUNCHES
+from .cuda_calls import GRAPH_LAUNCHES
 
 #: Role of kernels that are no launch of heads.
 TRUNK = "trunk"

@@ -15,38 +15,10 @@ from torch.profiler import ProfilerActivity, record_function, schedule
 from torch.profiler import profile as torch_profile
 
 from ..records.intervals import length, merged
-
-#: Marks a request in the trace.
-ANNOTATION = "auxhead request"
+from .cuda_calls import ALLOCATIONS, ANNOTATION, LAUNCHES, SYNCHRONISATIONS, plain_name
 
 #: Requests before any that count: compilation, cuDNN's choice of algorithms, the allocator.
 WARM_UP = 10
-
-GRAPH_LAUNCHES = frozenset({"cudaGraphLaunch", "cuGraphLaunch"})
-KERNEL_LAUNCHES = frozenset(
-    {
-        *("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel"),
-        *("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel"),
-    }
-)
-#: Calls that launch a kernel or a graph.
-LAUNCHES = KERNEL_LAUNCHES | GRAPH_LAUNCHES
-#: Calls that take memory from the driver or give it back; most of them wait for the device too.
-ALLOCATIONS = frozenset(
-    {
-        *("cudaMalloc", "cudaMallocAsync", "cudaMallocFromPoolAsync", "cudaMallocHost", "cudaMallocManaged"),
-        *("cudaHostAlloc", "cudaHostRegister", "cudaHostUnregister", "cudaFree", "cudaFreeAsync", "cudaFreeHost"),
-        *("cuMemAlloc", "cuMemAllocAsync", "cuMemAllocHost", "cuMemHostAlloc", "cuMemFree", "cuMemFreeAsync"),
-        *("cuMemFreeHost", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap"),
-    }
-)
-#: Calls in which the host waits for the device.
-SYNCHRONISATIONS = frozenset(
-    {
-        *("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy"),
-        *("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -163,7 +135,7 @@ def read_trace(trace: Mapping[str, Any]) -> RequestProfile:
         if kind in ("cuda_runtime", "cuda_driver"):
             index = bisect.bisect_right(begins, begin) - 1
             if index >= 0 and begin <= requests[index][1]:
-                name = event["name"].partition("_")[0]  # CUPTI may add a version: cudaLaunchKernel_v7000, cuMemAlloc_v2
+                name = plain_name(event["name"])
                 counts[name][index] += 1
                 times[name] += duration
         elif kind in ("kernel", "gpu_memcpy", "gpu_memset"):

@@ -4,14 +4,8 @@ import secrets
 from typing import Any
 
 from ..measuring.cells import OWN, Cell
-from ..measuring.profiled_requests import (
-    ALLOCATIONS,
-    GRAPH_LAUNCHES,
-    LAUNCHES,
-    SYNCHRONISATIONS,
-    WARM_UP,
-    RequestProfile,
-)
+from ..measuring.cuda_calls import ALLOCATIONS, GRAPH_LAUNCHES, LAUNCHES, SYNCHRONISATIONS
+from ..measuring.profiled_requests import WARM_UP, RequestProfile
 from ..measuring.timers import PROTOCOL
 from ..records.record import Record
 from ..records.spread import spread

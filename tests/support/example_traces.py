@@ -1,6 +1,6 @@
 """Hand-made Chrome traces in the format of torch.profiler."""
 
-from auxhead.autotune.measuring.profiled_requests import ANNOTATION
+from auxhead.autotune.measuring.cuda_calls import ANNOTATION
 
 
 def event(kind, name, begin, duration, **args):

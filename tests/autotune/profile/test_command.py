@@ -7,7 +7,8 @@ from io import StringIO
 
 import pytest
 import torch
-from auxhead.autotune.measuring.profiled_requests import ALLOCATIONS, SYNCHRONISATIONS, read_trace
+from auxhead.autotune.measuring.cuda_calls import ALLOCATIONS, SYNCHRONISATIONS
+from auxhead.autotune.measuring.profiled_requests import read_trace
 from auxhead.autotune.measuring.subject import own_cell
 from auxhead.autotune.measuring.timers import Samples
 from auxhead.autotune.profile import measure as before_and_after
