@@ -1,8 +1,7 @@
-"""Reads a Chrome trace of torch.profiler: requests, with what the host called and what the device ran in each."""
+"""Requests of a trace, with what the host called and what the device ran in each: all that findings are made from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from .watched import Watched
@@ -22,7 +21,11 @@ class Call:
     operator: str | None
     """The innermost operator of PyTorch that it is made in: aten::item."""
     line: str | None
-    """The innermost line of the user's own code that it is made in, ``file.py:12``; None without stacks."""
+    """The innermost function of the user's own code that it is made in, ``file.py:12 in forward``; None without stacks.
+
+    12 is the line at which that function begins, not the one that calls: a profiler's stacks do not know that one."""
+    operator_us: tuple[float, float] | None = None
+    """Begin and end of that operator, since the request began."""
     head: str | None = None
     """The head that it is made in, as the doctor annotates heads live."""
 
@@ -97,16 +100,9 @@ class Trace:
     has_stacks: bool
     watched: Watched | None
     """None: a trace that the doctor did not record."""
+    warm: bool = True
+    """False: one request alone, before which none may have run, so that it may hold what happens once."""
 
 
 class BadTrace(ValueError):
     """A file that is no trace, or one without work on a GPU: says which and how to record one, in one line."""
-
-
-def read_trace(file: Path) -> Trace:
-    """Read a trace, ``.json`` or ``.json.gz``.
-
-    Raises:
-        BadTrace: see there.
-    """
-    raise NotImplementedError

@@ -1,0 +1,147 @@
+"""Reads a Chrome trace of torch.profiler into the requests that findings are made from."""
+
+import bisect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..measuring.cuda_calls import GRAPH_LAUNCHES, plain_name
+from .events import Event, Events, read_content, sorted_events
+from .host_calls import Place, placed_calls
+from .requests import Cut, Window, cuts
+from .trace import BadTrace, Call, Request, Trace, Wait, Work
+from .watched import KEY, Watched
+
+_KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "fill"}
+
+
+def read_trace(file: Path) -> Trace:
+    """Read a trace, ``.json`` or ``.json.gz``.
+
+    Requests are told by the doctor's annotation, else by the profiler's steps (without the first of three or more),
+    else by calls of the outermost module (without the first third), else the whole trace is one. What the device ran
+    belongs to the request in which the host launched it.
+
+    Raises:
+        BadTrace: no file, no JSON, no trace, nothing on a device in it, or a broken key of the doctor's own.
+    """
+    content = read_content(file)
+    events = sorted_events(content)
+    if not events.work:
+        raise BadTrace(
+            f"{file}: holds no work of a GPU; record with torch.profiler.profile(activities=[ProfilerActivity.CPU, "
+            "ProfilerActivity.CUDA])"
+        )
+    watched = _watched(content, file)
+    calls = list(placed_calls(events))
+    for cut in cuts(events):
+        requests = tuple(request for request in _requests(cut, events, calls) if request.work)
+        if requests:
+            break
+    else:
+        raise BadTrace(f"{file}: what its GPU ran was launched by nothing in it; record from before the launches")
+    properties = content.get("deviceProperties")
+    devices = properties if isinstance(properties, list) else []
+    return Trace(
+        requests=requests,
+        cut_by=cut.by,
+        devices=tuple(device for device in devices if isinstance(device, dict)),
+        has_stacks=bool(events.functions),
+        watched=watched,
+        warm=cut.warm,
+    )
+
+
+def _watched(content: Mapping[str, Any], file: Path) -> Watched | None:
+    if KEY not in content:
+        return None
+    try:
+        return Watched.from_json(content[KEY])
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise BadTrace(f'{file}: its key "{KEY}" is not what the doctor writes ({error!r:.80})') from None
+
+
+def _requests(cut: Cut, events: Events, calls: list[tuple[Event, Place]]) -> list[Request]:
+    windows = cut.windows
+    starts = [window.start for window in windows]
+
+    def index_at(time: float) -> int | None:
+        index = bisect.bisect_right(starts, time) - 1
+        return index if index >= 0 and time < windows[index].until else None
+
+    calls_of: list[list[Call]] = [[] for _ in windows]
+    launched: dict[int, tuple[int | None, Call | None]] = {}
+    for event, place in calls:
+        index = index_at(event.start)
+        correlation = event.number("correlation")
+        call = None
+        if index is not None:
+            call = _call(event, place, windows[index].start)
+            calls_of[index].append(call)
+        if correlation is not None:
+            launched[correlation] = (index, call)
+    work_of: list[list[Work]] = [[] for _ in windows]
+    for event in events.work:
+        correlation = event.number("correlation")
+        nobody = (index_at(event.start), None)
+        index, call = nobody if correlation is None else launched.get(correlation, nobody)
+        if index is not None:
+            work_of[index].append(_work(event, call, windows[index].start))
+    waits_of: list[list[Wait]] = [[] for _ in windows]
+    for event in events.synchronisations:
+        index, stream = index_at(event.start), event.number("stream")
+        if event.name == "Stream Wait Event" and index is not None and stream is not None:
+            other = event.number("wait_on_stream")
+            told = other if other is not None and other >= 0 else None
+            waits_of[index].append(Wait(event.start - windows[index].start, stream, told))
+    return [
+        _request(window, sorted(found, key=lambda call: call.start_us), work, waits)
+        for window, found, work, waits in zip(windows, calls_of, work_of, waits_of, strict=True)
+    ]
+
+
+def _request(window: Window, calls: list[Call], work: list[Work], waits: list[Wait]) -> Request:
+    returned = window.returned - window.start
+    if not window.exact:
+        returned = max([returned, *(one.call.end_us for one in work if one.call is not None)])
+    end = max((one.end_us for one in work), default=0.0)
+    return Request(window.start, max(returned, end), returned, tuple(calls), tuple(work), tuple(waits))
+
+
+def _call(event: Event, place: Place, start: float) -> Call:
+    operator = place.operator
+    return Call(
+        name=plain_name(event.name),
+        start_us=event.start - start,
+        end_us=event.end - start,
+        thread=event.tid,
+        correlation=event.number("correlation"),
+        operator=None if operator is None else operator.name,
+        line=place.line,
+        operator_us=None if operator is None else (operator.start - start, operator.end - start),
+        head=place.head,
+    )
+
+
+def _work(event: Event, call: Call | None, start: float) -> Work:
+    return Work(
+        kind=_KINDS[event.category],
+        name=event.name,
+        start_us=event.start - start,
+        end_us=event.end - start,
+        device=event.number("device") or 0,
+        stream=event.number("stream") or 0,
+        call=call,
+        graph=call is not None and call.name in GRAPH_LAUNCHES,
+        grid=_three(event.args.get("grid")),
+        block=_three(event.args.get("block")),
+        registers=event.number("registers per thread"),
+        shared_bytes=event.number("shared memory"),
+    )
+
+
+def _three(sizes: Any) -> tuple[int, int, int] | None:
+    if not isinstance(sizes, list) or len(sizes) != 3 or not all(isinstance(size, int) for size in sizes):
+        return None
+    x, y, z = sizes
+    return x, y, z
