@@ -1,0 +1,117 @@
+"""Streams that do nothing for overlap: nothing runs on them, or they compete with the trunk on equal terms."""
+
+from collections import defaultdict
+
+from ...records.intervals import common, length
+from ..finding import Finding, Mark
+from ..trace import Trace
+from ..watched import StreamUse
+from .device import Stream, intervals, kernels, stream_of, trunk_stream
+from .per_request import first_few, median_us, noticed, once_each, shown_request, us
+
+#: A stream with more of the trunk's kernel time than this is no side stream: two that share the work are equals.
+_SIDE_SHARE = 0.5
+
+
+def find_default_stream(trace: Trace) -> list[Finding]:
+    """Find that streams were made and everything ran on one all the same."""
+    seen = noticed(trace, "default-stream")
+    evidence = [one.evidence for one in seen]
+    streams = {stream_of(work) for request in trace.requests for work in request.work}
+    count = sum(len(kernels(request)) for request in trace.requests)
+    unused = [use for use in _watched(trace) if use.operators == 0 and use.handle != 0]
+    graphs = any(work.graph for request in trace.requests for work in request.work)
+    if unused and len(streams) == 1 and not graphs:
+        made = "1 stream was" if len(unused) == 1 else f"{len(unused)} streams were"
+        evidence.append(
+            f"{made} made and ran nothing; all {count} kernels of {len(trace.requests)} requests ran on stream "
+            f"{next(iter(streams))[1]}"
+        )
+    if not evidence:
+        return []
+    return [
+        Finding(
+            kind="default-stream",
+            what="Everything runs on one stream, one after the other, although others were made.",
+            evidence=first_few(evidence),
+            remedy="Launch what is to run beside the rest inside of the context of its stream, between a wait of that "
+            "stream for its input and a wait for its result.",
+            snippet="side = torch.cuda.Stream(priority=0)  # once; the trunk's has priority=-1\n"
+            "side.wait_stream(torch.cuda.current_stream())\n"
+            "with torch.cuda.stream(side):\n"
+            "    answer = head(x)\n"
+            "y = next_block(x)  # beside it\n"
+            "torch.cuda.current_stream().wait_stream(side)\n",
+            lines=once_each(line for one in seen for line in one.lines),
+        )
+    ]
+
+
+def _watched(trace: Trace) -> tuple[StreamUse, ...]:
+    return () if trace.watched is None else trace.watched.streams
+
+
+def _priorities(trace: Trace) -> dict[Stream, int]:
+    """Return the priorities of streams whose number in the trace is known and means one priority."""
+    found: dict[Stream, set[int]] = defaultdict(set)
+    for use in _watched(trace):
+        if use.number is not None:
+            found[use.device, use.number].add(use.priority)
+    return {stream: priorities.pop() for stream, priorities in found.items() if len(priorities) == 1}
+
+
+def find_priorities(trace: Trace) -> list[Finding]:
+    """Find side streams that are not lower in priority than the trunk's.
+
+    Streams of graphs do not count: their kernels have the priorities of the streams that were captured.
+    """
+    trunk, priorities = trunk_stream(trace), _priorities(trace)
+    if trunk is None or trunk not in priorities:
+        return []
+
+    def kernel_us(stream: Stream) -> float:
+        return median_us(
+            trace,
+            lambda request: sum(w.us for w in kernels(request) if stream_of(w) == stream and not w.graph),
+        )
+
+    trunk_us = kernel_us(trunk)
+    sides = sorted(
+        stream
+        for stream, priority in priorities.items()
+        if stream != trunk
+        and stream[0] == trunk[0]
+        and priority <= priorities[trunk]
+        and 0 < kernel_us(stream) <= _SIDE_SHARE * trunk_us
+    )
+    if not sides:
+        return []
+    request = shown_request(trace)
+    beside = [work for work in kernels(request) if stream_of(work) in sides]
+    both = length(common(intervals(beside), intervals([w for w in kernels(request) if stream_of(w) == trunk])))
+    equal = all(priorities[side] == priorities[trunk] for side in sides)
+    return [
+        Finding(
+            kind="priority",
+            what="The side stream has the priority of the trunk's, and takes multiprocessors from what is waited for."
+            if equal
+            else "The side stream is higher in priority than the trunk's, and takes multiprocessors from it.",
+            evidence=(
+                f"trunk: stream {trunk[1]}, priority {priorities[trunk]}, {us(trunk_us)} of kernels a request",
+                *(
+                    f"side: stream {side[1]}, priority {priorities[side]}, {us(kernel_us(side))} of kernels a request"
+                    for side in sides
+                ),
+                f"both run for {us(both)} of the request at once (lower numbers go first)",
+            ),
+            remedy="Run the trunk on a stream of higher priority: the default stream has the lowest there is, so that "
+            "none can be lower.",
+            snippet="trunk = torch.cuda.Stream(priority=-1)  # sooner\n"
+            "side = torch.cuda.Stream(priority=0)  # later\n"
+            "trunk.wait_stream(torch.cuda.current_stream())\n"
+            "with torch.cuda.stream(trunk):\n"
+            "    y = model(x)  # forks its heads to side\n"
+            "torch.cuda.current_stream().wait_stream(trunk)\n",
+            marks=tuple(Mark(work.start_us, work.end_us, work.stream) for work in beside),
+        )
+    ]
