@@ -39,7 +39,7 @@ LEVELS = {
         {"measuring"},
         {"pipelines"},
         {"heads", "bench", "profile"},
-        {"sweep", "overlap", "pareto", "plan"},
+        {"sweep", "overlap", "pareto", "plan", "doctor"},
         {"tuned", "footprint", "coverage", "earlyon"},
     ),
 }

@@ -102,8 +102,8 @@ def sorted_events(content: Mapping[str, Any]) -> Events:
             events.sort(key=_begin)
         calls = sorted((event for kind in _CALLS for event in found[kind]), key=_begin)
         work = sorted((event for kind in _WORK for event in found[kind]), key=_begin)
-        frames = (found[kind] for kind in _FRAMES)
-        return Events(*frames, calls, work, found["cuda_sync"])
+        annotations, operators, functions = (found[kind] for kind in _FRAMES)
+        return Events(annotations, operators, functions, calls, work, found["cuda_sync"])
 
 
 def _begin(event: Event) -> tuple[float, float]:

@@ -1,1 +1,1 @@
-"""What the doctor finds, a module for what findings have in common."""
+"""Findings of the doctor: a module for each group that has something in common; ``find_all`` has them all."""

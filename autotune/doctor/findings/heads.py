@@ -122,7 +122,7 @@ def find_gate_waits(trace: Trace) -> list[Finding]:
             what="A head is on the critical path: the next segment begins only when it has answered.",
             evidence=first_few(evidence),
             remedy="Let the segment after the head run beside it, and ask for the answer one segment later: a gate "
-            "then costs nothing, and skips all but that segment. auxhead's runners choose where to ask by what it costs.",
+            "then costs nothing, and skips all but that segment. auxhead's runners ask where it pays.",
             snippet="from auxhead.model import EarlyExitNetwork, make_runner\n\n"
             "network = EarlyExitNetwork(backbone, heads, rules=0.9)\n"
             "with make_runner(network, images) as runner:\n"
