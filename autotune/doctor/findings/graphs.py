@@ -1,4 +1,4 @@
-"""What belongs before the first request: captures of graphs, and cuDNN's choice of algorithms."""
+"""Findings of what belongs before the first request: captures of graphs, and cuDNN's choice of algorithms."""
 
 from collections import Counter
 

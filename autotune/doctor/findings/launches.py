@@ -3,13 +3,13 @@
 from statistics import median
 from typing import NamedTuple
 
-from ...records.intervals import Interval
+from ...records.intervals import Interval, merged
 from ..finding import Finding, Mark
 from ..trace import Request, Trace
 from .device import Busy, Launched, kernels
 from .host import host_waits
 from .per_request import median_us, shown_request, us
-from .stretches import holds, set_up
+from .stretches import set_up
 
 #: The device is idle for more than this share of a request.
 _IDLE_SHARE = 0.3
@@ -43,13 +43,13 @@ def idleness(request: Request) -> Idleness:
     """Tell a request's pauses for want of a launch from those in which the host waits or sets something up."""
     busy, launched = Busy(list(request.work)), Launched(request)
     calls = {work.start_us: work.call for work in sorted(request.work, key=lambda work: -work.start_us)}
-    others = sorted([*set_up(request), *((wait.start_us, wait.call.end_us) for wait in host_waits(request))])
+    others = merged([*set_up(request), *((wait.start_us, wait.call.end_us) for wait in host_waits(request))])
     gaps = []
     for begin, end in busy.gaps():
         call = calls[end]
         if call is None or end > max(call.start_us + _AFTER_BEGIN_US, call.end_us + _AFTER_END_US):
             continue
-        if not any(start < end and begin < stop for start, stop in others) and not holds(others, begin):
+        if not any(start < end and begin < stop for start, stop in others):
             gaps.append((begin, end))
     first, last = busy.intervals[0][0], busy.intervals[-1][1]
     return Idleness(gaps, last - first - busy.us, last - first, busy.us, len({id(w.call) for w in launched.work}))

@@ -1,6 +1,7 @@
 """Kernels that fill the device, so that what is ready beside them has to wait."""
 
 import bisect
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ from ...measuring.cuda_calls import EVENT_RECORDS
 from ...records.intervals import common, length
 from ..finding import Finding, Mark
 from ..trace import Request, Trace, Work
-from .device import Stream, intervals, kernels, stream_of, trunk_stream
+from .device import Busy, Launched, Stream, intervals, kernels, stream_of, trunk_stream
 from .per_request import first_few, median_us, short_name, shown_request, us
 
 #: Of a launch until its kernel runs on an idle device, so that a kernel that begins later was held up.
@@ -25,21 +26,18 @@ _REGISTERS_OF_A_WARP = 256
 
 def resident_blocks(work: Work, device: Mapping[str, Any]) -> int | None:
     """Return how many blocks of a kernel an SM holds at once; None where the trace does not say."""
-    try:
-        threads = device["maxThreadsPerMultiprocessor"]
-        registers = device["regsPerMultiprocessor"]
-        shared = device["sharedMemPerMultiprocessor"]
-    except KeyError:
+    names = ("maxThreadsPerMultiprocessor", "regsPerMultiprocessor", "sharedMemPerMultiprocessor")
+    limits = [device.get(name) for name in names]
+    if work.block is None or work.registers is None or not all(isinstance(limit, int) for limit in limits):
         return None
-    if work.block is None or work.registers is None:
-        return None
+    threads, registers, shared = map(int, limits)  # type: ignore[arg-type]
     x, y, z = work.block
     warps = -(-x * y * z // 32)
     if warps <= 0:
         return None
     of_warp = -(-max(work.registers, 1) * 32 // _REGISTERS_OF_A_WARP) * _REGISTERS_OF_A_WARP
     by_shared = shared // ((work.shared_bytes or 0) + _RESERVED_BYTES)
-    return max(1, int(min(_MOST_BLOCKS, threads // (32 * warps), registers // (of_warp * warps), by_shared)))
+    return max(1, min(_MOST_BLOCKS, threads // (32 * warps), registers // (of_warp * warps), by_shared))
 
 
 def fills(work: Work, trace: Trace) -> bool:
@@ -57,7 +55,33 @@ class HeldUp(NamedTuple):
 
     work: Work
     ready_us: float
-    by: tuple[Work, ...]
+    behind: Work
+    """The last kernel that kept it waiting."""
+
+
+class _Waits:
+    """When streams have done what other streams have them wait for."""
+
+    def __init__(self, request: Request) -> None:
+        self._launched = Launched(request)
+        self._records = sorted(call.start_us for call in request.calls if call.name in EVENT_RECORDS)
+        self._times: dict[int, list[float]] = defaultdict(list)
+        for wait in sorted(request.waits, key=lambda wait: wait.start_us):
+            self._times[wait.stream].append(wait.start_us)
+        self._done: dict[tuple[int, float], float] = {}
+
+    def until(self, stream: Stream, launched_us: float) -> float:
+        """Return when all is done that a stream was made to wait for before a launch on it."""
+        times = self._times[stream[1]]
+        index = bisect.bisect_left(times, launched_us) - 1
+        if index < 0:
+            return 0.0
+        key = stream[1], times[index]
+        if key not in self._done:
+            recorded = bisect.bisect_right(self._records, times[index]) - 1
+            before = self._launched.before(self._records[recorded] if recorded >= 0 else times[index])
+            self._done[key] = max((one.end_us for one in before if stream_of(one) != stream), default=0.0)
+        return self._done[key]
 
 
 def held_up(trace: Trace, request: Request, trunk: Stream) -> list[HeldUp]:
@@ -66,42 +90,33 @@ def held_up(trace: Trace, request: Request, trunk: Stream) -> list[HeldUp]:
     Ready is what is launched, when its stream has done what came before, and when all is done that other streams were
     given before the event was recorded that its stream waits for. Kernels of graphs have an order that no trace tells.
     """
-    all_kernels = [work for work in kernels(request) if work.call is not None and not work.graph]
-    full = [work for work in all_kernels if stream_of(work) == trunk and fills(work, trace)]
-    filled = intervals(full)
-    if not filled or not request.waits:
-        return []
-    records = sorted(call.start_us for call in request.calls if call.name in EVENT_RECORDS)
-    found = []
-    latest: dict[Stream, float] = {}
-    for work in sorted(all_kernels, key=lambda one: one.start_us):
-        stream, call = stream_of(work), work.call
-        if stream != trunk and call is not None:
-            ready = max(call.end_us, latest.get(stream, 0.0), _waited_until(work, request, records))
-            late = [(ready, work.start_us)] if work.start_us - ready > _START_US else []
-            if late and length(common(late, filled)) >= _FULL_SHARE * (work.start_us - ready):
-                by = tuple(one for one in full if one.start_us < work.start_us and one.end_us > ready)
-                found.append(HeldUp(work, ready, by))
-        latest[stream] = max(latest.get(stream, 0.0), work.end_us)
-    return found
-
-
-def _waited_until(work: Work, request: Request, records: list[float]) -> float:
-    """Return when all is done that a kernel's stream was made to wait for before it was launched."""
-    assert work.call is not None
-    waits = [w.start_us for w in request.waits if w.stream == work.stream and w.start_us < work.call.start_us]
-    if not waits:
-        return 0.0
-    index = bisect.bisect_right(records, waits[-1]) - 1
-    recorded = records[index] if index >= 0 else waits[-1]
-    return max(
-        (
-            one.end_us
-            for one in request.work
-            if one.call is not None and one.call.start_us < recorded and stream_of(one) != stream_of(work)
-        ),
-        default=0.0,
+    all_kernels = sorted(
+        (work for work in kernels(request) if work.call is not None and not work.graph), key=lambda work: work.start_us
     )
+    full = [work for work in all_kernels if stream_of(work) == trunk and fills(work, trace)]
+    if not full or not request.waits:
+        return []
+    filled, begins, waits = Busy(full), [work.start_us for work in full], _Waits(request)
+    found: list[HeldUp] = []
+    latest: dict[Stream, Work] = {}
+    held: dict[Stream, HeldUp] = {}
+    for work in all_kernels:
+        stream, call = stream_of(work), work.call
+        before, chain = latest.get(stream), held.pop(stream, None)
+        latest[stream] = work
+        if stream == trunk or call is None:
+            continue
+        given = max(call.end_us, waits.until(stream, call.start_us))
+        if chain is not None and given <= chain.work.start_us:
+            held[stream] = HeldUp(work, given, chain.behind)  # it waits for one that was held up
+        else:
+            ready = given if before is None else max(given, before.end_us)
+            late = work.start_us - ready
+            if late > _START_US and filled.until(work.start_us) - filled.until(ready) >= _FULL_SHARE * late:
+                held[stream] = HeldUp(work, ready, full[bisect.bisect_left(begins, work.start_us) - 1])
+        if stream in held:
+            found.append(held[stream])
+    return found
 
 
 def find_full_device(trace: Trace) -> list[Finding]:
@@ -126,7 +141,7 @@ def find_full_device(trace: Trace) -> list[Finding]:
     shown = held[id(request)] or next(found for found in held.values() if found)
     evidence = [
         f"{short_name(one.work)} on stream {one.work.stream} was ready, waited {us(one.work.start_us - one.ready_us)} "
-        f"and ran for {us(one.work.us)}" + (f", behind {short_name(one.by[-1])} {_size(one.by[-1])}" if one.by else "")
+        f"and ran for {us(one.work.us)}, behind {short_name(one.behind)} {_size(one.behind)}"
         for one in shown
     ]
     return [

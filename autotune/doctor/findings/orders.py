@@ -1,4 +1,4 @@
-"""What makes answers wrong: races, memory freed in use, events never recorded, devices mixed up; as watched live."""
+"""Findings of wrong answers: races, memory freed in use, events never recorded, devices mixed up; as watched live."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Findings of the host: waits, allocations, copies, captures and trials, each planted, and a correct program beside it."""
+"""Findings of the host: waits, allocations, copies, captures and trials, each planted, and a correct program."""
 
 import pytest
 from auxhead.autotune.doctor.findings.find_all import find_all
