@@ -3,6 +3,7 @@
 import bisect
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ...measuring.cuda_calls import EVENT_RECORDS
@@ -63,12 +64,16 @@ class _Waits:
     """When streams have done what other streams have them wait for."""
 
     def __init__(self, request: Request) -> None:
-        self._launched = Launched(request)
+        launched = Launched(request)
+        by_stream: dict[Stream, list[tuple[float, float]]] = defaultdict(list)
+        for time, work in zip(launched.times, launched.work, strict=True):
+            by_stream[stream_of(work)].append((time, work.end_us))
+        self._launched = {stream: [time for time, _ in pairs] for stream, pairs in by_stream.items()}
+        self._ends = {stream: list(accumulate((end for _, end in pairs), max)) for stream, pairs in by_stream.items()}
         self._records = sorted(call.start_us for call in request.calls if call.name in EVENT_RECORDS)
         self._times: dict[int, list[float]] = defaultdict(list)
         for wait in sorted(request.waits, key=lambda wait: wait.start_us):
             self._times[wait.stream].append(wait.start_us)
-        self._done: dict[tuple[int, float], float] = {}
 
     def until(self, stream: Stream, launched_us: float) -> float:
         """Return when all is done that a stream was made to wait for before a launch on it."""
@@ -76,12 +81,14 @@ class _Waits:
         index = bisect.bisect_left(times, launched_us) - 1
         if index < 0:
             return 0.0
-        key = stream[1], times[index]
-        if key not in self._done:
-            recorded = bisect.bisect_right(self._records, times[index]) - 1
-            before = self._launched.before(self._records[recorded] if recorded >= 0 else times[index])
-            self._done[key] = max((one.end_us for one in before if stream_of(one) != stream), default=0.0)
-        return self._done[key]
+        record = bisect.bisect_right(self._records, times[index]) - 1
+        recorded = self._records[record] if record >= 0 else times[index]
+        done = 0.0
+        for other, launched in self._launched.items():
+            count = bisect.bisect_left(launched, recorded)
+            if other != stream and count:
+                done = max(done, self._ends[other][count - 1])
+        return done
 
 
 def held_up(trace: Trace, request: Request, trunk: Stream) -> list[HeldUp]:
