@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.cuda._sanitizer import FACTORY_FUNCTION_REGEX, Access, ArgumentHandler, EventHandler
 from torch.utils._pytree import tree_leaves
 
-from .frames import is_library
+from .sources import is_users
 from .watched import Race
 
 
@@ -132,7 +132,7 @@ def _shape(tensor: Tensor) -> str:
 
 def _line_of(access: Access) -> str | None:
     for frame in reversed(access.stack_trace):
-        if not frame.filename.startswith("<") and not is_library(frame.filename):
+        if is_users(frame.filename):
             return f"{frame.filename}:{frame.lineno}"
     return None
 
@@ -140,7 +140,7 @@ def _line_of(access: Access) -> str | None:
 def own_line() -> str | None:
     """Return the innermost line of the user's own code that is running, ``file.py:12``; None if there is none."""
     for file, line in _frames():
-        if not file.startswith("<") and not is_library(file):
+        if is_users(file):
             return f"{file}:{line}"
     return None
 

@@ -24,7 +24,7 @@ def print_diagnosis(console: Console, trace: Trace, findings: Sequence[Finding],
     """Print all of it."""
     requests = len(trace.requests)
     console.print(f"{requests} request{'s' * (requests != 1)}, told by {trace.cut_by}.", soft_wrap=True)
-    for line in verdict.lines():
+    for line in verdict.sentences():
         console.print(line, soft_wrap=True)
     if not trace.has_stacks:
         console.print("The trace has no source lines: record it with torch.profiler.profile(with_stack=True).")

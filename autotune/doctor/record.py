@@ -9,7 +9,7 @@ from ..measuring.cuda_calls import ALLOCATIONS, LAUNCHES, SYNCHRONISATIONS
 from ..records.record import Record
 from ..records.summaries import network_record, summary
 from .finding import Finding
-from .trace import Call, Trace
+from .trace import Call, Request, Trace
 from .verdict import Verdict
 
 #: The kind of these records.
@@ -17,12 +17,13 @@ KIND = "doctor"
 _DIGITS = 3
 
 
-def doctor_record(target: str, trace: Trace, findings: Sequence[Finding], verdict: Verdict) -> Record:
+def doctor_record(target: str, trace: Trace, shown: Request, findings: Sequence[Finding], verdict: Verdict) -> Record:
     """Return the record of what was found.
 
     Args:
         target: as the command got it.
         trace: that all is made from.
+        shown: the request that the marks of the findings are of.
         findings: worst first.
         verdict: of the same trace.
     """
@@ -36,11 +37,10 @@ def doctor_record(target: str, trace: Trace, findings: Sequence[Finding], verdic
         protocol={"requests": len(trace.requests), "cut_by": trace.cut_by, "stacks": trace.has_stacks},
         measured={
             **dataclasses.asdict(verdict),
+            "possible_us": verdict.possible_us,
             "findings": [dataclasses.asdict(one) for one in findings],
-            "streams": _streams(trace),
-            "calls": [
-                [round(one.start_us, _DIGITS), round(one.end_us, _DIGITS), _role(one)] for one in trace.shown.calls
-            ],
+            "streams": _streams(trace, shown),
+            "calls": [[round(one.start_us, _DIGITS), round(one.end_us, _DIGITS), _role(one)] for one in shown.calls],
         },
     )
 
@@ -53,11 +53,11 @@ def _environment(trace: Trace) -> dict[str, Any]:
     return {"gpu": device.get("name"), "sm_count": device.get("numSms"), **unknown}
 
 
-def _streams(trace: Trace) -> list[dict[str, Any]]:
+def _streams(trace: Trace, shown: Request) -> list[dict[str, Any]]:
     """Return the streams of a request in the order in which they begin, with what each runs."""
     priorities = {} if trace.watched is None else {one.number: one.priority for one in trace.watched.streams}
     found: dict[tuple[int, int], list[list[Any]]] = {}
-    for one in trace.shown.work:
+    for one in shown.work:
         head = one.call is not None and one.call.head is not None
         kind = "head" if head else one.kind
         of_stream = found.setdefault((one.device, one.stream), [])

@@ -9,6 +9,7 @@ from ...model.commands.console import plain_console
 from ...model.commands.options import make_output_directory
 from ..records.record import append_record
 from .findings.find_all import find_all
+from .findings.per_request import shown_request
 from .printing import print_diagnosis
 from .read_trace import read_trace
 from .record import KIND, doctor_record
@@ -41,7 +42,7 @@ def run_doctor(target: str, script: Sequence[str], out: Path, *, as_json: bool) 
             _run(target, script, file)
     trace = read_trace(file)
     findings, judged = find_all(trace), verdict(trace)
-    record = doctor_record(named, trace, findings, judged)
+    record = doctor_record(named, trace, shown_request(trace), findings, judged)
     append_record(out / "doctor.jsonl", record)
     if as_json:
         print(json.dumps({"target": named, **(record.measured or {})}, indent=2))

@@ -1,4 +1,4 @@
-"""What the doctor is given: a factory of a module and its input, a trace, or a script; told apart by name."""
+"""The user's module and its input, named ``package.module:factory``, as a request that can be run again and again."""
 
 from collections.abc import Callable
 from typing import NamedTuple

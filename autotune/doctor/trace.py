@@ -1,4 +1,4 @@
-"""What a trace holds of requests: what the host called, and what the device ran, in each."""
+"""Requests of a trace, with what the host called and what the device ran in each: all that findings are made from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,11 @@ class Call:
     operator: str | None
     """The innermost operator of PyTorch that it is made in: aten::item."""
     line: str | None
-    """The innermost line of the user's own code that it is made in, ``file.py:12``; None without stacks."""
+    """The innermost function of the user's own code that it is made in, ``file.py:12 in forward``; None without stacks.
+
+    12 is the line at which that function begins, not the one that calls: a profiler's stacks do not know that one."""
+    operator_us: tuple[float, float] | None = None
+    """Begin and end of that operator, since the request began."""
     head: str | None = None
     """The head that it is made in, as the doctor annotates heads live."""
 
@@ -81,6 +85,8 @@ class Request:
     work: tuple[Work, ...]
     """In order of time."""
     waits: tuple[Wait, ...] = ()
+    next_us: float | None = None
+    """When the device begins with the next request, where that follows at once, as in a loop; None: it does not."""
 
 
 @dataclass(frozen=True)
@@ -96,16 +102,8 @@ class Trace:
     has_stacks: bool
     watched: Watched | None
     """None: a trace that the doctor did not record."""
-
-    @property
-    def back_to_back(self) -> bool:
-        """Whether a request begins where the one before ends, so that a wait at its end holds up the next one."""
-        return self.watched is None or self.watched.back_to_back
-
-    @property
-    def shown(self) -> Request:
-        """The request of median length, which marks and the timeline are of."""
-        return sorted(self.requests, key=lambda one: one.end_us)[len(self.requests) // 2]
+    warm: bool = True
+    """False: one request alone, before which none may have run, so that it may hold what happens once."""
 
 
 class BadTrace(ValueError):

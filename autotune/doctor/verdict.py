@@ -1,62 +1,82 @@
-"""The verdict: what a request takes, and what it could take if all that is independent overlapped."""
+"""The verdict on a trace: how long a request takes, and how long it would if what is apart ran beside the rest."""
 
-import statistics
 from dataclasses import dataclass
+from statistics import median_low
 
-from ..measuring.cuda_calls import LAUNCHES
-from ..records.intervals import length
-from .findings.causes import busy, by_stream
-from .trace import Request, Trace
+from .findings.device import Busy, intervals, stream_of, trunk_stream
+from .findings.per_request import median_us, us
+from .trace import Request, Trace, Work
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Times of a request, microseconds; medians over requests."""
+    """Times of a request, microseconds: medians over the requests of a trace."""
 
     achieved_us: float
-    """From its begin until the device is done; without a profiler if that was measured."""
-    trunk_us: float
-    """t1: the device computes for the trunk, which is the stream that computes longest, without annotated heads."""
-    beside_us: float
-    """t2: the same of all else, heads and other streams."""
-    possible_us: float
-    """max(t1, t2)."""
-    launch_us: float
-    """The host spends in launches, under the profiler."""
+    """From its begin until the device and the host are done; without a profiler where that was measured."""
     profiled: bool
-    """``achieved_us`` is that under the profiler, which makes it longer."""
+    """The achieved time has the profiler in it, which makes launches slower."""
+    span_us: float
+    """From the device's first work to its last, in the trace."""
+    trunk_us: float
+    """Device time of the trunk: of its stream, heads aside."""
+    side_us: float
+    """Device time of everything else: heads, and other streams."""
+    launch_bound_us: float
+    """Host time of all calls that launch something, with the profiler on: no request is shorter without a graph."""
+    overlapped_us: float
+    """For how long trunk and side run at once."""
 
-    def lines(self) -> list[str]:
-        """Return it in sentences."""
-        how = ", under the profiler" if self.profiled else ""
-        said = [f"A request takes {self.achieved_us:,.0f} us{how}."]
-        if self.beside_us:
-            said.append(
-                f"The GPU computes t1 = {self.trunk_us:,.0f} us for the trunk and t2 = {self.beside_us:,.0f} us for "
-                f"heads and side streams: {self.trunk_us + self.beside_us:,.0f} us one after another, at best "
-                f"max(t1, t2) = {self.possible_us:,.0f} us side by side."
-            )
-        else:
-            said.append(f"The GPU computes for {self.trunk_us:,.0f} us of it, all on one stream.")
-        said.append(f"The host spends {self.launch_us:,.0f} us in launches, under the profiler.")
-        return said
+    @property
+    def possible_us(self) -> float:
+        """The longer of the trunk and everything else: what it takes if one runs beside the other."""
+        return max(self.trunk_us, self.side_us)
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return the verdict in words, a sentence each."""
+        how = "with the profiler on" if self.profiled else "without a profiler"
+        found = [
+            f"A request takes {us(self.achieved_us)} ({how}); the device works on it for {us(self.span_us)}, from its "
+            "first kernel to its last.",
+            f"The trunk takes {us(self.trunk_us)} of the device and everything else {us(self.side_us)}: one beside the "
+            f"other they could take {us(self.possible_us)}.",
+            f"Both run at once for {us(self.overlapped_us)}.",
+            f"Launching takes {us(self.launch_bound_us)} of the host, with the profiler on.",
+        ]
+        return tuple(found if self.side_us else (found[0], f"The trunk takes {us(self.trunk_us)}.", found[3]))
 
 
 def verdict(trace: Trace) -> Verdict:
-    """Return the verdict on a trace."""
-    trunks, besides = zip(*map(_parts, trace.requests), strict=True)
-    trunk, beside = statistics.median(trunks), statistics.median(besides)
-    measured = None if trace.watched is None else trace.watched.host_us
-    launch = statistics.median(
-        sum(call.end_us - call.start_us for call in one.calls if call.name in LAUNCHES) for one in trace.requests
+    """Weigh what a request takes against what it would take with everything beside the trunk."""
+    trunk = trunk_stream(trace)
+
+    def parts(request: Request) -> tuple[Busy, Busy]:
+        sides: list[Work] = []
+        trunks: list[Work] = []
+        for work in request.work:
+            in_head = work.call is not None and work.call.head is not None
+            (sides if in_head or (trunk is not None and stream_of(work) != trunk) else trunks).append(work)
+        return Busy(trunks), Busy(sides)
+
+    def launching_us(request: Request) -> float:
+        calls = {id(work.call): work.call for work in request.work if work.call is not None}
+        return sum(call.end_us - call.start_us for call in calls.values())
+
+    def span_us(request: Request) -> float:
+        union = intervals(list(request.work))
+        return union[-1][1] - union[0][0] if union else 0.0
+
+    def overlapped_us(request: Request) -> float:
+        mine, other = parts(request)
+        return mine.us + other.us - Busy(list(request.work)).us
+
+    watched_us = None if trace.watched is None else trace.watched.host_us
+    return Verdict(
+        achieved_us=median_low(request.end_us for request in trace.requests) if watched_us is None else watched_us,
+        profiled=watched_us is None,
+        span_us=median_us(trace, span_us),
+        trunk_us=median_us(trace, lambda request: parts(request)[0].us),
+        side_us=median_us(trace, lambda request: parts(request)[1].us),
+        launch_bound_us=median_us(trace, launching_us),
+        overlapped_us=median_us(trace, overlapped_us),
     )
-    achieved = statistics.median(one.end_us for one in trace.requests) if measured is None else measured
-    return Verdict(achieved, trunk, beside, max(trunk, beside), launch, measured is None)
-
-
-def _parts(request: Request) -> tuple[float, float]:
-    """Return for how long the device works on the trunk, and on what could be beside it."""
-    heads = [one for one in request.work if one.call is not None and one.call.head is not None]
-    others = [one for one in request.work if one.call is None or one.call.head is None]
-    (_, trunk), *sides = by_stream(others).items()
-    return length(busy(trunk)), length(busy([*heads, *(one for _, work in sides for one in work)]))

@@ -1,4 +1,4 @@
-"""What was watched while requests ran live, and no trace of the profiler tells; kept as a key of the trace's file."""
+"""``Watched``: what was seen while requests ran live, and no trace of the profiler tells; a key of the trace's file."""
 
 import dataclasses
 from collections.abc import Mapping

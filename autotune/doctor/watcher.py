@@ -5,6 +5,7 @@ replayed, and no kernel that is launched without PyTorch.
 """
 
 import gc
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -73,6 +74,7 @@ class Watcher(TorchDispatchMode):
     def __enter__(self) -> "Watcher":
         if torch.cuda.is_available():
             _tell_of_events()
+            self._hear_of_waits()
         _told.append(self._order)
         self._patch(torch.cuda.StreamContext, "__enter__", self._entered)
         self._patch(torch.cuda.StreamContext, "__exit__", self._left)
@@ -97,6 +99,22 @@ class Watcher(TorchDispatchMode):
         finally:
             self._patches.close()
             _told.remove(self._order)
+
+    def _hear_of_waits(self) -> None:
+        """Let PyTorch warn of each operator in which the host waits, and note the line instead of the warning."""
+        shown = warnings.showwarning
+
+        def show(message: Any, *arguments: Any, **keywords: Any) -> None:
+            if "synchronizing CUDA operation" in str(message):
+                self._notice("host-wait", "the host waits here")
+            elif "Synchronization debug mode" not in str(message):
+                shown(message, *arguments, **keywords)
+
+        self._patches.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        self._patches.callback(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())
+        torch.cuda.set_sync_debug_mode("warn")
 
     def _patch(self, kind: type, name: str, note: Callable[..., None]) -> None:
         before = getattr(kind, name)

@@ -1,4 +1,4 @@
-"""Calls of the CUDA API by what they do, as traces name them, and the mark of a request; no torch."""
+"""Names in traces: the annotation of a request, and calls of the CUDA API by what they do. No torch."""
 
 #: Marks a request in the trace.
 ANNOTATION = "auxhead request"
@@ -21,6 +21,8 @@ ALLOCATIONS = frozenset(
         *("cuMemFreeHost", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap"),
     }
 )
+#: Of these, what a pool of the driver serves: in a steady state a matter of a microsecond, and nothing waits.
+POOLED_ALLOCATIONS = frozenset({name for name in ALLOCATIONS if name.endswith("Async")})
 #: Calls in which the host waits for the device.
 SYNCHRONISATIONS = frozenset(
     {
@@ -28,3 +30,20 @@ SYNCHRONISATIONS = frozenset(
         *("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"),
     }
 )
+#: Calls that record an event.
+EVENT_RECORDS = frozenset({"cudaEventRecord", "cudaEventRecordWithFlags", "cuEventRecord", "cuEventRecordWithFlags"})
+#: Begins of a capture.
+CAPTURE_BEGINS = frozenset({"cudaStreamBeginCapture", "cuStreamBeginCapture", "cudaStreamBeginCaptureToGraph"})
+#: Calls that make a graph fit to be launched, or change one that is.
+INSTANTIATIONS = frozenset(
+    {
+        *("cudaGraphInstantiate", "cudaGraphInstantiateWithFlags", "cudaGraphInstantiateWithParams"),
+        *("cuGraphInstantiate", "cuGraphInstantiateWithFlags", "cuGraphInstantiateWithParams"),
+        *("cudaGraphExecUpdate", "cuGraphExecUpdate"),
+    }
+)
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a call without the version that CUPTI may add: cudaLaunchKernel_v7000, cuMemAlloc_v2."""
+    return name.partition("_")[0]

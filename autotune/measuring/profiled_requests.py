@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, record_function, schedule
 from torch.profiler import profile as torch_profile
 
 from ..records.intervals import length, merged
-from .cuda_calls import ALLOCATIONS, ANNOTATION, LAUNCHES, SYNCHRONISATIONS
+from .cuda_calls import ALLOCATIONS, ANNOTATION, LAUNCHES, SYNCHRONISATIONS, plain_name
 
 #: Requests before any that count: compilation, cuDNN's choice of algorithms, the allocator.
 WARM_UP = 10
@@ -135,7 +135,7 @@ def read_trace(trace: Mapping[str, Any]) -> RequestProfile:
         if kind in ("cuda_runtime", "cuda_driver"):
             index = bisect.bisect_right(begins, begin) - 1
             if index >= 0 and begin <= requests[index][1]:
-                name = event["name"].partition("_")[0]  # CUPTI may add a version: cudaLaunchKernel_v7000, cuMemAlloc_v2
+                name = plain_name(event["name"])
                 counts[name][index] += 1
                 times[name] += duration
         elif kind in ("kernel", "gpu_memcpy", "gpu_memset"):

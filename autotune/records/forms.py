@@ -270,7 +270,9 @@ _KINDS = {
             "measured": {
                 "achieved_us": POSITIVE,
                 "profiled": _FLAG,
-                **dict.fromkeys(("trunk_us", "beside_us", "possible_us", "launch_us"), NUMBER),
+                **dict.fromkeys(
+                    ("span_us", "trunk_us", "side_us", "possible_us", "launch_bound_us", "overlapped_us"), NUMBER
+                ),
                 "findings": [
                     {
                         **dict.fromkeys(("kind", "what", "remedy", "snippet"), TEXT),

@@ -1,5 +1,10 @@
 """Hand-made Chrome traces in the format of torch.profiler."""
 
+import json
+from contextlib import contextmanager
+
+from auxhead.autotune.doctor.read_trace import read_trace
+from auxhead.autotune.doctor.watched import KEY
 from auxhead.autotune.measuring.cuda_calls import ANNOTATION
 
 
@@ -73,3 +78,133 @@ def two_unequal_requests():
         kernel(1110.0, 7.0),  # when the call has returned
         event("gpu_memset", "Memset (Device)", 1120.0, 1.0),
     )
+
+
+# What the doctor reads: a request is a program, with what the host calls and what the device then runs.
+
+H100 = {
+    "id": 0,
+    "name": "NVIDIA H100 80GB HBM3",
+    "numSms": 132,
+    "maxThreadsPerMultiprocessor": 2048,
+    "regsPerMultiprocessor": 65536,
+    "sharedMemPerMultiprocessor": 233472,
+    "warpSize": 32,
+}
+FILLING = {"grid": [4096, 1, 1], "block": [256, 1, 1], "registers per thread": 32, "shared memory": 0}
+SMALL = {"grid": [8, 1, 1], "block": [128, 1, 1], "registers per thread": 32, "shared memory": 0}
+
+
+class Program:
+    """One request after another, made call by call; the host's time goes on with each."""
+
+    def __init__(self, thread=1, host_us=5.0):
+        self.events = []
+        self.now = 1000.0
+        self.host_us = host_us
+        self.thread = thread
+        self.free = {}  # by stream, when its last work ends
+        self.correlation = 0
+
+    def frame(self, kind, name, begin, end):
+        self.events.append({**event(kind, name, begin, end - begin), "tid": self.thread})
+
+    @contextmanager
+    def inside(self, kind, name):
+        begin = self.now
+        self.now += 0.5
+        yield
+        self.now += 0.5
+        self.frame(kind, name, begin, self.now)
+
+    def request(self):
+        return self.inside("user_annotation", ANNOTATION)
+
+    def operator(self, name):
+        return self.inside("cpu_op", name)
+
+    def function(self, name):
+        return self.inside("python_function", name)
+
+    def head(self, name):
+        return self.inside("user_annotation", f"auxhead head {name}")
+
+    def call(self, name, us=None, kind="cuda_runtime"):
+        self.correlation += 1
+        us = self.host_us if us is None else us
+        made = event(kind, name, self.now, us, correlation=self.correlation)
+        self.events.append({**made, "tid": self.thread})
+        self.now += us
+        return self.correlation
+
+    def work(self, kind, name, us, stream, correlation, after=0.0, **args):
+        start = max(self.now + 1.0, self.free.get(stream, 0.0), after)
+        self.free[stream] = start + us
+        args = {"device": 0, "stream": stream, "correlation": correlation, **args}
+        self.events.append(event(kind, name, start, us, **args))
+        return start + us
+
+    def kernel(self, us=10.0, stream=7, name="void some_kernel(float*)", after=0.0, shape=None, **args):
+        """Returns when it ends; ``after``: when what it waits for ends."""
+        correlation = self.call("cudaLaunchKernel")
+        return self.work("kernel", name, us, stream, correlation, after, **(shape or SMALL), **args)
+
+    def copy(self, way, us=2.0, stream=7, host_us=None):
+        correlation = self.call("cudaMemcpyAsync", host_us)
+        return self.work("gpu_memcpy", f"Memcpy {way}", us, stream, correlation)
+
+    def replay(self, *kernels):
+        """A graph's kernels: (name, stream, how long), each stream one after the other."""
+        correlation = self.call("cudaGraphLaunch")
+        for name, stream, us in kernels:
+            self.work("kernel", name, us, stream, correlation, **SMALL)
+
+    def synchronise(self, name="cudaStreamSynchronize", stream=7):
+        """The host waits until that stream is done."""
+        end = max(self.now + 2.0, self.free.get(stream, 0.0) + 2.0)
+        self.call(name, end - self.now)
+
+    def item(self, line="probe.py(32): forward"):
+        with self.function(line), self.operator("aten::_local_scalar_dense"):
+            self.copy("DtoH (Device -> Pinned)")
+            self.synchronise()
+
+    def wait(self, stream, for_stream):
+        """Let a stream wait for another, as ``wait_stream`` does; returns when what it waits for is done."""
+        self.call("cudaEventRecordWithFlags", 1.0)
+        begin = self.now
+        correlation = self.call("cudaStreamWaitEvent", 1.0)
+        args = {"stream": stream, "wait_on_stream": -1, "correlation": correlation}
+        self.events.append(event("cuda_sync", "Stream Wait Event", begin, 1.0, **args))
+        done = self.free.get(for_stream, 0.0)
+        self.free[stream] = max(self.free.get(stream, 0.0), done)
+
+    def rest(self):
+        """Until the device is done, between requests."""
+        self.now = max([self.now, *self.free.values()]) + 50.0
+
+    def content(self, watched=None):
+        kept = {} if watched is None else {KEY: watched.as_json()}
+        return {**trace_of(), "traceEvents": self.events, "deviceProperties": [H100], **kept}
+
+
+def written(content, folder):
+    """The file of a trace."""
+    file = folder / "trace.json"
+    file.write_text(json.dumps(content))
+    return file
+
+
+def read(content, folder):
+    """A trace, as the doctor reads it from a file."""
+    return read_trace(written(content, folder))
+
+
+def requests_of(make, folder, times=3, watched=None):
+    """A trace of several requests, each made by ``make(program)``."""
+    program = Program()
+    for _ in range(times):
+        with program.request():
+            make(program)
+        program.rest()
+    return read(program.content(watched), folder)

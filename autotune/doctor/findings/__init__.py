@@ -1,5 +1,1 @@
-"""What the doctor finds in a trace, a module for findings of the same cause.
-
-In: a :class:`~auxhead.autotune.doctor.trace.Trace`. Out: findings, with what each costs and a remedy.
-Nothing here imports torch.
-"""
+"""Findings of the doctor: a module for each group that has something in common; ``find_all`` has them all."""

@@ -1,40 +1,46 @@
-"""All findings of a trace, worst first."""
+"""``find_all``: every finding of a trace, those that make answers wrong first, then what costs most."""
+
+from collections.abc import Callable
 
 from ..finding import KINDS, Finding
 from ..trace import Trace
-from .graphs import find_recaptures, find_searches
-from .heads import find_fusible_heads
-from .host import find_host_waits, find_launch_bound, find_pageable_copies
-from .memory import find_allocations
+from .graphs import find_recaptures, find_trials
+from .heads import find_fusible_heads, find_gate_waits
+from .host import find_host_waits
+from .launches import find_launch_bound
+from .memory import find_allocations, find_pageable_copies
+from .occupancy import find_full_device
 from .orders import find_noticed, find_races
-from .streams import find_full_device, find_gates, find_priorities, find_unused_streams
+from .streams import find_default_stream, find_priorities
 
-_FINDERS = (
+#: Kinds that make answers wrong.
+WRONG = ("race", "freed-in-use", "unrecorded-event", "mixed-devices")
+
+_ALL: tuple[Callable[[Trace], list[Finding]], ...] = (
     find_races,
     find_noticed,
-    find_unused_streams,
+    find_default_stream,
     find_priorities,
     find_launch_bound,
     find_host_waits,
     find_allocations,
     find_pageable_copies,
     find_full_device,
-    find_gates,
+    find_gate_waits,
     find_fusible_heads,
     find_recaptures,
-    find_searches,
+    find_trials,
 )
-#: Kinds that make answers wrong, which go before all that costs time.
-_WRONG = ("race", "freed-in-use", "unrecorded-event", "mixed-devices", "stream-class")
 
 
 def find_all(trace: Trace) -> list[Finding]:
-    """Return what there is: wrong answers, then costs, most first, then what has no cost."""
+    """Return all findings: wrong answers in the order of KINDS, then by cost, and last those whose cost is unknown."""
     order = list(KINDS)
 
-    def rank(one: Finding) -> tuple[int, float]:
-        if one.kind in _WRONG:
-            return 0, order.index(one.kind)
-        return (2, order.index(one.kind)) if one.cost_us is None else (1, -one.cost_us)
+    def place(finding: Finding) -> tuple[bool, int, float, int]:
+        kind = order.index(finding.kind)
+        if finding.kind in WRONG:
+            return False, kind, 0.0, kind
+        return True, int(finding.cost_us is None), -(finding.cost_us or 0.0), kind
 
-    return sorted((one for find in _FINDERS for one in find(trace)), key=rank)
+    return sorted((finding for find in _ALL for finding in find(trace)), key=place)

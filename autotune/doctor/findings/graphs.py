@@ -1,107 +1,88 @@
-"""Findings on what belongs before the loop: captures of graphs, and cuDNN's search for algorithms."""
+"""Findings of what belongs before the first request: captures of graphs, and cuDNN's choice of algorithms."""
 
-from collections.abc import Iterator
+from collections import Counter
 
-from ..finding import Finding
+from ...measuring.cuda_calls import CAPTURE_BEGINS, INSTANTIATIONS
+from ...records.intervals import Interval, length
+from ..finding import Finding, Mark
 from ..trace import Call, Request, Trace
-from .causes import Stretch, causes, on_host, times
-
-_BEGIN = "cudaStreamBeginCapture"
-_INSTANTIATE = ("cudaGraphInstantiate", "cudaGraphInstantiateWithFlags", "cudaGraphInstantiateWithParams")
-_UPDATE = ("cudaGraphExecUpdate",)
-_TIMES = "cudaEventSynchronize"
-#: Waits for events within one convolution: cuDNN times an algorithm by two.
-_SEARCH_EVENTS = 3
-
-
-def captures(request: Request) -> list[tuple[Call, Call]]:
-    """Return the first and the last call of each capture in a request."""
-    found: list[tuple[Call, Call]] = []
-    began: Call | None = None
-    for call in request.calls:
-        if call.name == _BEGIN:
-            began = call
-        elif call.name in _INSTANTIATE:
-            found.append((began or call, call))
-            began = None
-        elif call.name in _UPDATE:
-            found.append((call, call))
-    return found
-
-
-def in_capture(request: Request, call: Call) -> bool:
-    """Tell whether a call is of a capture; ``torch.cuda.graph`` waits and empties the allocator's cache before it."""
-    return any(
-        first.start_us - _BEFORE_US <= call.start_us <= last.end_us and call.line == first.line
-        or first.start_us <= call.start_us <= last.end_us
-        for first, last in captures(request)
-    )  # fmt: skip
-
-
-#: Before a capture begins, what ``torch.cuda.graph`` takes for its preparation at most, microseconds.
-_BEFORE_US = 5e4
-
-
-def in_search(call: Call) -> bool:
-    """Tell whether a call that times something, or takes memory for that, is made within a convolution."""
-    return call.operator is not None and "convolution" in call.operator
+from .per_request import first_few, median_us, once_each, shown_request, steady_from_us, times, us
+from .stretches import captures, holds, trials
 
 
 def find_recaptures(trace: Trace) -> list[Finding]:
-    """Find graphs that are captured, instantiated or updated in requests."""
+    """Find graphs that are captured, instantiated or updated in most requests."""
 
-    def stretches(request: Request) -> Iterator[Stretch]:
-        for first, last in captures(request):
-            took = last.end_us - first.start_us
-            yield Stretch("capture", took, on_host(first, last.end_us), f"{first.name} to {last.name}", first.line)
+    def stretches(request: Request) -> list[Interval]:
+        begin = steady_from_us(trace, request)
+        return [stretch for stretch in captures(request) if stretch[0] >= begin]
 
+    cost = median_us(trace, lambda request: length(stretches(request)))
+    if not cost:
+        return []
+    request = shown_request(trace)
+    if not stretches(request):
+        request = next(each for each in trace.requests if stretches(each))
+    shown = stretches(request)
+    calls = [
+        call for call in request.calls if call.name in CAPTURE_BEGINS | INSTANTIATIONS and holds(shown, call.start_us)
+    ]
+    counts = Counter(call.name for call in calls)
     return [
         Finding(
-            "recapture",
-            "A graph is captured or instantiated within the request, which takes longer than what it saves.",
-            (f"{times(cause.times, 'capture')} a request: {'; '.join(cause.evidence)}",),
-            "Capture once, for each size of batch, before the loop; copy each input to where the graph reads it.",
-            "static_input.copy_(x)\ngraph.replay()  # captured before the loop",
-            cause.cost_us,
-            cause.lines,
-            cause.marks,
+            kind="recapture",
+            what="A graph is captured or instantiated within a request, which costs more than it saves.",
+            evidence=(
+                *(f"{name} {times(count)} a request" for name, count in counts.most_common()),
+                f"from the begin of a capture to the end of its instantiation: {us(cost)} of the host a request",
+            ),
+            remedy="Capture once for each shape of input, keep the graph, and write each request's input into the "
+            "tensor that it was captured with.",
+            snippet="graphs = {}  # by shape, kept\n"
+            "if x.shape not in graphs:\n"
+            "    static, graph = x.clone(), torch.cuda.CUDAGraph()\n"
+            "    with torch.cuda.graph(graph):\n"
+            "        out = model(static)\n"
+            "    graphs[x.shape] = static, graph, out\n"
+            "static, graph, out = graphs[x.shape]\n"
+            "static.copy_(x)\n"
+            "graph.replay()\n",
+            cost_us=cost,
+            lines=once_each(call.line for call in calls),
+            marks=tuple(Mark(begin, end, None) for begin, end in shown) if request is shown_request(trace) else (),
         )
-        for cause in causes(trace, stretches).values()
     ]
 
 
-def find_searches(trace: Trace) -> list[Finding]:
-    """Find convolutions for which cuDNN tries its algorithms."""
+def find_trials(trace: Trace) -> list[Finding]:
+    """Find convolutions in which cuDNN measures its algorithms, in most requests."""
 
-    def stretches(request: Request) -> Iterator[Stretch]:
-        groups: list[list[Call]] = []
-        before: Call | None = None
-        for call in request.calls:
-            if in_search(call):
-                if before is None or before.operator != call.operator:
-                    groups.append([])
-                groups[-1].append(call)
-            before = call
-        for group in groups:
-            timed = sum(call.name == _TIMES for call in group)
-            if timed >= _SEARCH_EVENTS:
-                first, last = group[0], group[-1]
-                took = last.end_us - first.start_us
-                said = f"{timed} algorithms or more are timed within {first.operator}"
-                yield Stretch("search", took, on_host(first, last.end_us), said, first.line)
+    def found(request: Request) -> dict[Interval, list[Call]]:
+        begin = steady_from_us(trace, request)
+        return {span: calls for span, calls in trials(request).items() if span[0] >= begin}
 
+    cost = median_us(trace, lambda request: sum(end - begin for begin, end in found(request)))
+    if not cost:
+        return []
+    shown = found(shown_request(trace))
+    calls = [call for each in trace.requests for of_one in found(each).values() for call in of_one]
+    operators = Counter(of_one[0].operator for each in trace.requests for of_one in found(each).values())
+    requests = len(trace.requests)
+    evidence = [f"{name} tries algorithms {count / requests:.1f} times a request" for name, count in operators.items()]
+    waits = sum("Synchronize" in call.name for call in calls)
+    evidence.append(f"{waits / requests:.0f} waits for trials, and {us(cost)} of the host, a request")
     return [
         Finding(
-            "cudnn-benchmark",
-            "cuDNN tries its algorithms within the request: torch.backends.cudnn.benchmark does so for each new shape.",
-            cause.evidence,
-            "Keep shapes the same, padding what is smaller; warm each of them up before the loop; or turn it off.",
-            "torch.backends.cudnn.benchmark = False\n"
-            "for shape in shapes:  # or each shape once, before the loop\n"
-            "    model(torch.empty(shape, device='cuda'))",
-            cause.cost_us,
-            cause.lines,
-            cause.marks,
+            kind="cudnn-benchmark",
+            what="cuDNN tries its algorithms within a request (torch.backends.cudnn.benchmark): it does for each new "
+            "shape of input.",
+            evidence=first_few(evidence),
+            remedy="Give inputs of few shapes, each once before the requests that count, or turn the trials off.",
+            snippet="torch.backends.cudnn.benchmark = False  # or, for shapes that are known:\n"
+            "for size in sizes:\n"
+            "    model(torch.zeros(size, device=device))  # once, before the first request\n",
+            cost_us=cost,
+            lines=once_each(call.line for call in calls),
+            marks=tuple(Mark(begin, end, None) for begin, end in shown),
         )
-        for cause in causes(trace, stretches).values()
     ]

@@ -1,44 +1,183 @@
-"""Findings on heads: those that could each be one launch."""
+"""Heads in the way of the trunk: those that a gate or a join waits for, and those that could be one launch."""
 
-import statistics
+import bisect
+from typing import NamedTuple
 
+from ...measuring.cuda_calls import EVENT_RECORDS
+from ...records.intervals import common, length
 from ..finding import Finding, Mark
-from ..trace import Trace
-from .causes import times
+from ..trace import Request, Trace, Work
+from .device import Launched, Stream, intervals, kernels, stream_of, trunk_stream
+from .host import host_waits
+from .per_request import first_few, median_us, noticed, once_each, short_name, shown_request, us
 
-#: What a fused head takes about, microseconds.
+#: Between a head's last kernel and the wait that asks for its answer there are at most so many, such as ``max() > t``.
+_MOST_BETWEEN = 6
+#: Less of a request is no finding.
+_LEAST_US = 5.0
+#: A head runs by itself if nothing runs beside it for at least this share of its time.
+_ALONE_SHARE = 0.9
+#: What a fused head takes: one launch, at most this on the device (ResNet-18, H200).
 _FUSED_US = 5.0
 
 
-def find_fusible_heads(trace: Trace) -> list[Finding]:
-    """Find heads that :func:`fuse_aux_heads` would replace and that run as several kernels."""
-    names = [one.name for one in trace.watched.heads if one.why_not is None] if trace.watched is not None else []
-    if not names:
-        return []
-    counts, costs = [], []
-    for request in trace.requests:
-        work = [one for one in request.work if one.call is not None and one.call.head in names]
-        counts.append(len(work))
-        costs.append(
-            max(0.0, sum(one.us for one in work) - _FUSED_US * len({one.call and one.call.head for one in work}))
-        )
-    marks = [
-        Mark(one.start_us, one.end_us, one.stream)
-        for one in trace.shown.work
-        if one.call is not None and one.call.head in names
+class Gate(NamedTuple):
+    """Kernels that the trunk waits for before it goes on, and how it is made to."""
+
+    work: tuple[Work, ...]
+    how: str
+    alone_us: float
+    """How long they run with nothing beside them."""
+
+    @property
+    def head(self) -> str:
+        """The head's name, or its kernels'."""
+        return next((one.call.head for one in self.work if one.call and one.call.head), short_name(self.work[-1]))
+
+
+def _alone_us(work: list[Work], request: Request) -> float:
+    ours = {id(one) for one in work}
+    others = intervals([one for one in kernels(request) if id(one) not in ours])
+    mine = intervals(work)
+    return length(mine) - length(common(mine, others))
+
+
+def asked_gates(request: Request) -> list[Gate]:
+    """Return annotated heads whose answer the host waits for before it launches the rest."""
+    launched = Launched(request)
+    found: list[Gate] = []
+    asked: set[int] = set()
+    for wait in host_waits(request):
+        before = [work for work in launched.before(wait.start_us) if work.kind == "kernel"]
+        heads = [i for i, work in enumerate(before) if work.call is not None and work.call.head is not None]
+        if not heads or len(before) - 1 - heads[-1] > _MOST_BETWEEN or id(before[heads[-1]]) in asked:
+            continue
+        asked.add(id(before[heads[-1]]))
+        name = before[heads[-1]].call
+        first = heads[-1]
+        while first and name and (call := before[first - 1].call) is not None and call.head == name.head:
+            first -= 1
+        work = before[first:]
+        found.append(Gate(tuple(work), f"{wait.call.name} asks for its answer", _alone_us(work, request)))
+    return found
+
+
+def joined_gates(request: Request, trunk: Stream) -> list[Gate]:
+    """Return kernels that fork from the trunk and are joined before the trunk is given more, which then comes after.
+
+    The fork waits for all of the trunk so far: an event recorded behind the trunk's last launch. The work of the last
+    segment may be joined so.
+    """
+    launched = Launched(request)
+    trunk_times = [
+        time
+        for time, work in zip(launched.times, launched.work, strict=True)
+        if work.kind == "kernel" and stream_of(work) == trunk
     ]
-    listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    records = sorted(call.start_us for call in request.calls if call.name in EVENT_RECORDS)
+    found = []
+    for join in request.waits:
+        index = bisect.bisect_left(trunk_times, join.start_us)
+        if join.stream != trunk[1] or index in (0, len(trunk_times)) or not launched.goes_on(join.start_us):
+            continue
+        latest = trunk_times[index - 1]
+        begin, end = (bisect.bisect_left(launched.times, time) for time in (latest, join.start_us))
+        side = [work for work in launched.work[begin:end] if work.kind == "kernel" and stream_of(work) != trunk]
+        if len({stream_of(work) for work in side}) != 1 or any(work.graph for work in side):
+            continue
+        forks = [
+            wait for wait in request.waits if wait.stream == side[0].stream and latest < wait.start_us < join.start_us
+        ]
+        recorded = bisect.bisect_right(records, forks[-1].start_us) - 1 if forks else -1
+        alone = _alone_us(side, request)
+        if recorded >= 0 and records[recorded] > latest and alone >= _ALONE_SHARE * length(intervals(side)):
+            how = f"stream {trunk[1]} waits for stream {side[0].stream} before it is given more"
+            found.append(Gate(tuple(side), how, alone))
+    return found
+
+
+def find_gate_waits(trace: Trace) -> list[Finding]:
+    """Find heads that the next segment waits for: asked for by the host, or joined as soon as they are forked."""
+    trunk = trunk_stream(trace)
+    gates = {
+        id(request): [
+            gate
+            for gate in (*asked_gates(request), *(joined_gates(request, trunk) if trunk is not None else ()))
+            if gate.alone_us >= _ALONE_SHARE * length(intervals(list(gate.work)))
+        ]
+        for request in trace.requests
+    }
+    cost = median_us(trace, lambda request: sum(gate.alone_us for gate in gates[id(request)]))
+    seen = noticed(trace, "gate-waits")
+    if cost < _LEAST_US and not seen:
+        return []
+    here = gates[id(shown_request(trace))]
+    shown = here or next((found for found in gates.values() if found), [])
+    evidence = [f"{gate.head}: {us(gate.alone_us)} with nothing beside it, and {gate.how}" for gate in shown] + [
+        one.evidence for one in seen
+    ]
     return [
         Finding(
-            "fusible-heads",
-            f"{times(len(names), 'head')} could be one launch each: {listed}.",
-            (f"they are {times(statistics.median(counts), 'kernel')} a request now",),
-            "Let auxhead make one kernel of each head, and a runner launch them beside the next block.",
-            "from auxhead.model import fuse_aux_heads\n"
-            "report = fuse_aux_heads(model)  # in place; or attach the heads to the backbone:\n"
-            "network = EarlyExitNetwork(backbone, heads, example_input=images)\n"
-            "runner = make_runner(network, images)",
-            statistics.median(costs),
-            marks=tuple(marks),
+            kind="gate-waits",
+            what="A head is on the critical path: the next segment begins only when it has answered.",
+            evidence=first_few(evidence),
+            remedy="Let the segment after the head run beside it, and ask for the answer one segment later: a gate "
+            "then costs nothing, and skips all but that segment. auxhead's runners ask where it pays.",
+            snippet="from auxhead.model import EarlyExitNetwork, make_runner\n\n"
+            "network = EarlyExitNetwork(backbone, heads, rules=0.9)\n"
+            "with make_runner(network, images) as runner:\n"
+            "    answer = runner(images)\n",
+            cost_us=cost if cost >= _LEAST_US else None,
+            lines=once_each(
+                [
+                    *(work.call.line for gate in shown for work in gate.work if work.call is not None),
+                    *(line for one in seen for line in one.lines),
+                ]
+            ),
+            marks=tuple(Mark(work.start_us, work.end_us, work.stream) for gate in here for work in gate.work),
+        )
+    ]
+
+
+def find_fusible_heads(trace: Trace) -> list[Finding]:
+    """Find heads that could be one launch each, as the doctor told from the module."""
+    heads = () if trace.watched is None else trace.watched.heads
+    fusible = [head.name for head in heads if head.why_not is None]
+    if not fusible:
+        return []
+    request = shown_request(trace)
+
+    def work_of(request: Request, name: str) -> list[Work]:
+        return [work for work in kernels(request) if work.call is not None and work.call.head == name]
+
+    def saved_us(request: Request) -> float:
+        """What fusing saves, on the device or of the host: whichever is more is what is waited for."""
+        device = host = 0.0
+        for name in fusible:
+            work = work_of(request, name)
+            device += max(0.0, sum(one.us for one in work) - _FUSED_US)
+            host += sum(one.call.end_us - one.call.start_us for one in work[1:] if one.call is not None)
+        return max(device, host)
+
+    evidence = []
+    for name in fusible:
+        work = work_of(request, name)
+        told = f": {len(work)} launches, {us(sum(one.us for one in work))} on the device" if work else ""
+        evidence.append(f"{name}{told}")
+    evidence += [f"{head.name} stays as it is: {head.why_not}" for head in heads if head.why_not is not None]
+    count = len(fusible)
+    return [
+        Finding(
+            kind="fusible-heads",
+            what=f"{count} head{'s' if count > 1 else ''} could be one launch each: {', '.join(first_few(fusible))}.",
+            evidence=first_few(evidence, most=8),
+            remedy="Swap them in place, with their parameters; or let an EarlyExitNetwork run them beside the trunk.",
+            snippet="from auxhead.model import fuse_aux_heads\n\n"
+            f"report = fuse_aux_heads(model, include={fusible[0] if count == 1 else fusible!r})\n"
+            "print(report.replaced.keys(), report.left_alone)\n",
+            cost_us=median_us(trace, saved_us) or None,
+            marks=tuple(
+                Mark(work.start_us, work.end_us, work.stream) for name in fusible for work in work_of(request, name)
+            ),
         )
     ]

@@ -1,156 +1,188 @@
-"""Findings on the host: it waits for the device, copies from pageable memory, or launches slower than kernels run."""
+"""Waits of the host for the device in the middle of a request."""
 
-import statistics
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from pathlib import PurePath
+from typing import NamedTuple
 
-from ...measuring.cuda_calls import KERNEL_LAUNCHES, LAUNCHES, SYNCHRONISATIONS
-from ...records.intervals import length
-from ..finding import Finding
-from ..trace import Call, Request, Trace
-from .causes import Stretch, busy, causes, kernels, on_host, times
-from .graphs import in_capture, in_search
+from ...measuring.cuda_calls import SYNCHRONISATIONS
+from ..finding import Finding, Mark
+from ..trace import Call, Request, Trace, Work
+from .device import Busy, Launched
+from .per_request import first_few, median_us, noticed, once_each, shown_request, times, us
+from .stretches import holds, set_up
 
-#: Findings of one kind, most costly first; the others are small.
-MOST = 5
-#: A kernel that begins so soon after its launch found the queue empty, microseconds.
-_AT_ONCE_US = 15.0
-#: Of a request, the least share that the device is idle for where launches bound it.
-_IDLE_SHARE = 0.3
-#: Requests of fewer launches are too short to be told from the start of a request.
-_LAUNCHES = 5
+#: What costs less a request is none.
+_LEAST_US = 5.0
+#: So many waits have a finding each; the others share one.
+_MOST = 5
 
-_WHY = {
-    "aten::_local_scalar_dense": ".item(), float(tensor), print or if on a tensor",
-    "aten::item": ".item(), float(tensor), print or if on a tensor",
-    "aten::nonzero": "nonzero, a mask as an index, or torch.where with one argument",
-    "aten::copy_": ".cpu(), .to('cpu') or .numpy()",
-    "aten::_to_copy": ".cpu(), .to('cpu') or .numpy()",
+#: What people write that ends in an operator.
+_WRITTEN = {
+    "aten::_local_scalar_dense": "`.item()`, `float(tensor)`, `if tensor:` or `print(tensor)`",
+    "aten::item": "`.item()`",
+    "aten::nonzero": "`nonzero()`, or a mask as an index",
+    "aten::masked_select": "`masked_select`",
+    "aten::copy_": "`.cpu()`, `.tolist()`, `.numpy()`, or a copy without `non_blocking=True`",
+    "aten::_to_copy": "`.cpu()`, or a copy without `non_blocking=True`",
 }
+_SNIPPETS = {
+    "aten::nonzero": (
+        "Keep shapes fixed: a mask in place of an index needs no wait.",
+        "y = torch.where(mask[:, None], a, b)  # in place of a[mask.nonzero()]\n",
+    ),
+    "aten::copy_": (
+        "Copy to pinned memory without waiting, and wait for an event when the request is launched.",
+        'host = torch.empty(y.shape, dtype=y.dtype, device="cpu", pin_memory=True)  # once\n'
+        "host.copy_(y, non_blocking=True)\n"
+        "copied = torch.cuda.Event()\n"
+        "copied.record()\n"
+        "...  # launch all that is left of the request\n"
+        "copied.synchronize()  # then read host\n",
+    ),
+    None: (
+        "Let streams wait for events, and not the host for streams; wait once, when all is launched.",
+        "done = torch.cuda.Event()\n"
+        "done.record(side)\n"
+        "torch.cuda.current_stream().wait_event(done)  # in place of synchronize()\n",
+    ),
+}
+_DECIDE = (
+    "Leave the decision on the GPU, or read it when all is launched; auxhead's runners leave early without a wait.",
+    "from auxhead.model import accelerate\n\n"
+    "fast = accelerate(model, images)  # exits stop the network on the GPU, with no .item()\n"
+    "answer = fast(images)  # read label, confidence, exit_index at the end\n",
+)
 
 
-def find_host_waits(trace: Trace) -> list[Finding]:
-    """Find waits for the device behind which more is launched; who waits once all is launched reads the answer."""
+class HostWait(NamedTuple):
+    """A call in which the host waits, with the copy to the host that it waits for."""
+
+    call: Call
+    copy: Work | None
+    start_us: float
+    idle_us: float
+    """How long the device has nothing to do for it."""
+
+    @property
+    def key(self) -> str:
+        """What the waits of one line have in common."""
+        return self.call.line or self.call.operator or self.call.name
+
+
+def blocking_copies(request: Request) -> list[tuple[Call, Work]]:
+    """Return waits that end a copy, each with it: a blocking copy is a copy and then a wait in one operator."""
+    by_call = {id(work.call): work for work in request.work if work.kind == "copy"}
+    latest: dict[int, Call] = {}
     found = []
-    for cause in list(causes(trace, lambda request: _waits(trace, request)).values())[:MOST]:
-        found.append(
-            Finding(
-                "host-wait",
-                "The host waits for the device and launches nothing until then; after that the device waits for it.",
-                (f"{times(cause.times, 'wait')} a request: {'; '.join(cause.evidence)}",),
-                "Leave the number on the device until all is launched: compare, choose and stop there, or read it at "
-                "the end.",
-                "sure = confidence > threshold       # a tensor on the GPU: nobody waits\n"
-                "answer = torch.where(sure, early, late)\n"
-                'runner = make_runner(network, images, exits="polled")  # or let the heads stop the GPU',
-                cause.cost_us,
-                cause.lines,
-                cause.marks,
-            )
-        )
+    for call in request.calls:
+        if id(call) in by_call:
+            latest[call.thread] = call
+        elif call.name in SYNCHRONISATIONS and call.thread in latest:
+            copying = latest.pop(call.thread)
+            if copying.operator_us is not None and copying.operator_us == call.operator_us:
+                found.append((call, by_call[id(copying)]))
     return found
 
 
-def _waits(trace: Trace, request: Request) -> Iterator[Stretch]:
-    launches = [one.start_us for one in request.calls if one.name in LAUNCHES]
-    ends = sorted(one.end_us for one in request.work)
-    starts = sorted(one.start_us for one in request.work)
+def host_waits(request: Request) -> list[HostWait]:
+    """Return the waits after which a request goes on, but for those of uploads, captures and cuDNN's trials.
+
+    One before anything was launched belongs to the caller, and one after which little is launched reads the answer,
+    unless requests follow one another at once.
+    """
+    launched, busy, others = Launched(request), Busy(list(request.work)), set_up(request)
+    copies = {id(wait): copy for wait, copy in blocking_copies(request)}
+    found = []
     for call in request.calls:
-        followed = trace.back_to_back or bisect_left(launches, call.end_us) < len(launches)
-        if call.name not in SYNCHRONISATIONS or not followed or in_search(call) or in_capture(request, call):
+        if call.name not in SYNCHRONISATIONS or holds(others, call.start_us):
             continue
-        if _pageable_before(request, call):
+        copy = copies.get(id(call))
+        if copy is not None and "HtoD (Pageable" in copy.name:
             continue
-        done = bisect_right(ends, call.end_us)
-        next_ = bisect_left(starts, call.end_us)
-        idle = max(0.0, starts[next_] - max(ends[done - 1], call.start_us)) if done and next_ < len(starts) else 0.0
-        why = _WHY.get(call.operator or "", call.operator or "called directly")
-        yield Stretch(
-            call.line or call.operator or call.name, idle or call.end_us - call.start_us, on_host(call),
-            f"{call.name} ({why})", call.line,
-        )  # fmt: skip
+        start = call.start_us if copy is None or copy.call is None else copy.call.start_us
+        resumed = launched.next_start(call.end_us)
+        inside = launched.kernels_before(start) > 0 and launched.goes_on(call.end_us)
+        if request.next_us is not None:  # whoever waits at the end of a request holds up the next one
+            resumed, inside = resumed or request.next_us, True
+        if resumed is not None and inside:
+            found.append(HostWait(call, copy, start, busy.idle(start, max(start, resumed))))
+    return found
 
 
-def _pageable_before(request: Request, wait: Call) -> bool:
-    """Tell whether a wait is that of a copy from pageable memory: both are made in one operator."""
-    copies = [one.call for one in request.work if one.kind == "copy" and "Pageable" in one.name and "HtoD" in one.name]
-    return any(
-        one is not None and one.thread == wait.thread and one.operator == wait.operator and
-        0.0 <= wait.start_us - one.end_us < 50.0
-        for one in copies
-    )  # fmt: skip
+def find_host_waits(trace: Trace) -> list[Finding]:
+    """Find lines at which the host waits in the middle of a request: five at most, and one for all others."""
+    waits = {id(request): host_waits(request) for request in trace.requests}
 
+    def cost(keys: set[str]) -> float:
+        return median_us(trace, lambda request: sum(w.idle_us for w in waits[id(request)] if w.key in keys))
 
-def find_pageable_copies(trace: Trace) -> list[Finding]:
-    """Find copies from memory that the driver has to copy once more before the device can read it."""
-
-    def copies(request: Request) -> Iterator[Stretch]:
-        for one in request.work:
-            if one.kind != "copy" or "HtoD" not in one.name or "Pageable" not in one.name or one.call is None:
-                continue
-            waits = [call for call in request.calls if call.name in SYNCHRONISATIONS]
-            after = [call for call in waits if 0.0 <= call.start_us - one.call.end_us < 50.0]
-            end = after[0].end_us if after else one.call.end_us
-            line = one.call.line
-            yield Stretch(line or "copy", end - one.call.start_us, on_host(one.call, end), one.name, line)
-
+    costs = {key: cost({key}) for key in {wait.key for each in waits.values() for wait in each}}
+    keys = sorted((key for key in costs if costs[key] >= _LEAST_US), key=lambda key: (-costs[key], key))
+    groups = [{key} for key in keys[:_MOST]] + ([set(keys[_MOST:])] if keys[_MOST:] else [])
+    exact = _exact_lines(trace, keys)
+    shown = waits[id(shown_request(trace))]
+    every = [wait for each in waits.values() for wait in each]
     return [
-        Finding(
-            "pageable-copy",
-            "A copy to the device comes from pageable memory: the driver copies it twice, and the host waits.",
-            (f"{times(cause.times, 'copy' if cause.times == 1 else 'copie')} a request: {'; '.join(cause.evidence)}",),
-            "Pin the memory once, outside of the loop, and copy without waiting.",
-            "loader = DataLoader(data, pin_memory=True)\nx = x.to(device, non_blocking=True)  # x is pinned",
-            cause.cost_us,
-            cause.lines,
-            cause.marks,
+        _finding(
+            [wait for wait in shown if wait.key in group] or [w for w in every if w.key in group][:1],
+            group,
+            cost(group),
+            [line for key in sorted(group) for line in exact[key]],
         )
-        for cause in list(causes(trace, copies).values())[:MOST]
+        for group in groups
     ]
 
 
-def find_launch_bound(trace: Trace) -> list[Finding]:
-    """Find requests in which the device waits for launches: what counts is the time without a profiler, if known."""
-    requests = [one for one in trace.requests if _launched_one_by_one(one)]
-    if 2 * len(requests) <= len(trace.requests):
-        return []
-    waits = sum(one.cost_us for one in find_host_waits(trace))
-    idle, shares = [], []
-    for request in requests:
-        running = length(busy(request.work))
-        measured = trace.watched.host_us if trace.watched is not None else None
-        took = request.work[-1].end_us - request.work[0].start_us if measured is None else measured
-        idle.append(took - running - waits)
-        shares.append(idle[-1] / took)
-    if statistics.median(shares) < _IDLE_SHARE:
-        return []
-    shown = trace.shown
-    launches = [one for one in shown.calls if one.name in KERNEL_LAUNCHES]
-    between = [after.start_us - before.start_us for before, after in zip(launches, launches[1:], strict=False)]
-    evidence = (
-        f"{len(launches)} launches in a request, one each {statistics.median(between):.1f} us (median, profiled); the "
-        f"kernels take {statistics.median(one.us for one in kernels(shown)):.1f} us",
-        f"the device is idle for {100 * statistics.median(shares):.0f} % of a request, waits of the host left out",
+def _finding(waits: list[HostWait], group: set[str], cost: float, exact: list[str]) -> Finding:
+    lines = once_each(exact) or once_each(wait.call.line for wait in waits)
+    ways = Counter((wait.call.name, wait.call.operator) for wait in waits)
+    evidence = [
+        f"{name} {times(count)} a request"
+        + (f", in {operator}" if operator else "")
+        + (f": {_WRITTEN[operator]}" if operator in _WRITTEN else "")
+        for (name, operator), count in ways.most_common()
+    ]
+    if any(wait.copy is not None and "Pageable" in wait.copy.name for wait in waits):
+        evidence.append("what it reads is copied to pageable memory")
+    evidence.append(f"the device idles for {us(cost)} of a request, from these waits until its next work")
+    where = f"at {next(iter(group))}" if len(group) == 1 and waits[0].call.line else ""
+    if len(group) > 1:
+        where = f"at {len(group)} more places"
+    operator = waits[0].call.operator
+    remedy, snippet = _SNIPPETS.get(operator, _DECIDE if operator else _SNIPPETS[None])
+    return Finding(
+        kind="host-wait",
+        what=" ".join(("The host waits for the device", where)).rstrip() + " and launches the rest only then.",
+        evidence=first_few(evidence),
+        remedy=remedy,
+        snippet=snippet,
+        cost_us=cost,
+        lines=lines,
+        marks=tuple(Mark(wait.start_us, wait.call.end_us, None) for wait in waits),
     )
-    return [
-        Finding(
-            "launch-bound",
-            "Kernels are shorter than their launches: the device waits for the host, and streams cannot help.",
-            evidence,
-            "Launch all of it by one call: a CUDA graph. Only then do streams have something to overlap.",
-            "with torch.cuda.graph(graph):  # after a few warm-up calls on a side stream\n"
-            "    answers = model(static_input)\n"
-            "graph.replay()\n"
-            "runner = make_runner(network, images)  # or auxhead's, which capture graphs with their heads",
-            statistics.median(idle),
-        )
-    ]
 
 
-def _launched_one_by_one(request: Request) -> bool:
-    """Tell whether most kernels found an empty queue and none, or few, are of a graph."""
-    launched = [one for one in kernels(request) if one.call is not None and not in_search(one.call)]
-    if len(launched) < _LAUNCHES or 2 * sum(one.graph for one in launched) > len(launched):
-        return False
-    at_once = sum(one.call is not None and one.start_us - one.call.start_us < _AT_ONCE_US for one in launched)
-    return 2 * at_once > len(launched)
+def _exact_lines(trace: Trace, keys: list[str]) -> dict[str, list[str]]:
+    """Return, by function, lines at which waits were seen live: each is of the last function to begin before it."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for line in once_each(line for one in noticed(trace, "host-wait") for line in one.lines):
+        file, _, number = line.partition(" in ")[0].rpartition(":")
+        if not number.isdecimal():
+            continue
+        begins = {}
+        for key in keys:
+            of_key, _, first = key.partition(" in ")[0].rpartition(":")
+            first = first if first.isdecimal() else "0"
+            of_key = of_key or key.partition(" in ")[0]
+            if _same_file(file, of_key) and int(first) <= int(number):
+                begins[key] = int(first)
+        if begins:
+            found[max(begins, key=lambda key: begins[key])].append(line)
+    return found
+
+
+def _same_file(one: str, other: str) -> bool:
+    """Compare paths of which a profiler may have cut off the beginning."""
+    a, b = PurePath(one).parts, PurePath(other).parts
+    shorter = min(len(a), len(b))
+    return shorter > 0 and a[-shorter:] == b[-shorter:]

@@ -1,93 +1,88 @@
-"""Findings that make answers wrong, or that only a watched run tells: from what was watched, as it is."""
+"""Findings of wrong answers: races, memory freed in use, events never recorded, devices mixed up; as watched live."""
 
 from collections.abc import Sequence
 
-from ..finding import Finding
+from ..finding import KINDS, Finding
 from ..trace import Trace
-from ..watched import Noticed, Race
+from ..watched import Race
+from .per_request import first_few, noticed, once_each, times
 
-#: Of one kind, those that are named.
-_MOST = 5
-
-
-def find_races(trace: Trace) -> list[Finding]:
-    """Find accesses from two streams in no order, and tensors that are freed while another stream uses them."""
-    races = () if trace.watched is None else trace.watched.races
-    found = []
-    apart = [one for one in races if not one.freed]
-    if apart:
-        found.append(
-            Finding(
-                "race",
-                "Two streams access one tensor and nothing orders them: the answer depends on which is faster.",
-                _in_words(apart),
-                "Let the second stream wait for the first: wait_stream, or an event recorded behind the first access.",
-                "side.wait_stream(torch.cuda.current_stream())  # before side reads\n"
-                "with torch.cuda.stream(side):\n"
-                "    answer = head(x)\n"
-                "torch.cuda.current_stream().wait_stream(side)  # before answer is read here",
-                lines=_lines(apart),
-            )
-        )
-    freed = [one for one in races if one.freed]
-    if freed:
-        found.append(
-            Finding(
-                "freed-in-use",
-                "A tensor is freed while another stream may still use it: PyTorch gives its memory to the next one.",
-                _in_words(freed),
-                "Hold a reference until the streams have been joined, or tell the allocator who uses it.",
-                "x.record_stream(side)  # its memory is not reused before side is done with it",
-                lines=_lines(freed),
-            )
-        )
-    return found
-
-
-def _in_words(races: Sequence[Race]) -> tuple[str, ...]:
-    said = [f"{one.tensor}: {one.first}; {one.second}" for one in races[:_MOST]]
-    return (*said, f"and {len(races) - _MOST} more") if len(races) > _MOST else tuple(said)
-
-
-def _lines(races: Sequence[Race]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(line for one in races for line in one.lines))
-
-
-_NOTICED = {
+_WAIT = "other = torch.cuda.current_stream()\nother.wait_stream(side)  # before what side has written is read\n"
+_RECORD_STREAM = "x.record_stream(side)  # its memory is reused only when side has done with it; or keep x until then\n"
+_RECORDED = {
     "unrecorded-event": (
-        "An event is waited for that was never recorded: the wait does nothing, and says nothing.",
-        "Record the event behind the work that is to be waited for, on the stream of that work, before the wait.",
-        "done = torch.cuda.Event()\ndone.record(trunk)\nside.wait_event(done)",
+        "An event that was never recorded is no wait: record it behind the work, and wait for it after that.",
+        "event = torch.cuda.Event()\n"
+        "event.record(producer)  # behind what is waited for\n"
+        "consumer.wait_event(event)  # only then\n",
     ),
     "mixed-devices": (
-        "Work on one GPU is launched within the context of a stream of another: it runs on its own GPU's current "
-        "stream, and not on the one that is named.",
-        "Use for each GPU a stream of its own, and let them wait for one another by events.",
-        "side = torch.cuda.Stream(device=x.device)\nwith torch.cuda.stream(side):\n    y = layer(x)",
+        "Make each device's streams and events on it, and be on it while work is launched there.",
+        "with torch.cuda.device(x.device):\n"
+        "    stream = torch.cuda.Stream(x.device)\n"
+        "    with torch.cuda.stream(stream):\n"
+        "        y = f(x)\n",
     ),
     "stream-class": (
-        "torch.cuda.Stream(s) is the class: it makes another stream than s, for which nothing waits.",
-        "Write the context, with a small s.",
-        "with torch.cuda.stream(s):\n    answer = head(x)",
+        "`torch.cuda.Stream(s)` makes a stream; `torch.cuda.stream(s)` is the context that runs a block on s.",
+        "with torch.cuda.stream(s):  # a small s\n    y = head(x)\n",
     ),
 }
 
 
+def find_races(trace: Trace) -> list[Finding]:
+    """Find reads and writes of one tensor by streams that nothing orders, and tensors freed while they are used."""
+    races = () if trace.watched is None else trace.watched.races
+    found = []
+    for kind, of_kind, remedy, snippet in (
+        (
+            "race",
+            [race for race in races if not race.freed],
+            "Let the stream that comes second wait for the one that comes first: else the answer is right by luck.",
+            _WAIT,
+        ),
+        (
+            "freed-in-use",
+            [race for race in races if race.freed],
+            "Tell the allocator that the other stream uses the tensor, or keep it until the streams are joined.",
+            _RECORD_STREAM,
+        ),
+    ):
+        if of_kind:
+            found.append(_of_races(kind, of_kind, remedy, snippet))
+    return found
+
+
+def _of_races(kind: str, races: Sequence[Race], remedy: str, snippet: str) -> Finding:
+    return Finding(
+        kind=kind,
+        what=f"{_sentence(kind)}: {races[0].tensor}" + (f", and {len(races) - 1} more" if races[1:] else "") + ".",
+        evidence=first_few([f"{race.tensor}: {race.first}; then, with no order, {race.second}" for race in races]),
+        remedy=remedy,
+        snippet=snippet,
+        lines=once_each(line for race in races for line in race.lines),
+    )
+
+
 def find_noticed(trace: Trace) -> list[Finding]:
-    """Find what was noticed while streams and events were used."""
-    noticed: dict[str, list[Noticed]] = {}
-    for one in () if trace.watched is None else trace.watched.noticed:
-        if one.kind in _NOTICED:
-            noticed.setdefault(one.kind, []).append(one)
-    return [
-        Finding(
-            kind,
-            what,
-            tuple(dict.fromkeys(one.evidence for one in noticed[kind]))[:_MOST],
-            remedy,
-            snippet,
-            lines=tuple(dict.fromkeys(line for one in noticed[kind] for line in one.lines)),
-        )
-        for kind, (what, remedy, snippet) in _NOTICED.items()
-        if kind in noticed
-    ]
+    """Find events waited for before they are recorded, devices mixed up, and the class in place of the context."""
+    found = []
+    for kind, (remedy, snippet) in _RECORDED.items():
+        seen = noticed(trace, kind)
+        if seen:
+            found.append(
+                Finding(
+                    kind=kind,
+                    what=f"{_sentence(kind)} ({times(len(seen))}).",
+                    evidence=first_few([one.evidence for one in seen]),
+                    remedy=remedy,
+                    snippet=snippet,
+                    lines=once_each(line for one in seen for line in one.lines),
+                )
+            )
+    return found
+
+
+def _sentence(kind: str) -> str:
+    """Return what a kind is, as the begin of a sentence."""
+    return KINDS[kind][0].upper() + KINDS[kind][1:]

@@ -5,7 +5,13 @@ import json
 import pytest
 import torch
 from auxhead.autotune.measuring import profiled_requests
-from auxhead.autotune.measuring.cuda_calls import ALLOCATIONS, ANNOTATION, GRAPH_LAUNCHES, LAUNCHES, SYNCHRONISATIONS
+from auxhead.autotune.measuring.cuda_calls import (
+    ALLOCATIONS,
+    ANNOTATION,
+    GRAPH_LAUNCHES,
+    LAUNCHES,
+    SYNCHRONISATIONS,
+)
 from auxhead.autotune.measuring.profiled_requests import (
     WARM_UP,
     RequestProfile,

@@ -10,8 +10,8 @@ PROGRAMS: dict[str, Program] = {
     **cifar_streams.PROGRAMS,
     "training_loop": with_fault(
         training_loop.training_step,
-        *("allocation", "host-wait", "pageable-copy"),
-        may_find=("launch-bound",),
+        *("allocation", "pageable-copy"),
+        may_find=("host-wait",),  # as a script, in which steps follow one another
         needs_cuda=False,
     ),
     "training_loop_corrected": Program(training_loop_corrected.training_step, needs_cuda=False),

@@ -154,18 +154,27 @@ def pageable_copy() -> Made:
 
 
 class FullDevice(Beside):
-    """Streams used right, for kernels that leave no room for others."""
+    """Streams used right, beside one long kernel that leaves no room."""
 
     def __init__(self) -> None:
-        super().__init__(Wide)
+        super().__init__()
+        elements = 1 << 29 if torch.cuda.is_available() else 8
+        self.large = torch.ones(elements, device=device())  # 2 GB: its square takes some 1 ms
 
     def run(self, x: Tensor) -> tuple[Tensor, ...]:
         torch.cuda._sleep(20_000_000)  # some 10 ms in one block: all else is launched by then, however slow the host
-        return super().run(x)
+        y = self.first(x)
+        self.side.wait_stream(self.trunk)
+        z = self.large.square()
+        with torch.cuda.stream(self.side):
+            beside = self.branch(y)
+        self.trunk.wait_stream(self.side)
+        beside.record_stream(self.trunk)
+        return z, beside
 
 
 def full_device() -> Made:
-    return FullDevice(), wide_input()
+    return FullDevice(), narrow_input()
 
 
 class GateWaits(Beside):

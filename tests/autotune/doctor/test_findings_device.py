@@ -1,0 +1,347 @@
+"""Findings of streams, launches and heads, each planted, and a correct program beside it; order and verdict of all."""
+
+import pytest
+from auxhead.autotune.doctor.finding import KINDS, Finding
+from auxhead.autotune.doctor.findings import find_all as all_findings
+from auxhead.autotune.doctor.findings.find_all import find_all
+from auxhead.autotune.doctor.findings.occupancy import find_full_device, resident_blocks
+from auxhead.autotune.doctor.findings.per_request import short_name, shown_request
+from auxhead.autotune.doctor.trace import Work
+from auxhead.autotune.doctor.verdict import verdict
+from auxhead.autotune.doctor.watched import FusibleHead, Noticed, Race, StreamUse, Watched
+from support.example_traces import FILLING, H100, Program, read, requests_of
+
+TRUNK, SIDE = 7, 21
+
+
+def kinds(trace):
+    return [finding.kind for finding in find_all(trace)]
+
+
+def trunk(program, count=8, us=40.0, **more):
+    for _ in range(count):
+        program.kernel(us, TRUNK, **more)
+
+
+def head(program, name="exit1", stream=SIDE, kernels=3, us=4.0):
+    with program.head(name):
+        for _ in range(kernels):
+            program.kernel(us, stream, "void head_kernel<float>(float*)")
+
+
+def overlapped(program):
+    """Two heads, each forked, hidden behind the next segment, and joined at the end: as it should be."""
+    trunk(program, 6)
+    for name in ("exit1", "exit2"):
+        program.wait(SIDE, TRUNK)
+        head(program, name)
+        trunk(program, 6)
+    program.wait(TRUNK, SIDE)
+    trunk(program, 1)
+
+
+def streams(trunk_priority=-1, side_priority=0, side_operators=3):
+    return (
+        StreamUse(0x10, 0, trunk_priority, 30, TRUNK),
+        StreamUse(0x20, 0, side_priority, side_operators, SIDE),
+    )
+
+
+def test_heads_beside_the_trunk_on_a_stream_of_lower_priority_are_right(tmp_path):
+    watched = Watched(requests=3, streams=streams())
+    trace = requests_of(overlapped, tmp_path, watched=watched)
+    assert kinds(trace) == []
+    told = verdict(trace)
+    assert told.trunk_us == pytest.approx(19 * 40.0) and told.side_us == pytest.approx(6 * 4.0)
+    assert told.possible_us == told.trunk_us and told.profiled and told.achieved_us >= told.span_us
+    assert told.overlapped_us > 0.0
+    assert told.launch_bound_us == pytest.approx(25 * 5.0)
+    assert all(sentence.endswith(".") and "us" in sentence for sentence in told.sentences())
+
+
+def test_the_verdict_is_without_the_profiler_where_that_was_measured_and_knows_heads_in_line(tmp_path):
+    def in_line(program):
+        trunk(program)
+        head(program, stream=TRUNK)
+        trunk(program)
+
+    told = verdict(requests_of(in_line, tmp_path, watched=Watched(requests=3, host_us=123.0)))
+    assert told.achieved_us == 123.0 and not told.profiled
+    assert (told.trunk_us, told.side_us) == (pytest.approx(640.0), pytest.approx(12.0))
+
+
+@pytest.mark.parametrize("priorities, word", [((0, 0), "has the priority"), ((0, -1), "is higher")])
+def test_a_side_stream_that_is_not_lower_in_priority_is_found(tmp_path, priorities, word):
+    watched = Watched(requests=3, streams=streams(*priorities))
+    [finding] = find_all(requests_of(overlapped, tmp_path, watched=watched))
+    assert finding.kind == "priority" and word in finding.what and finding.cost_us is None
+    assert f"trunk: stream {TRUNK}, priority {priorities[0]}" in finding.evidence[0]
+    assert len(finding.marks) == 6
+
+
+def test_priorities_of_copies_of_equals_and_of_graphs_do_not_count(tmp_path):
+    watched = Watched(requests=3, streams=streams(0, 0))
+
+    def copies(program):
+        program.copy("HtoD (Pinned -> Device)", 50.0, SIDE)
+        trunk(program, 20)
+
+    def equals(program):
+        for _ in range(10):
+            program.kernel(40.0, TRUNK)
+            program.kernel(40.0, SIDE)
+
+    def graph(program):
+        program.replay(*[("a", TRUNK, 40.0)] * 10, ("b", SIDE, 5.0))
+
+    for make in (copies, equals, graph):
+        assert kinds(requests_of(make, tmp_path, watched=watched)) == []
+
+
+def test_streams_that_nothing_runs_on_are_found(tmp_path):
+    def one_stream(program):
+        trunk(program, 20)
+
+    unused = Watched(requests=3, streams=streams(side_operators=0))
+    [finding] = find_all(requests_of(one_stream, tmp_path, watched=unused))
+    assert finding.kind == "default-stream" and "1 stream was made" in finding.evidence[0]
+    assert "all 60 kernels" in finding.evidence[0]
+
+    def graph(program):
+        program.replay(*[("a", TRUNK, 40.0)] * 10)
+
+    def copies(program):
+        program.copy("HtoD (Pinned -> Device)", 50.0, SIDE)
+        trunk(program, 20)
+
+    for make in (graph, copies):
+        assert kinds(requests_of(make, tmp_path, watched=unused)) == []
+    assert kinds(requests_of(one_stream, tmp_path)) == []
+
+
+@pytest.mark.parametrize("kind", ["stream-class", "unrecorded-event", "mixed-devices", "default-stream", "gate-waits"])
+def test_what_was_noticed_live_is_a_finding(tmp_path, kind):
+    watched = Watched(requests=3, noticed=(Noticed(kind, "seen here", ("net.py:12",)),))
+    [finding] = find_all(requests_of(overlapped, tmp_path, watched=watched))
+    assert finding.kind == kind and finding.evidence == ("seen here",) and finding.lines == ("net.py:12",)
+    compile(finding.snippet, "snippet", "exec")
+
+
+def test_races_and_freed_tensors_are_a_finding_each(tmp_path):
+    race = Race(
+        "[8, 64] float32", "conv writes on stream 7 at net.py:3", "mul reads on stream 21 at net.py:9", ("a:1",)
+    )
+    freed = Race("[8, 3] float32", "mul reads on stream 21", "freed on stream 7", ("b:2",), freed=True)
+    watched = Watched(requests=3, races=(freed, race, race))
+    first, second = find_all(requests_of(overlapped, tmp_path, watched=watched))
+    assert (first.kind, second.kind) == ("race", "freed-in-use")
+    assert len(first.evidence) == 2 and first.lines == ("a:1",) and "record_stream" in second.snippet
+
+
+def eager(program, launches=60, us=3.0):
+    for _ in range(launches):
+        program.now += 20.0  # of Python
+        program.kernel(us)
+
+
+def test_short_kernels_that_the_device_waits_for_are_launch_bound(tmp_path):
+    [finding] = find_all(requests_of(eager, tmp_path))
+    assert finding.kind == "launch-bound"
+    assert "60 launches a request, 25.0 us apart" in finding.evidence[0]
+    # 60 launches of 10 us, not what a profiler makes of them, less 60 kernels of 3 us
+    assert finding.cost_us == pytest.approx(60 * (10.0 - 3.0), rel=0.02)
+
+    [finding] = find_all(requests_of(eager, tmp_path, watched=Watched(requests=3, host_us=900.0)))
+    assert finding.cost_us == pytest.approx(900.0 - 180.0, rel=0.02)
+
+
+def test_graphs_long_kernels_and_what_only_a_profiler_slows_are_not_launch_bound(tmp_path):
+    def graph(program):
+        program.replay(*[("a", TRUNK, 3.0)] * 60)
+
+    def longer(program):
+        eager(program, us=60.0)
+
+    def slowed(program):
+        eager(program, us=8.0)
+
+    for make in (graph, longer, slowed):
+        assert kinds(requests_of(make, tmp_path)) == []
+    assert kinds(requests_of(eager, tmp_path, watched=Watched(requests=3, host_us=200.0))) == []
+
+
+def test_a_device_that_waits_for_the_hosts_own_waits_is_not_launch_bound(tmp_path):
+    def make(program):
+        for _ in range(12):
+            program.kernel(3.0)
+            program.item()
+            program.now += 5.0
+
+    assert "launch-bound" not in kinds(requests_of(make, tmp_path))
+
+
+def full(program, side_after=True):
+    """The trunk is launched far ahead of the device; the side's work is ready when the first kernel is done."""
+    program.kernel(40.0, TRUNK, shape=FILLING)
+    program.wait(SIDE, TRUNK)
+    begin = program.free[SIDE]
+    for _ in range(8):
+        program.kernel(40.0, TRUNK, shape=FILLING)
+    for _ in range(3):
+        program.kernel(20.0, SIDE, "void head_kernel(float*)", after=program.free[TRUNK] if side_after else begin)
+    program.wait(TRUNK, SIDE)
+    program.kernel(5.0, TRUNK)
+
+
+def test_work_that_is_ready_and_runs_only_behind_kernels_that_fill_the_device(tmp_path):
+    [finding] = find_full_device(requests_of(full, tmp_path))
+    assert finding.cost_us == pytest.approx(60.0)
+    assert "head_kernel on stream 21 was ready" in finding.evidence[0] and "4,096 blocks" in finding.evidence[0]
+    assert len(finding.marks) == 3
+
+
+def test_work_that_runs_beside_the_trunk_or_waits_for_it_is_not_kept_out(tmp_path):
+    def beside(program):
+        full(program, side_after=False)
+
+    def dependent(program):
+        for _ in range(9):
+            program.kernel(40.0, TRUNK, shape=FILLING)
+        program.wait(SIDE, TRUNK)
+        for _ in range(3):
+            program.kernel(20.0, SIDE)
+
+    def small(program):
+        for _ in range(9):
+            program.kernel(40.0, TRUNK)
+        for _ in range(3):
+            program.kernel(20.0, SIDE, after=program.free[TRUNK])
+
+    for make in (beside, dependent, small, overlapped):
+        assert find_full_device(requests_of(make, tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    "threads, registers, shared, wanted",
+    [(256, 32, 0, 8), (1024, 64, 0, 1), (64, 16, 0, 32), (128, 255, 0, 2), (128, 32, 100_000, 2), (32, 1, 1024, 32)],
+)
+def test_blocks_that_an_sm_holds(threads, registers, shared, wanted):
+    work = Work("kernel", "k", 0.0, 1.0, 0, 7, None, False, (1, 1, 1), (threads, 1, 1), registers, shared)
+    assert resident_blocks(work, H100) == wanted
+    assert resident_blocks(work, {"numSms": 132}) is None
+
+
+def test_a_head_that_the_host_asks_before_it_goes_on_is_on_the_critical_path(tmp_path):
+    def make(program):
+        for name in ("exit1", "exit2"):
+            trunk(program, 6)
+            head(program, name, TRUNK)
+            program.kernel(2.0, TRUNK)  # confidence > threshold
+            program.item("net.py(8): forward")
+        trunk(program, 6)
+
+    findings = {finding.kind: finding for finding in find_all(requests_of(make, tmp_path))}
+    assert set(findings) == {"host-wait", "gate-waits"}
+    gate = findings["gate-waits"]
+    assert gate.cost_us == pytest.approx(2 * (3 * 4.0 + 2.0))
+    assert gate.evidence[0].startswith("exit1: 14.0 us") and len(gate.marks) == 8
+
+
+def test_a_head_that_is_joined_as_soon_as_it_is_forked_is_on_the_critical_path(tmp_path):
+    def make(program):
+        for _ in range(2):
+            trunk(program, 6)
+            program.wait(SIDE, TRUNK)
+            head(program)
+            program.wait(TRUNK, SIDE)
+        trunk(program, 6)
+
+    trace = requests_of(make, tmp_path)
+    [finding] = find_all(trace)
+    assert finding.kind == "gate-waits" and finding.cost_us == pytest.approx(24.0)
+    assert "stream 7 waits for stream 21" in finding.evidence[0]
+
+
+def test_heads_behind_all_of_the_trunk_or_forked_before_its_last_launch_are_not(tmp_path):
+    def at_the_end(program):
+        trunk(program, 20)
+        program.wait(SIDE, TRUNK)
+        head(program)
+        program.wait(TRUNK, SIDE)
+        program.kernel(3.0, TRUNK)
+
+    def branches(program):
+        """The trunk's own branch was launched before that of the other stream, which waits for neither."""
+        trunk(program, 4)
+        program.wait(SIDE, TRUNK)
+        trunk(program, 4)
+        head(program)
+        program.wait(TRUNK, SIDE)
+        trunk(program, 4)
+
+    def two_branches(program):
+        trunk(program, 4)
+        program.wait(SIDE, TRUNK)
+        program.wait(25, TRUNK)
+        head(program)
+        head(program, stream=25)
+        program.wait(TRUNK, SIDE)
+        program.wait(TRUNK, 25)
+        trunk(program, 4)
+
+    def gated_graph(program):
+        """As auxhead's gated runner: heads in line, in the graph that they steer."""
+        segment = [("conv", TRUNK, 30.0)] * 4
+        program.replay(*segment, ("exit_kernel", TRUNK, 6.0), *segment, ("exit_kernel", TRUNK, 6.0), *segment)
+
+    for make in (at_the_end, branches, two_branches, gated_graph):
+        assert kinds(requests_of(make, tmp_path)) == []
+
+
+def test_heads_that_could_be_fused_are_named_with_what_they_take(tmp_path):
+    heads = (FusibleHead("exit1"), FusibleHead("exit2"), FusibleHead("odd", "it has a convolution"))
+    [finding] = find_all(requests_of(overlapped, tmp_path, watched=Watched(requests=3, heads=heads)))
+    assert finding.kind == "fusible-heads"
+    assert finding.evidence[:2] == (
+        "exit1: 3 launches, 12.0 us on the device",
+        "exit2: 3 launches, 12.0 us on the device",
+    )
+    assert "odd stays as it is: it has a convolution" in finding.evidence
+    assert finding.cost_us == pytest.approx(2 * 2 * 5.0)  # four launches of the host, more than 14 us of the device
+    assert "include=['exit1', 'exit2']" in finding.snippet
+    alone = Watched(requests=3, heads=heads[2:])
+    assert kinds(requests_of(overlapped, tmp_path, watched=alone)) == []
+
+
+def test_wrong_answers_come_first_then_what_costs_most_and_last_what_nobody_knows(tmp_path, monkeypatch):
+    given = [("priority", None), ("host-wait", 5.0), ("mixed-devices", None), ("allocation", 90.0), ("race", None)]
+
+    def find(_trace):
+        return [Finding(kind, "", (), "", "", cost_us=cost) for kind, cost in given]
+
+    monkeypatch.setattr(all_findings, "_ALL", (find,))
+    assert kinds(None) == ["race", "mixed-devices", "allocation", "host-wait", "priority"]
+    assert set(all_findings.WRONG) <= set(KINDS)
+
+
+def test_the_request_of_median_length_is_shown_and_marked(tmp_path):
+    program = Program()
+    for count in (10, 40, 20):
+        with program.request():
+            trunk(program, count)
+            program.synchronise("cudaDeviceSynchronize")
+            trunk(program, count)
+        program.rest()
+    trace = read(program.content(), tmp_path)
+    assert len(shown_request(trace).work) == 40
+    [finding] = find_all(trace)
+    assert finding.marks[0].end_us <= shown_request(trace).end_us
+
+
+def test_names_of_kernels_lose_types_and_arguments():
+    def name(text):
+        return short_name(Work("kernel", text, 0.0, 1.0, 0, 7, None))
+
+    assert name("void at::native::reduce_kernel<512, 1, at::F<float> >(at::R)") == "at::native::reduce_kernel"
+    assert name("exit_kernel") == "exit_kernel"
+    assert name("sm90_xmma_fprop_" + "x" * 90) == ("sm90_xmma_fprop_" + "x" * 90)[:60]

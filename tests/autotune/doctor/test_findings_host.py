@@ -1,0 +1,270 @@
+"""Findings of the host: waits, allocations, copies, captures and trials, each planted, and a correct program."""
+
+import pytest
+from auxhead.autotune.doctor.findings.find_all import find_all
+from auxhead.autotune.doctor.findings.host import find_host_waits
+from auxhead.autotune.doctor.watched import Noticed, Watched
+from support.example_traces import Program, read, requests_of
+
+UP, DOWN = "HtoD (Pageable -> Device)", "DtoH (Device -> Pageable)"
+PINNED = "HtoD (Pinned -> Device)"
+
+
+def kinds(trace):
+    return [finding.kind for finding in find_all(trace)]
+
+
+def trunk(program, count=8, us=40.0):
+    for _ in range(count):
+        program.kernel(us)
+
+
+def answer(program):
+    """Reads two numbers at the end, as anybody does."""
+    for _ in range(2):
+        with program.operator("aten::argmax"):
+            program.kernel(2.0)
+        program.item()
+
+
+def test_reading_the_answer_at_the_end_is_no_wait(tmp_path):
+    def make(program):
+        trunk(program, 30)
+        answer(program)
+
+    assert kinds(requests_of(make, tmp_path)) == []
+
+
+def test_a_wait_in_the_middle_is_found_with_its_line_and_what_it_costs(tmp_path):
+    def make(program):
+        trunk(program)
+        program.item("my/net.py(32): forward")
+        trunk(program)
+
+    [finding] = find_all(requests_of(make, tmp_path))
+    assert finding.kind == "host-wait" and finding.lines == ("my/net.py:32 in forward",)
+    assert any("aten::_local_scalar_dense" in line and "`.item()`" in line for line in finding.evidence)
+    # from the end of the copy to the next kernel: the wait returns 2 us later, the launch takes 5, the start 1
+    assert finding.cost_us is not None and 5.0 < finding.cost_us < 15.0
+    assert len(finding.marks) == 1 and finding.marks[0].stream is None
+    compile(finding.snippet, "snippet", "exec")
+
+
+def test_lines_seen_live_replace_the_function_that_they_are_in(tmp_path):
+    def make(program):
+        trunk(program)
+        program.item("net.py(32): forward")
+        trunk(program)
+        program.item("net.py(60): decide")
+        trunk(program)
+
+    lines = ("/home/me/net.py:41", "/home/me/net.py:66", "/home/me/other.py:50")
+    watched = Watched(requests=1, noticed=(Noticed("host-wait", "a wait", lines),))
+    findings = find_host_waits(requests_of(make, tmp_path, watched=watched))
+    assert {finding.lines for finding in findings} == {("/home/me/net.py:41",), ("/home/me/net.py:66",)}
+
+
+def test_waits_are_one_finding_a_line_and_five_at_most(tmp_path):
+    def make(program):
+        for line in range(8):
+            trunk(program, 4)
+            program.item(f"net.py({line + 10}): f{line}")
+        trunk(program)
+
+    findings = find_host_waits(requests_of(make, tmp_path))
+    assert len(findings) == 6 and "3 more places" in findings[-1].what
+    assert findings[-1].cost_us == pytest.approx(3 * findings[0].cost_us, rel=0.2)
+
+
+def test_a_wait_before_anything_is_launched_is_the_callers(tmp_path):
+    def make(program):
+        program.call("cudaDeviceSynchronize", 30.0)
+        trunk(program, 30)
+
+    assert kinds(requests_of(make, tmp_path)) == []
+
+
+def test_a_wait_for_what_is_long_done_while_the_device_has_work_costs_nothing(tmp_path):
+    def make(program):
+        trunk(program, 20, us=200.0)
+        program.call("cudaEventSynchronize", 3.0)
+        trunk(program, 20, us=200.0)
+
+    assert kinds(requests_of(make, tmp_path)) == []
+
+
+def test_a_blocking_synchronisation_and_one_request_of_three(tmp_path):
+    def always(program):
+        trunk(program)
+        program.synchronise("cudaDeviceSynchronize")
+        trunk(program)
+
+    [finding] = find_all(requests_of(always, tmp_path))
+    assert finding.kind == "host-wait" and "wait_event" in finding.snippet
+
+    program = Program()
+    for index in range(3):
+        with program.request():
+            trunk(program)
+            if index == 0:
+                program.synchronise("cudaDeviceSynchronize")
+            trunk(program)
+        program.rest()
+    assert kinds(read(program.content(), tmp_path)) == []
+
+
+def test_memory_of_the_driver_in_every_request_is_found_and_a_first_one_is_not(tmp_path):
+    def make(program):
+        trunk(program)
+        with program.function("net.py(5): forward"), program.operator("aten::empty"):
+            program.call("cudaMalloc", 150.0)
+        program.call("cudaHostAlloc", 50.0)
+        trunk(program)
+
+    [finding] = find_all(requests_of(make, tmp_path))
+    assert finding.kind == "allocation" and finding.cost_us == pytest.approx(200.0)
+    assert finding.lines == ("net.py:5 in forward",)
+    assert any("cudaMalloc once a request, 150.0 us" in line and "aten::empty" in line for line in finding.evidence)
+
+    program = Program()
+    for index in range(4):
+        with program.request():
+            trunk(program)
+            if index == 0:
+                program.call("cudaMalloc", 150.0)
+            trunk(program)
+        program.rest()
+    assert kinds(read(program.content(), tmp_path)) == []
+
+
+def test_memory_of_the_drivers_pool_is_none(tmp_path):
+    def make(program):
+        for _ in range(20):
+            program.call("cudaMallocAsync", 1.0)
+            program.kernel(40.0)
+            program.call("cudaFreeAsync", 1.0)
+
+    assert kinds(requests_of(make, tmp_path)) == []
+
+
+def test_memory_taken_at_the_begin_of_a_trace_that_is_not_cut_is_none(tmp_path):
+    program = Program()
+    program.call("cudaMalloc", 300.0)
+    trunk(program, 40)
+    assert kinds(read(program.content(), tmp_path)) == []
+    program.call("cudaMalloc", 300.0)
+    trunk(program, 2)
+    assert kinds(read(program.content(), tmp_path)) == ["allocation"]
+
+
+def upload(program, way, wait=True):
+    with program.function("loop.py(9): step"), program.operator("aten::copy_"):
+        program.copy(way, us=90.0, host_us=100.0 if "Pageable" in way else 5.0)
+        if wait:
+            program.synchronise()
+
+
+def test_an_input_from_pageable_memory_is_found_and_one_from_pinned_memory_is_not(tmp_path):
+    def planted(program):
+        upload(program, UP)
+        trunk(program, 20)
+
+    def correct(program):
+        upload(program, PINNED, wait=False)
+        trunk(program, 20)
+
+    [finding] = find_all(requests_of(planted, tmp_path))
+    assert finding.kind == "pageable-copy" and finding.lines == ("loop.py:9 in step",)
+    assert finding.cost_us is not None and finding.cost_us >= 100.0
+    assert "pin_memory" in finding.snippet and finding.marks[0].stream == 7
+    assert kinds(requests_of(correct, tmp_path)) == []
+
+
+def test_a_copy_to_pageable_memory_is_the_answer_or_a_wait(tmp_path):
+    def answered(program):
+        trunk(program, 30)
+        upload(program, DOWN)
+
+    def amidst(program):
+        trunk(program)
+        upload(program, DOWN)
+        trunk(program)
+
+    def unwaited(program):
+        trunk(program)
+        upload(program, DOWN, wait=False)
+        trunk(program)
+
+    assert kinds(requests_of(answered, tmp_path)) == []
+    [finding] = find_all(requests_of(amidst, tmp_path))
+    assert finding.kind == "host-wait" and "pageable" in " ".join(finding.evidence)
+    assert kinds(requests_of(unwaited, tmp_path)) == ["pageable-copy"]
+
+
+def capture(program):
+    """As torch.cuda.graph does: it waits and gives memory back first, and takes some while it captures."""
+    program.call("cudaDeviceSynchronize", 20.0)
+    program.call("cudaFree", 100.0)
+    program.kernel(1.0, stream=25)
+    with program.function("net.py(7): run"):
+        program.call("cudaStreamBeginCapture", 3.0)
+        program.call("cudaMalloc", 100.0)
+        program.call("cudaLaunchKernel")  # captured: nothing runs
+        program.call("cudaStreamEndCapture", 2.0)
+        program.call("cudaGraphInstantiateWithFlags", 35.0)
+
+
+def test_a_graph_captured_in_every_request_is_one_finding_with_all_that_it_costs(tmp_path):
+    def make(program):
+        trunk(program)
+        capture(program)
+        program.replay(("a", 7, 30.0), ("b", 7, 30.0))
+
+    [finding] = find_all(requests_of(make, tmp_path))
+    assert finding.kind == "recapture" and finding.lines == ("net.py:7 in run",)
+    assert finding.cost_us == pytest.approx(20 + 100 + 5 + 3 + 100 + 5 + 2 + 35 + 1.0, abs=1.0)
+
+
+def test_a_graph_captured_before_the_requests_is_none(tmp_path):
+    program = Program()
+    capture(program)
+    for _ in range(3):
+        with program.request():
+            program.replay(("a", 7, 30.0), ("b", 7, 30.0))
+        program.rest()
+    assert kinds(read(program.content(), tmp_path)) == []
+
+
+def test_a_graph_that_is_updated_in_every_request_is_found(tmp_path):
+    def make(program):
+        program.call("cudaGraphExecUpdate", 40.0)
+        program.replay(("a", 7, 30.0))
+
+    assert kinds(requests_of(make, tmp_path)) == ["recapture"]
+
+
+def convolution(program, trials):
+    with program.function("net.py(3): forward"), program.operator("aten::cudnn_convolution"):
+        for _ in range(trials):
+            program.call("cudaDeviceSynchronize", 10.0)
+            program.call("cudaEventRecord", 3.0)
+            program.kernel(7.0)
+            program.call("cudaEventRecord", 3.0)
+            program.synchronise("cudaEventSynchronize")
+        program.kernel(40.0)
+
+
+def test_cudnns_trials_are_one_finding_and_their_waits_none(tmp_path):
+    def planted(program):
+        trunk(program)
+        convolution(program, trials=6)
+        trunk(program)
+
+    def correct(program):
+        for _ in range(12):
+            convolution(program, trials=0)
+
+    [finding] = find_all(requests_of(planted, tmp_path))
+    assert finding.kind == "cudnn-benchmark" and finding.lines == ("net.py:3 in forward",)
+    assert finding.cost_us is not None and finding.cost_us > 6 * 25.0
+    assert kinds(requests_of(correct, tmp_path)) == []
