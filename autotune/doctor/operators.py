@@ -120,12 +120,17 @@ def _uses(value: Any, is_write: bool | None) -> Iterator[_Use]:
         if isinstance(tensor, Tensor) and is_on_gpu(tensor):
             memory = memory_of(tensor)
             if memory is not None:
-                yield memory, tensor.get_device(), is_write
+                yield memory, device_of(tensor), is_write
 
 
 def is_on_gpu(tensor: Tensor) -> bool:
     """Return whether a tensor is on a CUDA device."""
     return tensor.is_cuda
+
+
+def device_of(tensor: Tensor) -> int:
+    """Return the number of a tensor's device."""
+    return tensor.get_device()
 
 
 def memory_of(tensor: Tensor) -> Memory | None:

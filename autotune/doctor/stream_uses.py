@@ -40,7 +40,7 @@ class StreamUses:
         """Count an operator, or a launch of Triton, with a stream as the current one."""
         self._operators[key] += 1
         if key.handle not in self._priorities:
-            self._priorities[key.handle] = torch.cuda.current_stream(key.device).priority
+            self._priorities[key.handle] = current_priority(key.device)
 
     def made(self, stream: MadeStream) -> None:
         """Note a stream that the user's code made."""
@@ -92,6 +92,11 @@ def _living_streams() -> list[MadeStream]:
     of_captures = torch.cuda.graph.default_capture_stream
     streams = [one for one in gc.get_objects() if type(one) is torch.cuda.Stream and one is not of_captures]
     return [MadeStream(key_of(stream), stream.priority) for stream in streams]
+
+
+def current_priority(device: int) -> int:
+    """Return the priority of a device's current stream."""
+    return torch.cuda.current_stream(device).priority
 
 
 def key_of(stream: torch.Stream) -> StreamKey:
