@@ -54,17 +54,24 @@ class OperatorCall:
 class OperatorsMode(TorchDispatchMode):
     """Tells of each operator, on whatever device, when it begins and when it has ended."""
 
+    supports_higher_order_operators = True  # else torch refuses to run them within a mode
+
     def __init__(
         self,
         begins: Callable[[], T],
         ended: Callable[[T, OperatorCall | None], None],
         stream_recorded: Callable[[Tensor, Any], None],
+        launched_elsewhere: Callable[[], None],
     ) -> None:
-        """Take what notes them: what ``begins`` returns is given to ``ended``, with the call if it was on GPUs."""
+        """Take what notes them: what ``begins`` returns is given to ``ended``, with the call if it was on GPUs.
+
+        Operators that call functions are told as launches elsewhere: what they run is not seen.
+        """
         super().__init__()
         self._begins = begins
         self._ended = ended
         self._stream_recorded = stream_recorded
+        self._launched_elsewhere = launched_elsewhere
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -74,12 +81,15 @@ class OperatorsMode(TorchDispatchMode):
         if func is torch.ops.aten.record_stream.default:
             self._stream_recorded(args[0], args[1])
             return func(*args, **kwargs)
-        inputs = [*_inputs(func._schema, args, kwargs)]  # before it runs: it may give a tensor other memory
+        if not isinstance(func, torch._ops.OpOverload):
+            self._launched_elsewhere()
+            return func(*args, **kwargs)
+        inputs = [*_inputs(func, args, kwargs)]  # before it runs: it may give a tensor other memory
         call = None
         begun = self._begins()
         try:
             outputs = func(*args, **kwargs)
-            call = _call(func._schema, inputs, outputs)
+            call = _call(func, inputs, outputs)
         finally:
             self._ended(begun, call)
         return outputs
@@ -89,29 +99,33 @@ class OperatorsMode(TorchDispatchMode):
 _Use = tuple[Memory, int, bool | None]
 
 
-def _call(schema: torch.FunctionSchema, inputs: list[_Use], outputs: Any) -> OperatorCall | None:
+def _call(func: torch._ops.OpOverload, inputs: list[_Use], outputs: Any) -> OperatorCall | None:
     devices: dict[int, Touched] = {}
-    for memory, device, is_write in (*inputs, *_outputs(schema, outputs)):
+    for memory, device, is_write in (*inputs, *_outputs(func, outputs)):
         touched = devices.setdefault(device, Touched())
         if is_write is not None:
             (touched.writes if is_write else touched.reads).append(memory)
-    return OperatorCall(schema.name, devices) if devices else None
+    return OperatorCall(func._schema.name, devices) if devices else None
 
 
-def _inputs(schema: torch.FunctionSchema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[_Use]:
+def _inputs(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[_Use]:
+    schema = func._schema
     name = schema.name.partition("::")[2]
-    looks = name.endswith("_like") or name.startswith("new_") or schema.name == _UNSAFE_VIEW
+    is_inplace_view = torch.Tag.inplace_view in func.tags  # it writes a tensor's shape: t_, resize_
+    looks = is_inplace_view or name.endswith("_like") or name.startswith("new_") or schema.name == _UNSAFE_VIEW
     for argument, value in sanitizer_module().zip_arguments(schema, args, kwargs):
         alias = argument.alias_info
-        is_write = alias is not None and alias.is_write
+        is_write = alias is not None and alias.is_write and not is_inplace_view
         yield from _uses(value, True if is_write else None if looks or alias is not None else False)
 
 
-def _outputs(schema: torch.FunctionSchema, outputs: Any) -> Iterator[_Use]:
+def _outputs(func: torch._ops.OpOverload, outputs: Any) -> Iterator[_Use]:
+    schema = func._schema
+    is_inplace_view = torch.Tag.inplace_view in func.tags
     returned = outputs if len(schema.returns) > 1 else (outputs,)
     for declared, value in zip(schema.returns, returned, strict=False):
         alias = declared.alias_info
-        is_view = schema.name == _UNSAFE_VIEW or (alias is not None and not alias.is_write)
+        is_view = schema.name == _UNSAFE_VIEW or (alias is not None and (is_inplace_view or not alias.is_write))
         yield from _uses(value, None if is_view else True)
 
 

@@ -220,7 +220,9 @@ def _watching(outermost: FrameType | None) -> Iterator[_Watch]:
     was_disabled, logger.disabled = logger.disabled, True
     _state["open"] = watch
     try:
-        mode = OperatorsMode(watch.operator_begins, watch.operator_ended, watch.stream_recorded)
+        mode = OperatorsMode(
+            watch.operator_begins, watch.operator_ended, watch.stream_recorded, watch.launched_elsewhere
+        )
         with patched_torch(watch), mode:
             yield watch
     finally:

@@ -13,6 +13,7 @@ from auxhead.autotune.doctor.watcher import Watcher
 from support import fake_cuda_streams as fake
 from torch import nn
 from torch.cuda._gpu_trace import MemoryDeallocationCallbacks, StreamSynchronizationCallbacks
+from torch.nn.attention.flex_attention import flex_attention
 
 MAIN, SIDE, EVENT = 0, 0x10, 0x99
 BUFFER = Memory(0x1000, 0x1000, "float32[4]")
@@ -314,10 +315,24 @@ def test_views_and_factories_read_nothing(main, side):
         x.add_(1)
         with torch.cuda.StreamContext(side):
             x.view(16)[3:].t()
+            x.detach().t_().squeeze_()
             torch.empty_like(x)
             torch.zeros_like(x)
             x.new_zeros(3)
     assert watching.watched(requests=1).races == ()
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_an_operator_that_calls_functions_runs(main, side):
+    """It is refused by dispatch modes that do not say that they take it."""
+    heads = torch.ones(1, 1, 16, 16)
+    with Watcher() as watching:
+        heads + 1
+        with torch.cuda.StreamContext(side):
+            result = flex_attention(heads, heads, heads)
+    assert result.shape == heads.shape
+    watched = watching.watched(requests=1)
+    assert (watched.races, watched.noticed) == ((), ())
 
 
 def test_a_backward_is_counted_and_not_checked(main, side):
