@@ -40,6 +40,11 @@ class Operator(NamedTuple):
     line: str | None
     """The user's own."""
 
+    @property
+    def reserves(self) -> bool:
+        """It allocates memory and launches nothing."""
+        return self.name.partition("::")[2].startswith(("empty", "new_empty"))
+
 
 @dataclass
 class _Freed:
@@ -226,7 +231,7 @@ class Accesses:
             yield self._owner_syncs
 
     def _words(self, access: Any) -> str:
-        does = "writes" if access.type is self._write else "reads"
+        does = "allocates" if access.operator.reserves else "writes" if access.type is self._write else "reads"
         return f"{does}: {access.operator.name} on {self._uses.words(access.stream)}{_at(access.operator.line)}"
 
     def _add(self, tensor: str, first: Any, line: str | None, second: str, freed: bool = False) -> None:

@@ -41,11 +41,6 @@ class OperatorCall:
     """By number, those of which it only takes or gives views too."""
 
     @property
-    def reserves(self) -> bool:
-        """It allocates memory and launches nothing."""
-        return self.name.partition("::")[2].startswith(("empty", "new_empty"))
-
-    @property
     def ends_with_wait(self) -> bool:
         """It is done when the host has waited within it; others may launch more after that, as nonzero does."""
         return self.name in _COPIES or not any(touched.writes for touched in self.devices.values())

@@ -101,7 +101,7 @@ class _Watch:
                 return
             streams = {device: current_stream(device) for device in accessed}
             operator = Operator(call.name, self._line())
-            if call.reserves:
+            if operator.reserves:
                 for device, touched in accessed.items():
                     for memory in touched.writes:
                         self._accesses.reserved(streams[device], operator, memory)

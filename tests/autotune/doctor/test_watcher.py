@@ -112,8 +112,10 @@ def test_streams_that_a_copy_joins_have_an_order(accesses):
 def test_reserved_memory_is_free_after_what_ran_before(accesses):
     write(accesses, MAIN, OTHER)
     accesses.reserved(MAIN, Operator("aten::empty", "a.py:1"), BUFFER)
-    write(accesses, SIDE)
-    assert [race.lines for race in accesses.races] == [("a.py:1",)]
+    write(accesses, SIDE, line="a.py:2")
+    (race,) = accesses.races
+    assert race.first == "allocates: aten::empty on the default stream, a.py:1"
+    assert race.lines == ("a.py:1", "a.py:2")
 
 
 def test_reserved_memory_is_free_at_once_if_nothing_ran(accesses):
