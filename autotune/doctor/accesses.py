@@ -4,7 +4,6 @@ torch.cuda._sanitizer keeps the accesses, and what each stream was made to wait 
 It tells tensors by the address of their first element: slices that begin elsewhere are other tensors to it.
 """
 
-import importlib
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from torch._utils import CallbackRegistry
+from torch.cuda import _gpu_trace
 
 from .stream_uses import StreamUses
 from .watched import Race
@@ -248,13 +248,13 @@ def sanitizer_module() -> ModuleType:
     """
     if _SANITIZER in sys.modules:
         return sys.modules[_SANITIZER]
-    gpu_trace = importlib.import_module("torch.cuda._gpu_trace")
-    registries = [value for value in vars(gpu_trace).values() if isinstance(value, CallbackRegistry)]
+    registries = [value for value in vars(_gpu_trace).values() if isinstance(value, CallbackRegistry)]
     before = [[*registry.callback_list] for registry in registries]
-    sanitizer = importlib.import_module(_SANITIZER)
+    from torch.cuda import _sanitizer
+
     for registry, callbacks in zip(registries, before, strict=True):
         registry.callback_list[:] = callbacks
-    return sanitizer
+    return _sanitizer
 
 
 def _at(line: str | None) -> str:
