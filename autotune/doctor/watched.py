@@ -31,7 +31,7 @@ class Race:
     tensor: str
     """Shape and dtype where they are known, or what the operators call it."""
     first: str
-    """``writes`` or ``reads``, operator, stream and line of the earlier access, in words."""
+    """``writes``, ``reads`` or ``allocates``, operator, stream and line of the earlier access, in words."""
     second: str
     lines: tuple[str, ...]
     freed: bool = False

@@ -1,213 +1,288 @@
-"""Watches requests as they run: streams, events, memory and contexts, for what no trace of the profiler tells.
+"""Watcher: watches requests as they run, for what the profiler's trace does not tell: accesses, and misused streams."""
 
-Operators are seen by a dispatch mode, which sees none of autograd's own threads, none within a CUDA graph that is
-replayed, and no kernel that is launched without PyTorch.
-"""
-
-import gc
-import warnings
-from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import cache
+import functools
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.cuda import _gpu_trace as gpu_trace
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.cuda import _gpu_trace
 
-from .access_order import AccessOrder, own_line
-from .watched import Noticed, StreamUse, Watched
-
-#: Who is told of events and memory: callbacks of PyTorch are for ever, watchers are not.
-_told: list[AccessOrder] = []
-
-
-@cache
-def _tell_of_events() -> None:
-    """Let PyTorch tell of each event, allocation and wait, from now on."""
-    torch._C._activate_gpu_trace()
-
-    def tell(to: Callable[[AccessOrder], Callable[..., None]]) -> Callable[..., None]:
-        return lambda *told: to(_told[-1])(*told) if _told else None
-
-    gpu_trace.register_callback_for_event_creation(tell(lambda one: one.handler._handle_event_creation))
-    gpu_trace.register_callback_for_event_deletion(tell(lambda one: one.handler._handle_event_deletion))
-    gpu_trace.register_callback_for_event_record(tell(lambda one: one.handler._handle_event_record))
-    gpu_trace.register_callback_for_event_wait(tell(lambda one: one.handler._handle_event_wait))
-    gpu_trace.register_callback_for_memory_allocation(tell(lambda one: one.allocate))
-    gpu_trace.register_callback_for_memory_deallocation(tell(lambda one: one.free))
-    gpu_trace.register_callback_for_stream_creation(tell(lambda one: one.handler._handle_stream_creation))
-    gpu_trace.register_callback_for_device_synchronization(tell(lambda one: one.handler._handle_device_synchronization))
-    gpu_trace.register_callback_for_stream_synchronization(tell(lambda one: one.handler._handle_stream_synchronization))
-    gpu_trace.register_callback_for_event_synchronization(tell(lambda one: one.handler._handle_event_synchronization))
+from .accesses import Accesses, Operator
+from .operators import OperatorCall, OperatorsMode, is_on_gpu, memory_of
+from .stream_blocks import StreamBlocks
+from .stream_uses import MadeStream, StreamKey, StreamUses, key_of
+from .torch_patches import patched_torch
+from .user_lines import Owner, owner, user_line
+from .watched import Noticed, Watched
 
 
-@dataclass
-class _Context:
-    """A ``with torch.cuda.stream(s)`` that is open."""
+class Watcher:
+    """Watches what runs within its ``with`` block; without CUDA it sees nothing.
 
-    stream: Any
-    line: str | None
-    devices: Counter[int] = field(default_factory=Counter)
-    """GPUs of the operators in it."""
-    replays: int = 0
-
-
-class Watcher(TorchDispatchMode):
-    """A context in which all is watched that the thread does; without a GPU it sees nothing."""
+    A warm-up is to come before: what was allocated or recorded then is not known, and gives no finding. Operators of
+    autograd's threads are counted, but not checked, for autograd orders its streams itself. Operators of other threads
+    than the one that opens it, and what graphs, Triton kernels and other libraries do to memory, are not seen. Once a
+    Watcher was open torch calls Python for each allocation and event as long as the process is there, which takes the
+    host microseconds: times are to be taken before.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._order = AccessOrder()
-        self._operators: Counter[tuple[int, int]] = Counter()
-        self._streams: dict[tuple[int, int], Any] = {}
-        self._contexts: list[_Context] = []
-        self._empty: dict[str, Noticed] = {}
-        self._noticed: dict[Noticed, None] = {}
-        self._replays = 0
-        self._patches = ExitStack()
+        """Have seen nothing."""
+        self._stack = ExitStack()
+        self._watch: _Watch | None = None
 
     def __enter__(self) -> "Watcher":
+        """Begin to watch.
+
+        Raises:
+            RuntimeError: another one is open.
+        """
         if torch.cuda.is_available():
-            _tell_of_events()
-            self._hear_of_waits()
-        _told.append(self._order)
-        self._patch(torch.cuda.StreamContext, "__enter__", self._entered)
-        self._patch(torch.cuda.StreamContext, "__exit__", self._left)
-        self._patch(torch.cuda.Event, "wait", self._waits)
-        self._patch(torch.cuda.Event, "synchronize", self._waits)
-        self._patch(torch.cuda.CUDAGraph, "replay", self._replayed)
-        made = torch.cuda.Stream.__new__
-
-        def make(cls: type, device: Any = None, *arguments: Any, **keywords: Any) -> Any:
-            if isinstance(device, torch.Stream):
-                self._notice("stream-class", f"torch.cuda.Stream({self._order.name_of(device.cuda_stream)})")
-            return made(cls, device, *arguments, **keywords)
-
-        torch.cuda.Stream.__new__ = make  # type: ignore[method-assign]
-        self._patches.callback(setattr, torch.cuda.Stream, "__new__", made)
-        super().__enter__()
+            self._watch = self._stack.enter_context(_watching(_caller(sys._getframe(1))))
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        try:
-            super().__exit__(*error)
-        finally:
-            self._patches.close()
-            _told.remove(self._order)
-
-    def _hear_of_waits(self) -> None:
-        """Let PyTorch warn of each operator in which the host waits, and note the line instead of the warning."""
-        shown = warnings.showwarning
-
-        def show(message: Any, *arguments: Any, **keywords: Any) -> None:
-            if "synchronizing CUDA operation" in str(message):
-                self._notice("host-wait", "the host waits here")
-            elif "Synchronization debug mode" not in str(message):
-                shown(message, *arguments, **keywords)
-
-        self._patches.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = show
-        self._patches.callback(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())
-        torch.cuda.set_sync_debug_mode("warn")
-
-    def _patch(self, kind: type, name: str, note: Callable[..., None]) -> None:
-        before = getattr(kind, name)
-
-        def noted(instance: Any, *arguments: Any, **keywords: Any) -> Any:
-            note(instance)
-            return before(instance, *arguments, **keywords)
-
-        own = name in vars(kind)
-        setattr(kind, name, noted)
-        self._patches.callback(lambda: setattr(kind, name, before) if own else delattr(kind, name))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.ops.aten.record_stream.default:
-            stream = args[1]
-            known = torch.cuda.Stream(
-                stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
-            )
-            self._order.record_stream(args[0], known.cuda_stream)
-            return func(*args, **kwargs)
-        output = func(*args, **kwargs)
-        tensors = [one for one in tree_leaves((args, kwargs, output)) if isinstance(one, Tensor) and one.is_cuda]
-        if tensors:
-            device = tensors[0].device
-            stream = torch.cuda.current_stream(device)
-            key = device.index, stream.cuda_stream
-            self._streams.setdefault(key, stream)
-            self._operators[key] += 1
-            if stream.cuda_stream:
-                self._order.names.setdefault(
-                    stream.cuda_stream, f"stream {stream.cuda_stream:#x} (priority {stream.priority})"
-                )
-            for context in self._contexts:
-                context.devices[device.index] += 1
-            self._order.operator(func, args, kwargs, output, stream.cuda_stream)
-        return output
-
-    def _notice(self, kind: str, evidence: str) -> None:
-        line = own_line()
-        self._noticed[Noticed(kind, evidence, () if line is None else (line,))] = None
-
-    def _waits(self, event: Any) -> None:
-        if not event.cuda_event:
-            self._notice("unrecorded-event", "an event is waited for, and has never been recorded")
-
-    def _replayed(self, graph: Any) -> None:
-        self._replays += 1
-        for context in self._contexts:
-            context.replays += 1
-
-    def _entered(self, context: Any) -> None:
-        self._contexts.append(_Context(context.stream, own_line()))
-
-    def _left(self, context: Any) -> None:
-        if not self._contexts:
-            return
-        one = self._contexts.pop()
-        if one.stream is None or one.line is None or one.replays:
-            return
-        own = one.stream.device.index
-        if not one.devices:
-            said = "nothing was launched within the context of a stream"
-            self._empty[one.line] = Noticed("default-stream", said, (one.line,))
-        elif own not in one.devices:
-            others = ", ".join(f"cuda:{index}" for index in sorted(one.devices))
-            said = f"{one.devices.total()} operators on {others} within the context of a stream of cuda:{own}"
-            self._noticed[Noticed("mixed-devices", said, (one.line,))] = None
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End it; torch is as it was."""
+        self._stack.close()
 
     def watched(self, requests: int) -> Watched:
-        """Return what was watched so far, in so many requests."""
-        used = [
-            StreamUse(handle, device, self._streams[device, handle].priority, operators)
-            for (device, handle), operators in self._operators.items()
-        ]
-        one_stream = len(used) == 1 and not self._replays
-        return Watched(
-            requests,
-            streams=(*used, *(self._unused() if one_stream else ())),
-            races=tuple(self._order.races.values()),
-            noticed=(*self._noticed, *(self._empty.values() if one_stream else ())),
-        )
+        """Return what was seen in so many requests."""
+        return Watched(requests) if self._watch is None else self._watch.watched(requests)
 
-    def _unused(self) -> list[StreamUse]:
-        """Return streams that somebody holds and on which nothing ran."""
-        held = {}
-        pytorchs = torch.cuda.graph.default_capture_stream  # made by the first capture, and kept
-        for one in gc.get_objects():
-            # a type, not isinstance, which asks proxies of all kinds
-            if type(one) is torch.cuda.Stream and one.cuda_stream and one is not pytorchs:
-                held[one.device.index, one.cuda_stream] = one
-        return [
-            StreamUse(handle, device, one.priority, 0)
-            for (device, handle), one in held.items()
-            if (device, handle) not in self._operators
-        ]
+
+class _Watch:
+    """All that is noted while one watcher is open."""
+
+    def __init__(self, outermost: FrameType | None) -> None:
+        """Look for the user's lines in stacks up to a frame."""
+        self.outermost = outermost
+        self._thread = threading.get_ident()
+        self._lock = threading.RLock()  # autograd's threads allocate; memory may be freed at any time
+        self._running: set[int] = set()  # threads that are within an operator
+        self._uses = StreamUses()
+        self._accesses = Accesses(self._uses)
+        self._blocks = StreamBlocks(self._uses)
+        self._noticed: dict[tuple[str, tuple[str, ...]], Noticed] = {}
+
+    def watched(self, requests: int) -> Watched:
+        """Return all of it."""
+        noticed = (*self._noticed.values(), *self._blocks.noticed())
+        return Watched(requests, streams=self._uses.summary(), races=self._accesses.races, noticed=noticed)
+
+    # What OperatorsMode tells.
+
+    def operator_begins(self) -> dict[int | None, int]:
+        """Note that an operator begins; returns how often the host has waited until now."""
+        self._running.add(threading.get_ident())
+        return {**self._accesses.host_waits}
+
+    def operator_ended(self, waits: dict[int | None, int], call: OperatorCall | None) -> None:
+        """Note what it did."""
+        self._running.discard(threading.get_ident())
+        if call is None:
+            return
+        with self._lock:
+            is_own = threading.get_ident() == self._thread
+            if is_own:
+                self._blocks.ran()
+            accessed = {device: touched for device, touched in call.devices.items() if touched.reads or touched.writes}
+            if not accessed:
+                return
+            if is_capturing():
+                self._uses.is_partial = True
+                return
+            streams = {device: current_stream(device) for device in accessed}
+            operator = Operator(call.name, self._line())
+            if operator.reserves:
+                for device, touched in accessed.items():
+                    for memory in touched.writes:
+                        self._accesses.reserved(streams[device], operator, memory)
+                return
+            for device, stream in streams.items():
+                self._uses.ran(StreamKey(device, stream))
+            if torch._C._current_graph_task_id() != -1:  # in a backward
+                return
+            if is_own:
+                self._check_devices(operator, set(accessed))
+            for device, touched in accessed.items():
+                waited = any(self._accesses.host_waits[one] != waits.get(one, 0) for one in (None, streams[device]))
+                done = waited and call.ends_with_wait
+                self._accesses.launched(streams[device], operator, touched.reads, touched.writes, done)
+            if len(streams) > 1:  # a copy: the streams wait for each other before it and after it
+                self._accesses.joined(streams.values())
+
+    def stream_recorded(self, tensor: Tensor, stream: Any) -> None:
+        """Note Tensor.record_stream."""
+        memory = memory_of(tensor) if is_on_gpu(tensor) else None
+        if memory is not None:
+            with self._lock:
+                self._accesses.stream_recorded(memory.block, key_of(stream).handle)
+
+    def _check_devices(self, operator: Operator, devices: set[int]) -> None:
+        found = self._blocks.elsewhere(devices, current_device())
+        if found is not None:
+            stream, block_line = found
+            where = " and ".join(f"cuda:{device}" for device in sorted(devices))
+            evidence = (
+                f"{operator.name}, {operator.line or block_line}, runs on the current stream of {where}, in the block "
+                f"of {self._uses.words(stream.handle)} of cuda:{stream.device}, {block_line}"
+            )
+            self._notice("mixed-devices", evidence, operator.line, block_line)
+
+    # What torch's callbacks tell.
+
+    def gpu_trace(self, what: str, *arguments: int) -> None:
+        """Note an event of CUDA, by the name of the method of :class:`Accesses`."""
+        with self._lock:
+            more: tuple[Any, ...] = ()
+            if what == "allocated":
+                more = (current_stream(current_device()),)
+            elif what == "freed":
+                more = (self._line(),)
+            elif what.endswith("synchronized"):
+                more = (self._line() is not None,)
+            getattr(self._accesses, what)(*arguments, *more)
+
+    # What torch_patches tells: see Told.
+
+    def block_entered(self, context: object, stream: Any, line: str | None) -> None:
+        if threading.get_ident() == self._thread:
+            self._blocks.entered(context, key_of(stream), line)
+
+    def block_left(self, context: object) -> None:
+        if threading.get_ident() == self._thread:
+            self._blocks.left(context)
+
+    def stream_made(self, stream: torch.cuda.Stream, device: object, line: str | None) -> None:
+        if line is None:
+            return
+        made = MadeStream(key_of(stream), stream.priority)
+        self._uses.made(made)
+        if isinstance(device, torch.Stream):
+            evidence = f"torch.cuda.Stream of a stream, {line}, makes another one: {self._uses.words(made.key.handle)}"
+            self._notice("stream-class", evidence, line)
+
+    def event_awaited(self, event: torch.cuda.Event, line: str | None) -> None:
+        if line is not None and not event.cuda_event:
+            self._notice("unrecorded-event", f"the event waited for, {line}, was not recorded yet", line)
+
+    def found_done(self, which: Any) -> None:
+        if isinstance(which, torch.cuda.Stream):
+            self.gpu_trace("stream_synchronized", which.cuda_stream)
+        elif which.cuda_event:
+            self.gpu_trace("event_synchronized", which.cuda_event)
+
+    def host_waited(self) -> None:
+        line = self._line()
+        if line is not None:
+            self._notice("host-wait", f"the host waits, {line}", line)
+
+    def launched_elsewhere(self) -> None:
+        self._uses.is_partial = True
+        if threading.get_ident() == self._thread:
+            self._blocks.ran()
+
+    def launched_triton(self) -> None:
+        if threading.get_ident() in self._running:
+            return  # part of an operator, which is counted
+        with self._lock:
+            if threading.get_ident() == self._thread:
+                self._blocks.ran()
+            if is_capturing():
+                self._uses.is_partial = True
+            else:
+                device = current_device()
+                self._uses.ran(StreamKey(device, current_stream(device)))
+
+    def _line(self) -> str | None:
+        return user_line(sys._getframe(1), self.outermost)
+
+    def _notice(self, kind: str, evidence: str, *lines: str | None) -> None:
+        told = tuple(dict.fromkeys(line for line in lines if line is not None))
+        self._noticed.setdefault((kind, told), Noticed(kind, evidence, told))
+
+
+#: The one that is open, and whether torch's callbacks were registered.
+_state: dict[str, Any] = {"open": None, "registered": False}
+
+
+@contextmanager
+def _watching(outermost: FrameType | None) -> Iterator[_Watch]:
+    """Have a watch open, the only one of the process."""
+    if _state["open"] is not None:
+        raise RuntimeError("Watcher: another one is open in this process, wants to be the only one")
+    watch = _Watch(outermost)
+    _register()
+    logger = logging.getLogger("torch.cuda._sanitizer")  # it tells of all that was there before
+    was_disabled, logger.disabled = logger.disabled, True
+    _state["open"] = watch
+    try:
+        mode = OperatorsMode(
+            watch.operator_begins, watch.operator_ended, watch.stream_recorded, watch.launched_elsewhere
+        )
+        with patched_torch(watch), mode:
+            yield watch
+    finally:
+        _state["open"] = None
+        logger.disabled = was_disabled
+        watch.outermost = None
+
+
+def _register() -> None:
+    """Have torch call for events of CUDA, for good: callbacks cannot be taken back, but do nothing if none is open."""
+    if _state["registered"]:
+        return
+    _state["registered"] = True
+    torch._C._activate_gpu_trace()
+    for registered, what in (
+        (_gpu_trace.register_callback_for_event_creation, "event_created"),
+        (_gpu_trace.register_callback_for_event_deletion, "event_deleted"),
+        (_gpu_trace.register_callback_for_event_record, "event_recorded"),
+        (_gpu_trace.register_callback_for_event_wait, "event_waited"),
+        (_gpu_trace.register_callback_for_memory_allocation, "allocated"),
+        (_gpu_trace.register_callback_for_memory_deallocation, "freed"),
+        (_gpu_trace.register_callback_for_stream_creation, "stream_created"),
+        (_gpu_trace.register_callback_for_device_synchronization, "device_synchronized"),
+        (_gpu_trace.register_callback_for_stream_synchronization, "stream_synchronized"),
+        (_gpu_trace.register_callback_for_event_synchronization, "event_synchronized"),
+    ):
+        registered(functools.partial(_told, what))
+
+
+def _told(what: str, *arguments: int) -> None:
+    watch: _Watch | None = _state["open"]
+    if watch is not None:
+        watch.gpu_trace(what, *arguments)
+
+
+def _caller(frame: FrameType | None) -> FrameType | None:
+    """Return the frame that opens a watcher: an ExitStack may enter it."""
+    while frame is not None and owner(frame.f_code.co_filename) is Owner.STANDARD:
+        frame = frame.f_back
+    return frame
+
+
+def current_device() -> int:
+    """Return the number of the current device of CUDA."""
+    device: int = torch._C._cuda_getDevice()
+    return device
+
+
+def current_stream(device: int) -> int:
+    """Return the handle of a device's current stream."""
+    stream: int = torch._C._cuda_getCurrentRawStream(device)
+    return stream
+
+
+def is_capturing() -> bool:
+    """Return whether the current stream is being captured into a graph, so that nothing runs."""
+    capturing: bool = torch._C._cuda_isCurrentStreamCapturing()
+    return capturing

@@ -1,0 +1,261 @@
+"""Accesses to memory on streams: finds those that nothing orders, and memory that is freed while it is in use.
+
+torch.cuda._sanitizer keeps the accesses, and what each stream was made to wait for; what is here feeds it and asks it.
+It tells tensors by the address of their first element: slices that begin elsewhere are other tensors to it.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from torch._utils import CallbackRegistry
+from torch.cuda import _gpu_trace
+
+from .stream_uses import StreamUses
+from .watched import Race
+
+_SANITIZER = "torch.cuda._sanitizer"
+#: Of an event that streams wait for in the accounts alone; events of CUDA are addresses.
+_JOINING = -1
+
+
+class Memory(NamedTuple):
+    """A tensor as the sanitizer knows it."""
+
+    pointer: int
+    """Address of its first element."""
+    block: int
+    """Address of its storage, which is what the caching allocator gave."""
+    words: str
+    """Its type and shape."""
+
+
+class Operator(NamedTuple):
+    """What accessed memory."""
+
+    name: str
+    line: str | None
+    """The user's own."""
+
+    @property
+    def reserves(self) -> bool:
+        """It allocates memory and launches nothing."""
+        return self.name.partition("::")[2].startswith(("empty", "new_empty"))
+
+
+@dataclass
+class _Freed:
+    """Memory that was freed before the stream it was allocated on waited for others that use it."""
+
+    owner: int
+    accesses: list[tuple[Any, str]]
+    """Each with the tensor in words."""
+    line: str | None
+    lent: bool = False
+    """The allocator may have given it out again: something was allocated on that stream since."""
+
+
+class Accesses:
+    """All accesses since it was made; streams are given as CUDA's handles, events and memory as addresses.
+
+    Memory counts as freed in use when an operator runs on the stream of its allocation after something else was
+    allocated there, and that stream has still not been made to wait for another one's access from before it was freed.
+    A stream that waits first, as a side stream does that joins the caller's at the begin of each request, gives none.
+    For this, waits of the host that are not the user's own, as between watched requests, order nothing: without them
+    the next request would come at once.
+    """
+
+    def __init__(self, uses: StreamUses) -> None:
+        """Have nothing accessed yet; ``uses`` has words for streams."""
+        sanitizer = sanitizer_module()
+        self._uses = uses
+        self._handler = sanitizer.EventHandler()
+        self._syncs = self._handler.syncs
+        self._owner_syncs = sanitizer.StreamSynchronizations()
+        self._write, self._access = sanitizer.AccessType.WRITE, sanitizer.Access
+        self._tensors = self._handler.tensors_accessed
+        self._owners: dict[int, int] = {}  # block -> stream it was allocated on
+        self._inside: dict[int, dict[int, str]] = defaultdict(dict)  # block -> its pointers, with words
+        self._recorded: dict[int, set[int]] = defaultdict(set)  # block -> streams of record_stream
+        self._freed: list[_Freed] = []
+        self._races: dict[tuple[str, str, bool], Race] = {}
+        self.host_waits: dict[int | None, int] = defaultdict(int)
+        """How often the host waited for each stream; None: for the device or an event."""
+
+    @property
+    def races(self) -> tuple[Race, ...]:
+        """What was found, each pair of lines once."""
+        return tuple(self._races.values())
+
+    def event_created(self, event: int) -> None:
+        """Note a new event."""
+        for syncs in self._both():
+            syncs.create_event(event)
+
+    def event_deleted(self, event: int) -> None:
+        """Note the end of an event."""
+        for syncs in self._both():
+            syncs.delete_event(event)
+
+    def event_recorded(self, event: int, stream: int) -> None:
+        """Note that a stream records an event."""
+        for syncs in self._both():
+            syncs.record_state(event, stream)
+
+    def event_waited(self, event: int, stream: int) -> None:
+        """Note that a stream waits for an event."""
+        for syncs in self._both():
+            syncs.stream_wait_for_event(stream, event)
+
+    def stream_created(self, stream: int) -> None:
+        """Note a new stream."""
+        for syncs in self._both():
+            syncs.create_stream(stream)
+
+    def device_synchronized(self, by_user: bool = True) -> None:
+        """Note that the host has waited for all streams."""
+        self.host_waits[None] += 1
+        for syncs in self._both(by_user):
+            syncs.sync_all_streams()
+
+    def stream_synchronized(self, stream: int, by_user: bool = True) -> None:
+        """Note that the host has waited for a stream, or found that it is done."""
+        self.host_waits[stream] += 1
+        for syncs in self._both(by_user):
+            syncs.all_streams_wait_for_stream(stream)
+
+    def event_synchronized(self, event: int, by_user: bool = True) -> None:
+        """Note that the host has waited for an event, or found that it is done."""
+        self.host_waits[None] += 1
+        for syncs in self._both(by_user):
+            syncs.all_streams_wait_for_event(event)
+
+    def joined(self, streams: Iterable[int]) -> None:
+        """Note that streams have waited for each other, as for a copy between devices."""
+        streams = [*streams]
+        for stream in streams:
+            self.event_recorded(_JOINING, stream)
+            for other in streams:
+                self.event_waited(_JOINING, other)
+
+    def allocated(self, block: int, stream: int) -> None:
+        """Note memory that is allocated while ``stream`` is the current one."""
+        self._forget(block)  # a deallocation that was not seen
+        self._owners[block] = stream
+        for freed in self._freed:
+            freed.lent |= freed.owner == stream
+
+    def stream_recorded(self, block: int, stream: int) -> None:
+        """Note Tensor.record_stream."""
+        self._recorded[block].add(stream)
+
+    def freed(self, block: int, line: str | None) -> None:
+        """Note that memory is given back to the allocator, in the user's line."""
+        owner = self._owners.get(block)
+        if owner is not None:
+            exempt = {owner} | self._recorded.get(block, set())
+            accesses = [
+                (access, words)
+                for pointer, words in self._inside.get(block, {}).items()
+                for access in self._last_accesses(pointer)
+                if access.stream not in exempt and not self._is_waited_for(owner, access)
+            ]
+            if accesses:
+                self._freed.append(_Freed(owner, accesses, line))
+        self._forget(block)
+
+    def reserved(self, stream: int, operator: Operator, memory: Memory) -> None:
+        """Note memory that an operator leaves as it is: another stream's use is to wait for what ran here before."""
+        last = self._syncs.current_sync_states.get(stream, {}).get(stream, 0)
+        if last:
+            self._inside[memory.block][memory.pointer] = memory.words
+            self._tensors.ensure_tensor_exists(memory.pointer)
+            self._tensors.set_write(memory.pointer, self._access(self._write, last, stream, operator, [], True, None))
+
+    def launched(
+        self, stream: int, operator: Operator, reads: Iterable[Memory], writes: Iterable[Memory], done: bool = False
+    ) -> None:
+        """Note what an operator accesses on a stream; ``done``: the host has waited until it was."""
+        written = {memory.pointer: memory for memory in writes}
+        read = {memory.pointer: memory for memory in reads if memory.pointer not in written}
+        if not read and not written:
+            return
+        memories = {**read, **written}
+        for memory in memories.values():
+            self._inside[memory.block][memory.pointer] = memory.words
+        if written:
+            self._settle(stream)
+        errors = self._handler._handle_kernel_launch(
+            stream, set(read), set(written), set(), operator, {pointer: [] for pointer in memories}
+        )
+        self._owner_syncs.update_seq_num(stream, self._handler.seq_num)
+        for error in errors:
+            later = error.current_access
+            self._add(memories[error.data_ptr].words, error.previous_access, later.operator.line, self._words(later))
+        if done:
+            self.stream_synchronized(stream)
+
+    def _settle(self, stream: int) -> None:
+        """Decide about memory that was freed on a stream and given out again, now that the stream writes."""
+        for freed in [freed for freed in self._freed if freed.lent and freed.owner == stream]:
+            self._freed.remove(freed)
+            for access, words in freed.accesses:
+                if not self._is_waited_for(stream, access):
+                    end = f"freed, of {self._uses.words(stream)}{_at(freed.line)}"
+                    self._add(words, access, freed.line, end, freed=True)
+
+    def _is_waited_for(self, owner: int, access: Any) -> bool:
+        ordered: bool = self._owner_syncs.is_ordered_after(owner, access.seq_num, access.stream)
+        return ordered
+
+    def _last_accesses(self, pointer: int) -> Iterator[Any]:
+        """Yield the last write and the reads since, which come after all that was before."""
+        info = self._tensors.accesses.get(pointer)
+        if info is not None:
+            yield from info.reads
+            if info.write is not None:
+                yield info.write
+
+    def _forget(self, block: int) -> None:
+        for pointer in {block, *self._inside.pop(block, ())}:
+            self._tensors.accesses.pop(pointer, None)
+        self._owners.pop(block, None)
+        self._recorded.pop(block, None)
+
+    def _both(self, by_user: bool = True) -> Iterator[Any]:
+        yield self._syncs
+        if by_user:
+            yield self._owner_syncs
+
+    def _words(self, access: Any) -> str:
+        does = "allocates" if access.operator.reserves else "writes" if access.type is self._write else "reads"
+        return f"{does}: {access.operator.name} on {self._uses.words(access.stream)}{_at(access.operator.line)}"
+
+    def _add(self, tensor: str, first: Any, line: str | None, second: str, freed: bool = False) -> None:
+        operator = first.operator
+        lines = tuple(dict.fromkeys(one for one in (operator.line, line) if one is not None))
+        race = Race(tensor, self._words(first), second, lines, freed)
+        self._races.setdefault((operator.line or operator.name, line or second, freed), race)
+
+
+def sanitizer_module() -> ModuleType:
+    """Import torch's sanitizer without the callbacks that it registers for a handler of its own.
+
+    That handler would keep a stack for each allocation as long as the process is there.
+    """
+    if _SANITIZER in sys.modules:
+        return sys.modules[_SANITIZER]
+    registries = [value for value in vars(_gpu_trace).values() if isinstance(value, CallbackRegistry)]
+    before = [[*registry.callback_list] for registry in registries]
+    from torch.cuda import _sanitizer
+
+    for registry, callbacks in zip(registries, before, strict=True):
+        registry.callback_list[:] = callbacks
+    return _sanitizer
+
+
+def _at(line: str | None) -> str:
+    return f", {line}" if line else ""

@@ -1,0 +1,154 @@
+"""Dispatch mode that tells, of each operator on GPU tensors, its streams and the memory that it reads and writes.
+
+It sees the operators of the thread that enters it, and those of autograd's threads for a backward that this thread
+starts. It does not see launches that are no operators: graphs, Triton kernels, other libraries.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .accesses import Memory, sanitizer_module
+
+T = TypeVar("T")
+
+#: Copies, which the host waits for altogether if it waits within them.
+_COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
+#: Gives a view, which its schema does not say.
+_UNSAFE_VIEW = "aten::_unsafe_view"
+
+
+@dataclass
+class Touched:
+    """What an operator does with the tensors of one device."""
+
+    reads: list[Memory] = field(default_factory=list)
+    writes: list[Memory] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """An operator on GPU tensors that has run."""
+
+    name: str
+    """aten::mul."""
+    devices: Mapping[int, Touched]
+    """By number, those of which it only takes or gives views too."""
+
+    @property
+    def ends_with_wait(self) -> bool:
+        """It is done when the host has waited within it; others may launch more after that, as nonzero does."""
+        return self.name in _COPIES or not any(touched.writes for touched in self.devices.values())
+
+
+class OperatorsMode(TorchDispatchMode):
+    """Tells of each operator, on whatever device, when it begins and when it has ended."""
+
+    supports_higher_order_operators = True  # else torch refuses to run them within a mode
+
+    def __init__(
+        self,
+        begins: Callable[[], T],
+        ended: Callable[[T, OperatorCall | None], None],
+        stream_recorded: Callable[[Tensor, Any], None],
+        launched_elsewhere: Callable[[], None],
+    ) -> None:
+        """Take what notes them: what ``begins`` returns is given to ``ended``, with the call if it was on GPUs.
+
+        Operators that call functions are told as launches elsewhere: what they run is not seen.
+        """
+        super().__init__()
+        self._begins = begins
+        self._ended = ended
+        self._stream_recorded = stream_recorded
+        self._launched_elsewhere = launched_elsewhere
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operator."""
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.record_stream.default:
+            self._stream_recorded(args[0], args[1])
+            return func(*args, **kwargs)
+        if not isinstance(func, torch._ops.OpOverload):
+            self._launched_elsewhere()
+            return func(*args, **kwargs)
+        inputs = [*_inputs(func, args, kwargs)]  # before it runs: it may give a tensor other memory
+        call = None
+        begun = self._begins()
+        try:
+            outputs = func(*args, **kwargs)
+            call = _call(func, inputs, outputs)
+        finally:
+            self._ended(begun, call)
+        return outputs
+
+
+#: A tensor on a GPU, its device, and what is done with it: read (False), written (True), only looked at (None).
+_Use = tuple[Memory, int, bool | None]
+
+
+def _call(func: torch._ops.OpOverload, inputs: list[_Use], outputs: Any) -> OperatorCall | None:
+    devices: dict[int, Touched] = {}
+    for memory, device, is_write in (*inputs, *_outputs(func, outputs)):
+        touched = devices.setdefault(device, Touched())
+        if is_write is not None:
+            (touched.writes if is_write else touched.reads).append(memory)
+    return OperatorCall(func._schema.name, devices) if devices else None
+
+
+def _inputs(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[_Use]:
+    schema = func._schema
+    name = schema.name.partition("::")[2]
+    is_inplace_view = torch.Tag.inplace_view in func.tags  # it writes a tensor's shape: t_, resize_
+    looks = is_inplace_view or name.endswith("_like") or name.startswith("new_") or schema.name == _UNSAFE_VIEW
+    for argument, value in sanitizer_module().zip_arguments(schema, args, kwargs):
+        alias = argument.alias_info
+        is_write = alias is not None and alias.is_write and not is_inplace_view
+        yield from _uses(value, True if is_write else None if looks or alias is not None else False)
+
+
+def _outputs(func: torch._ops.OpOverload, outputs: Any) -> Iterator[_Use]:
+    schema = func._schema
+    is_inplace_view = torch.Tag.inplace_view in func.tags
+    returned = outputs if len(schema.returns) > 1 else (outputs,)
+    for declared, value in zip(schema.returns, returned, strict=False):
+        alias = declared.alias_info
+        is_view = schema.name == _UNSAFE_VIEW or (alias is not None and (is_inplace_view or not alias.is_write))
+        yield from _uses(value, None if is_view else True)
+
+
+def _uses(value: Any, is_write: bool | None) -> Iterator[_Use]:
+    for tensor in tree_leaves(value):
+        if isinstance(tensor, Tensor) and is_on_gpu(tensor):
+            memory = memory_of(tensor)
+            if memory is not None:
+                yield memory, device_of(tensor), is_write
+
+
+def is_on_gpu(tensor: Tensor) -> bool:
+    """Return whether a tensor is on a CUDA device."""
+    return tensor.is_cuda
+
+
+def device_of(tensor: Tensor) -> int:
+    """Return the number of a tensor's device."""
+    return tensor.get_device()
+
+
+def memory_of(tensor: Tensor) -> Memory | None:
+    """Return a tensor's memory; None for those that have none of their own: empty, sparse, of subclasses."""
+    try:
+        pointer, block = tensor.data_ptr(), tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return None
+    if not pointer or not tensor.numel():
+        return None
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return Memory(pointer, block, f"{kind}[{', '.join(map(str, tensor.shape))}]")

@@ -1,0 +1,128 @@
+"""Fake GPU for the doctor's watcher: CPU tensors taken for GPU tensors, with streams, events and blocks in Python.
+
+What torch's callbacks tell of a GPU, a test or the fakes here tell through the same registries.
+"""
+
+import itertools
+
+import torch
+from auxhead.autotune.doctor import operators, stream_uses, watcher
+from torch.cuda import _gpu_trace
+
+_handles = itertools.count(0x1000, 0x10)
+
+
+class Stream:
+    """A stream; ``current`` is the one that operators run on."""
+
+    current = None
+
+    def __new__(cls, device=None, priority=0, **kwargs):
+        stream = object.__new__(cls)
+        stream.cuda_stream = kwargs.get("handle", next(_handles))
+        stream.priority = priority
+        stream.device = torch.device("cuda", kwargs.get("index", 0))
+        return stream
+
+    def __init__(self, *_args, **_kwargs):
+        self.outer = []
+
+    def __enter__(self):
+        self.outer.append(Stream.current)
+        Stream.current = self
+        return self
+
+    def __exit__(self, *_raised):
+        Stream.current = self.outer.pop()
+
+    def query(self):
+        return True
+
+    def wait_stream(self, other):
+        event = Event()
+        event.record(other)
+        event.wait(self)
+
+
+class StreamContext:
+    """The block of ``torch.cuda.stream(s)``."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __enter__(self):
+        self.stream.outer.append(Stream.current)
+        Stream.current = self.stream
+
+    def __exit__(self, *_raised):
+        Stream.current = self.stream.outer.pop()
+
+
+class Event:
+    """An event; ``waits`` counts what its own methods were called for."""
+
+    waits = 0
+
+    def __init__(self):
+        self.cuda_event = 0
+
+    def record(self, stream=None):
+        if not self.cuda_event:
+            self.cuda_event = next(_handles)
+            _gpu_trace.EventCreationCallbacks.fire_callbacks(self.cuda_event)
+        _gpu_trace.EventRecordCallbacks.fire_callbacks(self.cuda_event, (stream or Stream.current).cuda_stream)
+
+    def wait(self, stream=None):
+        Event.waits += 1
+        if self.cuda_event:
+            _gpu_trace.EventWaitCallbacks.fire_callbacks(self.cuda_event, (stream or Stream.current).cuda_stream)
+
+    def synchronize(self):
+        Event.waits += 1
+        if self.cuda_event:
+            _gpu_trace.EventSynchronizationCallbacks.fire_callbacks(self.cuda_event)
+
+    def query(self):
+        return True
+
+
+class CUDAGraph:
+    """A graph that does nothing."""
+
+    def replay(self):
+        return "replayed"
+
+
+def fake_gpu(patch):
+    """Have a GPU in what the watcher asks, until the test of ``patch`` ends; returns its default stream."""
+    for name, fake in (
+        ("Stream", Stream),
+        ("StreamContext", StreamContext),
+        ("Event", Event),
+        ("CUDAGraph", CUDAGraph),
+    ):
+        patch.setattr(torch.cuda, name, fake)
+    patch.setattr(torch, "Stream", Stream)
+    patch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    patch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+    patch.setattr(torch.cuda, "is_available", lambda: True)
+    for module in (operators, watcher):
+        patch.setattr(module, "is_on_gpu", lambda tensor: True)
+    patch.setattr(operators, "device_of", lambda tensor: 0)
+    patch.setattr(watcher, "current_device", lambda: Stream.current.device.index)
+    patch.setattr(watcher, "current_stream", lambda device: Stream.current.cuda_stream)
+    patch.setattr(watcher, "is_capturing", lambda: False)
+    patch.setattr(stream_uses, "current_priority", lambda device: Stream.current.priority)
+    default = Stream(handle=0)
+    patch.setattr(Stream, "current", default)
+    return default
+
+
+def allocated(tensor):
+    """Tell that the memory of a tensor was allocated on the current stream."""
+    _gpu_trace.MemoryAllocationCallbacks.fire_callbacks(tensor.untyped_storage().data_ptr())
+
+
+def freed(tensor):
+    """Tell that the memory of a tensor is given back."""
+    _gpu_trace.MemoryDeallocationCallbacks.fire_callbacks(tensor.untyped_storage().data_ptr())
