@@ -177,7 +177,8 @@ def _annotating(module: nn.Module | None, heads: Sequence[str]) -> Iterator[None
     with ExitStack() as stack:
         for name in heads:
             assert module is not None
-            layer, open_ = module.get_submodule(name), []
+            layer = module.get_submodule(name)
+            open_: list[record_function] = []
             before = layer.register_forward_pre_hook(lambda *_, name=name, open_=open_: open_.append(_begun(name)))
             after = layer.register_forward_hook(lambda *_, open_=open_: open_.pop().__exit__(None, None, None))
             stack.callback(before.remove)

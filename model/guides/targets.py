@@ -4,7 +4,7 @@ Each function returns a step and its images: in half precision on a GPU, smaller
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from .steps import real_exits as exits_of
 
 #: What a factory returns: something to call, and its input.
 Target = tuple[Callable[[Any], Any], Tensor]
+Step = TypeVar("Step", bound=InLine)
 
 
 def parts() -> tuple[ResNet, Mapping[str, nn.Module], Tensor]:
@@ -42,7 +43,7 @@ def parts() -> tuple[ResNet, Mapping[str, nn.Module], Tensor]:
     return backbone.to(device, dtype), moved, x.to(device, dtype)
 
 
-def _made_of(step: type[InLine]) -> Target:
+def _made_of(step: type[Step]) -> tuple[Step, Tensor]:
     backbone, heads, x = parts()
     return step(backbone, heads).eval(), x
 

@@ -96,6 +96,7 @@ def _marks(
     axes: Axes, findings: Sequence[Mapping[str, Any]], lanes: Mapping[str, Any], height: Mapping[str, int]
 ) -> None:
     """Underline what findings are about, with their numbers; each on the lane that it is of, the host by default."""
+    numbers: dict[tuple[float, str], list[str]] = {}
     for number, one in enumerate(findings, start=1):
         for mark in one["marks"]:
             name = next((lane for lane in lanes if _is_stream(lane, mark["stream"])), "host")
@@ -104,7 +105,9 @@ def _marks(
         if one["marks"]:
             first = one["marks"][0]
             name = next((lane for lane in lanes if _is_stream(lane, first["stream"])), "host")
-            note(axes, str(number), (first["start_us"], height[name] + 0.65), (0, 1), fontsize=9, color=ORANGE)
+            numbers.setdefault((first["start_us"], name), []).append(str(number))
+    for (start, name), its in numbers.items():
+        note(axes, ", ".join(its), (start, height[name] + 0.65), (0, 1), fontsize=9, color=ORANGE)
 
 
 def _is_stream(lane: str, stream: int | None) -> bool:

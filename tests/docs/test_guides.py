@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from auxhead.autotune.records.record import latest
 from support.command_line import plot, tune
-from support.committed_records import figure, records
+from support.committed_records import benched, figure, records
 from support.documents import ROOT, Document, name_of
 
 FOLDER = ROOT / "model" / "guides"
 GUIDES = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
+STEPS = Document("model/guides/from_sum_to_max.md")
 OVERLAP = Document("model/guides/overlap_plots.md")
 #: By the words behind the path of a program: those of a guide that draw or print what is committed.
 PROGRAMS = {"auxhead-plot": plot, "auxhead-tune": tune}
@@ -114,3 +115,29 @@ def test_one_gpu_beat_a_pipeline():
                 fastest[way] = max(fastest.get(way, 0.0), one.measured["images_s"]["median"])
         ours = max(images for way, images in fastest.items() if way.startswith("pipelined"))
         assert fastest["one-gpu-cudnn"] > ours > max(fastest["model-parallel"], fastest["tutorial"])
+
+
+def test_the_table_of_steps_is_that_of_the_record():
+    us = {
+        words: "{median:,.0f}".format(**benched(variant, 8, placement="blocks", exits="never").host_us)
+        for words, variant in {
+            "1. heads in line, `in_line`": "eager-naive@as_is",
+            "2. `returning_early`": "eager-naive-item@as_is",
+            "7. a graph of step 1": "graph-naive@cudnn",
+            "7. a graph with streams, `graphs`": "graph-naive-forked@cudnn",
+            "8. `one_launch`": "overlapped@cudnn",
+            "bare": "graph-bare@cudnn",
+        }.items()
+    }
+    bare = us.pop("bare")
+    STEPS.says(f"t1, that trunk by itself, is {bare}, so max(t1, t2) is {bare} too.")
+    for words, median in us.items():
+        STEPS.says(f"| {words} | {median} |")
+
+
+def test_code_of_the_steps_is_that_of_the_file():
+    code = [line.strip() for line in (FOLDER / "steps.py").read_text().splitlines()]
+    code = [line.partition("  # ")[0] for line in code]
+    fences = re.findall(r"^```py\n(.*?)^```$", (FOLDER / "from_sum_to_max.md").read_text(), re.DOTALL | re.MULTILINE)
+    shown = [line.strip() for fence in fences for line in fence.splitlines() if line != "..."]
+    assert len(fences) == 10 and [line for line in shown if line not in code] == []

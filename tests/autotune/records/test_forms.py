@@ -15,7 +15,7 @@ from support.pipeline_records import pipeline_records
 #: Files with records of each kind; of sweeps the first lines of a head in both places.
 FILES = {
     "bench": "bench", "heads": "heads", "overlap": "overlap", "timeline": "overlap", "footprint": "footprint",
-    "pareto": "pareto", "profile": "profile",
+    "pareto": "pareto", "profile": "profile", "doctor": "doctor",
 }  # fmt: skip
 #: Kinds that ``auxhead-tune table`` knows.
 TABLES = ("bench", "heads", "pareto", "overlap", "footprint", "pipeline")

@@ -1,0 +1,88 @@
+"""``auxhead-tune doctor``: traces as targets, what it prints, keeps and draws, its status, and bad targets."""
+
+import json
+from pathlib import Path
+
+import pytest
+from auxhead.autotune.records.record import read_records
+from support.command_line import assert_one_line_error, plot, tune
+
+TRACES = Path(__file__).parent / "traces"
+FAULTY = str(TRACES / "question_returning_early.json.gz")
+CORRECT = str(TRACES / "correct_graphed_resnet18.json.gz")
+
+
+def test_a_trace_is_diagnosed_kept_and_drawn(tmp_path):
+    out = tmp_path / "found"
+    result = tune("doctor", "--out", str(out), FAULTY)
+    assert result.exit_code == 1, result.output
+    lines = result.output.splitlines()
+    assert lines[0] == "2 requests, told by the doctor's annotation."
+    assert lines[1].startswith("A request takes ") and lines[1].count(" us") == 2
+    (wait,) = [index for index, line in enumerate(lines) if ". host-wait: " in line]
+    assert "steps.py:57 in forward" in lines[wait] and lines[wait].endswith("us a request)")
+    assert any(line.startswith("   Remedy: ") for line in lines[wait:])
+    assert lines[-2].startswith(f"Saved in {out}: doctor.jsonl") or f"Saved in {out}" in result.output
+    (record,) = read_records(out / "doctor.jsonl")
+    kinds = [one["kind"] for one in record.measured["findings"]]
+    assert kinds[0] == "launch-bound" and "host-wait" in kinds and len(lines) > 20
+    assert f"{len(kinds)} findings." in lines
+    assert record.environment["gpu"].startswith("NVIDIA H") and record.host_us["median"] > 0
+    drawn = plot("doctor", "--records", str(out / "doctor.jsonl"), "--out", str(tmp_path / "figure"))
+    assert drawn.exit_code == 0, drawn.output
+    figure = json.loads((tmp_path / "figure.json").read_text())
+    assert set(figure["lanes"]) == {"host", "default stream\npriority 0"}
+    assert [one["said"].split()[1].rstrip(",:") for one in figure["findings"]] == kinds[:6]
+    assert any(one["marks"] for one in figure["findings"])
+
+
+def test_a_correct_program_has_no_finding(tmp_path):
+    result = tune("doctor", "--out", str(tmp_path), CORRECT)
+    assert result.exit_code == 0 and "No finding." in result.output.splitlines()
+
+
+def test_json_is_all_that_is_printed(tmp_path):
+    result = tune("doctor", "--out", str(tmp_path), "--json", FAULTY)
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["target"] == FAULTY and found["possible_us"] == max(found["trunk_us"], found["side_us"])
+    assert {"kind", "what", "evidence", "cost_us", "lines", "remedy", "snippet", "marks"} == set(found["findings"][0])
+
+
+def test_a_trace_of_others_says_what_was_not_looked_for(tmp_path):
+    import gzip
+
+    content = json.loads(gzip.decompress(Path(FAULTY).read_bytes()))
+    del content["auxheadDoctor"]
+    (tmp_path / "trace.json").write_text(json.dumps(content))
+    result = tune("doctor", "--out", str(tmp_path / "out"), str(tmp_path / "trace.json"))
+    assert result.exit_code == 1
+    assert "Not looked for, since a trace does not tell: streams read and write one tensor without order;" in (
+        result.output
+    )
+    assert "with the profiler on" in result.output
+    (record,) = read_records(tmp_path / "out" / "doctor.jsonl")
+    assert record.host_us is None and record.environment["torch"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nosuch.json"], "TARGET: nosuch.json: no such file"),
+        (["run"], "TARGET: got run and no script, wants run SCRIPT [ARGUMENTS]..."),
+        (["run", "nosuch.py"], "SCRIPT: nosuch.py: no such file"),
+        (["tests:x", "--json"], "TARGET: got tests:x and --json, wants one target; options go before it"),
+        (["support.doctor_programs.correct:plain"], "torch sees no CUDA device here"),
+    ],
+)
+def test_bad_targets_are_told_in_one_line(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert_one_line_error(tune("doctor", *words), message)
+    assert not (tmp_path / "auxhead-doctor" / "doctor.jsonl").exists()
+
+
+@pytest.mark.parametrize(("text", "message"), [("[", "broken.json"), ('{"traceEvents": []}', "broken.json")])
+def test_a_file_that_is_no_trace_is_told_in_one_line(text, message, tmp_path):
+    file = tmp_path / "broken.json"
+    file.write_text(text)
+    assert_one_line_error(tune("doctor", "--out", str(tmp_path / "out"), str(file)), message)

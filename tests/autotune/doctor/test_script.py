@@ -1,0 +1,75 @@
+"""Scripts as targets: when their requests begin, and when enough was seen; no GPU, and a profiler of no effect."""
+
+import contextlib
+import sys
+
+import pytest
+import torch
+from auxhead.autotune.doctor import script
+from auxhead.model.bad_input import BadInput
+
+PROGRAM = """
+import sys
+import torch
+
+setup, net, loss = torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.Identity()
+setup(torch.ones(1, 2))
+for step in range(int(sys.argv[1])):
+    loss(net(torch.ones(1, 2)))
+    open("steps", "a").write(f"{step} ")
+sys.exit(int(sys.argv[2]))
+"""
+
+
+class Profiler(contextlib.nullcontext):
+    """Notes what is asked of it."""
+
+    def __init__(self):
+        super().__init__(self)
+        self.steps = 0
+
+    def step(self):
+        self.steps += 1
+
+
+@pytest.fixture
+def written(monkeypatch, tmp_path):
+    """What is written at the end, by name."""
+    found = {}
+
+    def write(profiler, watched, file):
+        found.update(profiler=profiler, watched=watched, file=file)
+
+    monkeypatch.setattr(script, "profiler", Profiler)
+    monkeypatch.setattr(script, "write_trace", write)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return found
+
+
+def test_a_script_is_ended_once_enough_was_seen(written, tmp_path):
+    before = list(sys.argv), list(sys.path)
+    name = script.profile_script(tmp_path / "program.py", ["1000", "0"], tmp_path / "trace.json")
+    assert name == "Sequential"  # the setup ran once, and the loss after it
+    assert len((tmp_path / "steps").read_text().split()) == script.CALLS - 1
+    assert written["profiler"].steps == 1 and written["file"] == tmp_path / "trace.json"
+    watched = written["watched"]
+    assert watched.requests == script.WATCHED and watched.back_to_back
+    assert len(watched.samples_us) == script.TIMED and min(watched.samples_us) > 0
+    assert (sys.argv, sys.path) == before
+
+
+@pytest.mark.parametrize("steps", [0, 1, script.CALLS - 1])
+def test_too_few_requests_are_told(written, steps, tmp_path):
+    with pytest.raises(BadInput, match=rf"program.py: called .*wants {script.CALLS} calls at least"):
+        script.profile_script(tmp_path / "program.py", [str(steps), "0"], tmp_path / "trace.json")
+    assert not written
+    torch.nn.Linear(2, 2)(torch.ones(1, 2))  # no hook is left
+
+
+def test_a_script_that_fails_fails_as_it_is(written, tmp_path):
+    with pytest.raises(SystemExit, match="3"):
+        script.profile_script(tmp_path / "program.py", ["2", "3"], tmp_path / "trace.json")
+    with pytest.raises(IndexError):
+        script.profile_script(tmp_path / "program.py", [], tmp_path / "trace.json")
