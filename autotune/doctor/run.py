@@ -49,7 +49,9 @@ def run_doctor(target: str, script: Sequence[str], out: Path, *, as_json: bool) 
     else:
         print_diagnosis(console, trace, findings, judged)
         kept = "" if target.endswith(TRACES) else "trace.json.gz (a Chrome trace, for ui.perfetto.dev), "
-        console.print(f"Saved in {out}: {kept}doctor.jsonl (appended: a record; `auxhead-plot doctor` draws it)")
+        console.print(
+            f"Saved in {out}: {kept}doctor.jsonl (appended: a record; `auxhead-plot doctor` draws it)", soft_wrap=True
+        )
     return bool(findings)
 
 

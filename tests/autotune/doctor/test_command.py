@@ -1,5 +1,6 @@
 """``auxhead-tune doctor``: traces as targets, what it prints, keeps and draws, its status, and bad targets."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def test_a_trace_is_diagnosed_kept_and_drawn(tmp_path):
     (wait,) = [index for index, line in enumerate(lines) if ". host-wait: " in line]
     assert "steps.py:57 in forward" in lines[wait] and lines[wait].endswith("us a request)")
     assert any(line.startswith("   Remedy: ") for line in lines[wait:])
-    assert lines[-2].startswith(f"Saved in {out}: doctor.jsonl") or f"Saved in {out}" in result.output
+    assert lines[-1] == f"Saved in {out}: doctor.jsonl (appended: a record; `auxhead-plot doctor` draws it)"
     (record,) = read_records(out / "doctor.jsonl")
     kinds = [one["kind"] for one in record.measured["findings"]]
     assert kinds[0] == "launch-bound" and "host-wait" in kinds and len(lines) > 20
@@ -50,8 +51,6 @@ def test_json_is_all_that_is_printed(tmp_path):
 
 
 def test_a_trace_of_others_says_what_was_not_looked_for(tmp_path):
-    import gzip
-
     content = json.loads(gzip.decompress(Path(FAULTY).read_bytes()))
     del content["auxheadDoctor"]
     (tmp_path / "trace.json").write_text(json.dumps(content))
