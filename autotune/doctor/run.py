@@ -58,14 +58,16 @@ def run_doctor(target: str, script: Sequence[str], out: Path, *, as_json: bool) 
 def _run(target: str, script: Sequence[str], file: Path) -> None:
     from ..measuring.environment import this_device
 
-    device = this_device(KIND, "; a trace that was recorded elsewhere can be diagnosed here")
+    otherwise = "; a trace that was recorded elsewhere can be diagnosed here"
     if target == SCRIPT:
         from .script import profile_script
 
+        this_device(KIND, otherwise)
         profile_script(Path(script[0]), script[1:], file)
     else:
         from .profile_live import profile_live
-        from .target import load_target
+        from .target import find_target
 
-        made = load_target(target, device)
+        make = find_target(target)
+        made = make(this_device(KIND, otherwise))
         profile_live(made.request, file, module=made.module)

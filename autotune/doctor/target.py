@@ -20,28 +20,32 @@ class Target(NamedTuple):
     """None: anything else that can be called."""
 
 
-def load_target(spec: str, device: torch.device) -> Target:
-    """Make the target that ``package.module:factory`` names.
+def find_target(spec: str) -> Callable[[torch.device], Target]:
+    """Import the factory that ``package.module:factory`` names; what is returned calls it.
 
     Args:
         spec: ``factory()`` returns a module, or anything else that can be called, and an input for it: a tensor, a
             tuple of arguments or a dict of keyword arguments. Modules are put on the device, in eval mode, tensors of
             the input too; they are called without gradients.
-        device: a GPU.
 
     Raises:
-        BadInput: no such factory, or one that returns anything else.
+        BadInput: no such factory, or, once it is called, one that returns anything else.
     """
-    made = import_function("TARGET", spec)()
-    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
-        got = ", ".join(map(kind_of, made)) if isinstance(made, tuple) else kind_of(made)
-        raise BadInput(f"TARGET: {spec} returned ({got}), wants (an nn.Module or a function, an input for it)")
-    called, x = made
-    module = called.to(device).eval() if isinstance(called, nn.Module) else None
-    x = map_tensors(x, lambda each: each.to(device))
+    factory = import_function("TARGET", spec)
 
-    def request() -> object:
-        with torch.no_grad():
-            return call_with(called, x)
+    def make(device: torch.device) -> Target:
+        made = factory()
+        if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
+            got = ", ".join(map(kind_of, made)) if isinstance(made, tuple) else kind_of(made)
+            raise BadInput(f"TARGET: {spec} returned ({got}), wants (an nn.Module or a function, an input for it)")
+        called, x = made
+        module = called.to(device).eval() if isinstance(called, nn.Module) else None
+        x = map_tensors(x, lambda each: each.to(device))
 
-    return Target(request, module)
+        def request() -> object:
+            with torch.no_grad():
+                return call_with(called, x)
+
+        return Target(request, module)
+
+    return make

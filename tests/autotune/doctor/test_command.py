@@ -71,7 +71,7 @@ def test_a_trace_of_others_says_what_was_not_looked_for(tmp_path):
         (["run"], "TARGET: got run and no script, wants run SCRIPT [ARGUMENTS]..."),
         (["run", "nosuch.py"], "SCRIPT: nosuch.py: no such file"),
         (["tests:x", "--json"], "TARGET: got tests:x and --json, wants one target; options go before it"),
-        (["support.doctor_programs.correct:plain"], "torch sees no CUDA device here"),
+        (["support.doctor_programs.question:in_line"], "torch sees no CUDA device here"),
     ],
 )
 def test_bad_targets_are_told_in_one_line(words, message, tmp_path, monkeypatch):

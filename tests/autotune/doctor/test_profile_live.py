@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from auxhead.autotune.doctor import profile_live as live
-from auxhead.autotune.doctor.target import load_target
+from auxhead.autotune.doctor.target import find_target
 from auxhead.autotune.doctor.watched import KEY, StreamUse, Watched
 from auxhead.model.bad_input import BadInput
 from torch import nn
@@ -90,9 +90,9 @@ def test_a_target_is_a_module_or_a_function_with_an_input(tmp_path, monkeypatch)
         "def wrong(): return torch.ones(1)\n"
     )
     device = torch.device("cpu")
-    made = load_target("doctors_target:module", device)
+    made = find_target("doctors_target:module")(device)
     assert not made.module.training and not made.request().requires_grad
-    made = load_target("doctors_target:function", device)
+    made = find_target("doctors_target:function")(device)
     assert made.module is None and made.request().item() == 2.0
     with pytest.raises(BadInput, match=r"TARGET: doctors_target:wrong returned \(Tensor\), wants \(an nn.Module or a"):
-        load_target("doctors_target:wrong", device)
+        find_target("doctors_target:wrong")(device)
