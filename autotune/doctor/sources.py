@@ -38,12 +38,6 @@ def user_line(name: str) -> str | None:
     return f"{match['file']}{line} in {match['function']}"
 
 
-@cache
-def is_users(file: str) -> bool:
-    """Tell whether a file, by its whole path or what a profiler leaves of it, is the user's own code."""
-    return _is_users(file, "")
-
-
 def _is_users(file: str, function: str) -> bool:
     if file.startswith("<"):
         return file.startswith(_TYPED)

@@ -14,14 +14,16 @@ _SIDE_SHARE = 0.5
 
 
 def find_default_stream(trace: Trace) -> list[Finding]:
-    """Find that streams were made and everything ran on one all the same."""
+    """Find that streams were made and everything ran on one all the same, launches that watching missed as well."""
+    streams = {stream_of(work) for request in trace.requests for work in request.work}
+    if len(streams) != 1:
+        return []
     seen = noticed(trace, "default-stream")
     evidence = [one.evidence for one in seen]
-    streams = {stream_of(work) for request in trace.requests for work in request.work}
     count = sum(len(kernels(request)) for request in trace.requests)
     unused = [use for use in _watched(trace) if use.operators == 0 and use.handle != 0]
     graphs = any(work.graph for request in trace.requests for work in request.work)
-    if unused and len(streams) == 1 and not graphs:
+    if unused and not graphs:
         made = "1 stream was" if len(unused) == 1 else f"{len(unused)} streams were"
         evidence.append(
             f"{made} made and ran nothing; all {count} kernels of {len(trace.requests)} requests ran on stream "

@@ -5,8 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+from auxhead.autotune.doctor.finding import KINDS
 from auxhead.autotune.records.record import read_records
 from support.command_line import assert_one_line_error, plot, tune
+from support.documents import Document
 
 TRACES = Path(__file__).parent / "traces"
 FAULTY = str(TRACES / "question_returning_early.json.gz")
@@ -35,6 +37,11 @@ def test_a_trace_is_diagnosed_kept_and_drawn(tmp_path):
     assert set(figure["lanes"]) == {"host", "default stream\npriority 0"}
     assert [one["said"].split()[1].rstrip(",:") for one in figure["findings"]] == kinds[:6]
     assert any(one["marks"] for one in figure["findings"])
+
+
+def test_the_readme_has_every_kind():
+    rows = [f"| `{kind}` | {what} |" for kind, what in KINDS.items()]
+    Document("autotune/README.md").has_table("| finding | what it is |\n", rows)
 
 
 def test_a_correct_program_has_no_finding(tmp_path):

@@ -122,9 +122,15 @@ def test_streams_that_nothing_runs_on_are_found(tmp_path):
 @pytest.mark.parametrize("kind", ["stream-class", "unrecorded-event", "mixed-devices", "default-stream", "gate-waits"])
 def test_what_was_noticed_live_is_a_finding(tmp_path, kind):
     watched = Watched(requests=3, noticed=(Noticed(kind, "seen here", ("net.py:12",)),))
-    [finding] = find_all(requests_of(overlapped, tmp_path, watched=watched))
+    [finding] = find_all(requests_of(trunk, tmp_path, watched=watched))
     assert finding.kind == kind and finding.evidence == ("seen here",) and finding.lines == ("net.py:12",)
     compile(finding.snippet, "snippet", "exec")
+
+
+def test_an_empty_block_is_none_where_the_trace_has_kernels_on_two_streams(tmp_path):
+    """Another library may have launched them, which watching does not see."""
+    watched = Watched(requests=3, noticed=(Noticed("default-stream", "seen here", ("net.py:12",)),))
+    assert kinds(requests_of(overlapped, tmp_path, watched=watched)) == []
 
 
 def test_races_and_freed_tensors_are_a_finding_each(tmp_path):
