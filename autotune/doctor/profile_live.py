@@ -22,7 +22,7 @@ from ..measuring.cuda_calls import ANNOTATION
 from ..measuring.environment import environment
 from .annotations import HEAD, STREAM
 from .watched import KEY, FusibleHead, StreamUse, Watched
-from .watcher import Watcher
+from .watching.watcher import Watcher
 
 #: Requests before any that count: compilation, cuDNN's choice of algorithms, the allocator.
 WARM_UP = 5

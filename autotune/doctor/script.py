@@ -21,7 +21,7 @@ from torch.profiler import record_function
 from ...model.bad_input import BadInput
 from ..measuring.cuda_calls import ANNOTATION
 from .profile_live import profiler, write_trace
-from .watcher import Watcher
+from .watching.watcher import Watcher
 
 #: Requests before any that count, and those that are then timed, profiled and watched, one behind another; the first
 #: profiled one pays for the profiler and is thrown away.

@@ -6,7 +6,7 @@ What torch's callbacks tell of a GPU, a test or the fakes here tell through the 
 import itertools
 
 import torch
-from auxhead.autotune.doctor import operators, stream_uses, watcher
+from auxhead.autotune.doctor.watching import operators, stream_uses, watcher
 from torch.cuda import _gpu_trace
 
 _handles = itertools.count(0x1000, 0x10)

@@ -6,11 +6,11 @@ import warnings
 
 import pytest
 import torch
-from auxhead.autotune.doctor import operators, watcher
-from auxhead.autotune.doctor.accesses import Accesses, Memory, Operator
-from auxhead.autotune.doctor.stream_uses import StreamUses
 from auxhead.autotune.doctor.watched import Watched
-from auxhead.autotune.doctor.watcher import Watcher
+from auxhead.autotune.doctor.watching import operators, watcher
+from auxhead.autotune.doctor.watching.accesses import Accesses, Memory, Operator
+from auxhead.autotune.doctor.watching.stream_uses import StreamUses
+from auxhead.autotune.doctor.watching.watcher import Watcher
 from support import fake_cuda_streams as fake
 from torch import nn
 from torch.cuda._gpu_trace import MemoryDeallocationCallbacks, StreamSynchronizationCallbacks

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from auxhead.autotune.doctor.watched import Watched
-from auxhead.autotune.doctor.watcher import Watcher
+from auxhead.autotune.doctor.watching.watcher import Watcher
 from auxhead.model import make_runner
 from support.graph_runner_cases import WAYS, clear_batches, network
 from torch import nn

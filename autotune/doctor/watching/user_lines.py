@@ -8,7 +8,7 @@ from types import FrameType
 
 import torch
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _SITE = Path(torch.__file__).parents[1]
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.cuda import _gpu_trace
 
+from ..watched import Noticed, Watched
 from .accesses import Accesses, Operator
 from .operators import OperatorCall, OperatorsMode, is_on_gpu, memory_of
 from .stream_blocks import StreamBlocks
 from .stream_uses import MadeStream, StreamKey, StreamUses, key_of
 from .torch_patches import patched_torch
 from .user_lines import Owner, owner, user_line
-from .watched import Noticed, Watched
 
 
 class Watcher:

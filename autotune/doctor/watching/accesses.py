@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from torch._utils import CallbackRegistry
 from torch.cuda import _gpu_trace
 
+from ..watched import Race
 from .stream_uses import StreamUses
-from .watched import Race
 
 _SANITIZER = "torch.cuda._sanitizer"
 #: Of an event that streams wait for in the accounts alone; events of CUDA are addresses.

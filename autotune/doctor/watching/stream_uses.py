@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from .watched import StreamUse
+from ..watched import StreamUse
 
 
 class StreamKey(NamedTuple):

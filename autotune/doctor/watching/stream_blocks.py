@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from ..watched import Noticed
 from .stream_uses import StreamKey, StreamUses
-from .watched import Noticed
 
 
 @dataclass
