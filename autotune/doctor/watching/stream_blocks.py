@@ -1,6 +1,7 @@
 """``with`` blocks of streams while requests are watched: those that nothing runs in, and what runs beside them."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..watched import Noticed
 from .stream_uses import StreamKey, StreamUses
@@ -15,6 +16,16 @@ class _Block:
     line: str | None
     """Where the user's code enters it; None: torch or auxhead does."""
     is_empty: bool = True
+
+
+class Elsewhere(NamedTuple):
+    """The innermost block of an operator that does not run on its stream, for it is on another device."""
+
+    stream: StreamKey
+    line: str
+    is_nested: bool
+    """A block further out is of the operator's device. That is a fault only if nothing at all runs on the device of the
+    inner one: blocks of both devices, most of all of one line, are there for both."""
 
 
 class StreamBlocks:
@@ -32,6 +43,8 @@ class StreamBlocks:
         self._open: list[_Block] = []
         self._empty: dict[str, StreamKey] = {}  # the line of a block that was left -> its stream
         self._ran: set[str] = set()  # lines of blocks that something ran in, another time
+        self._at_home: set[str] = set()  # lines of blocks in which something ran on the block's own device
+        self._suspects: dict[str, Noticed] = {}  # by the line of the block
 
     def entered(self, context: object, stream: StreamKey, line: str | None) -> None:
         """Note that a block begins; ``line``: of the user's own code, if it enters it itself."""
@@ -49,30 +62,35 @@ class StreamBlocks:
                         self._ran.add(block.line)
                 return
 
-    def ran(self) -> None:
-        """Note that something runs, in all blocks that are open."""
+    def ran(self, devices: set[int] | None = None) -> None:
+        """Note that something runs on those devices, in all blocks that are open; None: where is not known."""
         for block in self._open:
             block.is_empty = False
+            if block.line is not None and (devices is None or block.stream.device in devices):
+                self._at_home.add(block.line)
 
-    def elsewhere(self, devices: set[int], current_device: int) -> tuple[StreamKey, str] | None:
-        """Return the stream of the innermost block, and its line, if an operator on those devices does not run on it.
+    def elsewhere(self, devices: set[int], current_device: int) -> Elsewhere | None:
+        """Return the innermost block if an operator on those devices does not run on its stream.
 
-        None as well where the code has chosen the operator's device itself, or has a block of its stream further out.
+        None as well where the code has chosen the operator's device itself.
         """
         if not self._open:
             return None
         block = self._open[-1]
-        if block.line is None or current_device != block.stream.device:
+        if block.line is None or current_device != block.stream.device or block.stream.device in devices:
             return None
-        if any(one.stream.device in devices for one in self._open):
-            return None
-        return block.stream, block.line
+        is_nested = any(one.stream.device in devices for one in self._open)
+        return Elsewhere(block.stream, block.line, is_nested)
+
+    def suspected(self, line: str, noticed: Noticed) -> None:
+        """Keep what is a fault if nothing ever runs on its own device in the block of that line."""
+        self._suspects.setdefault(line, noticed)
 
     def noticed(self) -> tuple[Noticed, ...]:
-        """Return the blocks in which nothing ever ran, of the kind "default-stream"."""
+        """Return what was suspected and is so, and blocks in which nothing ever ran, of the kind "default-stream"."""
         if self._uses.is_partial:
             return ()
-        found = []
+        found = [noticed for line, noticed in self._suspects.items() if line not in self._at_home]
         for line, stream in self._empty.items():
             running = self._uses.running_on(stream.device)
             if line not in self._ran and len(running) == 1 and running[0] != stream:

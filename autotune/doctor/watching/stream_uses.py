@@ -1,6 +1,7 @@
 """Streams that operators run on while requests are watched, and those that are there and run none."""
 
 import gc
+import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -84,14 +85,23 @@ class StreamUses:
 
 
 def _living_streams() -> list[MadeStream]:
-    """Return the streams that are kept by someone, but not those of graph captures in torch.
+    """Return the streams that are kept by someone, but not those of torch itself.
 
     auxhead's own are of another class, ``ExternalStream``.
     """
     gc.collect()
-    of_captures = torch.cuda.graph.default_capture_stream
-    streams = [one for one in gc.get_objects() if type(one) is torch.cuda.Stream and one is not of_captures]
-    return [MadeStream(key_of(stream), stream.priority) for stream in streams]
+    streams = [one for one in gc.get_objects() if type(one) is torch.cuda.Stream]
+    own = {id(stream) for stream in _streams_of_torch()}
+    return [MadeStream(key_of(stream), stream.priority) for stream in streams if id(stream) not in own]
+
+
+def _streams_of_torch() -> list[torch.cuda.Stream | None]:
+    """Return those that torch keeps for good: of graph captures, its own and those of torch.compile."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")  # there once torch.compile has made graphs
+    devices = range(0 if trees is None else torch.cuda.device_count())
+    managers = [trees.get_manager(device, create_if_none_exists=False) for device in devices]  # type: ignore[union-attr]
+    of_compile = [manager.stream for manager in managers if manager is not None]
+    return [torch.cuda.graph.default_capture_stream, *of_compile]
 
 
 def current_priority(device: int) -> int:

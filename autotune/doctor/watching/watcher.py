@@ -91,9 +91,9 @@ class _Watch:
             return
         with self._lock:
             is_own = threading.get_ident() == self._thread
-            if is_own:
-                self._blocks.ran()
             accessed = {device: touched for device, touched in call.devices.items() if touched.reads or touched.writes}
+            if is_own:
+                self._blocks.ran(set(accessed))
             if not accessed:
                 return
             if is_capturing():
@@ -129,13 +129,16 @@ class _Watch:
     def _check_devices(self, operator: Operator, devices: set[int]) -> None:
         found = self._blocks.elsewhere(devices, current_device())
         if found is not None:
-            stream, block_line = found
             where = " and ".join(f"cuda:{device}" for device in sorted(devices))
             evidence = (
-                f"{operator.name}, {operator.line or block_line}, runs on the current stream of {where}, in the block "
-                f"of {self._uses.words(stream.handle)} of cuda:{stream.device}, {block_line}"
+                f"{operator.name}, {operator.line or found.line}, runs on the current stream of {where}, in the block "
+                f"of {self._uses.words(found.stream.handle)} of cuda:{found.stream.device}, {found.line}"
             )
-            self._notice("mixed-devices", evidence, operator.line, block_line)
+            if found.is_nested:
+                lines = _once_each(operator.line, found.line)
+                self._blocks.suspected(found.line, Noticed("mixed-devices", evidence, lines))
+            else:
+                self._notice("mixed-devices", evidence, operator.line, found.line)
 
     # What torch's callbacks tell.
 
@@ -206,8 +209,12 @@ class _Watch:
         return user_line(sys._getframe(1), self.outermost)
 
     def _notice(self, kind: str, evidence: str, *lines: str | None) -> None:
-        told = tuple(dict.fromkeys(line for line in lines if line is not None))
+        told = _once_each(*lines)
         self._noticed.setdefault((kind, told), Noticed(kind, evidence, told))
+
+
+def _once_each(*lines: str | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(line for line in lines if line is not None))
 
 
 #: The one that is open, and whether torch's callbacks were registered.

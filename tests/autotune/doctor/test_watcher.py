@@ -1,8 +1,10 @@
 """The doctor's watcher: what it notices, and that correct programs give nothing; on a fake GPU."""
 
 import inspect
+import sys
 import threading
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -530,6 +532,16 @@ def test_a_stream_that_runs_nothing_is_told(main, side):
     assert streams[side.cuda_stream] == (-1, 0)  # it was there before
 
 
+def test_a_stream_that_torch_compile_keeps_is_not_of_the_program(main, monkeypatch):
+    kept = torch.cuda.Stream()
+    trees = SimpleNamespace(get_manager=lambda device, create_if_none_exists: SimpleNamespace(stream=kept))
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with Watcher() as watching:
+        torch.zeros(4) + 1
+    assert kept.cuda_stream not in {use.handle for use in watching.watched(requests=1).streams}
+
+
 def test_an_operator_on_another_device_than_its_block_is_noticed(main, side, monkeypatch):
     monkeypatch.setattr(operators, "device_of", lambda tensor: 1)
     x = torch.zeros(4)
@@ -546,6 +558,27 @@ def test_a_block_of_its_device_further_out_is_fine(main, side, monkeypatch):
     with Watcher() as watching:
         with torch.cuda.StreamContext(fake.Stream(index=1)), torch.cuda.StreamContext(side):
             torch.zeros(4) + 1
+    assert watching.watched(requests=1).noticed == ()
+
+
+def test_a_nested_block_in_which_nothing_runs_on_its_own_device_is_noticed(main, side, monkeypatch):
+    monkeypatch.setattr(operators, "device_of", lambda tensor: 1)
+    with Watcher() as watching:
+        with torch.cuda.StreamContext(fake.Stream(index=1)):
+            torch.zeros(4) + 1
+            with torch.cuda.StreamContext(side):
+                torch.zeros(4) + 1
+    (noticed,) = watching.watched(requests=1).noticed
+    assert (noticed.kind, noticed.lines) == ("mixed-devices", (line(-2), line(-3)))
+
+
+def test_a_nested_block_in_which_both_devices_run_is_fine(main, side, monkeypatch):
+    with Watcher() as watching:
+        with torch.cuda.StreamContext(fake.Stream(index=1)):
+            with torch.cuda.StreamContext(side):
+                for device in (1, 0):
+                    monkeypatch.setattr(operators, "device_of", lambda tensor, device=device: device)
+                    torch.zeros(4) + 1
     assert watching.watched(requests=1).noticed == ()
 
 

@@ -10,6 +10,7 @@ from auxhead.autotune.doctor.watching.watcher import Watcher
 from auxhead.model import make_runner
 from support.graph_runner_cases import WAYS, clear_batches, network
 from torch import nn
+from torch._inductor.cudagraph_trees import get_manager
 from torchvision.models import resnet18
 
 triton = pytest.importorskip("triton")
@@ -475,6 +476,15 @@ def test_runners(side, exits):
         torch.cuda.synchronize()
         seen = watched(lambda: runner(x).label.tolist(), 3)
     assert nothing(seen)
+
+
+def test_a_stream_that_torch_compile_keeps_is_not_of_the_program():
+    double, x = torch.compile(lambda x: 2 * x, mode="reduce-overhead"), torch.zeros(8, device="cuda")
+    with torch.no_grad():
+        for _ in range(4):  # compiles, warms up, captures, replays
+            double(x)
+    kept = get_manager(0, create_if_none_exists=False).stream
+    assert kept.cuda_stream not in {use.handle for use in watched(lambda: x + 1).streams}
 
 
 def test_a_second_watcher_starts_afresh(side):
