@@ -85,8 +85,14 @@ def priorities() -> Target:
     return _made_of(Priorities)
 
 
+def graph_in_line() -> Target:
+    """Return a graph of step 1."""
+    step, x = _made_of(InLine)
+    return Graphs(step, x), x
+
+
 def graphs() -> Target:
-    """Return step 7, of step 5."""
+    """Return step 7, a graph of step 5."""
     step, x = _made_of(StreamsRight)
     return Graphs(step, x), x
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from auxhead.autotune.doctor.watched import KEY
 
+#: Where this checkout is, for a trace names the files of its lines.
+CHECKOUT = str(Path(__file__).parents[2])
 #: Of the trace as a whole; not what names the machine, the file or the day.
 TOP = ("schemaVersion", "deviceProperties", "with_stack", "cuda_driver_version", "cuda_runtime_version", KEY)
 DROPPED_CATEGORIES = {"ac2g", "fwdbwd", "Trace", "gpu_user_annotation"}
@@ -59,7 +61,7 @@ def needed_arguments(event: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_slim(trace: Mapping[str, Any], file: Path) -> int:
     """Write a trace without what findings do not need, the same bytes for the same trace; return how many."""
-    text = json.dumps(slim(trace), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(slim(trace), sort_keys=True, separators=(",", ":")).replace(CHECKOUT, "/home/me/auxhead")
     content = gzip.compress(text.encode(), compresslevel=9, mtime=0)
     file.write_bytes(content)
     return len(content)

@@ -1,6 +1,7 @@
 """The question's own program, step by step: what the guide "From t1 + t2 to max(t1, t2)" shows."""
 
 from auxhead.model.guides.targets import (
+    graph_in_line,
     graphs,
     in_line,
     independent,
@@ -32,6 +33,7 @@ PROGRAMS: dict[str, Program] = {
     ),
     "streams_right": planted(streams_right, "launch-bound", may_find=("priority", "fusible-heads", "full-device")),
     "priorities": planted(priorities, "launch-bound", may_find=("fusible-heads", "full-device")),
+    "graph_in_line": Program(graph_in_line),
     "graphs": Program(graphs),
     "one_launch_a_head": Program(one_launch),
     "real_exits": Program(real_exits),
