@@ -58,8 +58,7 @@ def _streams(trace: Trace, shown: Request) -> list[dict[str, Any]]:
     priorities = {} if trace.watched is None else {one.number: one.priority for one in trace.watched.streams}
     found: dict[tuple[int, int], list[list[Any]]] = {}
     for one in shown.work:
-        head = one.call is not None and one.call.head is not None
-        kind = "head" if head else one.kind
+        kind = "head" if one.is_head else one.kind
         of_stream = found.setdefault((one.device, one.stream), [])
         of_stream.append([round(one.start_us, _DIGITS), round(one.end_us, _DIGITS), kind])
     return [

@@ -4,7 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..measuring.profiled_replays import HEAD_KERNEL
 from .watched import Watched
+
+#: How names of auxhead's own kernels begin that compute heads.
+HEAD_KERNELS = (HEAD_KERNEL, "fused_head_kernel")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,11 @@ class Work:
     def us(self) -> float:
         """How long it runs."""
         return self.end_us - self.start_us
+
+    @property
+    def is_head(self) -> bool:
+        """Of a head: as the doctor annotates it live, or by the name of auxhead's own kernels, in graphs too."""
+        return self.name.startswith(HEAD_KERNELS) or (self.call is not None and self.call.head is not None)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from statistics import median_low
 
-from .findings.device import Busy, intervals, stream_of, trunk_stream
+from .findings.device import Busy, Stream, intervals, stream_of, trunk_stream
 from .findings.per_request import median_us, us
 from .trace import Request, Trace, Work
 
@@ -19,43 +19,61 @@ class Verdict:
     span_us: float
     """From the device's first work to its last, in the trace."""
     trunk_us: float
-    """Device time of the trunk: of its stream, heads aside."""
+    """Device time of the trunk: of its stream, heads aside; if ``is_split`` is False, of all kernels together."""
     side_us: float
-    """Device time of everything else: heads, and other streams."""
+    """Device time of everything else: heads, and other streams; 0 if ``is_split`` is False."""
     launch_bound_us: float
     """Host time of all calls that launch something, with the profiler on: no request is shorter without a graph."""
     overlapped_us: float
-    """For how long trunk and side run at once."""
+    """For how long trunk and side run at once, or any two kernels."""
+    is_split: bool
+    """False: a graph of several branches, none of which is known to be heads. The driver runs a graph's kernels on
+    streams of its choice, so that a trace does not tell which branch one is of."""
 
     @property
     def possible_us(self) -> float:
-        """The longer of the trunk and everything else: what it takes if one runs beside the other."""
-        return max(self.trunk_us, self.side_us)
+        """The longer of the trunk and everything else: what it takes if one runs beside the other.
+
+        If they are not told apart, how long the device is busy.
+        """
+        return max(self.trunk_us, self.side_us) if self.is_split else self.trunk_us - self.overlapped_us
 
     def sentences(self) -> tuple[str, ...]:
         """Return the verdict in words, a sentence each."""
         how = "with the profiler on" if self.profiled else "without a profiler"
-        found = [
+        took = (
             f"A request takes {us(self.achieved_us)} ({how}); the device works on it for {us(self.span_us)}, from its "
-            "first kernel to its last.",
-            f"The trunk takes {us(self.trunk_us)} of the device and everything else {us(self.side_us)}: one beside the "
-            f"other they could take {us(self.possible_us)}.",
-            f"Both run at once for {us(self.overlapped_us)}.",
-            f"Launching takes {us(self.launch_bound_us)} of the host, with the profiler on.",
-        ]
-        return tuple(found if self.side_us else (found[0], f"The trunk takes {us(self.trunk_us)}.", found[3]))
+            "first kernel to its last."
+        )
+        launching = f"Launching takes {us(self.launch_bound_us)} of the host, with the profiler on."
+        if not self.is_split:
+            parts = (
+                f"Its kernels take {us(self.trunk_us)} together; for {us(self.overlapped_us)} of it others run at the "
+                "same time. A trace of a graph does not tell which branch a kernel is of.",
+            )
+        elif not self.side_us:
+            parts = (f"The trunk takes {us(self.trunk_us)}.",)
+        else:
+            parts = (
+                f"The trunk takes {us(self.trunk_us)} of the device and everything else {us(self.side_us)}: one beside "
+                f"the other they could take {us(self.possible_us)}.",
+                f"Both run at once for {us(self.overlapped_us)}.",
+            )
+        return (took, *parts, launching)
 
 
 def verdict(trace: Trace) -> Verdict:
     """Weigh what a request takes against what it would take with everything beside the trunk."""
     trunk = trunk_stream(trace)
+    is_split = all(map(_is_split, trace.requests))
 
     def parts(request: Request) -> tuple[Busy, Busy]:
+        of_graphs = _streams_of_graphs(request)
         sides: list[Work] = []
         trunks: list[Work] = []
         for work in request.work:
-            in_head = work.call is not None and work.call.head is not None
-            (sides if in_head or (trunk is not None and stream_of(work) != trunk) else trunks).append(work)
+            beside = stream_of(work) != trunk and stream_of(work) not in of_graphs
+            (sides if work.is_head or beside else trunks).append(work)
         return Busy(trunks), Busy(sides)
 
     def launching_us(request: Request) -> float:
@@ -66,17 +84,33 @@ def verdict(trace: Trace) -> Verdict:
         union = intervals(list(request.work))
         return union[-1][1] - union[0][0] if union else 0.0
 
+    def together_us(request: Request) -> float:
+        return sum(work.us for work in request.work)
+
     def overlapped_us(request: Request) -> float:
         mine, other = parts(request)
-        return mine.us + other.us - Busy(list(request.work)).us
+        together = mine.us + other.us if is_split else together_us(request)
+        return together - Busy(list(request.work)).us
 
     watched_us = None if trace.watched is None else trace.watched.host_us
     return Verdict(
         achieved_us=median_low(request.end_us for request in trace.requests) if watched_us is None else watched_us,
         profiled=watched_us is None,
         span_us=median_us(trace, span_us),
-        trunk_us=median_us(trace, lambda request: parts(request)[0].us),
-        side_us=median_us(trace, lambda request: parts(request)[1].us),
+        trunk_us=median_us(trace, lambda request: parts(request)[0].us if is_split else together_us(request)),
+        side_us=median_us(trace, lambda request: parts(request)[1].us if is_split else 0.0),
         launch_bound_us=median_us(trace, launching_us),
         overlapped_us=median_us(trace, overlapped_us),
+        is_split=is_split,
     )
+
+
+def _streams_of_graphs(request: Request) -> set[Stream]:
+    """Return the streams that graphs run on, if there are several: the trunk goes on on any of them after a fork."""
+    found = {stream_of(work) for work in request.work if work.graph}
+    return found if len(found) > 1 else set()
+
+
+def _is_split(request: Request) -> bool:
+    """Return whether trunk and side can be told apart."""
+    return not _streams_of_graphs(request) or any(work.graph and work.is_head for work in request.work)

@@ -269,7 +269,7 @@ _KINDS = {
             "protocol": {"requests": COUNT, "cut_by": TEXT, "stacks": _FLAG},
             "measured": {
                 "achieved_us": POSITIVE,
-                "profiled": _FLAG,
+                **dict.fromkeys(("profiled", "is_split"), _FLAG),
                 **dict.fromkeys(
                     ("span_us", "trunk_us", "side_us", "possible_us", "launch_bound_us", "overlapped_us"), NUMBER
                 ),

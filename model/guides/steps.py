@@ -1,7 +1,7 @@
 """The steps of "From t1 + t2 to max(t1, t2)": ResNet-18 with a head on every BasicBlock, from in line to real exits.
 
 Each step differs from the one before in a few lines of its ``forward``. It turns images [N, 3, H, W] into probabilities
-[N, K]: of the eight heads and, last, of the classifier. Steps 8 and 9 are runners, which answer with an ``ExitResult``.
+[N, K]: of the eight heads and, last, of the classifier. Steps 8 to 10 are runners, which answer with an ``ExitResult``.
 """
 
 from collections.abc import Mapping
@@ -189,9 +189,15 @@ def one_launch_a_head(backbone: ResNet, heads: Mapping[str, nn.Module], images: 
     return make_runner(network, images, exits="overlapped")
 
 
+def shorter_trunk(backbone: ResNet, heads: Mapping[str, nn.Module], images: Tensor) -> Runner:
+    """Return step 9: t2 is hidden, so that t1 is all that is left; convolution, norm and ReLU become one kernel."""
+    network = EarlyExitNetwork(backbone, heads, 1.0, example_input=images)
+    return make_runner(network, images, exits="overlapped", trunk="cudnn")
+
+
 def real_exits(
     backbone: ResNet, heads: Mapping[str, nn.Module], images: Tensor, rules: float | dict[str, float] = 0.9
 ) -> Runner:
-    """Return step 9: the GPU stops by itself once every image has an answer, and the host asks nothing."""
+    """Return step 10: the GPU stops by itself once every image has an answer, and the host asks nothing."""
     network = EarlyExitNetwork(backbone, heads, rules, example_input=images)
-    return make_runner(network, images, exits="gated")
+    return make_runner(network, images, exits="gated", trunk="cudnn")

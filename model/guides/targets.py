@@ -24,6 +24,7 @@ from .steps import (
     one_launch_a_head,
 )
 from .steps import real_exits as exits_of
+from .steps import shorter_trunk as with_shorter_trunk
 
 #: What a factory returns: something to call, and its input.
 Target = tuple[Callable[[Any], Any], Tensor]
@@ -103,7 +104,13 @@ def one_launch() -> Target:
     return one_launch_a_head(backbone, heads, x), x
 
 
+def shorter_trunk() -> Target:
+    """Return step 9."""
+    backbone, heads, x = parts()
+    return with_shorter_trunk(backbone, heads, x), x
+
+
 def real_exits() -> Target:
-    """Return step 9. All images leave at the second head: a confidence is above 0.0, and never above 1.0."""
+    """Return step 10. All images leave at the second head: a confidence is above 0.0, and never above 1.0."""
     backbone, heads, x = parts()
     return exits_of(backbone, heads, x, {tap: float(tap != TAPS[1]) for tap in TAPS}), x

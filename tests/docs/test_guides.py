@@ -140,4 +140,4 @@ def test_code_of_the_steps_is_that_of_the_file():
     code = [line.partition("  # ")[0] for line in code]
     fences = re.findall(r"^```py\n(.*?)^```$", (FOLDER / "from_sum_to_max.md").read_text(), re.DOTALL | re.MULTILINE)
     shown = [line.strip() for fence in fences for line in fence.splitlines() if line != "..."]
-    assert len(fences) == 10 and [line for line in shown if line not in code] == []
+    assert len(fences) == 11 and [line for line in shown if line not in code] == []

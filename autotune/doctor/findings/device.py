@@ -34,7 +34,7 @@ def trunk_stream(trace: Trace) -> Stream | None:
     by_stream: dict[Stream, float] = defaultdict(float)
     for request in trace.requests:
         for work in kernels(request):
-            if work.call is None or work.call.head is None:
+            if not work.is_head:
                 by_stream[stream_of(work)] += work.us
     return max(by_stream, key=lambda stream: by_stream[stream], default=None)
 

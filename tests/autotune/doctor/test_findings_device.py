@@ -70,6 +70,28 @@ def test_the_verdict_is_without_the_profiler_where_that_was_measured_and_knows_h
     assert (told.trunk_us, told.side_us) == (pytest.approx(640.0), pytest.approx(12.0))
 
 
+def test_the_verdict_on_a_graph_knows_heads_by_their_kernels_whatever_stream_they_run_on(tmp_path):
+    def forked(program):
+        """As the driver runs a graph: after a fork the trunk goes on on another stream, the head on the first one."""
+        program.replay(("conv", TRUNK, 30.0), ("conv", SIDE, 60.0), ("exit_kernel", TRUNK, 20.0))
+
+    told = verdict(requests_of(forked, tmp_path))
+    assert (told.trunk_us, told.side_us) == (pytest.approx(60.0), pytest.approx(20.0))
+    assert told.is_split and told.possible_us == told.trunk_us and "The trunk takes 60.0 us" in told.sentences()[1]
+
+
+def test_the_verdict_on_a_graph_of_anything_does_not_tell_trunk_and_side_apart(tmp_path):
+    def forked(program):
+        program.replay(("conv", TRUNK, 30.0), ("conv", SIDE, 50.0), ("gemm", TRUNK, 20.0), ("conv", SIDE, 10.0))
+
+    trace = requests_of(forked, tmp_path)
+    told = verdict(trace)
+    together = sum(work.us for work in trace.requests[0].work)
+    assert not told.is_split and (told.trunk_us, told.side_us) == (pytest.approx(together), 0.0)
+    assert told.overlapped_us == pytest.approx(together - told.possible_us) and told.overlapped_us > 0.0
+    assert "does not tell" in told.sentences()[1] and not any("trunk takes" in one for one in told.sentences())
+
+
 @pytest.mark.parametrize("priorities, word", [((0, 0), "has the priority"), ((0, -1), "is higher")])
 def test_a_side_stream_that_is_not_lower_in_priority_is_found(tmp_path, priorities, word):
     watched = Watched(requests=3, streams=streams(*priorities))

@@ -15,6 +15,7 @@ from auxhead.model.guides.steps import (
     StreamsRight,
     one_launch_a_head,
     real_exits,
+    shorter_trunk,
 )
 from auxhead.model.guides.targets import parts
 from support.doctor_programs.all_programs import CORRECT, FAULTY, PROGRAMS
@@ -68,6 +69,7 @@ def test_all_steps_of_the_guide_answer_as_in_line() -> None:
     leave_at_second = {tap: float(index != 1) for index, tap in enumerate(TAPS)}
     for runner, exit_index in (
         (one_launch_a_head(backbone, heads, x), len(TAPS)),
+        (shorter_trunk(backbone, heads, x), len(TAPS)),
         (real_exits(backbone, heads, x, leave_at_second), 1),
     ):
         with runner:

@@ -9,6 +9,7 @@ from auxhead.model.guides.targets import (
     priorities,
     real_exits,
     returning_early,
+    shorter_trunk,
     stream_class,
     streams_left_out,
     streams_right,
@@ -36,5 +37,6 @@ PROGRAMS: dict[str, Program] = {
     "graph_in_line": Program(graph_in_line),
     "graphs": Program(graphs),
     "one_launch_a_head": Program(one_launch),
+    "shorter_trunk": Program(shorter_trunk),
     "real_exits": Program(real_exits),
 }
