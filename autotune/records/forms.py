@@ -286,7 +286,7 @@ _KINDS = {
                 "streams": [
                     {
                         **dict.fromkeys(("device", "stream"), WHOLE),
-                        "priority": Maybe(WHOLE, absent=False),
+                        "priority": Maybe(NUMBER, absent=False),
                         "work": [_STRETCH],
                     }
                 ],

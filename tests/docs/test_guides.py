@@ -118,21 +118,35 @@ def test_one_gpu_beat_a_pipeline():
 
 
 def test_the_table_of_steps_is_that_of_the_record():
-    us = {
-        words: "{median:,.0f}".format(**benched(variant, 8, placement="blocks", exits="never").host_us)
-        for words, variant in {
-            "1. heads in line, `in_line`": "eager-naive@as_is",
-            "2. `returning_early`": "eager-naive-item@as_is",
-            "7. a graph of step 1": "graph-naive@cudnn",
-            "7. a graph with streams, `graphs`": "graph-naive-forked@cudnn",
-            "8. `one_launch`": "overlapped@cudnn",
-            "bare": "graph-bare@cudnn",
-        }.items()
-    }
-    bare = us.pop("bare")
-    STEPS.says(f"t1, that trunk by itself, is {bare}, so max(t1, t2) is {bare} too.")
-    for words, median in us.items():
-        STEPS.says(f"| {words} | {median} |")
+    found = {one.cell["target"].partition(":")[2]: one.measured for one in records("h200/doctor.jsonl")}
+    lines = [line for line in STEPS.text.splitlines() if re.match(r"\| \d+\. ", line)]
+    assert len(lines) == len(found) == 12
+    in_line = {"launch-bound", "fusible-heads"}
+    for line in lines:
+        step, request, t1, t2, finds = (cell.strip() for cell in line.strip("|").split("|"))
+        measured = found[step.rpartition("`")[0].rpartition("`")[2]]
+        assert request == f"{measured['achieved_us']:,.0f}", step
+        together = f"{measured['trunk_us']:,.0f} together"
+        if t2:
+            assert (t1, t2) == (f"{measured['trunk_us']:,.0f}", f"{measured['side_us']:,.0f}"), step
+        elif measured["is_split"]:  # all of it is in one stream
+            assert t1 == together and measured["side_us"] == 0.0, step
+        else:
+            assert t1 == f"{together}, {measured['overlapped_us']:,.0f} of it overlap", step
+        said = set(re.findall("`([a-z-]+)`", finds))
+        said |= in_line if finds.startswith(("as in 1", "the same")) else set()
+        assert said == {one["kind"] for one in measured["findings"]}, step
+
+
+def test_a_trunk_with_heads_that_pool_takes_what_the_benchmark_has():
+    bare, ours = (
+        "{median:,.0f}".format(**benched(variant, 8, placement="blocks", exits="never").host_us)
+        for variant in ("graph-bare@cudnn", "overlapped@cudnn")
+    )
+    STEPS.says(f"with such heads the benchmark has a trunk of {bare} us and a request of {ours}.")
+    found = {one.cell["target"].partition(":")[2]: one.measured for one in records("h200/doctor.jsonl")}
+    assert 3.5 < found["shorter_trunk"]["side_us"] / found["one_launch"]["side_us"] < 4.5
+    STEPS.says("in which heads of flattened features take four times as long")
 
 
 def test_code_of_the_steps_is_that_of_the_file():
