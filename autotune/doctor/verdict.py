@@ -46,6 +46,7 @@ class Verdict:
             "first kernel to its last."
         )
         launching = f"Launching takes {us(self.launch_bound_us)} of the host, with the profiler on."
+        parts: tuple[str, ...]
         if not self.is_split:
             parts = (
                 f"Its kernels take {us(self.trunk_us)} together; for {us(self.overlapped_us)} of it others run at the "

@@ -12,6 +12,7 @@ from ..finding import Finding, Mark
 from ..trace import Request, Trace, Work
 from .device import Busy, Launched, Stream, intervals, kernels, stream_of, trunk_stream
 from .per_request import first_few, median_us, short_name, shown_request, us
+from .stretches import holds, set_up
 
 #: Of a launch until its kernel runs on an idle device, so that a kernel that begins later was held up.
 _START_US = 5.0
@@ -97,8 +98,14 @@ def held_up(trace: Trace, request: Request, trunk: Stream) -> list[HeldUp]:
     Ready is what is launched, when its stream has done what came before, and when all is done that other streams were
     given before the event was recorded that its stream waits for. Kernels of graphs have an order that no trace tells.
     """
+    others = set_up(request)  # cuDNN tries its algorithms on streams of its own
     all_kernels = sorted(
-        (work for work in kernels(request) if work.call is not None and not work.graph), key=lambda work: work.start_us
+        (
+            work
+            for work in kernels(request)
+            if work.call is not None and not work.graph and not holds(others, work.call.start_us)
+        ),
+        key=lambda work: work.start_us,
     )
     full = [work for work in all_kernels if stream_of(work) == trunk and fills(work, trace)]
     if not full or not request.waits:

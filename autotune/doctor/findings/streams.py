@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from ...records.intervals import common, length
 from ..finding import Finding, Mark
-from ..trace import Trace
+from ..trace import Request, Trace, Work
 from ..watched import StreamUse
 from .device import Stream, intervals, kernels, stream_of, trunk_stream
 from .per_request import first_few, median_us, noticed, once_each, shown_request, us
@@ -65,17 +65,24 @@ def _priorities(trace: Trace) -> dict[Stream, int]:
 def find_priorities(trace: Trace) -> list[Finding]:
     """Find side streams that are not lower in priority than the trunk's.
 
-    Streams of graphs do not count: their kernels have the priorities of the streams that were captured.
+    Streams of graphs do not count: their kernels have the priorities of the streams that were captured. Nor does what
+    runs before the trunk's first kernel or after its last one, as on the stream of the caller.
     """
     trunk, priorities = trunk_stream(trace), _priorities(trace)
     if trunk is None or trunk not in priorities:
         return []
 
+    def within(request: Request, stream: Stream) -> list[Work]:
+        spans = [(work.start_us, work.end_us) for work in kernels(request) if stream_of(work) == trunk]
+        first, last = min((begin for begin, _ in spans), default=0.0), max((end for _, end in spans), default=0.0)
+        return [
+            work
+            for work in kernels(request)
+            if stream_of(work) == stream and not work.graph and work.end_us > first and work.start_us < last
+        ]
+
     def kernel_us(stream: Stream) -> float:
-        return median_us(
-            trace,
-            lambda request: sum(w.us for w in kernels(request) if stream_of(w) == stream and not w.graph),
-        )
+        return median_us(trace, lambda request: sum(work.us for work in within(request, stream)))
 
     trunk_us = kernel_us(trunk)
     sides = sorted(
@@ -89,7 +96,7 @@ def find_priorities(trace: Trace) -> list[Finding]:
     if not sides:
         return []
     request = shown_request(trace)
-    beside = [work for work in kernels(request) if stream_of(work) in sides]
+    beside = [work for side in sides for work in within(request, side)]
     both = length(common(intervals(beside), intervals([w for w in kernels(request) if stream_of(w) == trunk])))
     equal = all(priorities[side] == priorities[trunk] for side in sides)
     return [

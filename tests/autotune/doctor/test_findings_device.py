@@ -116,8 +116,16 @@ def test_priorities_of_copies_of_equals_and_of_graphs_do_not_count(tmp_path):
     def graph(program):
         program.replay(*[("a", TRUNK, 40.0)] * 10, ("b", SIDE, 5.0))
 
-    for make in (copies, equals, graph):
-        assert kinds(requests_of(make, tmp_path, watched=watched)) == []
+    def before_and_after(program):
+        """The caller's stream prepares the input and sums up at the end, while the trunk does not run."""
+        program.kernel(30.0, SIDE)
+        program.wait(TRUNK, SIDE)
+        trunk(program, 10)
+        program.wait(SIDE, TRUNK)
+        program.kernel(30.0, SIDE)
+
+    for make in (copies, equals, graph, before_and_after):
+        assert kinds(requests_of(make, tmp_path, watched=watched)) == [], make.__name__
 
 
 def test_streams_that_nothing_runs_on_are_found(tmp_path):
