@@ -19,13 +19,13 @@ class Verdict:
     span_us: float
     """From the device's first work to its last, in the trace."""
     trunk_us: float
-    """Device time of the trunk: of its stream, heads aside; if ``is_split`` is False, of all kernels together."""
+    """Device time of the trunk: of its stream, heads aside; if ``is_split`` is False, of all work together."""
     side_us: float
     """Device time of everything else: heads, and other streams; 0 if ``is_split`` is False."""
     launch_bound_us: float
     """Host time of all calls that launch something, with the profiler on: no request is shorter without a graph."""
     overlapped_us: float
-    """For how long trunk and side run at once, or any two kernels."""
+    """For how long trunk and side run at once, or, if ``is_split`` is False, any work beside other."""
     is_split: bool
     """False: a graph of several branches, none of which is known to be heads. The driver runs a graph's kernels on
     streams of its choice, so that a trace does not tell which branch one is of."""
@@ -49,8 +49,8 @@ class Verdict:
         parts: tuple[str, ...]
         if not self.is_split:
             parts = (
-                f"Its kernels take {us(self.trunk_us)} together; for {us(self.overlapped_us)} of it others run at the "
-                "same time. A trace of a graph does not tell which branch a kernel is of.",
+                f"Kernels and copies take {us(self.trunk_us)} together; for {us(self.overlapped_us)} of it others run "
+                "at the same time. A trace of a graph does not tell which branch a kernel is of.",
             )
         elif not self.side_us:
             parts = (f"The trunk takes {us(self.trunk_us)}.",)

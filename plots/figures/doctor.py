@@ -46,7 +46,8 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
 
 def _title(target: str, measured: Mapping[str, Any]) -> str:
     took, possible = measured["achieved_us"], measured["possible_us"]
-    return f"{target}:\n{took:,.0f} us a request, of which the GPU needs {possible:,.0f} at least"
+    gpu = f"needs {possible:,.0f} at least" if measured["is_split"] else f"works {possible:,.0f}"
+    return f"{target}:\n{took:,.0f} us a request, of which the GPU {gpu}"
 
 
 def _streams(streams: Sequence[Mapping[str, Any]]) -> dict[str, list[list[Any]]]:

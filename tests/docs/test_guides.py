@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from auxhead.autotune.doctor.read_trace import read_trace
 from auxhead.autotune.records.record import latest
 from support.command_line import plot, tune
 from support.committed_records import benched, figure, records
@@ -147,6 +148,16 @@ def test_a_trunk_with_heads_that_pool_takes_what_the_benchmark_has():
     found = {one.cell["target"].partition(":")[2]: one.measured for one in records("h200/doctor.jsonl")}
     assert 3.5 < found["shorter_trunk"]["side_us"] / found["one_launch"]["side_us"] < 4.5
     STEPS.says("in which heads of flattened features take four times as long")
+
+
+def test_most_of_the_trunk_is_around_its_convolutions():
+    file = ROOT / "tests" / "autotune" / "doctor" / "traces" / "question_one_launch_a_head.json.gz"
+    for request in read_trace(file).requests:
+        trunk = [work for work in request.work if work.kind == "kernel" and not work.is_head]
+        convolutions = [work for work in trunk if "fprop" in work.name or "cutlass__5x_cudnn" in work.name]
+        assert len(convolutions) == 20  # of a ResNet-18
+        assert sum(work.us for work in convolutions) < sum(work.us for work in trunk) / 3
+    STEPS.says("More than two thirds of it are small kernels around the convolutions")
 
 
 def test_code_of_the_steps_is_that_of_the_file():
