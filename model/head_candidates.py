@@ -26,6 +26,11 @@ def could_be_head(module: nn.Module, classes: int | None, *, alone: bool) -> boo
     return layers[-1].out_features == classes
 
 
+def reads_maps(head: nn.Module) -> bool:
+    """Return whether a head pools or flattens what it reads; one that does neither may be any layer of a block."""
+    return any(isinstance(part, (*POOLS, nn.AvgPool2d, nn.Flatten)) for part in head.modules())
+
+
 def why_unknown(module: nn.Module) -> str:
     """Say that a module is no nn.Sequential, and what to write instead, where the names of its parts show it."""
     kind = type(module).__name__

@@ -119,6 +119,17 @@ def test_ordinary_blocks_are_no_candidates(kind: str, first: bool) -> None:
     assert list(report.replaced) == ["head"] and not report.left_alone
 
 
+def test_a_head_that_reads_vectors_gives_class_scores_or_is_named() -> None:
+    """Linear and Dropout are how a block of MViT ends its attention."""
+    block = nn.Module()
+    block.project = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1))
+    model = nn.Module()
+    model.block, model.head = block, nn.Sequential(nn.Dropout(0.1), nn.Linear(8, 5))
+    model.eval()
+    assert [*fuse_aux_heads(model).replaced] == ["head"]
+    assert [*fuse_aux_heads(model, include="block.project").replaced] == ["block.project"]
+
+
 def test_a_head_with_hidden_layers_gives_class_scores_or_is_named() -> None:
     def head(outputs: int) -> nn.Sequential:
         return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, outputs))
