@@ -78,7 +78,7 @@ def profiler() -> profile:
         with_stack=True,
         schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
         acc_events=True,
-        experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True),
+        experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True, profile_all_threads=True),
     )
 
 

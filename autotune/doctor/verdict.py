@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from statistics import median_low
 
-from .findings.device import Busy, Stream, intervals, stream_of, trunk_stream
+from .findings.device import Busy, Stream, intervals, library_streams, stream_of, trunk_stream
 from .findings.per_request import median_us, us
 from .trace import Request, Trace, Work
 
@@ -69,12 +69,11 @@ def verdict(trace: Trace) -> Verdict:
     is_split = all(map(_is_split, trace.requests))
 
     def parts(request: Request) -> tuple[Busy, Busy]:
-        of_graphs = _streams_of_graphs(request)
+        of_trunk = {trunk, *_streams_of_graphs(request), *library_streams(request)}
         sides: list[Work] = []
         trunks: list[Work] = []
         for work in request.work:
-            beside = stream_of(work) != trunk and stream_of(work) not in of_graphs
-            (sides if work.is_head or beside else trunks).append(work)
+            (sides if work.is_head or stream_of(work) not in of_trunk else trunks).append(work)
         return Busy(trunks), Busy(sides)
 
     def launching_us(request: Request) -> float:

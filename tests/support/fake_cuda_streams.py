@@ -4,18 +4,25 @@ What torch's callbacks tell of a GPU, a test or the fakes here tell through the 
 """
 
 import itertools
+import threading
 
 import torch
 from auxhead.autotune.doctor.watching import operators, stream_uses, watcher
 from torch.cuda import _gpu_trace
 
 _handles = itertools.count(0x1000, 0x10)
+_here = threading.local()
+
+
+def current():
+    """Return the stream that operators of this thread run on."""
+    return getattr(_here, "stream", None) or Stream.default
 
 
 class Stream:
-    """A stream; ``current`` is the one that operators run on."""
+    """A stream; ``default`` is the one that threads begin with."""
 
-    current = None
+    default = None
 
     def __new__(cls, device=None, priority=0, **kwargs):
         stream = object.__new__(cls)
@@ -27,13 +34,19 @@ class Stream:
     def __init__(self, *_args, **_kwargs):
         self.outer = []
 
+    def begin(self):
+        self.outer.append(current())
+        _here.stream = self
+
+    def end(self):
+        _here.stream = self.outer.pop()
+
     def __enter__(self):
-        self.outer.append(Stream.current)
-        Stream.current = self
+        self.begin()
         return self
 
     def __exit__(self, *_raised):
-        Stream.current = self.outer.pop()
+        self.end()
 
     def query(self):
         return True
@@ -51,11 +64,10 @@ class StreamContext:
         self.stream = stream
 
     def __enter__(self):
-        self.stream.outer.append(Stream.current)
-        Stream.current = self.stream
+        self.stream.begin()
 
     def __exit__(self, *_raised):
-        Stream.current = self.stream.outer.pop()
+        self.stream.end()
 
 
 class Event:
@@ -70,12 +82,12 @@ class Event:
         if not self.cuda_event:
             self.cuda_event = next(_handles)
             _gpu_trace.EventCreationCallbacks.fire_callbacks(self.cuda_event)
-        _gpu_trace.EventRecordCallbacks.fire_callbacks(self.cuda_event, (stream or Stream.current).cuda_stream)
+        _gpu_trace.EventRecordCallbacks.fire_callbacks(self.cuda_event, (stream or current()).cuda_stream)
 
     def wait(self, stream=None):
         Event.waits += 1
         if self.cuda_event:
-            _gpu_trace.EventWaitCallbacks.fire_callbacks(self.cuda_event, (stream or Stream.current).cuda_stream)
+            _gpu_trace.EventWaitCallbacks.fire_callbacks(self.cuda_event, (stream or current()).cuda_stream)
 
     def synchronize(self):
         Event.waits += 1
@@ -109,12 +121,12 @@ def fake_gpu(patch):
     for module in (operators, watcher):
         patch.setattr(module, "is_on_gpu", lambda tensor: True)
     patch.setattr(operators, "device_of", lambda tensor: 0)
-    patch.setattr(watcher, "current_device", lambda: Stream.current.device.index)
-    patch.setattr(watcher, "current_stream", lambda device: Stream.current.cuda_stream)
+    patch.setattr(watcher, "current_device", lambda: current().device.index)
+    patch.setattr(watcher, "current_stream", lambda device: current().cuda_stream)
     patch.setattr(watcher, "is_capturing", lambda: False)
-    patch.setattr(stream_uses, "current_priority", lambda device: Stream.current.priority)
+    patch.setattr(stream_uses, "current_priority", lambda device: current().priority)
     default = Stream(handle=0)
-    patch.setattr(Stream, "current", default)
+    patch.setattr(Stream, "default", default)
     return default
 
 

@@ -19,6 +19,22 @@ def stream_of(work: Work) -> Stream:
     return work.device, work.stream
 
 
+def library_streams(request: Request) -> set[Stream]:
+    """Return the streams that a library has for itself, as cuDNN's algorithms have that run on several.
+
+    All that they run is launched within operators that have them wait for the stream of their caller.
+    """
+    waits = defaultdict(list)
+    for wait in request.waits:
+        waits[wait.stream].append(wait.start_us)
+    found: dict[Stream, bool] = {}
+    for work in request.work:
+        stream, span = stream_of(work), None if work.call is None else work.call.operator_us
+        is_own = span is not None and any(span[0] <= time < span[1] for time in waits[work.stream])
+        found[stream] = is_own and found.get(stream, True)
+    return {stream for stream, is_own in found.items() if is_own}
+
+
 def kernels(request: Request) -> list[Work]:
     """Return what is no copy and no fill."""
     return [work for work in request.work if work.kind == "kernel"]
@@ -30,11 +46,12 @@ def intervals(work: list[Work]) -> list[Interval]:
 
 
 def trunk_stream(trace: Trace) -> Stream | None:
-    """Return the stream with most kernel time, heads aside; None if nothing but heads or copies ran."""
+    """Return the stream with most kernel time, heads and libraries' own streams aside; None if nothing else ran."""
     by_stream: dict[Stream, float] = defaultdict(float)
     for request in trace.requests:
+        own = library_streams(request)
         for work in kernels(request):
-            if not work.is_head:
+            if not work.is_head and stream_of(work) not in own:
                 by_stream[stream_of(work)] += work.us
     return max(by_stream, key=lambda stream: by_stream[stream], default=None)
 

@@ -7,7 +7,7 @@ from ...measuring.cuda_calls import EVENT_RECORDS
 from ...records.intervals import common, length
 from ..finding import Finding, Mark
 from ..trace import Request, Trace, Work
-from .device import Launched, Stream, intervals, kernels, stream_of, trunk_stream
+from .device import Launched, Stream, intervals, kernels, library_streams, stream_of, trunk_stream
 from .host import host_waits
 from .per_request import first_few, median_us, noticed, once_each, short_name, shown_request, us
 
@@ -68,7 +68,7 @@ def joined_gates(request: Request, trunk: Stream) -> list[Gate]:
     The fork waits for all of the trunk so far: an event recorded behind the trunk's last launch. The work of the last
     segment may be joined so.
     """
-    launched = Launched(request)
+    launched, libraries = Launched(request), library_streams(request)
     trunk_times = [
         time
         for time, work in zip(launched.times, launched.work, strict=True)
@@ -83,7 +83,8 @@ def joined_gates(request: Request, trunk: Stream) -> list[Gate]:
         latest = trunk_times[index - 1]
         begin, end = (bisect.bisect_left(launched.times, time) for time in (latest, join.start_us))
         side = [work for work in launched.work[begin:end] if work.kind == "kernel" and stream_of(work) != trunk]
-        if len({stream_of(work) for work in side}) != 1 or any(work.graph for work in side):
+        streams = {stream_of(work) for work in side}
+        if len(streams) != 1 or streams <= libraries or any(work.graph for work in side):
             continue
         forks = [
             wait for wait in request.waits if wait.stream == side[0].stream and latest < wait.start_us < join.start_us

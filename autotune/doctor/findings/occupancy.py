@@ -10,7 +10,7 @@ from ...measuring.cuda_calls import EVENT_RECORDS
 from ...records.intervals import common, length
 from ..finding import Finding, Mark
 from ..trace import Request, Trace, Work
-from .device import Busy, Launched, Stream, intervals, kernels, stream_of, trunk_stream
+from .device import Busy, Launched, Stream, intervals, kernels, library_streams, stream_of, trunk_stream
 from .per_request import first_few, median_us, short_name, shown_request, us
 from .stretches import holds, set_up
 
@@ -98,12 +98,15 @@ def held_up(trace: Trace, request: Request, trunk: Stream) -> list[HeldUp]:
     Ready is what is launched, when its stream has done what came before, and when all is done that other streams were
     given before the event was recorded that its stream waits for. Kernels of graphs have an order that no trace tells.
     """
-    others = set_up(request)  # cuDNN tries its algorithms on streams of its own
+    others, libraries = set_up(request), library_streams(request)  # cuDNN tries its algorithms on streams of its own
     all_kernels = sorted(
         (
             work
             for work in kernels(request)
-            if work.call is not None and not work.graph and not holds(others, work.call.start_us)
+            if work.call is not None
+            and not work.graph
+            and stream_of(work) not in libraries
+            and not holds(others, work.call.start_us)
         ),
         key=lambda work: work.start_us,
     )
@@ -133,6 +136,19 @@ def held_up(trace: Trace, request: Request, trunk: Stream) -> list[HeldUp]:
     return found
 
 
+def _shape(work: Work) -> tuple[Any, ...]:
+    return work.name, work.grid, work.block
+
+
+def _least_us(trace: Trace) -> dict[tuple[Any, ...], float]:
+    """Return how long each kernel takes where it takes least: a few blocks at a time beside others it crawls."""
+    found: dict[tuple[Any, ...], float] = {}
+    for request in trace.requests:
+        for work in kernels(request):
+            found[_shape(work)] = min(work.us, found.get(_shape(work), work.us))
+    return found
+
+
 def find_full_device(trace: Trace) -> list[Finding]:
     """Find side kernels that run beside nothing, for the trunk's kernels fill the device while they are ready."""
     trunk = trunk_stream(trace)
@@ -145,8 +161,11 @@ def find_full_device(trace: Trace) -> list[Finding]:
         beside = common(side, intervals([work for work in kernels(request) if stream_of(work) == trunk]))
         return length(side) - length(beside)
 
+    least = _least_us(trace)
+
     def side_us(request: Request) -> float:
-        return length(intervals([work for work in kernels(request) if stream_of(work) != trunk]))
+        beside = [work for work in kernels(request) if stream_of(work) != trunk]
+        return min(length(intervals(beside)), sum(least[_shape(work)] for work in beside))
 
     cost = median_us(trace, alone_us)
     if cost < _LEAST_US or cost < _LEAST_SHARE * median_us(trace, side_us):

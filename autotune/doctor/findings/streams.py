@@ -6,7 +6,7 @@ from ...records.intervals import common, length
 from ..finding import Finding, Mark
 from ..trace import Request, Trace, Work
 from ..watched import StreamUse
-from .device import Stream, intervals, kernels, stream_of, trunk_stream
+from .device import Stream, intervals, kernels, library_streams, stream_of, trunk_stream
 from .per_request import first_few, median_us, noticed, once_each, shown_request, us
 
 #: A stream with more of the trunk's kernel time than this is no side stream: two that share the work are equals.
@@ -15,7 +15,9 @@ _SIDE_SHARE = 0.5
 
 def find_default_stream(trace: Trace) -> list[Finding]:
     """Find that streams were made and everything ran on one all the same, launches that watching missed as well."""
-    streams = {stream_of(work) for request in trace.requests for work in request.work}
+    streams: set[Stream] = set()
+    for request in trace.requests:
+        streams |= {stream_of(work) for work in request.work} - library_streams(request)
     if len(streams) != 1:
         return []
     seen = noticed(trace, "default-stream")

@@ -1,7 +1,7 @@
 """Dispatch mode that tells, of each operator on GPU tensors, its streams and the memory that it reads and writes.
 
-It sees the operators of the thread that enters it, and those of autograd's threads for a backward that this thread
-starts. It does not see launches that are no operators: graphs, Triton kernels, other libraries.
+It sees the operators of the thread that enters it, one for each, and those of autograd's threads for a backward that
+this thread starts. It does not see launches that are no operators: graphs, Triton kernels, other libraries.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,5 +1,7 @@
 """``with`` blocks of streams while requests are watched: those that nothing runs in, and what runs beside them."""
 
+import threading
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,7 +31,7 @@ class Elsewhere(NamedTuple):
 
 
 class StreamBlocks:
-    """The blocks of one thread.
+    """The blocks of each thread: a stream is the current one of the thread that enters its block, and of no other.
 
     A block in which nothing ran is told only where the user's own code entered it, and where all operators of its
     device, before and after, ran on one other stream and nothing else was launched. A launch that cannot be seen, as
@@ -40,11 +42,15 @@ class StreamBlocks:
     def __init__(self, uses: StreamUses) -> None:
         """Have no block open."""
         self._uses = uses
-        self._open: list[_Block] = []
+        self._open_in: dict[int, list[_Block]] = defaultdict(list)  # by thread
         self._empty: dict[str, StreamKey] = {}  # the line of a block that was left -> its stream
         self._ran: set[str] = set()  # lines of blocks that something ran in, another time
         self._at_home: set[str] = set()  # lines of blocks in which something ran on the block's own device
         self._suspects: dict[str, Noticed] = {}  # by the line of the block
+
+    @property
+    def _open(self) -> list[_Block]:
+        return self._open_in[threading.get_ident()]
 
     def entered(self, context: object, stream: StreamKey, line: str | None) -> None:
         """Note that a block begins; ``line``: of the user's own code, if it enters it itself."""
@@ -52,9 +58,10 @@ class StreamBlocks:
 
     def left(self, context: object) -> None:
         """Note that a block ends."""
-        for index in reversed(range(len(self._open))):
-            if self._open[index].context is context:
-                block = self._open.pop(index)
+        opened = self._open
+        for index in reversed(range(len(opened))):
+            if opened[index].context is context:
+                block = opened.pop(index)
                 if block.line is not None:
                     if block.is_empty:
                         self._empty[block.line] = block.stream
@@ -74,12 +81,13 @@ class StreamBlocks:
 
         None as well where the code has chosen the operator's device itself.
         """
-        if not self._open:
+        opened = self._open
+        if not opened:
             return None
-        block = self._open[-1]
+        block = opened[-1]
         if block.line is None or current_device != block.stream.device or block.stream.device in devices:
             return None
-        is_nested = any(one.stream.device in devices for one in self._open)
+        is_nested = any(one.stream.device in devices for one in opened)
         return Elsewhere(block.stream, block.line, is_nested)
 
     def suspected(self, line: str, noticed: Noticed) -> None:

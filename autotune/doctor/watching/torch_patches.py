@@ -58,17 +58,17 @@ def patched_torch(told: Told) -> Iterator[None]:
         _hear_of_waits(stack, told)
         for kind in (torch.cuda.StreamContext, torch.cuda.Stream):
             of = _of_context if kind is torch.cuda.StreamContext else _itself
-            _replace(stack, kind, "__enter__", functools.partial(_entering, told, of))
-            _replace(stack, kind, "__exit__", functools.partial(_leaving, told, of))
-        _replace(stack, torch.cuda.Stream, "__new__", functools.partial(_making, told))
+            replace(stack, kind, "__enter__", functools.partial(_entering, told, of))
+            replace(stack, kind, "__exit__", functools.partial(_leaving, told, of))
+        replace(stack, torch.cuda.Stream, "__new__", functools.partial(_making, told))
         for name in ("wait", "synchronize"):
-            _replace(stack, torch.cuda.Event, name, functools.partial(_awaiting, told))
+            replace(stack, torch.cuda.Event, name, functools.partial(_awaiting, told))
         for queried in (torch.cuda.Event, torch.cuda.Stream):
-            _replace(stack, queried, "query", functools.partial(_querying, told))
-        _replace(stack, torch.cuda.CUDAGraph, "replay", functools.partial(_launching, told))
+            replace(stack, queried, "query", functools.partial(_querying, told))
+        replace(stack, torch.cuda.CUDAGraph, "replay", functools.partial(_launching, told))
         for module, name in _LAUNCHES:
             if hasattr(module, name):
-                _replace(stack, module, name, functools.partial(_launching, told))
+                replace(stack, module, name, functools.partial(_launching, told))
         if triton_knobs is not None:
 
             def launching(*_: object, **__: object) -> None:
@@ -99,7 +99,7 @@ def _hear_of_waits(stack: ExitStack, told: Told) -> None:
     torch.cuda.set_sync_debug_mode("warn")
 
 
-def _replace(stack: ExitStack, owner: Any, name: str, replacing: Callable[[Callable[..., Any]], Any]) -> None:
+def replace(stack: ExitStack, owner: Any, name: str, replacing: Callable[[Callable[..., Any]], Any]) -> None:
     """Put what ``replacing`` makes of an attribute in its place until the stack closes."""
     own = vars(owner).get(name)  # None: inherited; the method of a class itself, and not a function bound to it
     if own is None:

@@ -18,6 +18,7 @@ from .accesses import Accesses, Operator
 from .operators import OperatorCall, OperatorsMode, is_on_gpu, memory_of
 from .stream_blocks import StreamBlocks
 from .stream_uses import MadeStream, StreamKey, StreamUses, key_of
+from .threads import within_threads
 from .torch_patches import patched_torch
 from .user_lines import Owner, owner, user_line
 
@@ -26,8 +27,9 @@ class Watcher:
     """Watches what runs within its ``with`` block; without CUDA it sees nothing.
 
     A warm-up is to come before: what was allocated or recorded then is not known, and gives no finding. Operators of
-    autograd's threads are counted, but not checked, for autograd orders its streams itself. Operators of other threads
-    than the one that opens it, and what graphs, Triton kernels and other libraries do to memory, are not seen. Once a
+    autograd's threads are counted, but not checked, for autograd orders its streams itself. Of other threads it sees
+    those that begin while it is open, and what pools are given: not what threads do that were there before and wait for
+    work of their own, nor what graphs, Triton kernels and other libraries do to memory. Once a
     Watcher was open torch calls Python for each allocation and event as long as the process is there, which takes the
     host microseconds: times are to be taken before.
     """
@@ -64,7 +66,6 @@ class _Watch:
     def __init__(self, outermost: FrameType | None) -> None:
         """Look for the user's lines in stacks up to a frame."""
         self.outermost = outermost
-        self._thread = threading.get_ident()
         self._lock = threading.RLock()  # autograd's threads allocate; memory may be freed at any time
         self._running: set[int] = set()  # threads that are within an operator
         self._uses = StreamUses()
@@ -90,10 +91,8 @@ class _Watch:
         if call is None:
             return
         with self._lock:
-            is_own = threading.get_ident() == self._thread
             accessed = {device: touched for device, touched in call.devices.items() if touched.reads or touched.writes}
-            if is_own:
-                self._blocks.ran(set(accessed))
+            self._blocks.ran(set(accessed))
             if not accessed:
                 return
             if is_capturing():
@@ -110,8 +109,7 @@ class _Watch:
                 self._uses.ran(StreamKey(device, stream))
             if torch._C._current_graph_task_id() != -1:  # in a backward
                 return
-            if is_own:
-                self._check_devices(operator, set(accessed))
+            self._check_devices(operator, set(accessed))
             for device, touched in accessed.items():
                 waited = any(self._accesses.host_waits[one] != waits.get(one, 0) for one in (None, streams[device]))
                 done = waited and call.ends_with_wait
@@ -157,12 +155,10 @@ class _Watch:
     # What torch_patches tells: see Told.
 
     def block_entered(self, context: object, stream: Any, line: str | None) -> None:
-        if threading.get_ident() == self._thread:
-            self._blocks.entered(context, key_of(stream), line)
+        self._blocks.entered(context, key_of(stream), line)
 
     def block_left(self, context: object) -> None:
-        if threading.get_ident() == self._thread:
-            self._blocks.left(context)
+        self._blocks.left(context)
 
     def stream_made(self, stream: torch.cuda.Stream, device: object, line: str | None) -> None:
         if line is None:
@@ -190,15 +186,13 @@ class _Watch:
 
     def launched_elsewhere(self) -> None:
         self._uses.is_partial = True
-        if threading.get_ident() == self._thread:
-            self._blocks.ran()
+        self._blocks.ran()
 
     def launched_triton(self) -> None:
         if threading.get_ident() in self._running:
             return  # part of an operator, which is counted
         with self._lock:
-            if threading.get_ident() == self._thread:
-                self._blocks.ran()
+            self._blocks.ran()
             if is_capturing():
                 self._uses.is_partial = True
             else:
@@ -232,10 +226,13 @@ def _watching(outermost: FrameType | None) -> Iterator[_Watch]:
     was_disabled, logger.disabled = logger.disabled, True
     _state["open"] = watch
     try:
-        mode = OperatorsMode(
-            watch.operator_begins, watch.operator_ended, watch.stream_recorded, watch.launched_elsewhere
-        )
-        with patched_torch(watch), mode:
+
+        def mode() -> OperatorsMode:
+            return OperatorsMode(
+                watch.operator_begins, watch.operator_ended, watch.stream_recorded, watch.launched_elsewhere
+            )
+
+        with patched_torch(watch), within_threads(mode), mode():
             yield watch
     finally:
         _state["open"] = None

@@ -3,6 +3,7 @@
 import pytest
 from auxhead.autotune.doctor.finding import KINDS, Finding
 from auxhead.autotune.doctor.findings import find_all as all_findings
+from auxhead.autotune.doctor.findings.device import trunk_stream
 from auxhead.autotune.doctor.findings.find_all import find_all
 from auxhead.autotune.doctor.findings.occupancy import find_full_device, resident_blocks
 from auxhead.autotune.doctor.findings.per_request import short_name, shown_request
@@ -163,6 +164,36 @@ def test_an_empty_block_is_none_where_the_trace_has_kernels_on_two_streams(tmp_p
     assert kinds(requests_of(overlapped, tmp_path, watched=watched)) == []
 
 
+def grouped(program, stream=150, us=60.0):
+    """A convolution as cuDNN runs one whose algorithm has a stream of its own."""
+    with program.operator("aten::cudnn_convolution"):
+        program.wait(stream, TRUNK)
+        program.kernel(us, stream, shape=FILLING)
+        program.wait(TRUNK, stream)
+
+
+def test_streams_that_a_library_has_for_itself_are_the_trunks(tmp_path):
+    def in_line(program):
+        trunk(program, 6)
+        grouped(program)
+        trunk(program, 1)
+
+    noticed = (Noticed("default-stream", "seen here", ("net.py:12",)),)
+    trace = requests_of(in_line, tmp_path, watched=Watched(requests=3, noticed=noticed))
+    assert kinds(trace) == ["default-stream"]
+    told = verdict(trace)
+    assert told.trunk_us == pytest.approx(7 * 40.0 + 60.0) and told.side_us == 0.0
+
+    def mostly_theirs(program):
+        trunk(program, 2)
+        for _ in range(4):
+            grouped(program, us=200.0)
+        trunk(program, 2)
+
+    trace = requests_of(mostly_theirs, tmp_path)
+    assert kinds(trace) == [] and trunk_stream(trace) == (0, TRUNK)
+
+
 def test_races_and_freed_tensors_are_a_finding_each(tmp_path):
     race = Race(
         "[8, 64] float32", "conv writes on stream 7 at net.py:3", "mul reads on stream 21 at net.py:9", ("a:1",)
@@ -236,6 +267,24 @@ def test_work_that_is_ready_and_runs_only_behind_kernels_that_fill_the_device(tm
     assert len(finding.marks) == 3
 
 
+def test_work_that_crawls_beside_kernels_that_fill_the_device_counts_as_long_as_it_takes_alone(tmp_path):
+    """Of its many blocks few find a place; those behind it run when the trunk is done."""
+
+    def crawling(program):
+        program.kernel(40.0, TRUNK, shape=FILLING)
+        program.wait(SIDE, TRUNK)
+        for _ in range(8):
+            program.kernel(40.0, TRUNK, shape=FILLING)
+        begin = program.free[TRUNK] - 200.0
+        for us in (200.0, 20.0, 20.0):
+            program.kernel(us, SIDE, "void head_kernel(float*)", after=begin)
+        program.wait(TRUNK, SIDE)
+        program.kernel(5.0, TRUNK)
+
+    [finding] = find_full_device(requests_of(crawling, tmp_path))
+    assert finding.cost_us == pytest.approx(40.0)
+
+
 def test_work_that_runs_beside_the_trunk_or_waits_for_it_is_not_kept_out(tmp_path):
     def beside(program):
         full(program, side_after=False)
@@ -259,7 +308,12 @@ def test_work_that_runs_beside_the_trunk_or_waits_for_it_is_not_kept_out(tmp_pat
                 program.synchronise("cudaEventSynchronize")
             full(program)
 
-    for make in (beside, dependent, small, overlapped, trials):
+    def of_a_library(program):
+        trunk(program, 6, shape=FILLING)
+        grouped(program)
+        trunk(program, 6, shape=FILLING)
+
+    for make in (beside, dependent, small, overlapped, trials, of_a_library):
         assert find_full_device(requests_of(make, tmp_path)) == [], make.__name__
 
 
