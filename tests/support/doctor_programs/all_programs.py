@@ -1,6 +1,6 @@
 """All programs by name: the planted faults and the correct ones."""
 
-from . import cifar_streams, correct, planted, question, training_loop, training_loop_corrected
+from . import cifar_streams, correct, planted, question, threads, training_loop, training_loop_corrected
 from .program import Program
 from .program import planted as with_fault
 
@@ -8,6 +8,7 @@ PROGRAMS: dict[str, Program] = {
     **{f"planted_{name}": program for name, program in planted.PROGRAMS.items()},
     **{f"question_{name}": program for name, program in question.PROGRAMS.items()},
     **cifar_streams.PROGRAMS,
+    **threads.PROGRAMS,
     "training_loop": with_fault(
         training_loop.training_step,
         *("allocation", "pageable-copy"),
