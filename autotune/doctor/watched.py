@@ -45,6 +45,8 @@ class Noticed:
     kind: str
     evidence: str
     lines: tuple[str, ...]
+    of_backward: bool = False
+    """It is about what autograd runs, on the streams of the forward."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from ..trace import Request, Trace, Work
 from .device import Launched, Stream, intervals, kernels, library_streams, stream_of, trunk_stream
 from .host import host_waits
 from .per_request import first_few, median_us, noticed, once_each, short_name, shown_request, us
+from .stretches import captures
 
 #: Between a head's last kernel and the wait that asks for its answer there are at most so many, such as ``max() > t``.
 _MOST_BETWEEN = 6
@@ -66,7 +67,7 @@ def joined_gates(request: Request, trunk: Stream) -> list[Gate]:
     """Return kernels that fork from the trunk and are joined before the trunk is given more, which then comes after.
 
     The fork waits for all of the trunk so far: an event recorded behind the trunk's last launch. The work of the last
-    segment may be joined so.
+    segment may be joined so, and so may the run that warms up what is captured next.
     """
     launched, libraries = Launched(request), library_streams(request)
     trunk_times = [
@@ -75,12 +76,15 @@ def joined_gates(request: Request, trunk: Stream) -> list[Gate]:
         if work.kind == "kernel" and stream_of(work) == trunk
     ]
     records = sorted(call.start_us for call in request.calls if call.name in EVENT_RECORDS)
+    captured = captures(request)
     found = []
     for join in request.waits:
         index = bisect.bisect_left(trunk_times, join.start_us)
         if join.stream != trunk[1] or index in (0, len(trunk_times)) or not launched.goes_on(join.start_us):
             continue
-        latest = trunk_times[index - 1]
+        latest, following = trunk_times[index - 1], trunk_times[index]
+        if any(join.start_us <= begin < following for begin, _ in captured):
+            continue
         begin, end = (bisect.bisect_left(launched.times, time) for time in (latest, join.start_us))
         side = [work for work in launched.work[begin:end] if work.kind == "kernel" and stream_of(work) != trunk]
         streams = {stream_of(work) for work in side}

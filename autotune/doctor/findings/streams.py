@@ -11,16 +11,45 @@ from .per_request import first_few, median_us, noticed, once_each, shown_request
 
 #: A stream with more of the trunk's kernel time than this is no side stream: two that share the work are equals.
 _SIDE_SHARE = 0.5
+#: A side stream whose kernels take less of a request takes nothing that counts.
+_LEAST_US = 5.0
+#: What graphs run has the priorities of the streams that were captured: beyond this share the trunk's is not known.
+_GRAPH_SHARE = 0.5
 
 
 def find_default_stream(trace: Trace) -> list[Finding]:
-    """Find that streams were made and everything ran on one all the same, launches that watching missed as well."""
+    """Find backwards beside their block, or that all ran on one stream, launches that watching missed as well."""
+    return [*_strayed_backwards(trace), *_all_on_one_stream(trace)]
+
+
+def _strayed_backwards(trace: Trace) -> list[Finding]:
+    seen = [one for one in noticed(trace, "default-stream") if one.of_backward]
+    if not seen:
+        return []
+    return [
+        Finding(
+            kind="default-stream",
+            what="A backward runs on the streams of its forward, and not on that of the block it is called in.",
+            evidence=first_few([one.evidence for one in seen]),
+            remedy="Run the forward in the block too: autograd runs each operator of a backward on the stream of its "
+            "forward, and the stream that calls it waits for them.",
+            snippet="side.wait_stream(torch.cuda.current_stream())\n"
+            "with torch.cuda.stream(side):\n"
+            "    loss = criterion(model(x), y)\n"
+            "    loss.backward()\n"
+            "torch.cuda.current_stream().wait_stream(side)  # before the gradients are read\n",
+            lines=once_each(line for one in seen for line in one.lines),
+        )
+    ]
+
+
+def _all_on_one_stream(trace: Trace) -> list[Finding]:
     streams: set[Stream] = set()
     for request in trace.requests:
         streams |= {stream_of(work) for work in request.work} - library_streams(request)
     if len(streams) != 1:
         return []
-    seen = noticed(trace, "default-stream")
+    seen = [one for one in noticed(trace, "default-stream") if not one.of_backward]
     evidence = [one.evidence for one in seen]
     count = sum(len(kernels(request)) for request in trace.requests)
     unused = [use for use in _watched(trace) if use.operators == 0 and use.handle != 0]
@@ -64,6 +93,11 @@ def _priorities(trace: Trace) -> dict[Stream, int]:
     return {stream: priorities.pop() for stream, priorities in found.items() if len(priorities) == 1}
 
 
+def _graph_share(trace: Trace, stream: Stream) -> float:
+    on_it = [work for request in trace.requests for work in kernels(request) if stream_of(work) == stream]
+    return sum(work.us for work in on_it if work.graph) / sum(work.us for work in on_it)
+
+
 def find_priorities(trace: Trace) -> list[Finding]:
     """Find side streams that are not lower in priority than the trunk's.
 
@@ -72,6 +106,9 @@ def find_priorities(trace: Trace) -> list[Finding]:
     """
     trunk, priorities = trunk_stream(trace), _priorities(trace)
     if trunk is None or trunk not in priorities:
+        return []
+
+    if _graph_share(trace, trunk) > _GRAPH_SHARE:
         return []
 
     def within(request: Request, stream: Stream) -> list[Work]:
@@ -93,7 +130,7 @@ def find_priorities(trace: Trace) -> list[Finding]:
         if stream != trunk
         and stream[0] == trunk[0]
         and priority <= priorities[trunk]
-        and 0 < kernel_us(stream) <= _SIDE_SHARE * trunk_us
+        and _LEAST_US <= kernel_us(stream) <= _SIDE_SHARE * trunk_us
     )
     if not sides:
         return []

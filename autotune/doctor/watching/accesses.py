@@ -1,9 +1,11 @@
 """Accesses to memory on streams: finds those that nothing orders, and memory that is freed while it is in use.
 
 torch.cuda._sanitizer keeps the accesses, and what each stream was made to wait for; what is here feeds it and asks it.
-It tells tensors by the address of their first element: slices that begin elsewhere are other tensors to it.
+It tells tensors by a number, which here each view of a storage has for itself; views that share an element are compared
+here.
 """
 
+import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -15,22 +17,12 @@ from torch._utils import CallbackRegistry
 from torch.cuda import _gpu_trace
 
 from ..watched import Race
+from .memory import Memory
 from .stream_uses import StreamUses
 
 _SANITIZER = "torch.cuda._sanitizer"
 #: Of an event that streams wait for in the accounts alone; events of CUDA are addresses.
 _JOINING = -1
-
-
-class Memory(NamedTuple):
-    """A tensor as the sanitizer knows it."""
-
-    pointer: int
-    """Address of its first element."""
-    block: int
-    """Address of its storage, which is what the caching allocator gave."""
-    words: str
-    """Its type and shape."""
 
 
 class Operator(NamedTuple):
@@ -75,10 +67,11 @@ class Accesses:
         self._handler = sanitizer.EventHandler()
         self._syncs = self._handler.syncs
         self._owner_syncs = sanitizer.StreamSynchronizations()
-        self._write, self._access = sanitizer.AccessType.WRITE, sanitizer.Access
+        self._read, self._write, self._access = sanitizer.AccessType.READ, sanitizer.AccessType.WRITE, sanitizer.Access
         self._tensors = self._handler.tensors_accessed
         self._owners: dict[int, int] = {}  # block -> stream it was allocated on
-        self._inside: dict[int, dict[int, str]] = defaultdict(dict)  # block -> its pointers, with words
+        self._inside: dict[int, dict[Memory, int]] = defaultdict(dict)  # block -> its views, with their numbers
+        self._numbers = itertools.count(1)
         self._recorded: dict[int, set[int]] = defaultdict(set)  # block -> streams of record_stream
         self._freed: list[_Freed] = []
         self._races: dict[tuple[str, str, bool], Race] = {}
@@ -158,9 +151,9 @@ class Accesses:
         if owner is not None:
             exempt = {owner} | self._recorded.get(block, set())
             accesses = [
-                (access, words)
-                for pointer, words in self._inside.get(block, {}).items()
-                for access in self._last_accesses(pointer)
+                (access, memory.words)
+                for memory, number in self._inside.get(block, {}).items()
+                for access in self._last_accesses(number)
                 if access.stream not in exempt and not self._is_waited_for(owner, access)
             ]
             if accesses:
@@ -171,25 +164,25 @@ class Accesses:
         """Note memory that an operator leaves as it is: another stream's use is to wait for what ran here before."""
         last = self._syncs.current_sync_states.get(stream, {}).get(stream, 0)
         if last:
-            self._inside[memory.block][memory.pointer] = memory.words
-            self._tensors.ensure_tensor_exists(memory.pointer)
-            self._tensors.set_write(memory.pointer, self._access(self._write, last, stream, operator, [], True, None))
+            number = self._number(memory)
+            self._tensors.ensure_tensor_exists(number)
+            self._tensors.set_write(number, self._access(self._write, last, stream, operator, [], True, None))
 
     def launched(
         self, stream: int, operator: Operator, reads: Iterable[Memory], writes: Iterable[Memory], done: bool = False
     ) -> None:
         """Note what an operator accesses on a stream; ``done``: the host has waited until it was."""
-        written = {memory.pointer: memory for memory in writes}
-        read = {memory.pointer: memory for memory in reads if memory.pointer not in written}
+        written = {self._number(memory): memory for memory in writes}
+        read = {number: memory for memory in reads if (number := self._number(memory)) not in written}
         if not read and not written:
             return
         memories = {**read, **written}
-        for memory in memories.values():
-            self._inside[memory.block][memory.pointer] = memory.words
         if written:
             self._settle(stream)
+        for number, memory in memories.items():
+            self._compare(stream, operator, memory, number in written)
         errors = self._handler._handle_kernel_launch(
-            stream, set(read), set(written), set(), operator, {pointer: [] for pointer in memories}
+            stream, set(read), set(written), set(), operator, {number: [] for number in memories}
         )
         self._owner_syncs.update_seq_num(stream, self._handler.seq_num)
         for error in errors:
@@ -197,6 +190,30 @@ class Accesses:
             self._add(memories[error.data_ptr].words, error.previous_access, later.operator.line, self._words(later))
         if done:
             self.stream_synchronized(stream)
+
+    def _number(self, memory: Memory) -> int:
+        views = self._inside[memory.block]
+        if memory not in views:
+            views[memory] = next(self._numbers)
+        return views[memory]
+
+    def _compare(self, stream: int, operator: Operator, memory: Memory, is_write: bool) -> None:
+        """Look for accesses without order to other views that share an element with this one."""
+        kind = self._write if is_write else self._read
+        later = self._access(kind, self._handler.seq_num + 1, stream, operator, [], False, None)
+        for other, number in self._inside[memory.block].items():
+            if other == memory:
+                continue
+            unordered = [
+                access
+                for access in self._last_accesses(number)
+                if (is_write or access.type is self._write)
+                and access.stream != stream
+                and not self._syncs.is_ordered_after(stream, access.seq_num, access.stream)
+            ]
+            if unordered and memory.overlaps(other):
+                for access in unordered:
+                    self._add(other.words, access, operator.line, self._words(later))
 
     def _settle(self, stream: int) -> None:
         """Decide about memory that was freed on a stream and given out again, now that the stream writes."""
@@ -211,17 +228,17 @@ class Accesses:
         ordered: bool = self._owner_syncs.is_ordered_after(owner, access.seq_num, access.stream)
         return ordered
 
-    def _last_accesses(self, pointer: int) -> Iterator[Any]:
+    def _last_accesses(self, number: int) -> Iterator[Any]:
         """Yield the last write and the reads since, which come after all that was before."""
-        info = self._tensors.accesses.get(pointer)
+        info = self._tensors.accesses.get(number)
         if info is not None:
             yield from info.reads
             if info.write is not None:
                 yield info.write
 
     def _forget(self, block: int) -> None:
-        for pointer in {block, *self._inside.pop(block, ())}:
-            self._tensors.accesses.pop(pointer, None)
+        for number in self._inside.pop(block, {}).values():
+            self._tensors.accesses.pop(number, None)
         self._owners.pop(block, None)
         self._recorded.pop(block, None)
 

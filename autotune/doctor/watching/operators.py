@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .accesses import Memory, sanitizer_module
+from .accesses import sanitizer_module
+from .memory import Memory, memory_at
 
 T = TypeVar("T")
 
@@ -127,7 +128,7 @@ def _outputs(func: torch._ops.OpOverload, outputs: Any) -> Iterator[_Use]:
 def _uses(value: Any, is_write: bool | None) -> Iterator[_Use]:
     for tensor in tree_leaves(value):
         if isinstance(tensor, Tensor) and is_on_gpu(tensor):
-            memory = memory_of(tensor)
+            memory = memory_at(tensor)
             if memory is not None:
                 yield memory, device_of(tensor), is_write
 
@@ -140,15 +141,3 @@ def is_on_gpu(tensor: Tensor) -> bool:
 def device_of(tensor: Tensor) -> int:
     """Return the number of a tensor's device."""
     return tensor.get_device()
-
-
-def memory_of(tensor: Tensor) -> Memory | None:
-    """Return a tensor's memory; None for those that have none of their own: empty, sparse, of subclasses."""
-    try:
-        pointer, block = tensor.data_ptr(), tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return None
-    if not pointer or not tensor.numel():
-        return None
-    kind = str(tensor.dtype).removeprefix("torch.")
-    return Memory(pointer, block, f"{kind}[{', '.join(map(str, tensor.shape))}]")

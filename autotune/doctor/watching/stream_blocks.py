@@ -1,8 +1,8 @@
 """``with`` blocks of streams while requests are watched: those that nothing runs in, and what runs beside them."""
 
 import threading
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..watched import Noticed
@@ -18,6 +18,14 @@ class _Block:
     line: str | None
     """Where the user's code enters it; None: torch or auxhead does."""
     is_empty: bool = True
+
+
+@dataclass
+class _Backward:
+    """A backward that runs in a block of the user's."""
+
+    block: _Block
+    operators: Counter[StreamKey] = field(default_factory=Counter)
 
 
 class Elsewhere(NamedTuple):
@@ -47,6 +55,8 @@ class StreamBlocks:
         self._ran: set[str] = set()  # lines of blocks that something ran in, another time
         self._at_home: set[str] = set()  # lines of blocks in which something ran on the block's own device
         self._suspects: dict[str, Noticed] = {}  # by the line of the block
+        self._backwards: list[_Backward] = []  # that run
+        self._strayed: dict[str, Noticed] = {}  # by the line of the block
 
     @property
     def _open(self) -> list[_Block]:
@@ -90,14 +100,43 @@ class StreamBlocks:
         is_nested = any(one.stream.device in devices for one in opened)
         return Elsewhere(block.stream, block.line, is_nested)
 
+    def backward_begins(self) -> None:
+        """Note that this thread calls a backward, which other threads may run."""
+        opened = self._open
+        if opened and opened[-1].line is not None:
+            self._backwards.append(_Backward(opened[-1]))
+
+    def backward_ran(self, key: StreamKey) -> None:
+        """Note an operator of a backward; of two that run at once nobody knows whose it is."""
+        if len(self._backwards) == 1:
+            self._backwards[0].operators[key] += 1
+
+    def backward_ended(self) -> None:
+        """Note its end; autograd runs each operator on the stream of its forward, whatever the block."""
+        opened = self._open
+        ended = next((one for one in reversed(self._backwards) if opened and one.block is opened[-1]), None)
+        if ended is None:
+            return
+        self._backwards.remove(ended)
+        (stream, count), line = next(iter(ended.operators.most_common(1)), (None, 0)), ended.block.line
+        if stream is None or line is None or ended.block.stream in ended.operators:
+            return
+        if stream.device == ended.block.stream.device:
+            evidence = (
+                f"the backward in the block of {self._uses.words(ended.block.stream.handle)}, {line}, runs {count} "
+                f"operators on {self._uses.words(stream.handle)}, and none on its own"
+            )
+            self._strayed.setdefault(line, Noticed("default-stream", evidence, (line,), of_backward=True))
+
     def suspected(self, line: str, noticed: Noticed) -> None:
         """Keep what is a fault if nothing ever runs on its own device in the block of that line."""
         self._suspects.setdefault(line, noticed)
 
     def noticed(self) -> tuple[Noticed, ...]:
         """Return what was suspected and is so, and blocks in which nothing ever ran, of the kind "default-stream"."""
+        strayed = tuple(self._strayed.values())
         if self._uses.is_partial:
-            return ()
+            return strayed
         found = [noticed for line, noticed in self._suspects.items() if line not in self._at_home]
         for line, stream in self._empty.items():
             running = self._uses.running_on(stream.device)
@@ -107,4 +146,4 @@ class StreamBlocks:
                     f"{self._uses.total()} operators run on {self._uses.words(running[0].handle)}"
                 )
                 found.append(Noticed("default-stream", evidence, (line,)))
-        return tuple(found)
+        return (*strayed, *found)

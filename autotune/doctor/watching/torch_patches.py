@@ -44,6 +44,12 @@ class Told(Protocol):
     def host_waited(self) -> None:
         """The host waits for the device within an operator."""
 
+    def backward_begins(self) -> None:
+        """``backward`` or ``torch.autograd.grad`` is called."""
+
+    def backward_ended(self) -> None:
+        """It has returned, or raised."""
+
     def launched_elsewhere(self) -> None:
         """A graph is replayed, or a launch made through cuda.bindings."""
 
@@ -65,6 +71,8 @@ def patched_torch(told: Told) -> Iterator[None]:
             replace(stack, torch.cuda.Event, name, functools.partial(_awaiting, told))
         for queried in (torch.cuda.Event, torch.cuda.Stream):
             replace(stack, queried, "query", functools.partial(_querying, told))
+        for name in ("backward", "grad"):
+            replace(stack, torch.autograd, name, functools.partial(_going_back, told))
         replace(stack, torch.cuda.CUDAGraph, "replay", functools.partial(_launching, told))
         for module, name in _LAUNCHES:
             if hasattr(module, name):
@@ -164,6 +172,17 @@ def _querying(told: Told, original: Callable[[Any], bool]) -> Callable[[Any], bo
         return is_done
 
     return query
+
+
+def _going_back(told: Told, original: Callable[..., Any]) -> Callable[..., Any]:
+    def go_back(*args: Any, **kwargs: Any) -> Any:
+        told.backward_begins()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            told.backward_ended()
+
+    return go_back
 
 
 def _launching(told: Told, original: Callable[..., Any]) -> Callable[..., Any]:

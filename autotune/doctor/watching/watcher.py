@@ -15,7 +15,8 @@ from torch.cuda import _gpu_trace
 
 from ..watched import Noticed, Watched
 from .accesses import Accesses, Operator
-from .operators import OperatorCall, OperatorsMode, is_on_gpu, memory_of
+from .memory import memory_at
+from .operators import OperatorCall, OperatorsMode, is_on_gpu
 from .stream_blocks import StreamBlocks
 from .stream_uses import MadeStream, StreamKey, StreamUses, key_of
 from .threads import within_threads
@@ -108,6 +109,8 @@ class _Watch:
             for device, stream in streams.items():
                 self._uses.ran(StreamKey(device, stream))
             if torch._C._current_graph_task_id() != -1:  # in a backward
+                for device, stream in streams.items():
+                    self._blocks.backward_ran(StreamKey(device, stream))
                 return
             self._check_devices(operator, set(accessed))
             for device, touched in accessed.items():
@@ -119,7 +122,7 @@ class _Watch:
 
     def stream_recorded(self, tensor: Tensor, stream: Any) -> None:
         """Note Tensor.record_stream."""
-        memory = memory_of(tensor) if is_on_gpu(tensor) else None
+        memory = memory_at(tensor) if is_on_gpu(tensor) else None
         if memory is not None:
             with self._lock:
                 self._accesses.stream_recorded(memory.block, key_of(stream).handle)
@@ -183,6 +186,14 @@ class _Watch:
         line = self._line()
         if line is not None:
             self._notice("host-wait", f"the host waits, {line}", line)
+
+    def backward_begins(self) -> None:
+        with self._lock:
+            self._blocks.backward_begins()
+
+    def backward_ended(self) -> None:
+        with self._lock:
+            self._blocks.backward_ended()
 
     def launched_elsewhere(self) -> None:
         self._uses.is_partial = True

@@ -19,9 +19,9 @@ def kinds(trace):
     return [finding.kind for finding in find_all(trace)]
 
 
-def trunk(program, count=8, us=40.0, **more):
+def trunk(program, count=8, us=40.0, stream=TRUNK, **more):
     for _ in range(count):
-        program.kernel(us, TRUNK, **more)
+        program.kernel(us, stream, **more)
 
 
 def head(program, name="exit1", stream=SIDE, kernels=3, us=4.0):
@@ -125,7 +125,13 @@ def test_priorities_of_copies_of_equals_and_of_graphs_do_not_count(tmp_path):
         program.wait(SIDE, TRUNK)
         program.kernel(30.0, SIDE)
 
-    for make in (copies, equals, graph, before_and_after):
+    def mostly_a_graph(program):
+        trunk(program, 2)
+        program.replay(*[("a", TRUNK, 40.0)] * 10)
+        program.kernel(12.0, SIDE)
+        trunk(program, 1)
+
+    for make in (copies, equals, graph, before_and_after, mostly_a_graph):
         assert kinds(requests_of(make, tmp_path, watched=watched)) == [], make.__name__
 
 
@@ -192,6 +198,13 @@ def test_streams_that_a_library_has_for_itself_are_the_trunks(tmp_path):
 
     trace = requests_of(mostly_theirs, tmp_path)
     assert kinds(trace) == [] and trunk_stream(trace) == (0, TRUNK)
+
+
+def test_a_backward_beside_its_block_is_a_finding_whatever_else_runs(tmp_path):
+    noticed = (Noticed("default-stream", "seen here", ("net.py:12",), of_backward=True),)
+    [finding] = find_all(requests_of(overlapped, tmp_path, watched=Watched(requests=3, noticed=noticed)))
+    assert finding.kind == "default-stream" and finding.lines == ("net.py:12",) and "backward" in finding.what
+    compile(finding.snippet, "snippet", "exec")
 
 
 def test_races_and_freed_tensors_are_a_finding_each(tmp_path):
@@ -356,6 +369,20 @@ def test_a_head_that_is_joined_as_soon_as_it_is_forked_is_on_the_critical_path(t
     [finding] = find_all(trace)
     assert finding.kind == "gate-waits" and finding.cost_us == pytest.approx(24.0)
     assert "stream 7 waits for stream 21" in finding.evidence[0]
+
+
+def test_a_run_that_warms_up_what_is_captured_next_is_none(tmp_path):
+    def warmed_up(program):
+        trunk(program, 4)
+        program.wait(SIDE, TRUNK)
+        trunk(program, 8, stream=SIDE)
+        program.wait(TRUNK, SIDE)
+        program.call("cudaStreamBeginCapture")
+        program.call("cudaStreamEndCapture")
+        program.call("cudaGraphInstantiate", 300.0)
+        program.replay(*[("a", TRUNK, 40.0)] * 8)
+
+    assert kinds(requests_of(warmed_up, tmp_path)) == ["recapture"]
 
 
 def test_heads_behind_all_of_the_trunk_or_forked_before_its_last_launch_are_not(tmp_path):

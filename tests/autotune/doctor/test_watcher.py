@@ -9,7 +9,8 @@ import pytest
 import torch
 from auxhead.autotune.doctor.watched import Watched
 from auxhead.autotune.doctor.watching import operators, watcher
-from auxhead.autotune.doctor.watching.accesses import Accesses, Memory, Operator
+from auxhead.autotune.doctor.watching.accesses import Accesses, Operator
+from auxhead.autotune.doctor.watching.memory import Memory
 from auxhead.autotune.doctor.watching.stream_uses import StreamUses
 from auxhead.autotune.doctor.watching.watcher import Watcher
 from support import fake_cuda_streams as fake
@@ -131,6 +132,39 @@ def test_a_stream_that_waited_before_the_memory_was_reserved_has_waited(accesses
     wait(accesses, SIDE, MAIN)
     accesses.reserved(MAIN, Operator("aten::empty", None), BUFFER)
     write(accesses, SIDE)
+    assert accesses.races == ()
+
+
+def view(first, count, size=4):
+    return Memory(0x1000 + size * first, 0x1000, f"float32[{count}]", size, ((size, count),))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(view(0, 8), view(4, 4)), (view(4, 4), view(0, 8)), (view(0, 5), view(4, 4))]
+)
+def test_views_that_share_an_element_race(accesses, one, other):
+    write(accesses, SIDE, one)
+    read(accesses, MAIN, other)
+    (race,) = accesses.races
+    assert race.tensor == one.words and race.lines == ("a.py:1", "a.py:2")
+    assert race.second == "reads: aten::sum on the default stream, a.py:2"
+
+
+def test_views_that_share_nothing_do_not_race_though_all_of_it_was_used_before(accesses):
+    write(accesses, MAIN, view(0, 8))
+    wait(accesses, SIDE, MAIN)
+    write(accesses, SIDE, view(0, 4))
+    write(accesses, MAIN, view(4, 4))
+    wait(accesses, MAIN, SIDE)
+    read(accesses, MAIN, view(0, 8))
+    assert accesses.races == ()
+
+
+def test_views_that_are_only_read_or_used_in_order_do_not_race(accesses):
+    read(accesses, SIDE, view(0, 5))
+    read(accesses, MAIN, view(4, 4))
+    wait(accesses, MAIN, SIDE)
+    write(accesses, MAIN, view(2, 4))
     assert accesses.races == ()
 
 
@@ -349,6 +383,42 @@ def test_a_backward_is_counted_and_not_checked(main, side):
     watched = watching.watched(requests=1)
     assert watched.races == ()
     assert [use.handle for use in watched.streams] == [0, side.cuda_stream]
+
+
+class RunsBackOn(torch.autograd.Function):
+    """Its backward runs on a stream, as autograd runs one on that of the forward."""
+
+    @staticmethod
+    def forward(ctx, x, stream):
+        ctx.stream = stream
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with fake.StreamContext(ctx.stream):
+            return gradient * 2, None
+
+
+@pytest.mark.parametrize("call", ["backward", "grad"])
+def test_a_backward_on_another_stream_than_its_block_is_noticed(main, side, call):
+    x = torch.ones(4, requires_grad=True)
+    with Watcher() as watching:
+        y = RunsBackOn.apply(x, main)
+        with torch.cuda.StreamContext(side):
+            y.backward(torch.ones(4)) if call == "backward" else torch.autograd.grad(y, x, torch.ones(4))
+    (noticed,) = watching.watched(requests=1).noticed
+    assert (noticed.kind, noticed.of_backward, noticed.lines) == ("default-stream", True, (line(-3),))
+    assert "runs 1 operators on the default stream, and none on its own" in noticed.evidence
+
+
+def test_a_backward_that_runs_in_its_block_or_in_none_is_fine(main, side):
+    x = torch.ones(4, requires_grad=True)
+    with Watcher() as watching:
+        y = RunsBackOn.apply(x, main)
+        y.backward(torch.ones(4))
+        with torch.cuda.StreamContext(side):
+            RunsBackOn.apply(RunsBackOn.apply(x, side), main).backward(torch.ones(4))
+    assert watching.watched(requests=1).noticed == ()
 
 
 def test_what_is_captured_does_not_run(main, side, monkeypatch):
