@@ -38,7 +38,9 @@ def run_doctor(target: str, script: Sequence[str], out: Path, *, as_json: bool) 
     else:
         make_output_directory(out)
         file = out / "trace.json.gz"
-        with console.status(f"Running {named}"):
+        from .watching.captures import noting_captures
+
+        with console.status(f"Running {named}"), noting_captures():
             _run(target, script, file)
     trace = read_trace(file)
     findings, judged = find_all(trace), verdict(trace)

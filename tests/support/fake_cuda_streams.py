@@ -99,7 +99,13 @@ class Event:
 
 
 class CUDAGraph:
-    """A graph that does nothing."""
+    """A graph that does nothing; what is captured runs."""
+
+    def capture_begin(self, pool=None, capture_error_mode="global"):
+        pass
+
+    def capture_end(self):
+        pass
 
     def replay(self):
         return "replayed"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from auxhead.autotune.doctor.profile_live import profile_live
+from auxhead.autotune.doctor.watching.captures import noting_captures
 from auxhead.model import Runner
 from torch import nn
 
@@ -30,7 +31,8 @@ def profile_program(program: Program, file: Path) -> None:
     gc.collect()
     torch.cuda.empty_cache()  # of the program before this one
     torch.manual_seed(0)
-    call, x = program.make()
+    with noting_captures():
+        call, x = program.make()
     with torch.no_grad():
         module = call if isinstance(call, nn.Module) else None
         profile_live(lambda: call(x), file, requests=REQUESTS, module=module)

@@ -50,8 +50,11 @@ class Told(Protocol):
     def backward_ended(self) -> None:
         """It has returned, or raised."""
 
+    def graph_replayed(self, graph: torch.cuda.CUDAGraph) -> None:
+        """A graph is about to be replayed on the current stream."""
+
     def launched_elsewhere(self) -> None:
-        """A graph is replayed, or a launch made through cuda.bindings."""
+        """A launch is made through cuda.bindings."""
 
     def launched_triton(self) -> None:
         """Triton launches a kernel."""
@@ -73,7 +76,7 @@ def patched_torch(told: Told) -> Iterator[None]:
             replace(stack, queried, "query", functools.partial(_querying, told))
         for name in ("backward", "grad"):
             replace(stack, torch.autograd, name, functools.partial(_going_back, told))
-        replace(stack, torch.cuda.CUDAGraph, "replay", functools.partial(_launching, told))
+        replace(stack, torch.cuda.CUDAGraph, "replay", functools.partial(_replaying, told))
         for module, name in _LAUNCHES:
             if hasattr(module, name):
                 replace(stack, module, name, functools.partial(_launching, told))
@@ -183,6 +186,14 @@ def _going_back(told: Told, original: Callable[..., Any]) -> Callable[..., Any]:
             told.backward_ended()
 
     return go_back
+
+
+def _replaying(told: Told, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def replay(graph: Any) -> Any:
+        told.graph_replayed(graph)
+        return original(graph)
+
+    return replay
 
 
 def _launching(told: Told, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from torch.cuda import _gpu_trace
 
 from ..watched import Noticed, Watched
 from .accesses import Accesses, Operator
+from .captures import memory_of_graph
 from .memory import memory_at
 from .operators import OperatorCall, OperatorsMode, is_on_gpu
 from .stream_blocks import StreamBlocks
@@ -30,7 +31,8 @@ class Watcher:
     A warm-up is to come before: what was allocated or recorded then is not known, and gives no finding. Operators of
     autograd's threads are counted, but not checked, for autograd orders its streams itself. Of other threads it sees
     those that begin while it is open, and what pools are given: not what threads do that were there before and wait for
-    work of their own, nor what graphs, Triton kernels and other libraries do to memory. Once a
+    work of their own. Of graphs it knows the memory if noting_captures was open when they were captured. What Triton
+    kernels and other libraries do to memory is not seen. Once a
     Watcher was open torch calls Python for each allocation and event as long as the process is there, which takes the
     host microseconds: times are to be taken before.
     """
@@ -194,6 +196,14 @@ class _Watch:
     def backward_ended(self) -> None:
         with self._lock:
             self._blocks.backward_ended()
+
+    def graph_replayed(self, graph: torch.cuda.CUDAGraph) -> None:
+        self.launched_elsewhere()
+        noted = memory_of_graph(graph)
+        if noted is not None and not is_capturing():
+            with self._lock:
+                stream, operator = current_stream(current_device()), Operator("a graph's replay", self._line())
+                self._accesses.launched(stream, operator, noted.reads, noted.writes)
 
     def launched_elsewhere(self) -> None:
         self._uses.is_partial = True
