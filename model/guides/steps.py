@@ -190,7 +190,7 @@ def one_launch_a_head(backbone: ResNet, heads: Mapping[str, nn.Module], images: 
 
 
 def shorter_trunk(backbone: ResNet, heads: Mapping[str, nn.Module], images: Tensor) -> Runner:
-    """Return step 9: t2 is hidden, so that t1 is all that is left; convolution, norm and ReLU become one kernel."""
+    """Return step 9: most of t2 is hidden, and t1 is left; convolution, norm and ReLU become one kernel."""
     network = EarlyExitNetwork(backbone, heads, 1.0, example_input=images)
     return make_runner(network, images, exits="overlapped", trunk="cudnn")
 

@@ -118,25 +118,64 @@ def test_one_gpu_beat_a_pipeline():
         assert fastest["one-gpu-cudnn"] > ours > max(fastest["model-parallel"], fastest["tutorial"])
 
 
+def steps() -> dict[str, dict]:
+    """What the doctor measured of each step, by the name of its target."""
+    return {one.cell["target"].partition(":")[2]: one.measured for one in records("h200/doctor.jsonl")}
+
+
 def test_the_table_of_steps_is_that_of_the_record():
-    found = {one.cell["target"].partition(":")[2]: one.measured for one in records("h200/doctor.jsonl")}
+    found = steps()
     lines = [line for line in STEPS.text.splitlines() if re.match(r"\| \d+\. ", line)]
     assert len(lines) == len(found) == 12
     in_line = {"launch-bound", "fusible-heads"}
     for line in lines:
-        step, request, t1, t2, finds = (cell.strip() for cell in line.strip("|").split("|"))
+        step, request, t1, t2, both, finds = (cell.strip() for cell in line.strip("|").split("|"))
         measured = found[step.rpartition("`")[0].rpartition("`")[2]]
         assert request == f"{measured['achieved_us']:,.0f}", step
-        together = f"{measured['trunk_us']:,.0f} together"
+        assert both == f"{measured['overlapped_us']:,.0f}", step
         if t2:
             assert (t1, t2) == (f"{measured['trunk_us']:,.0f}", f"{measured['side_us']:,.0f}"), step
-        elif measured["is_split"]:  # all of it is in one stream
-            assert t1 == together and measured["side_us"] == 0.0, step
-        else:
-            assert t1 == f"{together}, {measured['overlapped_us']:,.0f} of it overlap", step
+        else:  # a graph of plain heads, which are not told from the trunk
+            assert t1 == f"{measured['trunk_us']:,.0f} together" and measured["side_us"] == 0.0, step
         said = set(re.findall("`([a-z-]+)`", finds))
         said |= in_line if finds.startswith(("as in 1", "the same")) else set()
         assert said == {one["kind"] for one in measured["findings"]}, step
+
+
+def test_what_is_left_over_after_a_step_is_that_of_the_record():
+    one_launch, shorter = steps()["one_launch"], steps()["shorter_trunk"]
+    request, t1, t2, both = (
+        round(one_launch[name]) for name in ("achieved_us", "trunk_us", "side_us", "overlapped_us")
+    )
+    busy = t1 + t2 - both
+    STEPS.says(f"Of step 8's {request} us the GPU is busy for {t1} + {t2} - {both} = {busy}, not far from")
+    STEPS.says(f"max(t1, t2) = {max(t1, t2)}: ")
+    STEPS.says(f"The other {request - busy} are the call, and starts between kernels.")
+    STEPS.says(f"Step 9 does not come to its max of {max(shorter['trunk_us'], shorter['side_us']):.0f}")
+    assert busy < 1.05 * max(t1, t2) and shorter["achieved_us"] > 1.2 * shorter["side_us"]
+    in_line, graph = (f"{steps()[name]['trunk_us']:.0f}" for name in ("graph_in_line", "graphs"))
+    STEPS.says(f"The kernels take {graph} us in place of {in_line}, since those")
+
+
+def test_the_findings_shown_are_those_of_the_trace(tmp_path):
+    (command,) = re.findall(r"^    \.venv/bin/auxhead-tune (doctor .*\.json\.gz)$", STEPS.text, flags=re.MULTILINE)
+    name, trace = command.split()
+    result = tune(name, "--out", str(tmp_path), str(ROOT / trace))
+    shown = re.findall(r"^    (\d\. .+)$", STEPS.text, flags=re.MULTILINE)
+    assert [line for line in result.output.splitlines() if re.match(r"\d\. ", line)] == shown
+
+
+def test_gates_take_longer_than_all_heads_where_nobody_leaves():
+    """As guides 1 and 3 say, which link to the table of test_runner_numbers.py."""
+    times = {
+        (runner, exits): benched(f"{runner}@cudnn", 8, 10, "stages", exits).host_us["median"]
+        for runner in ("overlapped", "polled", "gated")
+        for exits in ("layer1", "layer2", "layer3", "never")
+    }
+    for exits in ("layer1", "layer2", "layer3"):
+        assert times["polled", exits] > times["gated", exits]
+    assert times["gated", "never"] > times["polled", "never"] > times["overlapped", "never"]
+    assert times["polled", "layer3"] > times["overlapped", "layer3"] > times["gated", "layer3"]
 
 
 def test_a_trunk_with_heads_that_pool_takes_what_the_benchmark_has():
@@ -144,9 +183,8 @@ def test_a_trunk_with_heads_that_pool_takes_what_the_benchmark_has():
         "{median:,.0f}".format(**benched(variant, 8, placement="blocks", exits="never").host_us)
         for variant in ("graph-bare@cudnn", "overlapped@cudnn")
     )
-    STEPS.says(f"with such heads the benchmark has a trunk of {bare} us and a request of {ours}.")
-    found = {one.cell["target"].partition(":")[2]: one.measured for one in records("h200/doctor.jsonl")}
-    assert 3.5 < found["shorter_trunk"]["side_us"] / found["one_launch"]["side_us"] < 4.5
+    STEPS.says(f"eight of them make a request of {bare} us one of {ours} ([the front page]")
+    assert 3.5 < steps()["shorter_trunk"]["side_us"] / steps()["one_launch"]["side_us"] < 4.5
     STEPS.says("in which heads of flattened features take four times as long")
 
 
