@@ -27,6 +27,13 @@ class GraphMemory:
             self.reads.update(dict.fromkeys(touched.reads))
 
 
+class _CapturedOperators(OperatorsMode):
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled functions run compiled: within other modes they run eagerly, and do so ever after."""
+        return True
+
+
 _noted: WeakKeyDictionary[torch.cuda.CUDAGraph, GraphMemory] = WeakKeyDictionary()
 
 
@@ -38,7 +45,7 @@ def memory_of_graph(graph: torch.cuda.CUDAGraph) -> GraphMemory | None:
 @contextmanager
 def noting_captures() -> Iterator[None]:
     """Note what graphs access that PyTorch captures within this block."""
-    modes: dict[torch.cuda.CUDAGraph, OperatorsMode] = {}
+    modes: dict[torch.cuda.CUDAGraph, _CapturedOperators] = {}
 
     def beginning(original: Callable[..., Any]) -> Callable[..., Any]:
         def capture_begin(graph: torch.cuda.CUDAGraph, *args: Any, **kwargs: Any) -> None:
@@ -49,7 +56,7 @@ def noting_captures() -> Iterator[None]:
                 if call is not None:
                     noted.ran(call)
 
-            modes[graph] = OperatorsMode(lambda: None, ended, lambda *_: None, lambda: None)
+            modes[graph] = _CapturedOperators(lambda: None, ended, lambda *_: None, lambda: None)
             modes[graph].__enter__()
 
         return capture_begin

@@ -90,6 +90,23 @@ def test_of_a_graph_that_was_captured_before_nothing_is_known(main, side):
     assert watching.watched(requests=1).races == ()
 
 
+def test_what_is_compiled_is_captured_compiled_and_stays_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", fake.CUDAGraph)
+    runs = []
+
+    def backend(module, _inputs):
+        return lambda *args: runs.append("compiled") or module(*args)
+
+    compiled, graph, x = torch.compile(lambda x: x * 2, backend=backend), torch.cuda.CUDAGraph(), torch.ones(4)
+    compiled(x)
+    with noting_captures():
+        graph.capture_begin()
+        compiled(x)
+        graph.capture_end()
+    compiled(x)
+    assert len(runs) == 3
+
+
 def test_the_methods_are_afterwards_as_they_were_and_a_failed_capture_leaves_no_mode(main):
     before = torch.cuda.CUDAGraph.capture_begin, torch.cuda.CUDAGraph.capture_end
     graph = torch.cuda.CUDAGraph()

@@ -92,7 +92,7 @@ def test_the_memory_of_a_graph(side, what, waits):
 
 @torch.no_grad()
 def test_a_graph_is_the_same_whether_or_not_its_capture_is_noted():
-    net, x = torch.compile(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).cuda()), None
+    net = torch.compile(lambda x: x.sin().mul(2).add(1).relu())  # one kernel, where eagerly it is four
     x = torch.randn(8, 64, device="cuda")
     wanted = net(x)
     torch.cuda.synchronize()
@@ -105,7 +105,7 @@ def test_a_graph_is_the_same_whether_or_not_its_capture_is_noted():
     assert torch.equal(y, wanted)
     runtime = pytest.importorskip("cuda.bindings.runtime")
     counts = [runtime.cudaGraphGetNodes(runtime.cudaGraph_t(graph.raw_cuda_graph()))[2] for graph in graphs]
-    assert counts[0] == counts[1] > 0
+    assert counts == [1, 1]
 
 
 @pytest.mark.parametrize("apart", [False, True])
