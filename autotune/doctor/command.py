@@ -1,5 +1,6 @@
 """Options of the command ``auxhead-tune doctor``."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from ...model.commands.options import RUNS_YOUR_CODE, check_output_directory
 from ..records.record import BadRecord
 from .named_target import named_target
 from .trace import BadTrace
+from .user_errors import UserCodeError
 
 
 def doctor(
@@ -34,13 +36,17 @@ def doctor(
 ) -> None:
     """Say why work on a GPU does not overlap: findings, worst first, what each costs, and what to change.
 
-    Options go before TARGET. Status 1 if there are findings.
+    Options go before TARGET. Status 1 if there are findings, 2 if there is an error, your code's included.
     """
     with one_line_errors(BadRecord, BadTrace):
         named = named_target(target, script or [])
         check_output_directory(out)
         from .run import run_doctor
 
-        found = run_doctor(named, out, as_json=as_json)
+        try:
+            found = run_doctor(named, out, as_json=as_json)
+        except UserCodeError as error:
+            print(error.shown, end="", file=sys.stderr)
+            raise
     if found:
         raise typer.Exit(1)
