@@ -1,4 +1,4 @@
-"""What the arguments of ``auxhead-tune doctor`` name: a factory, a script with its arguments, or a trace's file."""
+"""``NamedTarget``: the factory, script or trace that the arguments of ``auxhead-tune doctor`` name."""
 
 from collections.abc import Sequence
 from pathlib import Path

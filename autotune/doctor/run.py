@@ -37,7 +37,7 @@ def run_doctor(target: NamedTarget, out: Path, *, as_json: bool) -> bool:
         kept = "" if target.trace is not None else "trace.json.gz (a Chrome trace, for ui.perfetto.dev), "
         console.print(
             f"Saved in {out}: {kept}doctor.jsonl (a record was appended; `auxhead-plot doctor --records {records}` "
-            "draws it)",
+            "draws the last one)",
             soft_wrap=True,
         )
     return bool(findings)

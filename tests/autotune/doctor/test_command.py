@@ -27,7 +27,7 @@ def test_a_trace_is_diagnosed_kept_and_drawn(tmp_path):
     assert any(line.startswith("   Remedy: ") for line in lines[wait:])
     assert lines[-1] == (
         f"Saved in {out}: doctor.jsonl (a record was appended; `auxhead-plot doctor --records {out}/doctor.jsonl` "
-        "draws it)"
+        "draws the last one)"
     )
     (record,) = read_records(out / "doctor.jsonl")
     kinds = [one["kind"] for one in record.measured["findings"]]
