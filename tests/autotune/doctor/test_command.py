@@ -21,7 +21,7 @@ def test_a_trace_is_diagnosed_kept_and_drawn(tmp_path):
     assert result.exit_code == 1, result.output
     lines = result.output.splitlines()
     assert lines[0] == "2 requests, told by the doctor's annotation."
-    assert lines[1].startswith("A request takes ") and lines[1].count(" us") == 2
+    assert lines[1].startswith("A request takes ") and lines[1].count(" us") == 3
     (wait,) = [index for index, line in enumerate(lines) if ". host-wait: " in line]
     assert "steps.py:57 in forward" in lines[wait] and lines[wait].endswith("us a request)")
     assert any(line.startswith("   Remedy: ") for line in lines[wait:])

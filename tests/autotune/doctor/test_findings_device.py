@@ -93,6 +93,39 @@ def test_the_verdict_on_a_graph_of_anything_does_not_tell_trunk_and_side_apart(t
     assert "does not tell" in told.sentences()[1] and not any("trunk takes" in one for one in told.sentences())
 
 
+def test_the_verdict_on_a_graph_in_line_does_not_take_all_of_it_for_the_trunk(tmp_path):
+    def in_line(program):
+        program.replay(("conv", TRUNK, 30.0), ("gemm", TRUNK, 20.0))
+
+    told = verdict(requests_of(in_line, tmp_path))
+    assert not told.is_split and told.possible_us == told.trunk_us == pytest.approx(50.0)
+    assert told.sentences()[1] == (
+        "Everything takes 50.0 us of the device, one kernel after another; a graph does not tell heads from the trunk."
+    )
+
+    def beside_heads(program):
+        program.replay(("conv", TRUNK, 30.0), ("conv", TRUNK, 20.0))
+        head(program)
+
+    told = verdict(requests_of(beside_heads, tmp_path))
+    assert told.is_split and (told.trunk_us, told.side_us) == (pytest.approx(50.0), pytest.approx(12.0))
+
+
+def test_the_verdict_says_that_nothing_is_told_from_the_trunk_and_how_long_the_device_works(tmp_path):
+    def plain(program):
+        trunk(program, 3)
+        program.call("cudaDeviceSynchronize", 500.0)
+        trunk(program, 3)
+
+    watched = Watched(requests=3, host_us=123.0)
+    took, everything, _ = verdict(requests_of(plain, tmp_path, watched=watched)).sentences()
+    assert took.startswith("A request takes 123.0 us (without a profiler); with the profiler on, 635.0 us")
+    assert took.endswith(" us pass from its first kernel to its last, of which the device works 240.0 us.")
+    assert everything.startswith("Everything takes 240.0 us of the device: no kernel is known to be of a head")
+    profiled = verdict(requests_of(plain, tmp_path)).sentences()[0]
+    assert "(with the profiler on); 635.0 us pass" in profiled
+
+
 @pytest.mark.parametrize("priorities, word", [((0, 0), "has the priority"), ((0, -1), "is higher")])
 def test_a_side_stream_that_is_not_lower_in_priority_is_found(tmp_path, priorities, word):
     watched = Watched(requests=3, streams=streams(*priorities))
