@@ -60,7 +60,10 @@ def profile_script(script: Path, arguments: Sequence[str], file: Path) -> str:
         return type(requests.module).__name__
     finally:
         sys.argv, sys.path = before
-    raise BadInput(f"{script}: {requests.in_words()}; wants {CALLS} calls at least: let it do more requests or steps")
+    raise BadInput(
+        f"{script}: {requests.in_words()}; wants {CALLS} calls at least, {CALLS - 1} whole requests and the begin of "
+        "one more: let it do more requests or steps"
+    )
 
 
 def _run_to_its_end(script: Path) -> None:

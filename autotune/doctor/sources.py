@@ -38,6 +38,14 @@ def user_line(name: str) -> str | None:
     return f"{match['file']}{line} in {match['function']}"
 
 
+def place_in_words(line: str) -> str:
+    """Return a finding's line as part of a sentence: ``at a.py:65``; ``in forward, which begins at a.py:57``."""
+    place, _, function = line.rpartition(" in ")
+    if not place:
+        return f"at {line}"
+    return f"in {place}" if function == "<module>" else f"in {function}, which begins at {place}"
+
+
 def is_users(file: str, function: str) -> bool:
     """Return whether a function is the user's own: of no installed package, nor the standard library, nor ours."""
     if file.startswith("<"):

@@ -135,6 +135,18 @@ def test_a_side_stream_that_is_not_lower_in_priority_is_found(tmp_path, prioriti
     assert len(finding.marks) == 6
 
 
+def test_streams_are_named_as_in_the_figure(tmp_path):
+    on_default = (StreamUse(0, 0, 0, 30, TRUNK), StreamUse(0x20, 0, 0, 3, SIDE))
+    race = Race("[8]", "conv writes it on the default stream", "mul reads it on stream 0x20 (priority 0)", ("a.py:1",))
+    noticed = (Noticed("stream-class", "torch.cuda.Stream(stream 0x30)", ("a.py:2",)),)
+    watched = Watched(requests=3, streams=on_default, races=(race,), noticed=noticed)
+    evidence = {one.kind: one.evidence for one in find_all(requests_of(overlapped, tmp_path, watched=watched))}
+    assert evidence["race"][0].endswith(f"with no order, mul reads it on stream {SIDE} (priority 0)")
+    assert evidence["stream-class"][0] == "torch.cuda.Stream(stream 0x30)", "one that ran nothing has no number"
+    assert evidence["priority"][0].startswith("trunk: the default stream, priority 0")
+    assert evidence["priority"][1].startswith(f"side: stream {SIDE}, priority 0")
+
+
 def test_priorities_of_copies_of_equals_and_of_graphs_do_not_count(tmp_path):
     watched = Watched(requests=3, streams=streams(0, 0))
 
