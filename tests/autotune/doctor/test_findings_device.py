@@ -260,6 +260,10 @@ def test_short_kernels_that_the_device_waits_for_are_launch_bound(tmp_path):
     [finding] = find_all(requests_of(eager, tmp_path))
     assert finding.kind == "launch-bound"
     assert "60 launches a request, 25.0 us apart" in finding.evidence[0]
+    runner, graph = finding.snippet.split("# 2. any other model")
+    for way, calls in ((runner, "runner(x)"), (graph, "graph.replay()")):
+        compile(way, "snippet", "exec")
+        assert calls in way
     # 60 launches of 10 us, not what a profiler makes of them, less 60 kernels of 3 us
     assert finding.cost_us == pytest.approx(60 * (10.0 - 3.0), rel=0.02)
 
