@@ -12,10 +12,12 @@ from .sources import is_own, is_standard, is_users
 class UserCodeError(BadInput):
     """An error that the user's code raised."""
 
+    shown: str
+    """The traceback, as Python prints it; "" for an exit."""
+
     def __init__(self, message: str, shown: str) -> None:
         super().__init__(message)
         self.shown = shown
-        """The traceback, as Python prints it; "" for an exit."""
 
 
 @contextmanager

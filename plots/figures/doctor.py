@@ -1,7 +1,6 @@
 """Figure "doctor": the timeline of one request, the host and stream by stream, with what the doctor found marked."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -10,7 +9,7 @@ from matplotlib.patches import Patch
 from matplotlib.transforms import blended_transform_factory
 
 from ...autotune.records.record import Record
-from ..records import Known, NoRecords, read_any, stamp
+from ..records import NoRecords, stamp
 from ..style import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, frame, new_figure, note, tidy
 
 #: Colours and labels of what runs, by role in the record.
@@ -25,11 +24,6 @@ ROLES = {
 }
 #: Findings that are marked; the others are counted.
 MOST = 6
-
-
-def read_last(paths: Sequence[Path], kinds: Sequence[str], known: Known) -> list[Record]:
-    """Return the last diagnosis in some files, whatever those before it are of; raises as :func:`read_any`."""
-    return [one for one in read_any(paths, kinds, known) if one.error is None][-1:]
 
 
 def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:

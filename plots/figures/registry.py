@@ -37,7 +37,7 @@ def _drawing(name: str) -> Drawing:
         "profile": Drawing(profile.draw),
         "pipeline": Drawing(pipeline.draw),
         "gpus": Drawing(gpus.draw),
-        "doctor": Drawing(doctor.draw, doctor.read_last),
+        "doctor": Drawing(doctor.draw),
     }[name]
 
 
