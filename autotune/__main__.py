@@ -9,6 +9,7 @@ from .bench.command import bench
 from .bench.tables import bench_tables
 from .coverage.command import coverage
 from .doctor.command import doctor
+from .doctor.tables import doctor_tables
 from .earlyon.command import earlyon
 from .footprint.command import footprint
 from .footprint.tables import footprint_tables
@@ -45,7 +46,7 @@ app = typer.Typer(
 for command in (sweep, bench, heads, pareto, overlap, footprint, profile, coverage, earlyon):
     app.command()(command)
 tables = {"bench": bench_tables, "heads": head_tables, "pareto": pareto_tables, "overlap": overlap_tables}
-tables |= {"footprint": footprint_tables, "pipeline": pipeline_tables}
+tables |= {"footprint": footprint_tables, "pipeline": pipeline_tables, "doctor": doctor_tables}
 app.command()(table_command(**tables, sweep=_sweep_tables))
 app.command(context_settings={"allow_interspersed_args": False})(doctor)  # what follows a script is its own
 app.command()(plan)

@@ -12,6 +12,8 @@ from ..autotune.records.record import ENVIRONMENT_KEY, BadRecord, Record, latest
 COMMITTED = Path(record_format.__file__).parent
 #: The exit pattern in which no sample leaves early.
 NEVER = "never"
+#: Kinds of which a figure shows one record alone, so that the others may be of other devices.
+SHOWN_ALONE = ("doctor",)
 
 
 class NoRecords(BadRecord):
@@ -27,7 +29,8 @@ def read_kinds(paths: Sequence[Path], kinds: Sequence[str], known: Known | None 
 
     Raises:
         NoRecords: no such file, or no measurement of one of the kinds in any of them.
-        BadRecord: a line that is no record of this schema; records of several devices or versions.
+        BadRecord: a line that is no record of this schema; records of several devices or versions, unless each is
+            shown alone.
     """
     files, found, known = _list(paths), list[Record](), {} if known is None else known
     for path in paths:
@@ -39,7 +42,7 @@ def read_kinds(paths: Sequence[Path], kinds: Sequence[str], known: Known | None 
     for kind in kinds:
         if not any(one.kind == kind and one.error is None for one in found):
             raise NoRecords(f"{files}: no measurement of kind {kind!r}")
-    environments = {one.environment_key for one in found}
+    environments = {one.environment_key for one in found if one.kind not in SHOWN_ALONE}
     for index, name in enumerate(ENVIRONMENT_KEY):  # a reader would compare several in one figure
         values = {str(one[index]) for one in environments}
         if len(values) > 1:

@@ -1,15 +1,17 @@
 """Options of the command ``auxhead-tune doctor``."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ...model.bad_input import BadInput
 from ...model.commands.errors import one_line_errors
 from ...model.commands.options import RUNS_YOUR_CODE, check_output_directory
 from ..records.record import BadRecord
+from .named_target import named_target
 from .trace import BadTrace
+from .user_errors import UserCodeError
 
 
 def doctor(
@@ -34,19 +36,17 @@ def doctor(
 ) -> None:
     """Say why work on a GPU does not overlap: findings, worst first, what each costs, and what to change.
 
-    Options go before TARGET. Status 1 if there are findings.
+    Options go before TARGET. Status 1 if there are findings, 2 if there is an error, your code's included.
     """
     with one_line_errors(BadRecord, BadTrace):
-        arguments = script or []
-        if target == "run" and not arguments:
-            raise BadInput("TARGET: got run and no script, wants run SCRIPT [ARGUMENTS]...")
-        if target == "run" and not Path(arguments[0]).is_file():
-            raise BadInput(f"SCRIPT: {arguments[0]}: no such file")
-        if target != "run" and arguments:
-            raise BadInput(f"TARGET: got {target} and {' '.join(arguments)}, wants one target; options go before it")
+        named = named_target(target, script or [])
         check_output_directory(out)
         from .run import run_doctor
 
-        found = run_doctor(target, arguments, out, as_json=as_json)
+        try:
+            found = run_doctor(named, out, as_json=as_json)
+        except UserCodeError as error:
+            print(error.shown, end="", file=sys.stderr)
+            raise
     if found:
         raise typer.Exit(1)

@@ -83,7 +83,7 @@ def _unpacked(content: bytes, file: Path) -> str:
             with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
                 content = packed.read(MOST_BYTES + 1)
         except (OSError, EOFError, zlib.error) as error:
-            raise BadTrace(f"{file}: is compressed and cannot be read ({error})") from None
+            raise BadTrace(f"{file}: is compressed and cannot be read ({error}); copy or record it again") from None
     if len(content) > MOST_BYTES:
         raise BadTrace(f"{file}: holds more than {MOST_BYTES:,} bytes; record fewer requests")
     return content.decode("utf-8-sig", errors="replace")

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from .finding import KINDS, Finding
+from .finding import Finding
+from .sources import place_in_words
 from .trace import Trace
 from .verdict import Verdict
 
@@ -29,8 +30,7 @@ def print_diagnosis(console: Console, trace: Trace, findings: Sequence[Finding],
     if not trace.has_stacks:
         console.print("The trace has no source lines: record it with torch.profiler.profile(with_stack=True).")
     if trace.watched is None:
-        left = "; ".join(KINDS[kind] for kind in LIVE_ONLY)
-        console.print(f"Not looked for, since a trace does not tell: {left}.", soft_wrap=True)
+        console.print(f"Not looked for, since a trace does not tell: {', '.join(LIVE_ONLY)}.", soft_wrap=True)
     for number, one in enumerate(findings, start=1):
         console.print()
         _print_finding(console, number, one)
@@ -43,7 +43,7 @@ def _print_finding(console: Console, number: int, one: Finding) -> None:
     cost = "" if one.cost_us is None else f"  ({one.cost_us:,.0f} us a request)"
     console.print(f"{number}. {one.kind}: {one.what}{cost}", style="bold", soft_wrap=True)
     for line in one.lines:
-        console.print(f"   at {line}", soft_wrap=True)
+        console.print(f"   {place_in_words(line)}", soft_wrap=True)
     for line in one.evidence:
         console.print(f"   - {line}", soft_wrap=True)
     console.print(f"   Remedy: {one.remedy}", soft_wrap=True)

@@ -83,11 +83,12 @@ def profiler() -> profile:
 
 
 def write_trace(profiler: profile, watched: Watched, file: Path) -> None:
-    """Write what a profiler recorded, with what was watched; the file is complete or not there."""
+    """Write what a profiler recorded, with what was watched; the file is complete or not there, its folder is made."""
     content = _content(profiler)  # the next profiler that runs empties this one
     streams = with_numbers(watched.streams, _marked(watched.streams))
     device = torch.device("cuda", torch.cuda.current_device())
     content[KEY] = dataclasses.replace(watched, streams=streams, environment=environment(device)).as_json()
+    file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(f".{os.getpid()}.{file.name}")
     try:
         opened = gzip.open if file.suffix == ".gz" else open

@@ -21,6 +21,7 @@ from torch.profiler import record_function
 from ...model.bad_input import BadInput
 from ..measuring.cuda_calls import ANNOTATION
 from .profile_live import profiler, write_trace
+from .user_errors import user_code
 from .watching.watcher import Watcher
 
 #: Requests before any that count, and those that are then timed, profiled and watched, one behind another; the first
@@ -38,7 +39,7 @@ def profile_script(script: Path, arguments: Sequence[str], file: Path) -> str:
     """Run a script as ``python script.py arguments`` would, and write the trace of its requests.
 
     Args:
-        script: runs as ``__main__``, its folder first on the path; errors of its own come through.
+        script: runs as ``__main__``, its folder first on the path.
         arguments: for it.
         file: the Chrome trace, see :func:`profile_live`.
 
@@ -47,21 +48,30 @@ def profile_script(script: Path, arguments: Sequence[str], file: Path) -> str:
 
     Raises:
         BadInput: the script ended before that module was called often enough.
+        UserCodeError: it raised an error, or left with a status other than 0.
     """
     requests, before = _Requests(file), (sys.argv, sys.path)
     sys.argv, sys.path = [str(script), *arguments], [str(script.resolve().parent), *sys.path]
     try:
-        with requests:
-            runpy.run_path(str(script), run_name="__main__")
+        with requests, user_code(f"SCRIPT: {script}"):
+            _run_to_its_end(script)
     except _Seen:
         assert requests.module is not None
         return type(requests.module).__name__
+    finally:
+        sys.argv, sys.path = before
+    raise BadInput(
+        f"{script}: {requests.in_words()}; wants {CALLS} calls at least, {CALLS - 1} whole requests and the begin of "
+        "one more: let it do more requests or steps"
+    )
+
+
+def _run_to_its_end(script: Path) -> None:
+    try:
+        runpy.run_path(str(script), run_name="__main__")
     except SystemExit as ended:
         if ended.code not in (None, 0):
             raise
-    finally:
-        sys.argv, sys.path = before
-    raise BadInput(f"{script}: {requests.in_words()}; wants {CALLS} calls at least: let it do more requests or steps")
 
 
 class _Requests:

@@ -32,13 +32,22 @@ def user_line(name: str) -> str | None:
     began, mostly a script's top level, it is where it stood then, and so is left out: ``script.py in <module>``.
     """
     match = _FUNCTION.fullmatch(name)
-    if match is None or not _is_users(match["file"], match["function"]):
+    if match is None or not is_users(match["file"], match["function"]):
         return None
     line = "" if match["function"] == "<module>" else f":{match['line']}"
     return f"{match['file']}{line} in {match['function']}"
 
 
-def _is_users(file: str, function: str) -> bool:
+def place_in_words(line: str) -> str:
+    """Return a finding's line as part of a sentence: ``at a.py:65``; ``in forward, which begins at a.py:57``."""
+    place, _, function = line.rpartition(" in ")
+    if not place:
+        return f"at {line}"
+    return f"in {place}" if function == "<module>" else f"in {function}, which begins at {place}"
+
+
+def is_users(file: str, function: str) -> bool:
+    """Return whether a function is the user's own: of no installed package, nor the standard library, nor ours."""
     if file.startswith("<"):
         return file.startswith(_TYPED)
     path = PurePath(file)
@@ -46,11 +55,19 @@ def _is_users(file: str, function: str) -> bool:
         return False
     if not path.is_absolute() and path.parts[0].removesuffix(".py") in sys.stdlib_module_names:
         return function == "<module>"  # a script may be called so; modules of the library were imported before
-    return not _is_own(path)
+    return not is_own(file)
 
 
-def _is_own(path: PurePath) -> bool:
-    """Tell files of this package, but for its examples and guides."""
+def is_standard(file: str) -> bool:
+    """Return whether a file, by its whole path, is of the standard library."""
+    return file.startswith("<frozen") or (
+        _STANDARD_LIBRARY.search(file) is not None and not _INSTALLED & set(PurePath(file).parts)
+    )
+
+
+def is_own(file: str) -> bool:
+    """Return whether a file is of this package, but for its examples and guides."""
+    path = PurePath(file)
     parts = path.parts
     if path.is_absolute():
         try:

@@ -1,5 +1,6 @@
 """The user's module and its input, named ``package.module:factory``, as a request that can be run again and again."""
 
+import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from ...model.arguments import kind_of
 from ...model.bad_input import BadInput
 from ...model.batches import call_with, map_tensors
 from ...model.commands.user_model import import_function
+from .user_errors import user_code
 
 
 class Target(NamedTuple):
@@ -29,12 +31,16 @@ def find_target(spec: str) -> Callable[[torch.device], Target]:
             the input too; they are called without gradients.
 
     Raises:
-        BadInput: no such factory, or, once it is called, one that returns anything else.
+        BadInput: no such factory, one that takes arguments, or, once it is called, one that returns anything else.
+        UserCodeError: importing it, calling it or, later, a request raises an error.
     """
-    factory = import_function("TARGET", spec)
+    with user_code(f"TARGET: {spec}: importing {spec.partition(':')[0]}"):
+        factory = import_function("TARGET", spec)
+    _check_takes_nothing(spec, factory)
 
     def make(device: torch.device) -> Target:
-        made = factory()
+        with user_code(f"TARGET: {spec}"):
+            made = factory()
         if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
             got = ", ".join(map(kind_of, made)) if isinstance(made, tuple) else kind_of(made)
             raise BadInput(f"TARGET: {spec} returned ({got}), wants (an nn.Module or a function, an input for it)")
@@ -43,9 +49,23 @@ def find_target(spec: str) -> Callable[[torch.device], Target]:
         x = map_tensors(x, lambda each: each.to(device))
 
         def request() -> object:
-            with torch.no_grad():
+            with user_code(f"TARGET: {spec}: a request"), torch.no_grad():
                 return call_with(called, x)
 
         return Target(request, module)
 
     return make
+
+
+def _check_takes_nothing(spec: str, factory: Callable[..., object]) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # of some functions written in C
+        return
+    try:
+        signature.bind()
+    except TypeError:
+        name = spec.partition(":")[2]
+        raise BadInput(
+            f"TARGET: {spec} is {name}{signature}, wants a factory that is called without arguments"
+        ) from None

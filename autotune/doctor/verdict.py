@@ -27,8 +27,8 @@ class Verdict:
     overlapped_us: float
     """For how long trunk and side run at once, or, if ``is_split`` is False, any work beside other."""
     is_split: bool
-    """False: a graph of several branches, none of which is known to be heads. The driver runs a graph's kernels on
-    streams of its choice, so that a trace does not tell which branch one is of."""
+    """False: a graph in which no kernel is known to be of a head, and nothing beside it. The driver runs a graph's
+    kernels on streams of its choice, so that a trace does not tell which branch one is of."""
 
     @property
     def possible_us(self) -> float:
@@ -36,24 +36,39 @@ class Verdict:
 
         If they are not told apart, how long the device is busy.
         """
-        return max(self.trunk_us, self.side_us) if self.is_split else self.trunk_us - self.overlapped_us
+        return max(self.trunk_us, self.side_us) if self.is_split else self.busy_us
+
+    @property
+    def busy_us(self) -> float:
+        """How long the device runs anything."""
+        return self.trunk_us + self.side_us - self.overlapped_us
 
     def sentences(self) -> tuple[str, ...]:
         """Return the verdict in words, a sentence each."""
-        how = "with the profiler on" if self.profiled else "without a profiler"
+        how, profiled = (
+            ("with the profiler on", "") if self.profiled else ("without a profiler", "with the profiler on, ")
+        )
         took = (
-            f"A request takes {us(self.achieved_us)} ({how}); the device works on it for {us(self.span_us)}, from its "
-            "first kernel to its last."
+            f"A request takes {us(self.achieved_us)} ({how}); {profiled}{us(self.span_us)} pass from its first kernel "
+            f"to its last, of which the device works {us(self.busy_us)}."
         )
         launching = f"Launching takes {us(self.launch_bound_us)} of the host, with the profiler on."
         parts: tuple[str, ...]
-        if not self.is_split:
+        if not self.is_split and not self.overlapped_us:
+            parts = (
+                f"Everything takes {us(self.trunk_us)} of the device, one kernel after another; a graph does not tell "
+                "heads from the trunk.",
+            )
+        elif not self.is_split:
             parts = (
                 f"Kernels and copies take {us(self.trunk_us)} together; for {us(self.overlapped_us)} of it others run "
                 "at the same time. A trace of a graph does not tell which branch a kernel is of.",
             )
         elif not self.side_us:
-            parts = (f"The trunk takes {us(self.trunk_us)}.",)
+            parts = (
+                f"Everything takes {us(self.trunk_us)} of the device: no kernel is known to be of a head, and no "
+                "stream beside the trunk's has work.",
+            )
         else:
             parts = (
                 f"The trunk takes {us(self.trunk_us)} of the device and everything else {us(self.side_us)}: one beside "
@@ -66,7 +81,6 @@ class Verdict:
 def verdict(trace: Trace) -> Verdict:
     """Weigh what a request takes against what it would take with everything beside the trunk."""
     trunk = trunk_stream(trace)
-    is_split = all(map(_is_split, trace.requests))
 
     def parts(request: Request) -> tuple[Busy, Busy]:
         of_trunk = {trunk, *_streams_of_graphs(request), *library_streams(request)}
@@ -75,6 +89,8 @@ def verdict(trace: Trace) -> Verdict:
         for work in request.work:
             (sides if work.is_head or stream_of(work) not in of_trunk else trunks).append(work)
         return Busy(trunks), Busy(sides)
+
+    is_split = all(_is_split(request, bool(parts(request)[1].intervals)) for request in trace.requests)
 
     def launching_us(request: Request) -> float:
         calls = {id(work.call): work.call for work in request.work if work.call is not None}
@@ -111,6 +127,9 @@ def _streams_of_graphs(request: Request) -> set[Stream]:
     return found if len(found) > 1 else set()
 
 
-def _is_split(request: Request) -> bool:
+def _is_split(request: Request, has_side: bool) -> bool:
     """Return whether trunk and side can be told apart."""
-    return not _streams_of_graphs(request) or any(work.graph and work.is_head for work in request.work)
+    in_graphs = [work for work in request.work if work.graph]
+    if not in_graphs or any(work.is_head for work in in_graphs):
+        return True
+    return has_side and not _streams_of_graphs(request)

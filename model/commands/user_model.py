@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ..arguments import kind_of
+from ..arguments import close_names, kind_of
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
 from ..own_exits.attach_exits import attach_exits
@@ -46,11 +46,13 @@ def import_function(option: str, spec: str) -> Callable[[], Any]:
         missing = error.name or ""
         if module_name != missing and not module_name.startswith(f"{missing}."):
             raise  # the user's module is there, and lacks one of its own
-        raise BadInput(f"{option}: no module {missing!r} in {here} or among the installed packages") from None
+        meant = f"; did you mean {module_name.removesuffix('.py')}:{name}?" if module_name.endswith(".py") else ""
+        raise BadInput(f"{option}: no module {missing!r} in {here} or among the installed packages{meant}") from None
     function = getattr(module, name, None)
     if not callable(function):
         what = "which cannot be called" if hasattr(module, name) else "which it does not have"
-        raise BadInput(f"{option}: got {name!r} of {module_name} ({module.__file__}), {what}; wants a function")
+        close = close_names(name, (other for other, value in vars(module).items() if callable(value)))
+        raise BadInput(f"{option}: got {name!r} of {module_name} ({module.__file__}), {what}; wants a function{close}")
     return function
 
 

@@ -151,7 +151,7 @@ FIGURES = (
     ),
     FigureKind(
         "doctor",
-        "The timeline of one request, the host and stream by stream, with what the doctor found marked.",
+        "The last diagnosis: a timeline of one request, the host and stream by stream, with what was found marked.",
         ("doctor",),
         ("h200/doctor.jsonl",),
         "auxhead-tune doctor TARGET",

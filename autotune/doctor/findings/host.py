@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ...measuring.cuda_calls import SYNCHRONISATIONS
 from ..finding import Finding, Mark
+from ..sources import place_in_words
 from ..trace import Call, Request, Trace, Work
 from .device import Busy, Launched
 from .per_request import first_few, median_us, noticed, once_each, shown_request, times, us
@@ -145,14 +146,16 @@ def _finding(waits: list[HostWait], group: set[str], cost: float, exact: list[st
     if any(wait.copy is not None and "Pageable" in wait.copy.name for wait in waits):
         evidence.append("what it reads is copied to pageable memory")
     evidence.append(f"the device idles for {us(cost)} of a request, from these waits until its next work")
-    where = f"at {next(iter(group))}" if len(group) == 1 and waits[0].call.line else ""
+    where = ""
     if len(group) > 1:
-        where = f"at {len(group)} more places"
+        where = f" at {len(group)} more places"
+    elif not exact and waits[0].call.line is not None:  # those that are exact stand below
+        where = f" {place_in_words(waits[0].call.line)},"
     operator = waits[0].call.operator
     remedy, snippet = _SNIPPETS.get(operator, _DECIDE if operator else _SNIPPETS[None])
     return Finding(
         kind="host-wait",
-        what=" ".join(("The host waits for the device", where)).rstrip() + " and launches the rest only then.",
+        what=f"The host waits for the device{where} and launches the rest only then.",
         evidence=first_few(evidence),
         remedy=remedy,
         snippet=snippet,

@@ -96,7 +96,11 @@ def find_launch_bound(trace: Trace) -> list[Finding]:
             ),
             remedy="Launch the request as one CUDA graph, or less and larger kernels: torch.compile, a larger batch, "
             "heads of one launch. Streams gain nothing while launches are what takes the time.",
-            snippet="from auxhead.model import make_runner  # for an EarlyExitNetwork; a graph of any other model:\n\n"
+            snippet="# 1. an EarlyExitNetwork: a runner is such a graph\n"
+            "from auxhead.model import make_runner\n\n"
+            "runner = make_runner(network, x)\n"
+            "out = runner(x)  # in each request\n\n"
+            "# 2. any other model\n"
             "graph, static = torch.cuda.CUDAGraph(), x.clone()\n"
             "side = torch.cuda.Stream()\n"
             "side.wait_stream(torch.cuda.current_stream())\n"

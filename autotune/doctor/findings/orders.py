@@ -6,6 +6,7 @@ from ..finding import KINDS, Finding
 from ..trace import Trace
 from ..watched import Race
 from .per_request import first_few, noticed, once_each, times
+from .stream_names import with_numbers
 
 _WAIT = "other = torch.cuda.current_stream()\nother.wait_stream(side)  # before what side has written is read\n"
 _RECORD_STREAM = "x.record_stream(side)  # its memory is reused only when side has done with it; or keep x until then\n"
@@ -49,15 +50,17 @@ def find_races(trace: Trace) -> list[Finding]:
         ),
     ):
         if of_kind:
-            found.append(_of_races(kind, of_kind, remedy, snippet))
+            found.append(_of_races(trace, kind, of_kind, remedy, snippet))
     return found
 
 
-def _of_races(kind: str, races: Sequence[Race], remedy: str, snippet: str) -> Finding:
+def _of_races(trace: Trace, kind: str, races: Sequence[Race], remedy: str, snippet: str) -> Finding:
     return Finding(
         kind=kind,
         what=f"{_sentence(kind)}: {races[0].tensor}" + (f", and {len(races) - 1} more" if races[1:] else "") + ".",
-        evidence=first_few([f"{race.tensor}: {race.first}; then, with no order, {race.second}" for race in races]),
+        evidence=first_few(
+            [with_numbers(trace, f"{race.tensor}: {race.first}; then, with no order, {race.second}") for race in races]
+        ),
         remedy=remedy,
         snippet=snippet,
         lines=once_each(line for race in races for line in race.lines),
@@ -74,7 +77,7 @@ def find_noticed(trace: Trace) -> list[Finding]:
                 Finding(
                     kind=kind,
                     what=f"{_sentence(kind)} ({times(len(seen))}).",
-                    evidence=first_few([one.evidence for one in seen]),
+                    evidence=first_few([with_numbers(trace, one.evidence) for one in seen]),
                     remedy=remedy,
                     snippet=snippet,
                     lines=once_each(line for one in seen for line in one.lines),

@@ -8,6 +8,7 @@ from ..trace import Request, Trace, Work
 from ..watched import StreamUse
 from .device import Stream, intervals, kernels, library_streams, stream_of, trunk_stream
 from .per_request import first_few, median_us, noticed, once_each, shown_request, us
+from .stream_names import stream_name
 
 #: A stream with more of the trunk's kernel time than this is no side stream: two that share the work are equals.
 _SIDE_SHARE = 0.5
@@ -57,8 +58,8 @@ def _all_on_one_stream(trace: Trace) -> list[Finding]:
     if unused and not graphs:
         made = "1 stream was" if len(unused) == 1 else f"{len(unused)} streams were"
         evidence.append(
-            f"{made} made and ran nothing; all {count} kernels of {len(trace.requests)} requests ran on stream "
-            f"{next(iter(streams))[1]}"
+            f"{made} made and ran nothing; all {count} kernels of {len(trace.requests)} requests ran on "
+            f"{stream_name(trace, *next(iter(streams)))}"
         )
     if not evidence:
         return []
@@ -137,6 +138,11 @@ def find_priorities(trace: Trace) -> list[Finding]:
     request = shown_request(trace)
     beside = [work for side in sides for work in within(request, side)]
     both = length(common(intervals(beside), intervals([w for w in kernels(request) if stream_of(w) == trunk])))
+
+    def told(role: str, stream: Stream) -> str:
+        name, taken = stream_name(trace, *stream), us(kernel_us(stream))
+        return f"{role}: {name}, priority {priorities[stream]}, {taken} of kernels a request"
+
     equal = all(priorities[side] == priorities[trunk] for side in sides)
     return [
         Finding(
@@ -145,11 +151,8 @@ def find_priorities(trace: Trace) -> list[Finding]:
             if equal
             else "The side stream is higher in priority than the trunk's, and takes multiprocessors from it.",
             evidence=(
-                f"trunk: stream {trunk[1]}, priority {priorities[trunk]}, {us(trunk_us)} of kernels a request",
-                *(
-                    f"side: stream {side[1]}, priority {priorities[side]}, {us(kernel_us(side))} of kernels a request"
-                    for side in sides
-                ),
+                told("trunk", trunk),
+                *(told("side", side) for side in sides),
                 f"both run for {us(both)} of the request at once (lower numbers go first)",
             ),
             remedy="Run the trunk on a stream of higher priority: the default stream has the lowest there is, so that "

@@ -1,4 +1,4 @@
-"""What memory graphs access, noted as PyTorch captures them: a replay then counts as an operator on all of it."""
+"""Memory that graphs access, noted as PyTorch captures them: a replay then counts as an operator on all of it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

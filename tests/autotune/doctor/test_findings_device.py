@@ -93,6 +93,39 @@ def test_the_verdict_on_a_graph_of_anything_does_not_tell_trunk_and_side_apart(t
     assert "does not tell" in told.sentences()[1] and not any("trunk takes" in one for one in told.sentences())
 
 
+def test_the_verdict_on_a_graph_in_line_does_not_take_all_of_it_for_the_trunk(tmp_path):
+    def in_line(program):
+        program.replay(("conv", TRUNK, 30.0), ("gemm", TRUNK, 20.0))
+
+    told = verdict(requests_of(in_line, tmp_path))
+    assert not told.is_split and told.possible_us == told.trunk_us == pytest.approx(50.0)
+    assert told.sentences()[1] == (
+        "Everything takes 50.0 us of the device, one kernel after another; a graph does not tell heads from the trunk."
+    )
+
+    def beside_heads(program):
+        program.replay(("conv", TRUNK, 30.0), ("conv", TRUNK, 20.0))
+        head(program)
+
+    told = verdict(requests_of(beside_heads, tmp_path))
+    assert told.is_split and (told.trunk_us, told.side_us) == (pytest.approx(50.0), pytest.approx(12.0))
+
+
+def test_the_verdict_says_that_nothing_is_told_from_the_trunk_and_how_long_the_device_works(tmp_path):
+    def plain(program):
+        trunk(program, 3)
+        program.call("cudaDeviceSynchronize", 500.0)
+        trunk(program, 3)
+
+    watched = Watched(requests=3, host_us=123.0)
+    took, everything, _ = verdict(requests_of(plain, tmp_path, watched=watched)).sentences()
+    assert took.startswith("A request takes 123.0 us (without a profiler); with the profiler on, 635.0 us")
+    assert took.endswith(" us pass from its first kernel to its last, of which the device works 240.0 us.")
+    assert everything.startswith("Everything takes 240.0 us of the device: no kernel is known to be of a head")
+    profiled = verdict(requests_of(plain, tmp_path)).sentences()[0]
+    assert "(with the profiler on); 635.0 us pass" in profiled
+
+
 @pytest.mark.parametrize("priorities, word", [((0, 0), "has the priority"), ((0, -1), "is higher")])
 def test_a_side_stream_that_is_not_lower_in_priority_is_found(tmp_path, priorities, word):
     watched = Watched(requests=3, streams=streams(*priorities))
@@ -100,6 +133,18 @@ def test_a_side_stream_that_is_not_lower_in_priority_is_found(tmp_path, prioriti
     assert finding.kind == "priority" and word in finding.what and finding.cost_us is None
     assert f"trunk: stream {TRUNK}, priority {priorities[0]}" in finding.evidence[0]
     assert len(finding.marks) == 6
+
+
+def test_streams_are_named_as_in_the_figure(tmp_path):
+    on_default = (StreamUse(0, 0, 0, 30, TRUNK), StreamUse(0x20, 0, 0, 3, SIDE))
+    race = Race("[8]", "conv writes it on the default stream", "mul reads it on stream 0x20 (priority 0)", ("a.py:1",))
+    noticed = (Noticed("stream-class", "torch.cuda.Stream(stream 0x30)", ("a.py:2",)),)
+    watched = Watched(requests=3, streams=on_default, races=(race,), noticed=noticed)
+    evidence = {one.kind: one.evidence for one in find_all(requests_of(overlapped, tmp_path, watched=watched))}
+    assert evidence["race"][0].endswith(f"with no order, mul reads it on stream {SIDE} (priority 0)")
+    assert evidence["stream-class"][0] == "torch.cuda.Stream(stream 0x30)", "one that ran nothing has no number"
+    assert evidence["priority"][0].startswith("trunk: the default stream, priority 0")
+    assert evidence["priority"][1].startswith(f"side: stream {SIDE}, priority 0")
 
 
 def test_priorities_of_copies_of_equals_and_of_graphs_do_not_count(tmp_path):
@@ -228,6 +273,10 @@ def test_short_kernels_that_the_device_waits_for_are_launch_bound(tmp_path):
     [finding] = find_all(requests_of(eager, tmp_path))
     assert finding.kind == "launch-bound"
     assert "60 launches a request, 25.0 us apart" in finding.evidence[0]
+    runner, graph = finding.snippet.split("# 2. any other model")
+    for way, calls in ((runner, "runner(x)"), (graph, "graph.replay()")):
+        compile(way, "snippet", "exec")
+        assert calls in way
     # 60 launches of 10 us, not what a profiler makes of them, less 60 kernels of 3 us
     assert finding.cost_us == pytest.approx(60 * (10.0 - 3.0), rel=0.02)
 

@@ -43,6 +43,9 @@ def test_a_wait_in_the_middle_is_found_with_its_line_and_what_it_costs(tmp_path)
 
     [finding] = find_all(requests_of(make, tmp_path))
     assert finding.kind == "host-wait" and finding.lines == ("my/net.py:32 in forward",)
+    assert finding.what == (
+        "The host waits for the device in forward, which begins at my/net.py:32, and launches the rest only then."
+    )
     assert any("aten::_local_scalar_dense" in line and "`.item()`" in line for line in finding.evidence)
     # from the end of the copy to the next kernel: the wait returns 2 us later, the launch takes 5, the start 1
     assert finding.cost_us is not None and 5.0 < finding.cost_us < 15.0
@@ -62,6 +65,9 @@ def test_lines_seen_live_replace_the_function_that_they_are_in(tmp_path):
     watched = Watched(requests=1, noticed=(Noticed("host-wait", "a wait", lines),))
     findings = find_host_waits(requests_of(make, tmp_path, watched=watched))
     assert {finding.lines for finding in findings} == {("/home/me/net.py:41",), ("/home/me/net.py:66",)}
+    sentence = "The host waits for the device and launches the rest only then."
+    assert {finding.what for finding in findings} == {sentence}
+    assert "net.py" not in " ".join(line for finding in findings for line in finding.evidence)
 
 
 def test_waits_are_one_finding_a_line_and_five_at_most(tmp_path):

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from auxhead.autotune.doctor import script
+from auxhead.autotune.doctor.user_errors import UserCodeError
 from auxhead.model.bad_input import BadInput
 
 PROGRAM = """
@@ -68,8 +69,8 @@ def test_too_few_requests_are_told(written, steps, tmp_path):
     torch.nn.Linear(2, 2)(torch.ones(1, 2))  # no hook is left
 
 
-def test_a_script_that_fails_fails_as_it_is(written, tmp_path):
-    with pytest.raises(SystemExit, match="3"):
+def test_a_script_that_fails_is_told_with_its_line(written, tmp_path):
+    with pytest.raises(UserCodeError, match=r"program.py raised SystemExit: 3 \(program.py:10\)$"):
         script.profile_script(tmp_path / "program.py", ["2", "3"], tmp_path / "trace.json")
-    with pytest.raises(IndexError):
+    with pytest.raises(UserCodeError, match=r"raised IndexError: list index out of range \(program.py:7\)$"):
         script.profile_script(tmp_path / "program.py", [], tmp_path / "trace.json")

@@ -141,5 +141,5 @@ def test_the_table_command(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     assert_one_line_error(
         tune("table", tmp_path / "empty.jsonl"),
-        "empty.jsonl holds none of bench, heads, pareto, overlap, footprint, pipeline or sweep",
+        "empty.jsonl holds none of bench, heads, pareto, overlap, footprint, pipeline, doctor or sweep",
     )

@@ -81,6 +81,8 @@ def test_a_model_with_exits_becomes_a_network(package):
         ("nowhere.my_model:good", "--model: no module 'nowhere' in "),
         ("my_package.my_model.deeper:good", "--model: no module 'my_package.my_model.deeper' in "),
         ("my_package.my_model:nothing", "--model: got 'nothing' of my_package.my_model .*, which it does not have"),
+        ("my_package.my_model:god", "which it does not have; wants a function; close to it: good$"),
+        ("my_model.py:good", r"; did you mean my_model:good\?$"),
         ("my_package.my_model:NUMBER", "--model: got 'NUMBER' of my_package.my_model .*, which cannot be called"),
     ],
 )

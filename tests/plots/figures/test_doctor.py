@@ -1,7 +1,12 @@
-"""Figure "doctor": its title says what the GPU needs, or only how long it works where that cannot be told."""
+"""Figure "doctor": it draws the last diagnosis, and its title says what the GPU needs, or else how long it works."""
+
+import dataclasses
+import json
 
 import pytest
+from auxhead.autotune.records.record import append_record
 from auxhead.plots.figures.doctor import draw
+from support.command_line import plot
 from support.committed_records import records
 
 
@@ -16,3 +21,13 @@ def test_the_title_says_what_the_gpu_needs_if_it_can_be_told(target, said):
     found = [one for one in records("h200/doctor.jsonl") if one.cell["target"].endswith(f":{target}")]
     _, drawn = draw(found)
     assert drawn["title"].endswith(f":{target}:\n{said}")
+
+
+def test_the_last_diagnosis_is_drawn_whatever_those_before_it_are_of(tmp_path):
+    first, *_, last = records("h200/doctor.jsonl")
+    elsewhere = dataclasses.replace(first, environment={**first.environment, "gpu": "NVIDIA H100", "torch": None})
+    for one in (elsewhere, last):
+        append_record(tmp_path / "doctor.jsonl", one)
+    drawn = plot("doctor", "--records", tmp_path / "doctor.jsonl", "--out", tmp_path / "figure")
+    assert drawn.exit_code == 0, drawn.output
+    assert json.loads((tmp_path / "figure.json").read_text()) == draw([last])[1]

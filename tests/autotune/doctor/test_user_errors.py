@@ -1,0 +1,140 @@
+"""Errors of the user's own code: status 2, its traceback from its first frame on, and last one line with the place."""
+
+import contextlib
+import sys
+
+import pytest
+import torch
+from auxhead.autotune.doctor import script
+from auxhead.autotune.doctor.target import find_target
+from auxhead.autotune.doctor.user_errors import UserCodeError
+from auxhead.model.bad_input import BadInput
+from support.command_line import assert_one_line_error, tune
+
+MODULE = """
+import torch
+
+def factory():
+    raise ValueError("my model needs weights\\nand so on")
+
+def silent():
+    raise KeyError
+
+def of_auxhead():
+    from auxhead.model import load_checkpoint
+    load_checkpoint("nowhere", Net())
+
+def leaves():
+    raise SystemExit(3)
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return self.part(x)
+
+    def part(self, x):
+        return x @ x
+
+def forward_fails():
+    return Net(), torch.ones(2, 3)
+
+def input_does_not_fit():
+    return torch.nn.Sequential(torch.nn.Linear(4, 2)), torch.ones(2, 3)
+
+def takes(size, *, more=1):
+    return Net(), torch.ones(size)
+
+def may_take(size=1):
+    return Net(), torch.ones(size, size)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current directory, with modules of a user's."""
+    (tmp_path / "errs_mod.py").write_text(MODULE)
+    (tmp_path / "errs_import.py").write_text("import torch\nimport no_module_of_that_name\n")
+    (tmp_path / "errs_syntax.py").write_text("x = 1\ndef f(:\n")
+    (tmp_path / "errs_outer.py").write_text("\n\nimport errs_syntax\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("errs_")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("module", "message", "first"),
+    [
+        (
+            "errs_import",
+            "importing errs_import raised ModuleNotFoundError: No module named 'no_module_of_that_name' "
+            "(errs_import.py:2)",
+            'errs_import.py", line 2, in <module>',
+        ),
+        ("errs_syntax", "importing errs_syntax raised SyntaxError: {} (errs_syntax.py:2)", 'errs_syntax.py", line 2'),
+        (
+            "errs_outer",
+            "importing errs_outer raised SyntaxError: {} (errs_syntax.py:2)",
+            'errs_outer.py", line 3, in <module>',
+        ),
+    ],
+)
+def test_a_module_that_cannot_be_imported(folder, module, message, first):
+    result = tune("doctor", f"{module}:f")
+    assert result.exit_code == 2 and not (folder / "auxhead-doctor").exists()
+    lines = result.stderr.splitlines()
+    said = next(line for line in lines if "Error: " in line).partition(": ")[2]
+    assert lines[-1] == f"Error: TARGET: {module}:f: " + message.format(said)
+    frames = [line for line in lines if line.startswith("  File ")]
+    assert first in frames[0] and "auxhead" not in "".join(frames)
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "first"),
+    [
+        ("factory", "errs_mod:factory raised ValueError: my model needs weights (errs_mod.py:5)", "in factory"),
+        ("silent", "errs_mod:silent raised KeyError (errs_mod.py:8)", "in silent"),
+        ("of_auxhead", "errs_mod:of_auxhead raised BadInput: ", "in of_auxhead"),
+        ("leaves", "errs_mod:leaves raised SystemExit: 3 (errs_mod.py:15)", None),
+        ("forward_fails", "errs_mod:forward_fails: a request raised RuntimeError: mat1 and mat2 ", "in forward"),
+        ("input_does_not_fit", "errs_mod:input_does_not_fit: a request raised RuntimeError: mat1 and mat2 ", "torch"),
+    ],
+)
+def test_what_a_factory_or_a_request_raises(folder, name, message, first):
+    with pytest.raises(UserCodeError) as raised:
+        find_target(f"errs_mod:{name}")(torch.device("cpu")).request()
+    assert str(raised.value).startswith(f"TARGET: {message}") and "\n" not in str(raised.value)
+    frames = [line for line in raised.value.shown.splitlines() if line.startswith("  File ")]
+    assert (first is None and not frames) or first in frames[0]
+    if name == "forward_fails":
+        assert str(raised.value).endswith("(errs_mod.py:22)")
+
+
+def test_a_factory_that_takes_arguments(folder):
+    message = "TARGET: errs_mod:takes is takes(size, *, more=1), wants a factory that is called without arguments"
+    assert_one_line_error(tune("doctor", "errs_mod:takes"), message)
+    assert find_target("errs_mod:may_take")(torch.device("cpu")).request().shape == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def main():\n    open('no_data.csv')\nmain()", "raised FileNotFoundError: [Errno 2] No such file or dir"),
+        ("import sys\nsys.exit('no data')", "raised SystemExit: no data (errs_random.py:2)"),
+        ("x = (", "raised SyntaxError: "),
+    ],
+    ids=["raises", "leaves", "syntax"],
+)
+def test_what_a_script_raises(folder, source, message, monkeypatch):
+    monkeypatch.setattr(script, "profiler", contextlib.nullcontext)
+    (folder / "errs_random.py").write_text(source)
+    with pytest.raises(UserCodeError) as raised:
+        script.profile_script(folder / "errs_random.py", (), folder / "trace.json")
+    assert str(raised.value).startswith(f"SCRIPT: {folder / 'errs_random.py'} {message}")
+    assert raised.value.shown.count("runpy") == 0 and str(raised.value).endswith(")")
+
+
+def test_errors_of_our_own_checks_have_no_traceback(folder):
+    with pytest.raises(BadInput) as raised:
+        find_target("errs_mod:nothing")
+    assert type(raised.value) is BadInput
