@@ -135,6 +135,8 @@ def test_scripts_of_several_processes_run_under_torchrun(script, tmp_path):
         assert "Stage 0, from the input" in done.stdout and "Stage 1, behind layer" in done.stdout
         places = re.findall(r"answered: \[([\d, ]*)\]", done.stdout)
         assert sorted(int(place) for some in places for place in some.split(", ")) == list(range(32))
+        first, _, last = map(int, re.findall(r"\[(\d+), (\d+), (\d+)\] images at each exit", done.stdout)[0])
+        assert min(first, last) >= 8, "samples leave in the first stage, and go through both"
 
 
 def test_one_gpu_beat_a_pipeline():
