@@ -80,7 +80,7 @@ def test_what_the_timeline_shows_is_that_of_the_figure():
     OVERLAP.says(f"as a ratio, {trunk:.3f}; figures say what it adds, {100 * (trunk - 1):.1f} %.")
     gaps = sorted(after[0] - before[1] for before, after in zip(drawn["trunk"], drawn["trunk"][1:], strict=False))
     assert all(0.3 < gap < 0.6 for gap in gaps[:-1])
-    OVERLAP.says(f"One near the left end has {gaps[-1]:.0f} us.")
+    OVERLAP.says(f"One near the left end is {gaps[-1]:.0f} us wide.")
     narrow = [begin for begin, _ in drawn["trunk"][2:]]
     hatched = [part[0] for launch in drawn["heads"] for part in launch["under_the_trunk"][1:]]
     assert len(hatched) == 2 and set(hatched) <= set(narrow), "each gap is one between kernels of the trunk"
