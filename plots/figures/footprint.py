@@ -55,8 +55,8 @@ def draw(records: Sequence[Record]) -> tuple[Figure, dict[str, Any]]:
         "stamp": stamp(
             found,
             f"{network}, {classes:,} classes; {rounds(found)}.",
-            f"Free: not surely {FREE_PERCENT:.0f} % or more. Dashed: the boundary that most agree with, apart from "
-            "those without priority and on few SMs.",
+            f"Free: the bar of stretch begins below {FREE_PERCENT:.0f} %. Dashed: the best boundary, if one helps; "
+            "those without priority and on few SMs left out.",
             "Residency tier: warps of head programs by the time that each program records in the kernel, of all that "
             "the SMs hold while the bare trunk runs.",
             "Hiding efficiency: (trunk + heads alone - both) / the shorter of both. Bars: 99 % interval of stretch, "
@@ -102,18 +102,19 @@ def _kind(footprint: str) -> str:
 def boundary(points: Points) -> dict[str, Any] | None:
     """Return the occupancy that separates free footprints from others with the fewest on the wrong side.
 
-    Footprints without the trunk's priority and on few SMs are left out. None if all are free, or none is, or if more
-    than a quarter would be on the wrong side.
+    Footprints without the trunk's priority and on few SMs are left out. None if all are free, or none is, if more than
+    a quarter would be on the wrong side, or if it separates them no better than taking all for free, or none.
     """
     known = sorted((one["occupancy_percent"], _free(one)) for one in points if one["kind"] not in _APART)
-    if len({free for _, free in known}) < 2:
+    all_free, none_free = sum(not free for _, free in known), sum(free for _, free in known)  # that would be wrong
+    if not (all_free and none_free):
         return None
     wrong = [
         sum(not free for _, free in known[:split]) + sum(free for _, free in known[split:])
         for split in range(1, len(known))
     ]
     best = wrong.index(min(wrong))
-    if 4 * wrong[best] > len(known):
+    if 4 * wrong[best] > len(known) or wrong[best] >= min(all_free, none_free):
         return None
     (below, _), (above, _) = known[best : best + 2]
     return {"occupancy_percent": math.sqrt(below * above), "footprints": len(known), "on_the_wrong_side": wrong[best]}

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import typer
+from auxhead.autotune.measuring.options import check_own
 from support.documents import ROOT, documents, name_of, without_fences
 
 PACKAGES = {"auxhead": "model", "auxhead-tune": "autotune", "auxhead-plot": "plots"}
@@ -15,6 +16,8 @@ PACKAGES = {"auxhead": "model", "auxhead-tune": "autotune", "auxhead-plot": "plo
 COMMAND = re.compile(r"(?:\.venv/bin/)?(?:python -m auxhead\.(model|autotune|plots)|(auxhead(?:-tune|-plot)?))(?= |$)")
 #: A figure that is there once the patch of the guide on adding is applied; test_adding.py runs it then.
 OF_PATCHES = "auxhead-plot trunks "
+#: Commands that measure a network which a function returns, with all that the network says itself.
+OF_YOUR_OWN = re.compile(r"auxhead-tune (overlap|footprint|heads|sweep|bench|plan) .*:\w")
 
 
 class Shown(NamedTuple):
@@ -53,8 +56,8 @@ def program(name):
     return typer.main.get_command(importlib.import_module(f"auxhead.{PACKAGES[name]}.__main__").app)
 
 
-def parse(command: Shown) -> None:
-    """Parse it as its program would, without running it."""
+def parse(command: Shown) -> typer.Context | None:
+    """Parse it as its program would, without running it; None of one that names a command alone, or only prints."""
     began = COMMAND.match(command.text)
     assert began is not None
     name = began[2] or next(name for name, package in PACKAGES.items() if package == began[1])
@@ -64,16 +67,46 @@ def parse(command: Shown) -> None:
         assert words[0] in chosen.commands, f"{name} has no command {words[0]!r}"
         chosen = chosen.commands[words.pop(0)]
     if not words and not command.whole:
-        return  # a sentence that names the command
+        return None  # a sentence that names the command
     try:
-        chosen.make_context(name, words)
+        return chosen.make_context(name, words)
     except typer.Exit:  # --help and --version have printed
-        pass
+        return None
 
 
 @pytest.mark.parametrize("command", shown(), ids=str)
 def test_command_parses(command: Shown, capsys):
     parse(command)
+
+
+class Checked(Exception):
+    """Options were checked; here a command would begin to measure."""
+
+
+@pytest.fixture
+def checks_alone(monkeypatch):
+    """Let commands that measure a network of the user's own end once they have checked the options beside it."""
+
+    def check(model, **chosen):
+        check_own(model, **chosen)
+        raise Checked
+
+    for module in ("measuring.options", "bench.command", "plan.command"):
+        monkeypatch.setattr(f"auxhead.autotune.{module}.check_own", check)
+
+
+@pytest.mark.parametrize("command", [one for one in shown() if OF_YOUR_OWN.search(one.text)], ids=str)
+def test_options_fit_a_network_of_your_own(command: Shown, checks_alone):
+    """The batch, say, is that which the function returns: it is parsed, and refused after that."""
+    context = parse(command)
+    with pytest.raises(Checked):
+        context.command.invoke(context)
+
+
+def test_an_option_that_does_not_fit_is_found(checks_alone):
+    context = parse(Shown("here", "auxhead-tune overlap mypackage.mymodel:factory --batch 8", True))
+    with pytest.raises(typer.Exit):
+        context.command.invoke(context)
 
 
 def test_commands_were_found():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from auxhead.autotune.doctor.read_trace import read_trace
 from auxhead.autotune.records.record import latest
+from auxhead.plots.figures.footprint import FREE_PERCENT
 from support.command_line import plot, tune
 from support.committed_records import benched, figure, records
 from support.documents import ROOT, Document, name_of
@@ -70,6 +71,37 @@ def test_what_the_timeline_shows_is_that_of_the_figure():
     assert [len(launch["taps"]) for launch in drawn["heads"]] == [2, 2, 2]
     OVERLAP.says("Two heads share a launch, so there are three for six heads.")
     OVERLAP.says(f"this one has {drawn['sm_count']}.")
+    OVERLAP.says(f"the {drawn['coverage_percent']:.0f} % in the title. Purple does not count in it.")
+    overlaps = latest(one for one in records("h200/overlap.jsonl") if one.kind == "overlap")
+    (batch_8,) = (one for one in overlaps if one.cell["batch"] == 8)
+    stall = batch_8.measured["join_stall_us"]["median"]
+    OVERLAP.says(f"It is {drawn['join_stall_us']:.1f} us here and {stall:.1f} in the table")
+    (trunk,) = (pair["device_ratio"] for pair in batch_8.paired if pair["role"] == "trunk")
+    OVERLAP.says(f"as a ratio, {trunk:.3f}; figures say what it adds, {100 * (trunk - 1):.1f} %.")
+    gaps = sorted(after[0] - before[1] for before, after in zip(drawn["trunk"], drawn["trunk"][1:], strict=False))
+    assert all(0.3 < gap < 0.6 for gap in gaps[:-1])
+    OVERLAP.says(f"One near the left end is {gaps[-1]:.0f} us wide.")
+    narrow = [begin for begin, _ in drawn["trunk"][2:]]
+    hatched = [part[0] for launch in drawn["heads"] for part in launch["under_the_trunk"][1:]]
+    assert len(hatched) == 2 and set(hatched) <= set(narrow), "each gap is one between kernels of the trunk"
+
+
+def test_what_the_footprints_show_is_that_of_the_figure():
+    batches = figure("footprint")["batches"]
+    points = {batch: {one["footprint"]: one for one in found["points"]} for batch, found in batches.items()}
+    assert batches["32"]["boundary"] is not None and batches["1"]["boundary"] is None
+    usual = [one for one in points["1"].values() if one["kind"] not in ("SMs", "priority")]
+    assert [one["added_low"] < FREE_PERCENT for one in usual].count(False) == 1
+    surely_more = [
+        (batch, name)
+        for batch, found in points.items()
+        for name in ("by rule", "programs x8")
+        if found[f"{name}, same priority".removeprefix("by rule, ")]["added_low"] > found[name]["added_high"]
+    ]
+    assert surely_more == [("1", "programs x8")]
+    for batch, late in (("1", ["4 SMs"]), ("32", ["4 SMs", "16 SMs", "64 SMs"])):
+        found, most = points[batch], points[batch]["by rule"]["added_high"]
+        assert sorted(late) == sorted(name for name in found if "SMs" in name and found[name]["added_low"] > most)
 
 
 def test_tiers_of_occupancy_are_those_of_the_record():
@@ -103,6 +135,8 @@ def test_scripts_of_several_processes_run_under_torchrun(script, tmp_path):
         assert "Stage 0, from the input" in done.stdout and "Stage 1, behind layer" in done.stdout
         places = re.findall(r"answered: \[([\d, ]*)\]", done.stdout)
         assert sorted(int(place) for some in places for place in some.split(", ")) == list(range(32))
+        first, _, last = map(int, re.findall(r"\[(\d+), (\d+), (\d+)\] images at each exit", done.stdout)[0])
+        assert min(first, last) >= 8, "samples leave in the first stage, and go through both"
 
 
 def test_one_gpu_beat_a_pipeline():

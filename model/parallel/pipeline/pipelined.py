@@ -69,9 +69,9 @@ def pipelined(
         stages: "auto" balances the times of the stages, as the first rank measures them; or the taps at which one ends
             and the next begins, one less than ranks.
         device: of this rank's stage, "cuda" is the GPU of its LOCAL_RANK; None is the network's. The stage has copies
-            of its part of the network where that is elsewhere.
+            of its part of the network where that is elsewhere; while the stage is made, of all of it.
         trunk: how the backbone is run, "as_is" or "cudnn", see :func:`make_trunk`. For "cudnn" the device of each stage
-            has to hold all of the network.
+            keeps a copy of the whole network.
         timeout_s: within so many seconds all ranks have to come, and a stage has to finish a micro-batch.
 
     Raises:

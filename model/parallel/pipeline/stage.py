@@ -80,7 +80,8 @@ class Stage(nn.Module):
         segments, heads = cut.segments[start:end], cut.heads[start:end]
         self.modules_run = nn.ModuleList([*(segment.module for segment in segments), *heads])
         self.first_exit, self.size, self.device, self.name = start, size, device, name
-        self._cut, self._segments, self._heads = cut, segments, heads
+        self._cut = cut._replace(segments=segments, heads=heads)  # copies of others on the device are freed
+        self._segments, self._heads = segments, heads
         self._rules = [*(head.rule for head in heads), *([None] if len(heads) < len(segments) else [])]
         self._nothing = tuple(torch.zeros_like(each, device=device) for each in self.hands)
         self._merging = Merging(size, self._nothing) if merges else None

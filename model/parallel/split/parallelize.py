@@ -51,7 +51,7 @@ def parallelize(
 
     Args:
         network: in eval mode, on the first device; its backbone takes one tensor. Parts on other devices are copies;
-            while they are made, each such device has room for the whole network.
+            each such device has room for all parameters of the network, the first one twice while they are made.
         example_input: a batch [N, ...] of any size, there, too.
         devices: of the parts, in the order in which a batch goes through them; CUDA devices, of which some may be the
             same, or the CPU, several times.
@@ -209,6 +209,6 @@ def _described(parts: Sequence[Part], taps: Sequence[str], us: Sequence[float], 
     lines = []
     for part in parts:
         begins = f"behind {taps[part.start - 1]}" if part.start else "from the input"
-        took = sum(us[part.start : part.end])
-        lines.append(f"Part {part.number} on {part.device}, {begins}: {took:.3g} us a batch of {size}.")
+        ms = sum(us[part.start : part.end]) / 1000
+        lines.append(f"Part {part.number} on {part.device}, {begins}: {ms:.3g} ms a batch of {size}.")
     return lines

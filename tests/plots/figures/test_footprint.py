@@ -34,11 +34,19 @@ def test_one_footprint_may_disagree_and_others_do_not_count(kind):
         ((1.0, 0.0), (2.0, 1.0)),
         ((1.0, 3.0), (2.0, 4.0)),
         ((1.0, 3.0), (2.0, 1.0), (3.0, 3.0), (4.0, 1.0)),
+        ((1.0, 3.0), *((at, 1.0) for at in range(2, 10)), (10.0, 3.0), (11.0, 1.0), (12.0, 1.0)),
     ],
-    ids=["all free", "none free", "occupancy does not tell"],
+    ids=["all free", "none free", "occupancy does not tell", "two are not free"],
 )
 def test_no_boundary(pairs):
     assert boundary(points(*pairs)) is None
+
+
+def test_a_boundary_is_better_than_none():
+    """Where most footprints are free, a line with as many on the wrong side as there are others tells nothing."""
+    free = [(float(at), 1.0) for at in range(1, 10)]
+    assert boundary(points(*free, (0.5, 3.0), (20.0, 3.0)))["on_the_wrong_side"] == 1, "two without the line"
+    assert boundary(points(*free, (5.5, 3.0))) is None
 
 
 @pytest.mark.parametrize(

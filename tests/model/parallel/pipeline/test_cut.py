@@ -1,9 +1,13 @@
 """Networks cut behind their taps: the segments are the backbone."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from auxhead.model.bad_input import BadInput
 from auxhead.model.parallel.pipeline.cut import cut
+from auxhead.model.parallel.pipeline.stage import Stage
 from auxhead.model.parallel.segments import NETWORK, run_segments
 from support import pipeline_ranks
 from torch import nn
@@ -24,6 +28,23 @@ def test_segments_are_the_backbone(name):
     for segment in segments:
         assert {each.data_ptr() for each in segment.module.parameters()} <= shared
         assert {name.removeprefix(NETWORK) for name, _ in segment.module.named_parameters()} <= names
+
+
+def test_a_stage_keeps_no_memory_of_other_segments():
+    """Their copies on its device are freed once it is made: a GPU has its own part of the network then."""
+    network, x = pipeline_ranks.plain(), pipeline_ranks.batch_of("plain", 4)
+    meta = torch.device("meta")
+    made, _ = cut(network, x, meta, "as_is")
+    parameters = [[weakref.ref(each) for each in segment.module.parameters()] for segment in made.segments]
+    heads = [weakref.ref(head) for head in made.heads]
+    assert all(each().device == meta for some in parameters for each in some)
+    kept = Stage(made, 1, 2, 4, meta, merges=False, name="")
+    del made
+    gc.collect()
+    there = [all(each() is not None for each in some) for some in parameters]
+    assert there == [index == 1 for index in range(len(parameters))]
+    assert [head() is not None for head in heads] == [index == 1 for index in range(len(heads))]
+    assert len(kept.modules_run) == 2
 
 
 class _Counting(nn.Module):

@@ -79,8 +79,8 @@ def test_auto_balances_measured_times(monkeypatch):
     runner = parallelize(pipeline_ranks.plain(), example(), devices=["cpu", "cpu"], batch_sizes=[8])
     assert runner.describe().splitlines() == [
         "On CPUs the parts run eagerly, without graphs.",
-        "Part 0 on cpu, from the input: 3 us a batch of 8.",
-        "Part 1 on cpu, behind 3: 4 us a batch of 8.",
+        "Part 0 on cpu, from the input: 0.003 ms a batch of 8.",
+        "Part 1 on cpu, behind 3: 0.004 ms a batch of 8.",
         "The backbone runs as it is.",
     ]
 
