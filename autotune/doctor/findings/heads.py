@@ -10,6 +10,7 @@ from ..trace import Request, Trace, Work
 from .device import Launched, Stream, intervals, kernels, library_streams, stream_of, trunk_stream
 from .host import host_waits
 from .per_request import first_few, median_us, noticed, once_each, short_name, shown_request, us
+from .stream_names import stream_name
 from .stretches import captures
 
 #: Between a head's last kernel and the wait that asks for its answer there are at most so many, such as ``max() > t``.
@@ -63,7 +64,7 @@ def asked_gates(request: Request) -> list[Gate]:
     return found
 
 
-def joined_gates(request: Request, trunk: Stream) -> list[Gate]:
+def joined_gates(trace: Trace, request: Request, trunk: Stream) -> list[Gate]:
     """Return kernels that fork from the trunk and are joined before the trunk is given more, which then comes after.
 
     The fork waits for all of the trunk so far: an event recorded behind the trunk's last launch. The work of the last
@@ -96,7 +97,8 @@ def joined_gates(request: Request, trunk: Stream) -> list[Gate]:
         recorded = bisect.bisect_right(records, forks[-1].start_us) - 1 if forks else -1
         alone = _alone_us(side, request)
         if recorded >= 0 and records[recorded] > latest and alone >= _ALONE_SHARE * length(intervals(side)):
-            how = f"stream {trunk[1]} waits for stream {side[0].stream} before it is given more"
+            names = stream_name(trace, *trunk), stream_name(trace, *stream_of(side[0]))
+            how = f"{names[0]} waits for {names[1]} before it is given more"
             found.append(Gate(tuple(side), how, alone))
     return found
 
@@ -107,7 +109,7 @@ def find_gate_waits(trace: Trace) -> list[Finding]:
     gates = {
         id(request): [
             gate
-            for gate in (*asked_gates(request), *(joined_gates(request, trunk) if trunk is not None else ()))
+            for gate in (*asked_gates(request), *(joined_gates(trace, request, trunk) if trunk is not None else ()))
             if gate.alone_us >= _ALONE_SHARE * length(intervals(list(gate.work)))
         ]
         for request in trace.requests

@@ -417,7 +417,7 @@ def test_a_head_that_is_joined_as_soon_as_it_is_forked_is_on_the_critical_path(t
     trace = requests_of(make, tmp_path)
     [finding] = find_all(trace)
     assert finding.kind == "gate-waits" and finding.cost_us == pytest.approx(24.0)
-    assert "stream 7 waits for stream 21" in finding.evidence[0]
+    assert "the default stream waits for stream 21" in finding.evidence[0]
 
 
 def test_a_run_that_warms_up_what_is_captured_next_is_none(tmp_path):
