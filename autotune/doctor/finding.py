@@ -41,7 +41,7 @@ KINDS = {
     "freed-in-use": "a tensor is freed while another stream uses it",
     "unrecorded-event": "an event is waited for before it is recorded",
     "mixed-devices": "streams of several devices mixed up",
-    "default-stream": "everything runs on one stream, although others were made",
+    "default-stream": "work meant for another stream runs on the one that all else runs on",
     "stream-class": "the class torch.cuda.Stream(s) in place of the context torch.cuda.stream(s)",
     "priority": "the side stream is not lower in priority than the trunk",
     "launch-bound": "kernels are shorter than their launches",
