@@ -28,8 +28,8 @@ from .watching.watcher import Watcher
 WARM_UP = 5
 #: Requests that are timed without a profiler.
 TIMED = 30
-#: Requests that are watched.
-WATCHED = 2
+#: Requests that are watched: what one of them makes for the next but one is used within them.
+WATCHED = 4
 
 
 def profile_live(

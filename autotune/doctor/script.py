@@ -1,7 +1,8 @@
 """Runs a script until a few of its requests, or steps of training, are timed, watched and profiled; then ends it.
 
 A request begins with each call of one module: the first that the script calls a second time, not from within another.
-It lasts until the next one begins, so that a step of training has its backward pass and its optimizer in it.
+It lasts until the next one begins, so that a step of training has its backward pass and its optimizer in it. Calls that
+are captured into a graph run nothing, and are none.
 """
 
 import dataclasses
@@ -22,11 +23,11 @@ from ...model.bad_input import BadInput
 from ..measuring.cuda_calls import ANNOTATION
 from .profile_live import profiler, write_trace
 from .user_errors import user_code
-from .watching.watcher import Watcher
+from .watching.watcher import Watcher, is_capturing
 
 #: Requests before any that count, and those that are then timed, profiled and watched, one behind another; the first
 #: profiled one pays for the profiler and is thrown away.
-WARM_UP, TIMED, PROFILED, WATCHED = 4, 5, 4, 2
+WARM_UP, TIMED, PROFILED, WATCHED = 4, 5, 4, 4
 #: How often the module has to be called: requests end where the next one begins.
 CALLS = WARM_UP + TIMED + PROFILED + WATCHED + 1
 
@@ -74,6 +75,11 @@ def _run_to_its_end(script: Path) -> None:
             raise
 
 
+def is_captured() -> bool:
+    """Return whether what runs now is captured into a graph."""
+    return torch.cuda.is_initialized() and is_capturing()
+
+
 class _Requests:
     """Hooks of all modules, which tell requests apart, and what is done in each."""
 
@@ -105,7 +111,7 @@ class _Requests:
 
     def _enter(self, module: nn.Module, arguments: object) -> None:
         self._depth += 1
-        if self._depth > 1 or torch.compiler.is_compiling():
+        if self._depth > 1 or torch.compiler.is_compiling() or is_captured():
             return
         if self.module is None:
             if any(module is one for one in self._called):

@@ -5,7 +5,6 @@ from typing import Any
 
 from ..records.record import Record
 from ..records.tables import RecordTable
-from .record import KIND
 
 COLUMNS = ("target", "findings", "a request, us", "trunk (t1), us", "the rest (t2), us", "both at once, us")
 _TEXT_COLUMNS = 2
@@ -15,7 +14,7 @@ def doctor_tables(records: Iterable[Record]) -> list[RecordTable]:
     """Return a table for each environment, of all its diagnoses: one target may have been changed between two."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
-        if record.kind == KIND and record.error is None:
+        if record.kind == "doctor" and record.error is None:
             groups.setdefault(record.environment_key, []).append(record)
     return [_table(group) for group in groups.values()]
 

@@ -1,6 +1,7 @@
 """Findings of what belongs before the first request: captures of graphs, and cuDNN's choice of algorithms."""
 
 from collections import Counter
+from statistics import fmean
 
 from ...measuring.cuda_calls import CAPTURE_BEGINS, INSTANTIATIONS
 from ...records.intervals import Interval, length
@@ -11,13 +12,20 @@ from .stretches import captures, holds, trials
 
 
 def find_recaptures(trace: Trace) -> list[Finding]:
-    """Find graphs that are captured, instantiated or updated in most requests."""
+    """Find graphs that are captured, instantiated or updated in most requests; in any where the doctor ran them.
+
+    Before those others have run: a service captures for each new length, and a script's module may be called several
+    times a request.
+    """
 
     def stretches(request: Request) -> list[Interval]:
         begin = steady_from_us(trace, request)
         return [stretch for stretch in captures(request) if stretch[0] >= begin]
 
-    cost = median_us(trace, lambda request: length(stretches(request)))
+    def capturing_us(request: Request) -> float:
+        return length(stretches(request))
+
+    cost = median_us(trace, capturing_us) if trace.watched is None else fmean(map(capturing_us, trace.requests))
     if not cost:
         return []
     request = shown_request(trace)

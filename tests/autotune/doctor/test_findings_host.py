@@ -231,6 +231,23 @@ def test_a_graph_captured_in_every_request_is_one_finding_with_all_that_it_costs
     assert finding.cost_us == pytest.approx(20 + 100 + 5 + 3 + 100 + 5 + 2 + 35 + 1.0, abs=1.0)
 
 
+@pytest.mark.parametrize("watched", [None, Watched(requests=4)])
+def test_a_graph_captured_in_one_request_of_three_is_found_where_others_ran_before(tmp_path, watched):
+    """As a service does that captures for each new length."""
+    program = Program()
+    for index in range(3):
+        with program.request():
+            trunk(program)
+            if index == 1:
+                capture(program)
+                program.replay(("a", 7, 30.0))
+        program.rest()
+    found = find_all(read(program.content(watched), tmp_path))
+    assert [(one.kind, one.cost_us) for one in found] == (
+        [] if watched is None else [("recapture", pytest.approx(270.0 / 3, abs=5.0))]
+    )
+
+
 def test_a_graph_captured_before_the_requests_is_none(tmp_path):
     program = Program()
     capture(program)

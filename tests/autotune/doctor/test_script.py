@@ -61,6 +61,15 @@ def test_a_script_is_ended_once_enough_was_seen(written, tmp_path):
     assert (sys.argv, sys.path) == before
 
 
+def test_calls_that_are_captured_begin_no_request(written, tmp_path, monkeypatch):
+    """Every other call is: of 2 a step only one counts."""
+    (tmp_path / "program.py").write_text(PROGRAM.replace("    loss(net", "    net(torch.ones(1, 2))\n    loss(net"))
+    calls = iter(range(1_000_000))
+    monkeypatch.setattr(script, "is_captured", lambda: next(calls) % 3 == 2)  # net, net, loss
+    with pytest.raises(BadInput, match=rf"called Sequential {script.CALLS - 1} times"):
+        script.profile_script(tmp_path / "program.py", [str(script.CALLS - 1), "0"], tmp_path / "trace.json")
+
+
 @pytest.mark.parametrize("steps", [0, 1, script.CALLS - 1])
 def test_too_few_requests_are_told(written, steps, tmp_path):
     with pytest.raises(BadInput, match=rf"program.py: called .*wants {script.CALLS} calls at least"):
