@@ -24,14 +24,21 @@ def library_streams(request: Request) -> set[Stream]:
 
     All that they run is launched within operators that have them wait for the stream of their caller.
     """
-    waits = defaultdict(list)
-    for wait in request.waits:
-        waits[wait.stream].append(wait.start_us)
+    waits: dict[int, list[float]] = defaultdict(list)
+    for start, stream in sorted((wait.start_us, wait.stream) for wait in request.waits):
+        waits[stream].append(start)
+
+    def waits_within(work: Work) -> bool:
+        if work.call is None or work.call.operator_us is None:
+            return False
+        begin, end = work.call.operator_us
+        of_stream = waits[work.stream]
+        index = bisect.bisect_left(of_stream, begin)
+        return index < len(of_stream) and of_stream[index] < end
+
     found: dict[Stream, bool] = {}
     for work in request.work:
-        stream, span = stream_of(work), None if work.call is None else work.call.operator_us
-        is_own = span is not None and any(span[0] <= time < span[1] for time in waits[work.stream])
-        found[stream] = is_own and found.get(stream, True)
+        found[stream_of(work)] = found.get(stream_of(work), True) and waits_within(work)
     return {stream for stream, is_own in found.items() if is_own}
 
 
