@@ -53,7 +53,9 @@ def test_a_first_call_helps():
         benched(f"eager-heads-{kind}@as_is", 1, name="h200/eager.jsonl").host_us["median"]
         for kind in ("naive", "fused")
     ]
-    FRONT.says(f"Eight heads by themselves take the host {alone[1]:.0f} us, eight plain ones {alone[0]:.0f}.")
+    FRONT.says(
+        f"Eight heads without a backbone take the host {alone[1]:.0f} us at batch 1, eight plain ones {alone[0]:.0f}."
+    )
 
 
 def test_what_early_exit_saves_is_that_of_the_figure():
