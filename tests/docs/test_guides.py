@@ -120,6 +120,7 @@ def test_tiers_of_occupancy_are_those_of_the_record():
 
 @pytest.mark.parametrize("script", ["replicas.py", "pipeline.py"])
 def test_scripts_of_several_processes_run_under_torchrun(script, tmp_path):
+    """To Python's own end of the processes: no thread may be waiting by then."""
     guide = (FOLDER / "several_gpus.md").read_text()
     assert f".venv/bin/torchrun --standalone --nproc-per-node 2 {script}\n" in guide
     (tmp_path / script).write_text(guide.partition(f"Save this as `{script}`:\n\n```python\n")[2].partition("```")[0])
@@ -127,7 +128,7 @@ def test_scripts_of_several_processes_run_under_torchrun(script, tmp_path):
     environment.pop("TRITON_INTERPRET", None)  # the reference answers, as it does for users
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "terminate" not in done.stderr, done.stderr
     if script == "replicas.py":
         answered = re.findall(r"rank (\d) on cpu answers request (\d): \[", done.stdout)
         assert sorted(answered, key=lambda one: one[1]) == [(str(number % 2), str(number)) for number in range(6)]

@@ -1,10 +1,5 @@
 """Pipelines of two to four processes on the CPU: their answers are the eager network's, sample by sample."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -101,18 +96,6 @@ def test_pipelines_one_after_another(tmp_path, group):
     for one in found:
         assert_same(one, network(pipeline_ranks.batch_of("plain", 11)))
     assert other == [None, None]
-
-
-def test_under_torchrun_itself(tmp_path):
-    """Python's own end of the processes, too: no thread may be waiting by then."""
-    script = [Path(pipeline_ranks.__file__), "plain", 4, "passed", "0", "5,9", "cpu"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, *script]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(entry for entry in sys.path if entry)}
-    done = subprocess.run(
-        [str(each) for each in command], capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path
-    )
-    assert done.returncode == 0 and "terminate" not in done.stderr, done.stderr
-    assert [len(answer[0]) for answer in torch.load(tmp_path / "0.pt")[0]] == [5, 9]
 
 
 def test_a_folded_trunk(tmp_path):
