@@ -1,6 +1,8 @@
 """Options of the command ``auxhead-tune doctor``."""
 
+import os
 import sys
+import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +40,7 @@ def doctor(
 
     Options go before TARGET. Status 1 if there are findings, 2 if there is an error, your code's included.
     """
+    before = threading.enumerate()
     with one_line_errors(BadRecord, BadTrace):
         named = named_target(target, script or [])
         check_output_directory(out)
@@ -48,5 +51,10 @@ def doctor(
         except UserCodeError as error:
             print(error.shown, end="", file=sys.stderr)
             raise
+    if any(not thread.daemon for thread in threading.enumerate() if thread not in before):
+        # of a script that was ended: they may wait for work for good, and Python would wait for them
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(found))
     if found:
         raise typer.Exit(1)

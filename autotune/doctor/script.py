@@ -2,13 +2,15 @@
 
 A request begins with each call of one module: the first that the script calls a second time, not from within another.
 It lasts until the next one begins, so that a step of training has its backward pass and its optimizer in it. Calls that
-are captured into a graph run nothing, and are none.
+are captured into a graph run nothing, and are none; nor are those of other threads than the one that calls it first.
 """
 
 import dataclasses
 import runpy
+import signal
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,7 +24,7 @@ from torch.profiler import record_function
 from ...model.bad_input import BadInput
 from ..measuring.cuda_calls import ANNOTATION
 from .profile_live import profiler, write_trace
-from .user_errors import user_code
+from .user_errors import UserCodeError, user_code
 from .watching.watcher import Watcher, is_capturing
 
 #: Requests before any that count, and those that are then timed, profiled and watched, one behind another; the first
@@ -56,11 +58,13 @@ def profile_script(script: Path, arguments: Sequence[str], file: Path) -> str:
     try:
         with requests, user_code(f"SCRIPT: {script}"):
             _run_to_its_end(script)
-    except _Seen:
-        assert requests.module is not None
-        return type(requests.module).__name__
+    except (_Seen, UserCodeError):
+        if not requests.are_seen:
+            raise
     finally:
         sys.argv, sys.path = before
+    if requests.are_seen:
+        return type(requests.module).__name__
     raise BadInput(
         f"{script}: {requests.in_words()}; wants {CALLS} calls at least, {CALLS - 1} whole requests and the begin of "
         "one more: let it do more requests or steps"
@@ -85,22 +89,31 @@ class _Requests:
 
     def __init__(self, file: Path) -> None:
         self.module: nn.Module | None = None
-        self._file, self._calls, self._depth = file, 0, 0
+        self.are_seen = False
+        self._thread: int | None = None  # that calls the module
+        self._file, self._calls, self._depth = file, 0, threading.local()
         self._called: list[nn.Module] = []
+        self._lock = threading.Lock()
         self._begins: list[float] = []
         self._opened, self._annotation = ExitStack(), ExitStack()
 
     def __enter__(self) -> None:
+        self._main: int | None = threading.get_ident()
+        self._handler = signal.signal(signal.SIGUSR1, self._end_main)
         self._hooks = (
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
         )
 
     def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._main = None
+        signal.signal(signal.SIGUSR1, self._handler)
         for hook in self._hooks:
             hook.remove()
-        self._annotation.close()
-        self._opened.close()
+        if self._thread in (None, threading.get_ident()):  # what another thread has opened ends with the process
+            self._annotation.close()
+            self._opened.close()
 
     def in_words(self) -> str:
         """Say what was called."""
@@ -110,19 +123,20 @@ class _Requests:
         return f"called {names}, each once" if names else "called no torch.nn.Module"
 
     def _enter(self, module: nn.Module, arguments: object) -> None:
-        self._depth += 1
-        if self._depth > 1 or torch.compiler.is_compiling() or is_captured():
+        self._depth.calls = getattr(self._depth, "calls", 0) + 1
+        if self._depth.calls > 1 or torch.compiler.is_compiling() or is_captured():
             return
-        if self.module is None:
-            if any(module is one for one in self._called):
-                self.module, self._calls = module, 1
-            self._called.append(module)
-        if module is self.module:
+        with self._lock:
+            if self.module is None:
+                if any(module is one for one in self._called):
+                    self.module, self._calls, self._thread = module, 1, threading.get_ident()
+                self._called.append(module)
+        if module is self.module and self._thread == threading.get_ident():
             self._calls += 1
             self._begin(self._calls - WARM_UP - 1)
 
     def _leave(self, module: nn.Module, arguments: object, output: object) -> None:
-        self._depth -= 1
+        self._depth.calls -= 1
 
     def _begin(self, index: int) -> None:
         """Begin the request of an index, warm-up ones below 0."""
@@ -146,6 +160,22 @@ class _Requests:
             self._watcher = self._opened.enter_context(Watcher())
         elif index == WATCHED:
             self._write()
+            self.are_seen = True
+            self._end()
+
+    def _end(self) -> None:
+        """End the script, of which the main thread may be waiting for this one."""
+        if self._main == threading.get_ident():
+            raise _Seen
+        while self._main is not None:  # a signal is lost if it comes just before the main thread begins to wait
+            with self._lock:
+                if self._main is not None:
+                    signal.pthread_kill(self._main, signal.SIGUSR1)
+            time.sleep(0.05)
+        raise SystemExit  # which ends a thread without a word
+
+    def _end_main(self, *_: object) -> None:
+        if self._main is not None:
             raise _Seen
 
     def _write(self) -> None:

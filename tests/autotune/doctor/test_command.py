@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,28 @@ def test_a_file_that_is_no_trace_is_told_in_one_line(content, message, tmp_path)
     file.write_bytes(content)
     assert_one_line_error(tune("doctor", "--out", str(tmp_path / "out"), str(file)), message)
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_threads_of_a_script_that_was_ended_keep_nobody(tmp_path):
+    """They wait for work that never comes."""
+    (tmp_path / "serve.py").write_text("")
+    code = """
+import sys, threading
+from auxhead.autotune.doctor import run
+from auxhead.autotune.__main__ import app
+
+def run_doctor(*_, **__):
+    threading.Thread(target=threading.Event().wait).start()
+    print("found something")
+    return True
+
+run.run_doctor = run_doctor
+app(["doctor", "--out", sys.argv[1], "run", sys.argv[2]])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "out", tmp_path / "serve.py"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (1, "found something\n"), done.stderr

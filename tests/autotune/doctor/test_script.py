@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import threading
 
 import pytest
 import torch
@@ -59,6 +60,65 @@ def test_a_script_is_ended_once_enough_was_seen(written, tmp_path):
     assert watched.requests == script.WATCHED and watched.back_to_back
     assert len(watched.samples_us) == script.TIMED and min(watched.samples_us) > 0
     assert (sys.argv, sys.path) == before
+
+
+SERVED = """
+import queue
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+import torch
+
+net, inbox, answers = torch.nn.Sequential(torch.nn.Linear(2, 2)), queue.Queue(), queue.Queue()
+
+def serve():
+    while True:
+        x = inbox.get()
+        SERVE
+
+BEGIN
+other = torch.nn.Identity()
+for step in range(int(sys.argv[1])):
+    ASK
+    open("steps", "a").write(f"{step} ")
+"""
+
+
+def served(serve, begin, ask):
+    return SERVED.replace("SERVE", serve).replace("BEGIN", begin).replace("ASK", ask)
+
+
+THREAD = "threading.Thread(target=serve, daemon=True).start()"
+IN_A_THREAD = {
+    "waited for": served("answers.put(net(x))", THREAD, "inbox.put(torch.ones(1, 2)); other(answers.get())"),
+    "of a pool": served("pass", "pool = ThreadPoolExecutor(1)", "other(pool.submit(net, torch.ones(1, 2)).result())"),
+    "whose end is an error": served(
+        "answers.put(net(x))",
+        "worker = threading.Thread(target=serve, daemon=True); worker.start()",
+        "inbox.put(torch.ones(1, 2))\n    while answers.empty(): assert worker.is_alive()\n    other(answers.get())",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("kind", IN_A_THREAD)
+def test_a_script_whose_module_runs_in_a_thread_is_ended_too(written, tmp_path, kind):
+    (tmp_path / "program.py").write_text(IN_A_THREAD[kind])
+    before = threading.enumerate()
+    assert script.profile_script(tmp_path / "program.py", ["1000"], tmp_path / "trace.json") == "Sequential"
+    assert len((tmp_path / "steps").read_text().split()) == script.CALLS - 1
+    assert written["watched"].requests == script.WATCHED
+    torch.nn.Linear(2, 2)(torch.ones(1, 2))  # no hook is left
+    for thread in threading.enumerate():
+        if thread.daemon and thread not in before:
+            thread.join(10)
+
+
+def test_too_few_requests_of_a_thread_are_told(written, tmp_path):
+    (tmp_path / "program.py").write_text(IN_A_THREAD["waited for"])
+    with pytest.raises(BadInput, match=rf"called Sequential {script.CALLS - 1} times"):
+        script.profile_script(tmp_path / "program.py", [str(script.CALLS - 1)], tmp_path / "trace.json")
+    assert not written
 
 
 def test_calls_that_are_captured_begin_no_request(written, tmp_path, monkeypatch):
