@@ -44,6 +44,12 @@ def pytest_configure(config):
     )
 
 
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """One more than cores: tests that wait for processes of their own leave some of them idle."""
+    return (yield) + 1
+
+
 class _GpuModule(pytest.Module):
     """Tests of a GPU where there is none: imported and collected, and skipped in one go."""
 
