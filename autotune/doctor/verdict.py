@@ -90,7 +90,8 @@ def verdict(trace: Trace) -> Verdict:
             (sides if work.is_head or stream_of(work) not in of_trunk else trunks).append(work)
         return Busy(trunks), Busy(sides)
 
-    is_split = all(_is_split(request, bool(parts(request)[1].intervals)) for request in trace.requests)
+    parts_of = {id(request): parts(request) for request in trace.requests}
+    is_split = all(_is_split(request, bool(parts_of[id(request)][1].intervals)) for request in trace.requests)
 
     def launching_us(request: Request) -> float:
         calls = {id(work.call): work.call for work in request.work if work.call is not None}
@@ -104,7 +105,7 @@ def verdict(trace: Trace) -> Verdict:
         return sum(work.us for work in request.work)
 
     def overlapped_us(request: Request) -> float:
-        mine, other = parts(request)
+        mine, other = parts_of[id(request)]
         together = mine.us + other.us if is_split else together_us(request)
         return together - Busy(list(request.work)).us
 
@@ -113,8 +114,8 @@ def verdict(trace: Trace) -> Verdict:
         achieved_us=median_low(request.end_us for request in trace.requests) if watched_us is None else watched_us,
         profiled=watched_us is None,
         span_us=median_us(trace, span_us),
-        trunk_us=median_us(trace, lambda request: parts(request)[0].us if is_split else together_us(request)),
-        side_us=median_us(trace, lambda request: parts(request)[1].us if is_split else 0.0),
+        trunk_us=median_us(trace, lambda request: parts_of[id(request)][0].us if is_split else together_us(request)),
+        side_us=median_us(trace, lambda request: parts_of[id(request)][1].us if is_split else 0.0),
         launch_bound_us=median_us(trace, launching_us),
         overlapped_us=median_us(trace, overlapped_us),
         is_split=is_split,

@@ -1,4 +1,4 @@
-"""Kernels, copies and memsets of a call, from a trace of torch.profiler."""
+"""What a GPU does for a call, from a trace of torch.profiler; and a stream that has run what is done only once."""
 
 import json
 
@@ -19,3 +19,14 @@ def work_on_the_gpu(call, directory):
     trace.export_chrome_trace(str(path))
     events = json.loads(path.read_text())["traceEvents"]
     return [event["name"] for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+
+
+def warm_stream():
+    """A stream of high priority; what operators need once, as libraries and workspaces, is there on it and this one."""
+    stream = torch.cuda.Stream(priority=-1)
+    with torch.no_grad():
+        for each in (torch.cuda.current_stream(), stream):
+            with torch.cuda.stream(each):
+                (torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")).sum().item()
+    torch.cuda.synchronize()
+    return stream

@@ -6,7 +6,7 @@ from ..finding import KINDS, Finding
 from ..trace import Trace
 from ..watched import Race
 from .per_request import first_few, noticed, once_each, times
-from .stream_names import with_numbers
+from .stream_names import by_number
 
 _WAIT = "other = torch.cuda.current_stream()\nother.wait_stream(side)  # before what side has written is read\n"
 _RECORD_STREAM = "x.record_stream(side)  # its memory is reused only when side has done with it; or keep x until then\n"
@@ -59,7 +59,7 @@ def _of_races(trace: Trace, kind: str, races: Sequence[Race], remedy: str, snipp
         kind=kind,
         what=f"{_sentence(kind)}: {races[0].tensor}" + (f", and {len(races) - 1} more" if races[1:] else "") + ".",
         evidence=first_few(
-            [with_numbers(trace, f"{race.tensor}: {race.first}; then, with no order, {race.second}") for race in races]
+            [by_number(trace, f"{race.tensor}: {race.first}; then, with no order, {race.second}") for race in races]
         ),
         remedy=remedy,
         snippet=snippet,
@@ -77,7 +77,7 @@ def find_noticed(trace: Trace) -> list[Finding]:
                 Finding(
                     kind=kind,
                     what=f"{_sentence(kind)} ({times(len(seen))}).",
-                    evidence=first_few([with_numbers(trace, one.evidence) for one in seen]),
+                    evidence=first_few([by_number(trace, one.evidence) for one in seen]),
                     remedy=remedy,
                     snippet=snippet,
                     lines=once_each(line for one in seen for line in one.lines),

@@ -17,7 +17,7 @@ def stream_name(trace: Trace, device: int, number: int) -> str:
     return "the default stream" if is_default else f"stream {number}"
 
 
-def with_numbers(trace: Trace, evidence: str) -> str:
+def by_number(trace: Trace, evidence: str) -> str:
     """Return evidence that watching wrote, in which streams are named by handles, with their numbers in the trace."""
     used = () if trace.watched is None else trace.watched.streams
     numbers = {f"{use.handle:#x}": use.number for use in used if use.number is not None}

@@ -118,13 +118,14 @@ class StreamBlocks:
         if ended is None:
             return
         self._backwards.remove(ended)
-        (stream, count), line = next(iter(ended.operators.most_common(1)), (None, 0)), ended.block.line
-        if stream is None or line is None or ended.block.stream in ended.operators:
+        block, operators, line = ended.block, ended.operators, ended.block.line
+        if line is None or not operators or block.stream in operators:
             return
-        if stream.device == ended.block.stream.device:
+        stream, count = operators.most_common(1)[0]
+        if stream.device == block.stream.device:
             evidence = (
-                f"the backward in the block of {self._uses.words(ended.block.stream.handle)}, {line}, runs {count} "
-                f"operators on {self._uses.words(stream.handle)}, and none on its own"
+                f"the backward in the block of {self._uses.words(block.stream.handle)}, {line}, runs {count} operators "
+                f"on {self._uses.words(stream.handle)}, and none on its own"
             )
             self._strayed.setdefault(line, Noticed("default-stream", evidence, (line,), of_backward=True))
 

@@ -32,9 +32,8 @@ class Watcher:
     autograd's threads are counted, but not checked, for autograd orders its streams itself. Of other threads it sees
     those that begin while it is open, and what pools are given: not what threads do that were there before and wait for
     work of their own. Of graphs it knows the memory if noting_captures was open when they were captured. What Triton
-    kernels and other libraries do to memory is not seen. Once a
-    Watcher was open torch calls Python for each allocation and event as long as the process is there, which takes the
-    host microseconds: times are to be taken before.
+    kernels and other libraries do to memory is not seen. Once a Watcher was open torch calls Python for each allocation
+    and event as long as the process is there, which takes the host microseconds: times are to be taken before.
     """
 
     def __init__(self) -> None:

@@ -4,19 +4,11 @@ import pytest
 from auxhead.autotune.doctor.findings.find_all import find_all
 from auxhead.autotune.doctor.findings.host import find_host_waits
 from auxhead.autotune.doctor.watched import Noticed, Watched
+from support.doctor_requests import kinds, trunk
 from support.example_traces import Program, read, requests_of
 
 UP, DOWN = "HtoD (Pageable -> Device)", "DtoH (Device -> Pageable)"
 PINNED = "HtoD (Pinned -> Device)"
-
-
-def kinds(trace):
-    return [finding.kind for finding in find_all(trace)]
-
-
-def trunk(program, count=8, us=40.0):
-    for _ in range(count):
-        program.kernel(us)
 
 
 def answer(program):

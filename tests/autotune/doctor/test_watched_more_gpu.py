@@ -6,6 +6,7 @@ import pytest
 import torch
 from auxhead.autotune.doctor.watching.captures import noting_captures
 from auxhead.autotune.doctor.watching.watcher import Watcher
+from support.gpu_work import warm_stream
 from torch import nn
 
 pytestmark = pytest.mark.gpu
@@ -14,13 +15,7 @@ SIZE = 1 << 20
 
 @pytest.fixture
 def side():
-    stream = torch.cuda.Stream(priority=-1)
-    with torch.no_grad():
-        for each in (torch.cuda.current_stream(), stream):
-            with torch.cuda.stream(each):
-                (torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")).sum().item()
-    torch.cuda.synchronize()
-    return stream
+    return warm_stream()
 
 
 def main():

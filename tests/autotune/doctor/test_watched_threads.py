@@ -6,17 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from auxhead.autotune.doctor.watching.watcher import Watcher
-from support import fake_cuda_streams as fake
-
-
-@pytest.fixture
-def main(monkeypatch):
-    return fake.fake_gpu(monkeypatch)
-
-
-@pytest.fixture
-def side(main):
-    return torch.cuda.Stream(priority=-1)
 
 
 @pytest.fixture

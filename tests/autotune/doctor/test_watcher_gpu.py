@@ -8,6 +8,7 @@ import torch
 from auxhead.autotune.doctor.watched import Watched
 from auxhead.autotune.doctor.watching.watcher import Watcher
 from auxhead.model import make_runner
+from support.gpu_work import warm_stream
 from support.graph_runner_cases import WAYS, clear_batches, network
 from torch import nn
 from torch._inductor.cudagraph_trees import get_manager
@@ -28,14 +29,7 @@ def line(mark):
 
 @pytest.fixture
 def side():
-    """A stream for what runs beside; what operators need once, as libraries and workspaces, is there."""
-    stream = torch.cuda.Stream(priority=-1)
-    with torch.no_grad():
-        for each in (torch.cuda.current_stream(), stream):
-            with torch.cuda.stream(each):
-                (torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")).sum().item()
-    torch.cuda.synchronize()
-    return stream
+    return warm_stream()
 
 
 def watched(request, requests=2) -> Watched:

@@ -1,6 +1,6 @@
 """A branch that a thread of a pool runs: each thread has a current stream of its own, and has to enter the side one."""
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -9,8 +9,8 @@ from .layers import Beside, OnCallersStream, narrow_input
 from .program import Made, Program, planted
 
 
-class SubmittedWithin(OnCallersStream):
-    """The thread that submits enters the side stream's block; the one that launches does not."""
+class OfAThread(Beside):
+    """The branch is launched by a thread of a pool; its tensors are held until the streams have joined."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,38 +19,35 @@ class SubmittedWithin(OnCallersStream):
     def run(self, x: Tensor) -> tuple[Tensor, ...]:
         y = self.first(x)
         self.side.wait_stream(self.trunk)
-        with torch.cuda.stream(self.side):
-            submitted = self.pool.submit(self.launch, y)
-        z = self.second(y)
-        beside = submitted.result()
-        self.trunk.wait_stream(self.side)
-        return z, beside
-
-    def launch(self, y: Tensor) -> Tensor:
-        with torch.no_grad():  # each thread's own as well
-            return self.branch(y)
-
-
-class Entering(Beside):
-    """The thread that launches enters the block; the tensors are held until the streams have joined."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = ThreadPoolExecutor(1)
-
-    def run(self, x: Tensor) -> tuple[Tensor, ...]:
-        y = self.first(x)
-        self.side.wait_stream(self.trunk)
-        submitted = self.pool.submit(self.launch, y)
+        submitted = self.submit(y)
         z = self.second(y)
         beside = submitted.result()
         self.trunk.wait_stream(self.side)
         beside.record_stream(self.trunk)
         return z, beside
 
+    def submit(self, y: Tensor) -> Future[Tensor]:
+        return self.pool.submit(self.launch, y)
+
     def launch(self, y: Tensor) -> Tensor:
-        with torch.no_grad(), torch.cuda.stream(self.side):
+        with torch.no_grad():  # each thread's own as well
             return self.branch(y)
+
+
+class SubmittedWithin(OfAThread, OnCallersStream):
+    """The thread that submits enters the side stream's block; the one that launches does not."""
+
+    def submit(self, y: Tensor) -> Future[Tensor]:
+        with torch.cuda.stream(self.side):
+            return super().submit(y)
+
+
+class Entering(OfAThread):
+    """The thread that launches enters the block."""
+
+    def launch(self, y: Tensor) -> Tensor:
+        with torch.cuda.stream(self.side):
+            return super().launch(y)
 
 
 def submitted_within() -> Made:
