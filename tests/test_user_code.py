@@ -42,7 +42,7 @@ ALLOWED = {
     "model/commands/user_model.py": {"importlib", "import_module"},  # the user's function, named on the command line
     "model/processes/dealing.py": {"load"},  # of safetensors, which holds tensors alone
     "model/export/file_formats.py": {"load"},  # a file that was written a moment ago, in a folder of its own
-    "autotune/doctor/script.py": {"runpy"},  # the user's script, named on the command line
+    "autotune/doctor/targets/script.py": {"runpy"},  # the user's script, named on the command line
     "autotune/pipelines/run.py": {"subprocess"},  # torchrun, of the benchmark's own module
     "model/machine.py": {"subprocess"},  # nvidia-smi and git, of fixed arguments
 }

@@ -11,9 +11,9 @@ import typer
 from ...model.commands.errors import one_line_errors
 from ...model.commands.options import RUNS_YOUR_CODE, check_output_directory
 from ..records.record import BadRecord
-from .named_target import named_target
+from .targets.named_target import named_target
+from .targets.user_errors import UserCodeError
 from .trace import BadTrace
-from .user_errors import UserCodeError
 
 
 def doctor(

@@ -7,10 +7,10 @@ from ...model.commands.console import plain_console
 from ..records.record import append_record
 from .findings.find_all import find_all
 from .findings.per_request import shown_request
-from .named_target import NamedTarget
 from .printing import print_diagnosis
 from .read_trace import read_trace
 from .record import KIND, doctor_record
+from .targets.named_target import NamedTarget
 from .verdict import verdict
 
 
@@ -49,14 +49,14 @@ def _run(target: NamedTarget, file: Path) -> None:
 
     otherwise = "; a trace that was recorded elsewhere can be diagnosed here: auxhead-tune doctor TRACE.json.gz"
     if target.script is not None:
-        from .script import profile_script
+        from .targets.script import profile_script
 
         this_device(KIND, otherwise)
         with noting_captures():
             profile_script(target.script, target.arguments, file)
     elif target.factory is not None:
         from .profile_live import profile_live
-        from .target import find_target
+        from .targets.factory import find_target
 
         make = find_target(target.factory)
         device = this_device(KIND, otherwise)

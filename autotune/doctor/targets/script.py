@@ -21,11 +21,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import record_function
 
-from ...model.bad_input import BadInput
-from ..measuring.cuda_calls import ANNOTATION
-from .profile_live import profiler, write_trace
+from ....model.bad_input import BadInput
+from ...measuring.cuda_calls import ANNOTATION
+from ..profile_live import profiler, write_trace
+from ..watching.watcher import Watcher, is_capturing
 from .user_errors import UserCodeError, user_code
-from .watching.watcher import Watcher, is_capturing
 
 #: Requests before any that count, and those that are then timed, profiled and watched, one behind another; the first
 #: profiled one pays for the profiler and is thrown away.

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...model.bad_input import BadInput
-from .sources import is_own, is_standard, is_users
+from ....model.bad_input import BadInput
+from ..sources import is_own, is_standard, is_users
 
 
 class UserCodeError(BadInput):
