@@ -209,7 +209,9 @@ def _exits_line(network: EarlyExitNetwork) -> str:
     found = [
         f"{one.head or repr(one.place)} at {one.tap} ({', '.join(filter(None, (one.pool, one.how)))})" for one in early
     ]
-    return f"Exits: {', '.join(found)}, and {last.head or repr(last.place)}, the model's own classifier."
+    late = [one.head or repr(one.place) for one in early if one.tap.startswith("late.")]
+    first = f"Nothing is skipped behind {', '.join(late)}: see below.\n" if late else ""
+    return f"{first}Exits: {', '.join(found)}, and {last.head or repr(last.place)}, the model's own classifier."
 
 
 def _answers_line(near: int, x: Tensor) -> str:

@@ -108,6 +108,7 @@ class EarlyExitNetwork(nn.Module):
         Its batch norms would change while heads alone are trained, and with them every answer. To train it so all the
         same, call ``backbone.train()`` afterwards.
         """
+        self.backbone.train(mode)  # first: one that refuses leaves all as it was
         super().train(mode)
         if mode and not any(parameter.requires_grad for parameter in self.backbone.parameters()):
             self.backbone.eval()

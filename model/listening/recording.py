@@ -24,6 +24,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ...kernels.head_arguments import head_dtypes
 from ..arguments import is_plain
+from ..bad_input import BadInput
 from ..batches import Batch, call_with, first_tensor, map_tensors
 from ..hooks import ThreadHook
 from ..reading import part_of
@@ -232,7 +233,6 @@ def record(
             stack.enter_context(_HostReads(recorder))
         stack.enter_context(recorder)
         output = call_with(model, batch)
-        output = list(output) if hasattr(output, "__next__") else output
         with recorder.unwatched():
             returned = recorder.returned(output)
     reads = [read for read in recorder.host_reads if read.value.from_input]
@@ -240,8 +240,8 @@ def record(
 
 
 def _put_back(buffer: Tensor, before: Tensor) -> None:
-    if not torch.equal(buffer.nan_to_num(), before.nan_to_num()) if buffer.is_floating_point() else True:
-        with torch.no_grad():
+    with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+        if not torch.equal(buffer.nan_to_num(), before.nan_to_num()):  # else another thread may be reading it
             buffer.copy_(before)
 
 
@@ -427,7 +427,7 @@ class _Recorder(TorchDispatchMode):
         if self.quiet:
             return
         if layer in self._originals:
-            raise ValueError(
+            raise BadInput(
                 f"model: at {line_of_the_user()} it calls a {type(layer).__name__} by a reference that a copy of the "
                 "model keeps to the original's; wants layers as attributes, or in an nn.ModuleList or nn.ModuleDict"
             )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import check_batch, check_module
+from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_rule import ExitRule
 from ..fused_aux_head import FusedAuxHead
@@ -48,7 +49,7 @@ def attach_exits(
         example: a batch that it takes, of which two samples are used. What is found holds for samples of this shape.
         rules: as for :class:`EarlyExitNetwork`, by tap; None are those of an earlyon wrapper, and else never exits.
         final: index, key or field of the classifier's logits in what the model returns (a tuple of them where they lie
-            deeper), for models in which it cannot be told which of two exits is the deeper one; they are refused without.
+            deeper), for models in which nothing tells which of two exits is the deeper one: they are refused without.
 
     Returns:
         EarlyExitNetwork: its ``backbone.exits`` says what was found, in the order of the exits. Its backbone holds a
@@ -64,9 +65,9 @@ def attach_exits(
     check_batch("example", example)
     for name, layer in model.named_modules():
         if isinstance(layer, torch.jit.ScriptModule) or not name and isinstance(layer, torch._dynamo.OptimizedModule):
-            its = f"its layer {name!r}" if name else "it"
+            its = f"its layer {name!r} " if name else ""
             raise ValueError(
-                f"model: {its} is a {type(layer).__name__}, whose layers cannot be seen; wants the module behind it"
+                f"model: {its}is a {type(layer).__name__}, whose layers cannot be seen; wants the module behind it"
             )
     if any(layer.training for layer in model.modules()):
         raise ValueError("model: in training mode, wants model.eval()")
@@ -112,12 +113,12 @@ def _pair(model: nn.Module, two: Tensor, three: Tensor, originals: frozenset[nn.
     first, second = (record(model, x, originals=originals) for x in (two, three))
     for mine, its in zip(first.operations, second.operations, strict=False):
         if (mine.function, [each.number for each in mine.reads]) != (its.function, [each.number for each in its.reads]):
-            raise ValueError(
-                f"model: for three samples it runs {its} where it runs {mine} for two; wants a forward that does the same "
-                f"for every batch{BY_HAND}"
+            raise BadInput(
+                f"model: for three samples it runs {its} where it runs {mine} for two; wants a forward that does the "
+                f"same for every batch{BY_HAND}"
             )
     if len(first.operations) != len(second.operations) or list(first.returned) != list(second.returned):
-        raise ValueError("model: returns, or does, something else for three samples than for two" + BY_HAND)
+        raise BadInput("model: returns, or does, something else for three samples than for two" + BY_HAND)
     first.host_reads += watched.host_reads
     return RecordedPair(first, second)
 
@@ -129,15 +130,19 @@ def _answering(model: nn.Module, two: Tensor, three: Tensor, originals: frozense
         mode.check()
         mode.check_not_random()
         return mode, False
-    except ValueError as refused:
+    except BadInput as refused:
         if len(mode.exits) > 1 and not mode.recording.host_reads:
             raise
         try:
             with as_in_training(model):
-                other = Mode(model, _pair(model, two, three, originals), " as in training mode")
+                pair = _pair(model, two, three, originals)
+        except Exception:  # whatever a user's module may raise in a mode that nobody has asked for
+            raise refused from None
+        other = Mode(model, pair, " as in training mode")
+        try:
             other.check()
             other.check_not_random()
-        except Exception:  # whatever a user's module may raise in a mode that nobody has asked for
+        except BadInput:
             raise refused from None
         return other, True
 
@@ -148,12 +153,16 @@ def _training(
     """Return the training mode, with the same exits in the same order, or why nothing is known of it."""
     try:
         model.train()
-        mode = Mode(model, _pair(model, two, three, originals), " in training mode")
-        mode.check()
+        pair = _pair(model, two, three, originals)
     except Exception as error:  # whatever a user's module may raise
-        return f"{error}" if isinstance(error, ValueError) else f"model: in training mode it raises {error!r}"
+        return f"{error}" if isinstance(error, BadInput) else f"model: in training mode it raises {error!r}"
     finally:
         model.eval()
+    mode = Mode(model, pair, " in training mode")
+    try:
+        mode.check()
+    except BadInput as refused:
+        return str(refused)
     by_key = {one.key: one for one in mode.exits}
     twins = [by_key.get(one.key) for one in ordered]
     found = [each for each in twins if each is not None]
@@ -173,7 +182,7 @@ def _silence(
     """Take the heads out of a copy of a model; returns it as a backbone, and the heads in their order."""
     *early, last = ordered
     twins = [None] * len(ordered) if isinstance(training, str) else training[1]
-    chooser = HeadChooser(answering, None if isinstance(training, str) else training[0])
+    chooser = HeadChooser(answering, early, None if isinstance(training, str) else training[0])
     chosen: list[ChosenHead] = []
     latest = -1
     for one, its in zip(early, twins, strict=False):
@@ -212,11 +221,9 @@ def _taken(mode: Mode, one: FoundExit, tap: str, chosen: ChosenHead | None) -> T
     pool = ""
     if chosen is not None and isinstance(head := chosen.head, FusedAuxHead):
         pool = head.pool if head.pool_size == (1, 1) else f"{head.pool} {head.pool_size[0]}x{head.pool_size[1]}"
-    whole = [
-        call.name
-        for call in mode.recording.calls
-        if call.name and one.value in call.returned.values() and len(call.returned) == 1
-    ]
+    made = {one.value} if isinstance(one.chain, str) else {one.value, one.chain.logits}
+    calls = (call for call in mode.recording.calls if call.name and len(call.returned) == 1)
+    whole = [call.name for call in calls if not made.isdisjoint(call.returned.values())]
     name, how = shortest(whole) if whole else "", "" if chosen is None else chosen.how
     return TakenExit(one.place.name, name, tap, pool, one.value.shape[1], one.is_softmax, how)
 

@@ -1,5 +1,6 @@
 """``HeadChooser``: how each early exit of a model becomes the head of a network: fused, its own code, or in line."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -34,6 +35,8 @@ class HeadChooser:
     """Chooses heads for a model's early exits, from the shallowest to the deepest."""
 
     answering: Mode
+    early: Sequence[FoundExit]
+    """All that get a head, in their order."""
     training: Mode | None
     """None where nothing is known of that mode, in which the network then refuses to run."""
     taken: set[str] = field(default_factory=set)
@@ -64,7 +67,7 @@ class HeadChooser:
         return self._answer(one, its, why) or self._late(one, f"{why}; and {branch}")
 
     def _fused(self, one: FoundExit, chain: HeadChain, its: FoundExit | None) -> ChosenHead | str:
-        """Return a fused head for all of an exit, or for its last layers behind others in line; or why there is none."""
+        """Return a fused head for an exit, or for its last layers behind others in line; or why there is none."""
         its_chain = None if its is None else its.chain
         if isinstance(its_chain, str):
             return f"{its_chain}, in training mode"
@@ -73,9 +76,19 @@ class HeadChooser:
         for call in {call for each in chain.operations for call in each.calls if call.name and has_hooks(call.layer)}:
             if not any(call in each.calls for each in self.answering.foreign_to(one)):
                 return f"{call.name!r} carries hooks, which a fused head would not call"
+        behind = None if its_chain is None else its_chain.without_pool()
+        return (
+            self._fused_at(one, chain, its, its_chain)
+            or self._fused_at(one, chain.without_pool(), its, behind)
+            or "no layer that runs once, and is not changed in place later, returns what its pool reads in time"
+        )
+
+    def _fused_at(
+        self, one: FoundExit, chain: HeadChain, its: FoundExit | None, its_chain: HeadChain | None
+    ) -> ChosenHead | None:
         for read in (*chain.reads, *([] if chain.rectified is None else [chain.rectified])):
             whole, rectifies = read.made_by not in one.branch, read is chain.rectified
-            for tap in self.answering.taps_of(read):
+            for tap in self._taps_of(read):
                 same = None if self.training is None or its is None else self.training.value_at(tap)
                 alike = its_chain is None or same in ([its_chain.rectified] if rectifies else its_chain.reads)
                 silenced = self._silenced(one, its, None if whole else (read, same))
@@ -86,7 +99,15 @@ class HeadChooser:
                     head = _fused_head(chain, its_chain or chain, rectifies=rectifies)
                     how = "" if whole else "its own layers before that run in line"
                     return ChosenHead(head, tap, how, Extract(tap.item, chain.layout), silenced)
-        return "no layer that runs once, and is not changed in place later, returns what its pool reads in time"
+        return None
+
+    def _taps_of(self, value: Value) -> list[Tap]:
+        """Return taps of a value in the order in which they are tried: the shortest name, or the first to return."""
+        taps = self.answering.taps_of(value)
+        read = [one.frontier if isinstance(one.chain, str) else one.chain.reads for one in self.early]
+        if sum(value in each for each in read) > 1:  # another head needs one that comes later
+            return sorted(taps, key=lambda tap: tap.order)
+        return taps
 
     def _branch(self, one: FoundExit, its: FoundExit | None, why: str) -> ChosenHead | str:
         """Return a head that runs an exit's own code beside the backbone, or why there is none."""
@@ -96,7 +117,7 @@ class HeadChooser:
         if source is one.value:
             return "nothing but other exits' layers makes its logits"
         silenced = self._silenced(one, its, None)
-        for tap in self.answering.taps_of(source):
+        for tap in self._taps_of(source):
             same = None if self.training is None else self.training.value_at(tap)
             if not self._is_free(tap, silenced) or (its is not None and (same is None or its.frontier != [same])):
                 continue
@@ -122,7 +143,7 @@ class HeadChooser:
         """Return a head for the logits that an exit's own code makes in line, as a layer of the model returns them."""
         if its is not None and its.is_softmax != one.is_softmax:
             return None
-        for tap in self.answering.taps_of(one.value):
+        for tap in self._taps_of(one.value):
             alike = self.training is None or its is None or self.training.value_at(tap) is its.value
             if alike and self._is_free(tap, frozenset()) and self.answering.is_in_time(one, tap.order):
                 self.taken.add(tap.layer)
@@ -134,7 +155,7 @@ class HeadChooser:
     def _late(self, one: FoundExit, why: str) -> ChosenHead:
         """Return a head for logits that are known when the model returns."""
         module = BranchHead([], [], {}, {}, is_log=(False, False))  # the backbone makes logits of probabilities
-        return ChosenHead(_as_it_is(module, why), None, f"nothing is skipped behind it: {why}")
+        return ChosenHead(_as_it_is(module, why), None, f"behind the whole model: {why}")
 
     def _is_free(self, tap: Tap, silenced: frozenset[str]) -> bool:
         within = any(tap.layer == name or tap.layer.startswith(f"{name}.") for name in silenced)

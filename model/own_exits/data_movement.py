@@ -6,8 +6,8 @@ from ..listening.recording import Operation, Value
 
 #: Operators that move elements and compute nothing.
 _MOVES = frozenset(
-    "view _unsafe_view reshape _reshape_alias flatten squeeze unsqueeze alias detach clone contiguous lift_fresh expand "
-    "permute transpose t movedim cat stack unbind select slice split split_with_sizes unsafe_split chunk".split()
+    "view _unsafe_view reshape _reshape_alias flatten squeeze unsqueeze alias detach clone contiguous lift_fresh "
+    "expand permute transpose t movedim cat stack unbind select slice split split_with_sizes unsafe_split chunk".split()
 )
 _SHAPES = ("view", "_unsafe_view", "reshape", "_reshape_alias")
 #: Operators to look back over.

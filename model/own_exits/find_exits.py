@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from ..arguments import kind_of, tensor_in_words
+from ..bad_input import BadInput
 from ..hooks import has_hooks
-from ..listening.recording import Operation, RecordedPair, Value, ancestors, at_place
+from ..listening.recording import Call, Operation, RecordedPair, Value, ancestors, at_place
 from .data_movement import parts_along, same_elements
 from .head_chain import HeadChain, find_chain
 
@@ -80,11 +81,10 @@ class Mode:
         """Read the exits off two recordings, which ``words`` tell people of."""
         self.model, self.pair, self.words = model, pair, words
         self.recording = pair.first
-        self.exits = [
-            FoundExit(place, value, find_chain(model, value), ancestors(value)) for place, value in self._returned()
-        ]
+        self.exits = [FoundExit(place, value, "", ancestors(value)) for place, value in self._returned()]
         for one in self.exits:
             foreign = self.foreign_to(one)
+            one.chain = find_chain(model, one.value, foreign)
             one.branch, one.shared = one.needs - foreign, one.needs & foreign
             reads = {read: None for each in one.branch for read in each.reads if read.made_by not in one.branch}
             one.frontier = [read for read in reads if read.from_input]
@@ -126,7 +126,7 @@ class Mode:
         """Raise ``ValueError`` unless what the exits are computed from is known, and each by itself."""
         self._check_returned()
         for read in self.recording.host_reads:
-            raise ValueError(
+            raise BadInput(
                 f"model: the host reads a number that depends on the input, {read.how} at {read.line}"
                 f"{self.words}, so that what follows may differ from input to input; wants a forward that returns "
                 f"all exits, whatever they say{BY_HAND}"
@@ -135,17 +135,17 @@ class Mode:
             where = f"model: its exit {one.place.name!r}"
             leaves = {read for each in one.needs for read in each.reads if each is not None and read.leaf}
             if not one.value.from_input:
-                raise ValueError(f"{where} does not depend on the input{self.words}")
+                raise BadInput(f"{where} does not depend on the input{self.words}")
             for leaf in leaves:
                 if leaf.leaf == "unknown" and not self._is_constant(leaf):
                     user = next(each for each in one.needs if leaf in each.reads)
-                    raise ValueError(
+                    raise BadInput(
                         f"{where} depends on a tensor that was made unseen, read by {user}{self.words}; wants one "
                         f"that PyTorch's operators make of the input{BY_HAND}"
                     )
             for other in self.exits:
                 if other is not one and (reader := _reader_of(other, one)) is not None:
-                    raise ValueError(
+                    raise BadInput(
                         f"{where} depends on what its exit {other.place.name!r} says, by {reader}{self.words}; wants "
                         f"exits of which each does without the others' logits{BY_HAND}"
                     )
@@ -155,7 +155,7 @@ class Mode:
         for one in self.exits:
             drawn = sorted((each for each in one.needs if each.is_random), key=lambda each: each.number)
             if drawn:
-                raise ValueError(
+                raise BadInput(
                     f"model: its exit {one.place.name!r} is drawn by chance{self.words}, in {drawn[0]}; wants heads "
                     f"and a backbone that compute the same each time{BY_HAND}"
                 )
@@ -166,18 +166,18 @@ class Mode:
             at = [f"{tensor_in_words(at_place(output, path))} at {'.'.join(map(str, path)) or 'the top'}"
                   for path in self.recording.returned]  # fmt: skip
             got = f"a {kind_of(output)}" if not at else ", ".join(at[:4])
-            raise ValueError(
+            raise BadInput(
                 f"model: returned {got}{self.words}, in which {len(self.exits) or 'no'} exit"
                 f"{'s' * (not self.exits)} can be told, {_WANTS}; heads for a model without exits are those of attach"
             )
         if len(classes) > 1 or min(classes) < 2:
-            raise ValueError(
+            raise BadInput(
                 f"model: returned logits of {sorted(classes)} classes{self.words}, wants one number of them, at least 2"
             )
         seen: dict[Value, Place] = {}
         for one in self.exits:
             if (first := seen.setdefault(one.value, one.place)) is not one.place:
-                raise ValueError(
+                raise BadInput(
                     f"model: returned one tensor at {first.name!r} and {one.place.name!r}, wants one of each exit"
                 )
 
@@ -227,21 +227,30 @@ class Mode:
     def silenced(self, one: FoundExit, needed: set[Operation]) -> set[str]:
         """Return layers that run for nothing once an exit has a head of its own, the outermost, by name."""
         found: set[str] = set()
+        passed: list[Call] = []  # calls that stay: what they run in turn is theirs
         foreign = self.foreign_to(one) | needed
-        for call in sorted(self.recording.calls, key=lambda each: (each.began, -each.ended)):
+        for call in sorted(self.recording.calls, key=lambda each: (each.began, -each.ended, -each.order)):
             within = self.recording.operations[call.began : call.ended]
-            given = call.args[0] if call.args else None
-            alone = call.name and self._runs[call.layer] == 1 and not has_hooks(call.layer)
-            tensors = isinstance(given, Value) and list(call.returned) == [()]
-            if not (alone and tensors and within) or any(each in foreign for each in within):
+            of_the_branch = not any(each in foreign for each in within) and any(each in one.branch for each in within)
+            if not (call.name and of_the_branch):
                 continue
-            if not any(each in one.branch for each in within) or any(
-                call.name.startswith(f"{name}.") for name in found
-            ):
-                continue
-            if given.shape[:1] == call.returned[()].shape[:1] == (self.recording.samples,):
-                found.add(call.name)
+            if not any(outer.began <= call.began and call.ended <= outer.ended for outer in passed):
+                passed.append(call)
+                if self._may_be_silent(call):
+                    found.add(call.name)
         return found
+
+    def _may_be_silent(self, call: Call) -> bool:
+        layer, given = call.layer, call.args[0] if call.args else None
+        if has_hooks(layer) or "forward" in vars(layer) or list(call.returned) != [()] or not self.runs_once(layer):
+            return False
+        own = {id(parameter) for parameter in layer.parameters()}
+        for operation in self.recording.operations:  # others may read its parameters by its name
+            by_name = {id(each) for around in operation.calls for each in around.layer._parameters.values()}
+            if call not in operation.calls and any(id(each.tensor) in own - by_name for each in operation.reads):
+                return False
+        samples = (self.recording.samples,)
+        return isinstance(given, Value) and given.shape[:1] == call.returned[()].shape[:1] == samples
 
 
 def _without_features(found: list[tuple[Place, Value]]) -> list[tuple[Place, Value]]:

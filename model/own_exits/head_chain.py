@@ -1,10 +1,10 @@
 """``find_chain``: the operations by which a model makes the logits of an exit, if a fused head does just the same.
 
-From the logits back: a softmax, a linear layer, dropout, an activation and a hidden linear layer, a LayerNorm, a pool. Each
-parameter is known by identity, so that the head follows it whatever it becomes; anything else in between ends the chain.
+From the logits back: a softmax, a linear layer, dropout, an activation and a hidden linear layer, a LayerNorm, a pool.
+Each parameter is known by identity, so that the head follows it whatever it becomes; anything else ends the chain.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -42,36 +42,40 @@ class HeadChain:
     layout: str | None = None
     reads: list[Value] = field(default_factory=list)
     """What the pool reads: values of the same elements."""
+    features: list[Value] = field(default_factory=list)
+    """What the pool makes: values of the same elements."""
     operations: list[Operation] = field(default_factory=list)
-    """All between those and the logits."""
+    """All between what the pool reads and the logits."""
 
-    @property
-    def layers(self) -> tuple[nn.Module | None, ...]:
-        """Its layers with parameters, and how they are joined: the same in both modes."""
-        return self.linear, self.hidden, self.norm
+    def without_pool(self) -> "HeadChain":
+        """Return the chain behind the pool."""
+        return replace(
+            self, pool="none", pool_size=(1, 1), map_size=None, layout=None, reads=self.features, rectified=None
+        )
 
     @property
     def form(self) -> tuple[object, ...]:
         """What must be the same in training mode: all but dropout and the softmax."""
-        pools = self.pool, self.pool_size, self.map_size, self.layout, self.activation
-        return (*self.layers, *pools)
+        layers = self.linear, self.hidden, self.norm, self.activation
+        return (*layers, self.pool, self.pool_size, self.map_size, self.layout)
 
 
-def find_chain(model: nn.Module, value: Value) -> HeadChain | str:
+def find_chain(model: nn.Module, value: Value, foreign: set[Operation]) -> HeadChain | str:
     """Return the chain that makes the logits of an exit, or what ends it: an operation, with the line of code.
 
     Args:
         model: in which parameters have the names that the recording knows them by.
         value: the logits [N, K], or the softmax of them.
+        foreign: operations that other exits depend on, whose layers are the backbone's.
     """
-    return _Walk(model).back_from(value)
+    return _Walk(model, foreign).back_from(value)
 
 
 class _Walk:
     """Goes back from the logits, operation by operation."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, foreign: set[Operation]) -> None:
+        self._model, self._foreign = model, foreign
         self._passed: list[Operation] = []
 
     def back_from(self, value: Value) -> HeadChain | str:
@@ -125,6 +129,8 @@ class _Walk:
             x, weight = made_by.args[:2]
         else:
             return f"{made_by} comes behind its last linear layer"
+        if made_by in self._foreign:
+            return f"{made_by} is a layer of other exits, too"
         turned = weight.made_by
         if turned is None or turned.name != "t" or turned.reads[0].leaf != "parameter":
             return f"{made_by} multiplies by what is no parameter of an nn.Linear"
@@ -169,7 +175,7 @@ class _Walk:
 
     def _norm(self, x: Value, chain: HeadChain) -> Value:
         made_by = x.made_by
-        if made_by is None or made_by.name != "native_layer_norm" or len(x.shape) != 2:
+        if made_by is None or made_by.name != "native_layer_norm" or len(x.shape) != 2 or made_by in self._foreign:
             return x
         source, shape, weight, bias, eps = made_by.args[:5]
         layer = None if weight is None else self._owner(weight, bias, nn.LayerNorm)
@@ -183,9 +189,10 @@ class _Walk:
         """Note how the features [N, D] are pooled, and of what."""
         same = [each for each in same_elements(x) if each.shape[0] == x.shape[0]]
         found = _pool_of(same[-1])
+        chain.features = [each for each in reversed(same) if 2 <= len(each.shape) <= 4]
         if found is None:
-            chain.reads = [each for each in same if 2 <= len(each.shape) <= 4]
-            self._pass_to(x, chain.reads[-1])
+            chain.reads = chain.features
+            self._pass_to(x, chain.reads[0])
             return
         self._pass_to(x, same[-1])
         pooled, chain.pool, chain.pool_size, chain.layout, chain.map_size = found
@@ -201,15 +208,17 @@ class _Walk:
 
 
 def _mask_of(operation: Operation) -> Operation | None:
-    """Return the operation that draws the mask of a dropout by which another multiplies; ``args[1]`` is what is kept."""
+    """Return the operation that scales the mask of a dropout by which one multiplies; ``args[1]`` is what is kept."""
     if operation.name not in ("mul", "mul_") or len(operation.reads) != 2:
         return None
     for read in operation.reads:
         scaled = read.made_by
         if scaled is not None and scaled.name in ("div_", "div") and isinstance(scaled.args[1], float):
             drawn = scaled.reads[0].made_by
-            if drawn is not None and drawn.name in ("bernoulli_", "bernoulli") and drawn.args[1] == scaled.args[1]:
-                return scaled
+            if drawn is not None and drawn.name in ("bernoulli_", "bernoulli"):
+                kept = drawn.args[1] if len(drawn.args) > 1 else 0.5  # the default of its schema
+                if kept == scaled.args[1]:
+                    return scaled
     return None
 
 

@@ -44,9 +44,9 @@ def _final(exits: list[FoundExit], tied: list[FoundExit], final: Any) -> FoundEx
         if said in costliest:
             return said
     raise ValueError(
-        f"model: any of its exits {', '.join(map(repr, names))} may be its classifier, the one that answers last: their "
-        f"branches leave the backbone at the same place, and the order in which they are returned does not agree with "
-        f"the work that they do; wants final={costliest[0].place.name!r}, or another of them"
+        f"model: any of its exits {', '.join(map(repr, names))} may be its classifier, the one that answers last: "
+        f"their branches leave the backbone at the same place, and the order in which they are returned does not agree "
+        f"with the work that they do; wants final={costliest[0].place.name!r}, or another of them"
     )
 
 

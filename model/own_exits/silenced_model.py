@@ -60,8 +60,8 @@ class SilencedModel(nn.Module):
             answering: where it returns them in eval mode.
             training: in training mode; or why it cannot run in that mode.
             late: exits of which heads read the logits once the model has returned, by their indices.
-            as_in_training: in eval mode the model's own forward goes as in training mode, and all its layers' as in eval
-                mode: there it returns all exits.
+            as_in_training: in eval mode the model's own forward goes as in training mode, where it returns all exits,
+                and its layers' as in eval mode.
         """
         super().__init__()
         self.model = model
