@@ -92,6 +92,8 @@ class EarlyExitNetwork(nn.Module):
         self.logits_part = logits
         self.shares: dict[str, float] = {}
         """Of the backbone's work, how much is done when a tap returns, 0 to 1; of taps of which that is known."""
+        self.placement_note = ""
+        """What ``attach`` could not place as it promises, in words."""
         self._set_reading()
         self._checked = False
         self._plans = ExitsPlans()
@@ -234,7 +236,7 @@ class EarlyExitNetwork(nn.Module):
             reads = extract.describe(tap) if isinstance(extract, Extract) else f"a function of {tap}"
             share = f", behind {self.shares[tap]:.0%} of the work" if tap in self.shares else ""
             lines.append(f"{reads}: {head.describe()}{share}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *filter(None, [self.placement_note])])
 
     def forward(self, x: Batch, *, stop: bool = False) -> ExitResult:
         """Answer for a batch, eagerly: all that the backbone and every head say of it, merged.

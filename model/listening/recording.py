@@ -26,6 +26,7 @@ from ...kernels.head_arguments import head_dtypes
 from ..arguments import is_plain
 from ..bad_input import BadInput
 from ..batches import Batch, call_with, first_tensor, map_tensors
+from ..dry_run import written_tensors
 from ..hooks import ThreadHook
 from ..reading import part_of
 
@@ -213,7 +214,7 @@ def record(
     """
     recorder = _Recorder(model, originals)
     with ExitStack() as stack:
-        for buffer in {*model.buffers()}:
+        for buffer in (each for each in {*model.buffers()} if not each.is_meta):
             stack.callback(_put_back, buffer, buffer.detach().clone())
         device = first_tensor(example).device
         stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"))
@@ -525,15 +526,6 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> lis
     if func.overloadpacket.__name__ in _BATCH_NORMS and len(args) > 5 and args[5]:
         found += [each for each in args[3:5] if isinstance(each, Tensor)]
     return found
-
-
-def written_tensors(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Return the arguments that an operator writes to, but for those without memory of their own to compare."""
-    if not (isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable):
-        return []
-    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
-    written = [arg.name for arg in func._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
-    return [tensor for name in written for tensor in tree_leaves(given.get(name)) if is_plain(tensor)]
 
 
 def _is_random(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
