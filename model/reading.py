@@ -1,9 +1,11 @@
-"""``Extract``: what a head reads of its tap's output, and how its dimensions lie; and a backbone's logits."""
+"""``Extract``: what a head reads of its tap's output, which of it is padding; and a backbone's logits."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .arguments import kind_of, tensor_in_words
@@ -12,15 +14,17 @@ from .arguments import kind_of, tensor_in_words
 LAYOUTS = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 3, 1, 2), "NTD": (0, 1, 2), "NCL": (0, 2, 1), "TND": (1, 0, 2)}
 #: The field of what a backbone returns that is its logits, unless another is named.
 LOGITS = "logits"
+#: A mask that is found: by the end of its name, HuggingFace's, which tells tokens, or PyTorch's, which tells padding.
+AUTO, TOKENS, PADDING = "auto", "attention_mask", "padding_mask"
 
 
 @dataclass(frozen=True)
 class Extract:
-    """What a head reads of its tap's output; a view of it, which costs nothing.
+    """What a head reads of its tap's output; a view of it, which costs nothing, unless there is padding to leave out.
 
     Raises:
         ValueError: a layout that there is not.
-        TypeError: an item that is neither an index nor a key.
+        TypeError: an item that is neither an index nor a key, or a mask that is no name.
     """
 
     item: int | str | None = None
@@ -28,6 +32,12 @@ class Extract:
     layout: str | None = None
     """"NCHW" or "NHWC" for a map, "NTD" (samples, tokens, features), "NCL" (channels before positions) or "TND" for
     tokens. None is inferred in the dry run; a head with pool="none" reads what there is in the order that it has."""
+    mask: str | None = AUTO
+    """For tokens [N, T, D] that a head averages, or of which it reads the maximum or the first: the name of the
+    backbone's argument [N, T], of any dtype, that tells which are padding, and are left out. In one whose name ends in
+    "padding_mask" they are not 0, in others not greater than 0; "~name" says the opposite. A sample of padding alone
+    reads as zeros; a batch without the argument has no padding. "auto" finds the one [N, T] whose name ends in
+    "attention_mask" or "padding_mask", if there is one; with None padding is read as tokens are."""
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -35,6 +45,8 @@ class Extract:
             raise TypeError(f"item: got {kind_of(self.item)}, wants an index, a key or None")
         if self.layout is not None and self.layout not in LAYOUTS:
             raise ValueError(f"layout: got {self.layout!r}, wants one of {list(LAYOUTS)} or None")
+        if not (self.mask is None or isinstance(self.mask, str) and self.mask.strip("~")):
+            raise TypeError(f"mask: got {self.mask!r}, wants the name of an argument of the backbone, {AUTO!r} or None")
 
     def __call__(self, output: Any) -> Any:
         """Return what a head reads of a layer's output; ``ValueError`` if there is no such item, or not the layout."""
@@ -79,6 +91,92 @@ def reading_of(taps: Sequence[str], extract: Mapping[str, AnyExtract], logits: i
     given = (extract.get(tap) for tap in taps)
     reads = tuple(None if each is None or isinstance(each, Extract) and not each.changes else each for each in given)
     return None if logits is None and not any(reads) else Reading(reads, logits)
+
+
+def with_mask(
+    tap: str,
+    extract: Extract,
+    tokens: tuple[int, int] | None,
+    arguments: Mapping[Any, Any],
+    takes: Sequence[str] | None,
+) -> Extract:
+    """Return an extract with the name of the mask that a batch has for it, if there is one.
+
+    ``tokens`` are N and T of the batch, None for a head that pools none; ``takes`` are the backbone's arguments, None
+    any. ``ValueError`` for a mask that is none of them, does not fit or calls a whole sample padding, and for several.
+    """
+    named = None if extract.mask in (None, AUTO) else extract.mask
+    if named is not None and tokens is None:
+        raise ValueError(f"extract[{tap!r}]: mask: got {named!r}, wants None: its head pools no tokens")
+    if named is not None and takes is not None and named.removeprefix("~") not in {*arguments, *takes}:
+        raise ValueError(f"extract[{tap!r}]: mask: got {named!r}, wants an argument of the backbone: {list(takes)}")
+    found = None if tokens is None else _find_mask(tap, extract.mask, tokens, arguments)
+    if found is not None and not _are_tokens(*found).any(1).all():
+        wants, other = "0" if _tells_padding(found[0]) else "more than 0", f"~{found[0]}".removeprefix("~~")
+        raise ValueError(
+            f"heads[{tap!r}]: {found[0]} calls all of a sample padding, wants {wants} at its tokens; if the numbers say "
+            f"the opposite, extract={{{tap!r}: Extract(mask={other!r})}}"
+        )
+    return extract if found is None and tokens is not None else replace(extract, mask=found and found[0])
+
+
+def read_tokens(tap: str, extract: Extract, head: Any, arguments: Mapping[Any, Any], output: Any) -> Tensor:
+    """Return what a fused head reads of a layer's output: if a mask tells its tokens, their pool [N, D].
+
+    Sums are of float32 or better.
+    """
+    x = extract(output)
+    found = _find_mask(tap, extract.mask, x.shape[:2], arguments)
+    if found is None or head.pool == "none":
+        return x
+    if head.hidden is not None and head.hidden.rectifies:
+        x = F.relu(x)  # before the pool; once more after it, that changes nothing
+    are_tokens = _are_tokens(*found).to(x.device)
+    padding = ~are_tokens[..., None]
+    if head.pool == "avg":
+        total = x.masked_fill(padding, 0).sum(1, dtype=torch.promote_types(x.dtype, torch.float32))
+        return (total / are_tokens.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
+    if head.pool == "max":
+        y = x.masked_fill(padding, -torch.inf).amax(1)
+    else:
+        y = x[torch.arange(len(x), device=x.device), are_tokens.int().argmax(1)]
+    return y.masked_fill(padding.all(1), 0)
+
+
+def _find_mask(
+    tap: str, mask: str | None, tokens: tuple[int, ...], arguments: Mapping[Any, Any]
+) -> tuple[str, Tensor] | None:
+    """Return the name of the mask for tokens [N, T], and the tensor that it is in a batch; None if it has none."""
+    if mask == AUTO:
+        ends = (TOKENS, PADDING)
+        found = [each for each in arguments.items() if str(each[0]).endswith(ends) and _fits(each[1], tokens)]
+        if len(found) > 1:
+            wants = f"extract={{{tap!r}: Extract(mask={found[0][0]!r})}}, say"
+            raise ValueError(f"heads[{tap!r}]: finds {' and '.join(name for name, _ in found)}, wants one: {wants}")
+        return found[0] if found else None
+    name = "" if mask is None else mask.removeprefix("~")
+    value = arguments.get(name)
+    if mask is None or value is None and (name in arguments or not any(isinstance(each, int) for each in arguments)):
+        return None
+    if not _fits(value, tokens):
+        got = "has no place that is known" if value is None else f"is {parts_in_words(value)}"
+        raise ValueError(
+            f"heads[{tap!r}]: {name} {got}, wants {list(tokens)}, as the tap has tokens, at its place or in a dict of "
+            f"arguments by name; or extract={{{tap!r}: Extract(mask=None)}}, which reads padding as tokens"
+        )
+    return mask, value
+
+
+def _fits(value: Any, tokens: tuple[int, ...]) -> bool:
+    return isinstance(value, Tensor) and value.shape == tokens
+
+
+def _tells_padding(mask: str) -> bool:
+    return mask.endswith(PADDING) != mask.startswith("~")
+
+
+def _are_tokens(mask: str, values: Tensor) -> Tensor:
+    return values == 0 if _tells_padding(mask) else values > 0
 
 
 def check_extract(extract: object, taps: Sequence[str]) -> dict[str, AnyExtract]:

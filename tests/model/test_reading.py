@@ -74,7 +74,9 @@ def test_layouts_are_inferred(maps: str, tokens: str, device: str) -> None:
     assert [network.extract[tap].layout for tap in network.taps] == [maps, tokens]
     for got, want in zip(network.logits(x), wanted(network, x), strict=True):
         torch.testing.assert_close(got, want)
-    assert network.describe().splitlines()[1] == f"tokens [{', '.join(tokens)}]: pool 'avg', 5 classes"
+    assert network.describe().splitlines()[1] == (
+        f"tokens [{', '.join(tokens)}]: pool 'avg', 5 classes, over all tokens, padding included"
+    )
     with torch.no_grad():
         answer, logits = network(x), torch.stack(wanted(network, x))
     exits = (logits.softmax(2).amax(2) > 0.3).to(torch.int8).tolist()

@@ -1,0 +1,342 @@
+"""Padding of tokens: a sample's answer does not depend on how long the others of its batch are."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from auxhead.model import EarlyExitNetwork, Extract, FusedAuxHead, attach, load_checkpoint, save_checkpoint
+from auxhead.model.calibration.calibrate_network import calibrate_network
+from auxhead.model.training.train import train
+from support.example_models import needs_gpu
+from torch import Tensor, nn
+
+K, D = 4, 16
+TAPS = ("layers.0", "layers.1")
+IDS = torch.randint(1, 50, (3, 5), generator=torch.Generator().manual_seed(0))
+
+
+class Layer(nn.Module):
+    """Tokens [N, T, D] that attend to those that are kept, in whatever order they lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mix, self.linear = nn.LayerNorm(D), nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor, kept: Tensor) -> Tensor:
+        scores = (self.mix(self.norm(x)) @ x.transpose(1, 2)).masked_fill(~kept[:, None], -torch.inf)
+        return x + self.linear(torch.nan_to_num(scores.softmax(2)) @ x)
+
+
+class Encoder(nn.Module):
+    """Shaped as HuggingFace's classifiers of text are: arguments that may be left out, and an object that is returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layers = nn.Embedding(50, D), nn.ModuleList([Layer(), Layer()])
+        self.fc = nn.Linear(D, K)
+
+    def encode(self, ids: Tensor, kept: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x, kept)
+        kept = kept[:, -x.shape[1] :, None].float()
+        return self.fc((x * kept).sum(1) / kept.sum(1).clamp(min=1))
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> Any:
+        kept = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        kept = kept[:, 0, 0] if kept.ndim == 4 else kept
+        return SimpleNamespace(logits=self.encode(input_ids, kept > 0))
+
+
+class PaddingMasked(Encoder):
+    """Shaped as PyTorch's encoders are: the mask is not 0 at padding."""
+
+    def forward(self, src: Tensor, src_key_padding_mask: Tensor) -> Tensor:  # type: ignore[override]
+        return self.encode(src, src_key_padding_mask == 0)
+
+
+class AnyArguments(Encoder):
+    """Hands on what it is given."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        return super().forward(*args, **kwargs)
+
+
+class OfDict(Encoder):
+    """Takes a whole batch as one argument."""
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Any:  # type: ignore[override]
+        return super().forward(**batch)
+
+
+class ClassToken(Encoder):
+    """Reads a token of its own before the others."""
+
+    def encode(self, ids: Tensor, kept: Tensor) -> Tensor:
+        return super().encode(
+            torch.cat([torch.zeros_like(ids[:, :1]), ids], 1), nn.functional.pad(kept, (1, 0), value=1)
+        )
+
+
+class Pad(Encoder):
+    """Names its mask as nobody else does."""
+
+    def forward(self, ids: Tensor, pad: Tensor) -> Tensor:  # type: ignore[override]
+        return self.encode(ids, pad == 0)
+
+
+def padded(width: int, side: str = "right") -> tuple[Tensor, Tensor]:
+    """Ids and the mask of HuggingFace, with zeros beside the tokens."""
+    by = (0, width - IDS.shape[1]) if side == "right" else (width - IDS.shape[1], 0)
+    return nn.functional.pad(IDS, by), nn.functional.pad(torch.ones_like(IDS), by)
+
+
+def network_of(backbone: nn.Module, example: Any = None, pool: str = "avg", **options: Any) -> EarlyExitNetwork:
+    torch.manual_seed(1)
+    for parameter in backbone.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    heads = {tap: FusedAuxHead(D, K, pool=pool) for tap in TAPS}
+    return EarlyExitNetwork(backbone, heads, 0.5, example_input=example, **options).eval()
+
+
+DOORS: dict[str, Callable[[EarlyExitNetwork, Any, Path], list[Tensor]]] = {
+    "answers": lambda network, x, _: list(network(x)),
+    "stop": lambda network, x, _: list(network(x, stop=True)),
+    "logits": lambda network, x, _: network.logits(x),
+    "training": lambda network, x, _: network.train().logits(x),
+    "loaded": lambda network, x, path: list(saved_and_loaded(network, path)(x)),
+}
+
+
+def saved_and_loaded(network: EarlyExitNetwork, path: Path) -> EarlyExitNetwork:
+    save_checkpoint(path, network)
+    return load_checkpoint(path, type(network.backbone)()).network
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("pool", ["avg", "max", "first"])
+@pytest.mark.parametrize("door", DOORS)
+def test_an_answer_does_not_depend_on_padding(door: str, pool: str, side: str, tmp_path: Path) -> None:
+    network, found = network_of(Encoder(), padded(7), pool), []
+    for ids, mask in (padded(5), padded(12, side)):
+        found.append(DOORS[door](network, {"input_ids": ids, "attention_mask": mask}, tmp_path))
+    for alone, among_longer in zip(*found, strict=True):
+        torch.testing.assert_close(among_longer, alone)
+    if door in ("logits", "training"):
+        plain = network.logits(IDS)  # a batch without a mask has no padding
+        assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(plain, found[0], strict=True))
+        sum(each.sum() for each in found[1]).backward()
+        assert all(each.grad.isfinite().all() for each in network.parameters() if each.grad is not None)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32, torch.uint8], ids=str)
+@pytest.mark.parametrize("kind", [Encoder, PaddingMasked, AnyArguments, OfDict])
+def test_a_mask_is_found_by_its_name(kind: type[Encoder], dtype: torch.dtype, device: str) -> None:
+    def batch(width: int) -> Any:
+        ids, mask = padded(width)
+        mask = (1 - mask if kind is PaddingMasked else mask).to(dtype)
+        by_name = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+        return {PaddingMasked: tuple(by_name.values()), OfDict: (by_name,)}.get(kind, by_name)
+
+    network = network_of(kind().to(device), batch(7))
+    name = "src_key_padding_mask" if kind is PaddingMasked else "attention_mask"
+    assert [extract.mask for extract in network.extract.values()] == [name, name]
+    assert (
+        network.describe().splitlines()[0] == f"layers.0 [N, T, D]: pool 'avg', {K} classes, over the tokens of {name}"
+    )
+    with torch.no_grad():
+        for among_longer, alone in zip(network(batch(12)), network(batch(5)), strict=True):
+            torch.testing.assert_close(among_longer, alone)
+
+
+def test_attach_finds_it() -> None:
+    backbone = Encoder().eval()
+    network = attach(backbone, list(TAPS), example_input=padded(7)).eval()
+    assert network.describe().count("over the tokens of attention_mask") == 2
+    for among_longer, alone in zip(network.logits(padded(12)), network.logits(padded(5)), strict=True):
+        torch.testing.assert_close(among_longer, alone)
+
+
+def test_a_head_that_rectifies_does_so_before_the_mean() -> None:
+    network = EarlyExitNetwork(
+        Encoder().eval(), {TAPS[0]: FusedAuxHead(D, K, hidden_features=8, rectifies=True)}, example_input=padded(7)
+    ).eval()
+    plain, masked = network.logits(IDS)[0], network.logits(padded(12))[0]
+    torch.testing.assert_close(masked, plain)
+
+
+@pytest.mark.parametrize("pool", ["avg", "max", "first"])
+def test_a_sample_of_padding_alone_reads_as_zeros(pool: str) -> None:
+    network = network_of(Encoder(), padded(7), pool)
+    ids, mask = padded(7)
+    mask = mask.clone()
+    mask[1] = 0
+    logits = network.logits((ids, mask))
+    torch.testing.assert_close(logits[0][1], network.heads[0].linear.bias)
+    torch.testing.assert_close(logits[0][0], network.logits(padded(7))[0][0])
+    logits[0].sum().backward()
+    assert network.backbone.embedding.weight.grad.isfinite().all()
+
+
+def test_what_lies_in_padding_does_not_matter() -> None:
+    network, (ids, mask) = network_of(Encoder(), padded(7)), padded(7)
+    wanted = network.logits((ids, mask))[0]
+
+    def spoil(_layer: nn.Module, _inputs: Any, y: Tensor) -> Tensor:
+        return torch.where(mask[..., None] > 0, y, torch.nan)
+
+    handle = network.backbone.layers[0].register_forward_hook(spoil)
+    torch.testing.assert_close(network.logits((ids, mask))[0], wanted)
+    handle.remove()
+
+
+def test_the_mean_is_summed_up_in_float32() -> None:
+    network, (ids, mask) = network_of(Encoder(), padded(7)).bfloat16(), padded(7)
+    read: list[Tensor] = []
+    network.backbone.layers[0].register_forward_hook(lambda *_: torch.ones(3, 4096, D).bfloat16() * 1.0)
+    network.heads[0].register_forward_pre_hook(lambda _head, inputs: read.append(inputs[0]))
+    ids, mask = nn.functional.pad(ids, (0, 4089)), nn.functional.pad(mask, (0, 4089), value=1)
+    mask[:, 4000:] = 0
+    with torch.no_grad():
+        network((ids, mask))
+    assert read[0].dtype == torch.bfloat16 and (read[0] == 1).all()
+
+
+def test_masks_that_are_not_one_number_a_token_are_not_found() -> None:
+    ids, mask = padded(7)
+    for backbone, x in ((Encoder(), (ids, mask[:, None, None])), (ClassToken(), (ids, mask)), (Encoder(), ids)):
+        network = network_of(backbone, x)
+        assert network.describe().count("pool 'avg', 4 classes, over all tokens, padding included") == 2
+        assert torch.isfinite(network.logits(x)[0]).all()
+
+
+def test_none_reads_padding_as_tokens(tmp_path: Path) -> None:
+    network = network_of(Encoder(), padded(7), extract={tap: Extract(mask=None) for tap in TAPS})
+    assert network.describe().count("padding included") == 2
+    read: list[Tensor] = []
+    network.backbone.layers[0].register_forward_hook(lambda _layer, _inputs, y: read.append(y))
+    got = network.logits(padded(12))[0]
+    torch.testing.assert_close(got, network.heads[0].linear(read[0].mean(1)))
+    torch.testing.assert_close(saved_and_loaded(network, tmp_path).logits(padded(12))[0], got)
+
+
+def test_a_name_is_saved_and_files_without_one_are_read_as_they_were_written(tmp_path: Path) -> None:
+    network = network_of(Encoder(), padded(7))
+    assert saved_and_loaded(network, tmp_path).extract == network.extract
+    path = tmp_path / "model.json"
+    content = json.loads(path.read_text())
+    for head in content["heads"].values():
+        assert head["extract"].pop("mask") == "attention_mask"
+    path.write_text(json.dumps(content))
+    loaded = load_checkpoint(tmp_path, Encoder()).network
+    loaded.check_taps(padded(7))
+    assert loaded.describe().count("padding included") == 2
+
+
+def test_a_mask_that_comes_later_is_found_then() -> None:
+    network = network_of(Encoder(), (IDS,))
+    for among_longer, alone in zip(network.logits(padded(12)), network.logits(padded(5)), strict=True):
+        torch.testing.assert_close(among_longer, alone)
+
+
+def test_a_name_of_ones_own_says_what_it_tells() -> None:
+    (ids, mask), (longer, of_longer) = padded(5), padded(12)
+    network = network_of(Pad(), (ids, 1 - mask), extract={tap: Extract(mask="~pad") for tap in TAPS})
+    assert network.describe().count("over the tokens of ~pad") == 2
+    for got, want in zip(network.logits((longer, 1 - of_longer)), network.logits((ids, 1 - mask)), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+class Both(Encoder):
+    """Has masks of both kinds."""
+
+    def forward(self, ids: Tensor, attention_mask: Tensor, decoder_attention_mask: Tensor) -> Tensor:  # type: ignore[override]
+        return self.encode(ids, attention_mask > 0)
+
+
+X, MASK = padded(7)
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "two": (
+        lambda: network_of(Both(), (X, MASK, MASK)),
+        "heads['layers.0']: finds attention_mask and decoder_attention_mask, wants one: "
+        "extract={'layers.0': Extract(mask='attention_mask')}, say",
+    ),
+    "opposite": (
+        lambda: network_of(PaddingMasked(), (X, MASK)),
+        "src_key_padding_mask calls all of a sample padding, wants 0 at its tokens; if the numbers say the opposite, "
+        "extract={'layers.0': Extract(mask='~src_key_padding_mask')}",
+    ),
+    "added": (
+        lambda: network_of(Encoder(), (X, (MASK - 1) * 1e9)),
+        "attention_mask calls all of a sample padding, wants more than 0 at its tokens",
+    ),
+    "rank": (
+        lambda: network_of(Encoder(), (X, MASK[:, None, None]), extract={TAPS[0]: Extract(mask="attention_mask")}),
+        "heads['layers.0']: attention_mask is a tensor [3, 1, 1, 7] of torch.int64, wants [3, 7]",
+    ),
+    "class token": (
+        lambda: network_of(ClassToken(), (X, MASK), extract={TAPS[0]: Extract(mask="attention_mask")}),
+        "heads['layers.0']: attention_mask is a tensor [3, 7] of torch.int64, wants [3, 8]",
+    ),
+    "later": (
+        lambda: network_of(Encoder(), (X, MASK)).logits((X, MASK[:, None, None])),
+        "heads['layers.0']: attention_mask is a tensor [3, 1, 1, 7] of torch.int64, wants [3, 7], as the tap has tokens",
+    ),
+    "of one sample": (
+        lambda: network_of(Encoder(), (X, MASK))((X, MASK[:1])),
+        "attention_mask is a tensor [1, 7] of torch.int64, wants [3, 7]",
+    ),
+    "misspelt": (
+        lambda: network_of(Encoder(), (X, MASK), extract={TAPS[0]: Extract(mask="atention_mask")}),
+        "mask: got 'atention_mask', wants an argument of the backbone: ['input_ids', 'attention_mask', 'token_type_ids']",
+    ),
+    "no place": (
+        lambda: network_of(AnyArguments(), {"input_ids": X, "attention_mask": MASK})((X, MASK)),
+        "attention_mask has no place that is known, wants [3, 7], as the tap has tokens, at its place or in a dict",
+    ),
+    "not pooled": (
+        lambda: EarlyExitNetwork(
+            Encoder(),
+            {TAPS[0]: nn.Sequential(nn.Flatten(), nn.Linear(7 * D, 8), nn.Tanh(), nn.Linear(8, K))},
+            extract={TAPS[0]: Extract(mask="attention_mask")},
+            example_input=(X, MASK),
+        ),
+        "extract['layers.0']: mask: got 'attention_mask', wants None: its head pools no tokens",
+    ),
+    "train": (
+        lambda: train(network_of(Encoder(), (X, MASK)), [((X, MASK), torch.zeros(3).long())], epochs=1),
+        "batches: got tuple for images, wants tensors",
+    ),
+    "calibrate": (
+        lambda: calibrate_network(network_of(Encoder(), (X, MASK)), [((X, MASK), torch.zeros(3).long())]),
+        "input: got tuple, wants a torch.Tensor [N, ...]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_right_is_refused(case: str) -> None:
+    call, message = REFUSED[case]
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+        call()
+
+
+@pytest.mark.parametrize("mask", [1, "", "~", True])
+def test_a_mask_that_is_no_name_is_refused(mask: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"mask: got {mask!r}, wants the name of an argument")):
+        Extract(mask=mask)
+
+
+def test_a_compiled_network_leaves_padding_out() -> None:
+    network = network_of(PaddingMasked(), (X, 1 - MASK))
+    compiled = torch.compile(lambda x: network.logits(x), fullgraph=True, backend="eager")
+    for got, want in zip(compiled((X, 1 - MASK)), network.logits((IDS, torch.zeros_like(IDS))), strict=True):
+        torch.testing.assert_close(got, want)
