@@ -1,8 +1,9 @@
 """A backbone's input: one tensor, a tuple of its arguments, or a dict of its keywords."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
-from typing import Any, NamedTuple
+from itertools import takewhile
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,34 +13,6 @@ from .arguments import check_batch, kind_of
 
 #: What a backbone takes for a batch of samples: its argument, or all of them, by place or by name.
 Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]
-
-
-class ArgumentNames(NamedTuple):
-    """Names of the arguments of a backbone."""
-
-    by_place: tuple[str, ...]
-    by_name: tuple[str, ...] | None
-    """Of all; None where any is taken, or they are not known, as of TorchScript."""
-
-    @classmethod
-    def of(cls, backbone: nn.Module) -> "ArgumentNames":
-        """Return those of a backbone's forward."""
-        try:
-            parameters = signature(backbone.forward).parameters.values()
-        except (TypeError, ValueError):
-            return cls((), None)
-        names = tuple(each.name for each in parameters)
-        by_place = tuple(each.name for each in parameters if each.kind <= Parameter.POSITIONAL_OR_KEYWORD)
-        return cls(by_place, None if any(each.kind is Parameter.VAR_KEYWORD for each in parameters) else names)
-
-    def in_batch(self, x: Batch) -> dict[Any, Any]:
-        """Return a batch's arguments by name, or by place where that has none; and what lies in dicts among them."""
-        given = x if isinstance(x, tuple) else (x,)
-        places = [*self.by_place, *range(len(self.by_place), len(given))]
-        named = dict(x) if isinstance(x, Mapping) else dict(zip(places, given, strict=False))
-        for each in [each for each in named.values() if isinstance(each, Mapping)]:
-            named = {**each, **named}
-        return named
 
 
 def check_input_batch(name: str, x: object, *, may_be_empty: bool = False) -> None:
@@ -83,6 +56,23 @@ def call_with(backbone: nn.Module, x: Batch) -> Any:
     if isinstance(x, tuple):
         return backbone(*x)
     return backbone(**x) if isinstance(x, Mapping) else backbone(x)
+
+
+def argument_names(backbone: nn.Module) -> tuple[str, ...]:
+    """Return the names of a backbone's arguments, up to ``*args``; ``**kwargs`` with its stars."""
+    try:
+        parameters = signature(backbone.forward).parameters.values()
+    except (TypeError, ValueError):  # of TorchScript
+        return ()
+    known = takewhile(lambda each: each.kind is not Parameter.VAR_POSITIONAL, parameters)
+    return tuple(str(each) if each.kind is Parameter.VAR_KEYWORD else each.name for each in known)
+
+
+def arguments_in(x: Batch, names: Sequence[str]) -> dict[Any, Any]:
+    """Return a batch's arguments by name, by place where that has none, and what lies in dicts among them."""
+    given = x if isinstance(x, tuple) else (x,)
+    named = dict(x if isinstance(x, Mapping) else zip([*names, *range(len(names), len(given))], given, strict=False))
+    return {name: each for part in (*named.values(), named) if isinstance(part, Mapping) for name, each in part.items()}
 
 
 def _plain(x: tuple[Any, ...] | Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..kernels.cuda_runtime import beside_captures
 from .arguments import check_heads, check_module, kind_of
-from .batches import ArgumentNames, Batch, call_with, check_input_batch, first_tensor, two_samples
+from .batches import Batch, argument_names, arguments_in, call_with, check_input_batch, first_tensor, two_samples
 from .channel_evidence import ChannelEvidence
 from .dry_run import dry_run
 from .eager_pass import run_eagerly
@@ -65,9 +65,8 @@ class EarlyExitNetwork(nn.Module):
             example_input: a batch for the dry run that checks the taps; without one, the first batch serves. For a
                 backbone of several arguments a tuple of them, or a dict by name; see :meth:`forward`.
             extract: for taps that do not return just what their head is to read, an :class:`Extract` (an item of a
-                tuple or dict, a layout, a mask of padding), or a function of the layer's output that returns it, called
-                at each pass. Layouts of other taps are inferred from the operators that make and read their outputs,
-                and masks found by name.
+                tuple or dict, a layout, a padding mask), or a function of the layer's output that returns it, called at
+                each pass. Layouts of other taps are inferred from the operators around them, and masks found by name.
             logits: index, key or field of the logits in what the backbone returns; None is all of it, if that is a
                 tensor, and else its field "logits".
 
@@ -88,15 +87,15 @@ class EarlyExitNetwork(nn.Module):
             if isinstance(head, FusedAuxHead) and head.map_size is not None and head is not given
         }
         by_tap = None if rules is None else self._rules_by_tap(rules)
-        self._arguments = ArgumentNames.of(backbone)
+        self._argument_names = argument_names(backbone)
         self.extract = check_extract(extract, self.taps)
         if isinstance(logits, bool) or not (logits is None or isinstance(logits, (int, str))):
             raise TypeError(f"logits: got {kind_of(logits)}, wants an index, a key or None")
         self.logits_part = logits
         self.shares: dict[str, float] = {}
         """Of the backbone's work, how much is done when a tap returns, 0 to 1; of taps of which that is known."""
-        self._of_tokens: frozenset[str] = frozenset()  # taps, once they are checked
-        self._set_reading()
+        self._of_tokens: set[str] = set()  # taps, once they are checked
+        self.reading = reading_of(self.taps, self.extract, self.logits_part)
         self._checked = False
         self._plans = ExitsPlans()
         if example_input is not None:
@@ -158,22 +157,19 @@ class EarlyExitNetwork(nn.Module):
             as_exit_rule(rule, f"rules[{tap!r}]", own.criterion)  # refuses what is none before any head is changed
         return by_tap
 
-    def _set_reading(self) -> None:
-        self.reading = reading_of(self.taps, self.extract, self.logits_part)
-
     def _reading_now(self, x: Batch) -> Reading:
         """Return how a batch is read in the current mode: in training some backbones return more than logits."""
         reading = self.reading or Reading((None,) * len(self.taps), None)
         if self.backbone.training and self.logits_part is None:
-            reading = reading._replace(logits=LOGITS)
+            reading = Reading(reading.taps, LOGITS)
         if isinstance(x, Tensor) or not self._of_tokens:
             return reading
-        arguments, reads = self._arguments.in_batch(x), list(reading.taps)
+        arguments, reads = arguments_in(x, self._argument_names), list(reading.taps)
         for place, (tap, head) in enumerate(zip(self.taps, self.exit_heads, strict=True)):
             extract = self.extract[tap]
             if isinstance(head, FusedAuxHead) and isinstance(extract, Extract) and extract.mask is not None:
                 reads[place] = partial(read_tokens, tap, extract, head, arguments)
-        return reading._replace(taps=tuple(reads))
+        return Reading(tuple(reads), reading.logits)
 
     def check_taps(self, example_input: Batch) -> None:
         """Check taps and heads by one dry run of the backbone, the first time; see ``__init__`` for what it raises."""
@@ -205,8 +201,8 @@ class EarlyExitNetwork(nn.Module):
             logits=self.logits_part,
             watching=evidence,
         )
-        arguments, takes = self._arguments.in_batch(example_input), self._arguments.by_name
-        samples = first_tensor(example_input).shape[0]
+        samples, takes = first_tensor(example_input).shape[0], self._argument_names
+        arguments = arguments_in(example_input, takes)
         lazy: list[tuple[FusedAuxHead, Tensor]] = []
         runs: list[tuple[ModuleHead, ModuleRun]] = []
         heads = [
@@ -240,9 +236,8 @@ class EarlyExitNetwork(nn.Module):
         for head_of_module, found in runs:
             head_of_module.run = found
         self.extract, self.logits_part = extract, run.part
-        each = zip(self.taps, run.features, strict=True)
-        self._of_tokens = frozenset(tap for tap, features in each if features.ndim == 3)
-        self._set_reading()
+        self._of_tokens = {tap for tap, read in zip(self.taps, run.features, strict=True) if read.ndim == 3}
+        self.reading = reading_of(self.taps, self.extract, self.logits_part)
         self._checked = True
 
     def describe(self) -> str:
@@ -251,8 +246,8 @@ class EarlyExitNetwork(nn.Module):
         for tap, head in zip(self.taps, self.exit_heads, strict=True):
             extract = self.extract.get(tap, Extract())
             reads = extract.describe(tap) if isinstance(extract, Extract) else f"a function of {tap}"
-            mask = extract.mask if isinstance(extract, Extract) else None
-            over = "all tokens, padding included" if mask in (None, AUTO) else f"the tokens of {mask}"
+            masked = isinstance(extract, Extract) and extract.mask not in (None, AUTO)
+            over = f"the tokens of {extract.mask}" if masked else "all tokens, padding included"
             over = f", over {over}" if tap in self._of_tokens else ""
             share = f", behind {self.shares[tap]:.0%} of the work" if tap in self.shares else ""
             lines.append(f"{reads}: {head.describe()}{over}{share}")

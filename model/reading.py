@@ -33,11 +33,10 @@ class Extract:
     """"NCHW" or "NHWC" for a map, "NTD" (samples, tokens, features), "NCL" (channels before positions) or "TND" for
     tokens. None is inferred in the dry run; a head with pool="none" reads what there is in the order that it has."""
     mask: str | None = AUTO
-    """For tokens [N, T, D] that a head averages, or of which it reads the maximum or the first: the name of the
-    backbone's argument [N, T], of any dtype, that tells which are padding, and are left out. In one whose name ends in
-    "padding_mask" they are not 0, in others not greater than 0; "~name" says the opposite. A sample of padding alone
-    reads as zeros; a batch without the argument has no padding. "auto" finds the one [N, T] whose name ends in
-    "attention_mask" or "padding_mask", if there is one; with None padding is read as tokens are."""
+    """Name of the backbone's argument [N, T], of any dtype, that tells padding among tokens, which their mean, maximum
+    or first leaves out. Padding is not 0 in one whose name ends in "padding_mask", in others not over 0; "~name" is the
+    opposite. A sample of padding alone reads as zeros; a batch without the argument has none. "auto" is the one whose
+    name ends in "attention_mask" or "padding_mask", if one is [N, T]; with None padding is read as tokens are."""
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -94,37 +93,34 @@ def reading_of(taps: Sequence[str], extract: Mapping[str, AnyExtract], logits: i
 
 
 def with_mask(
-    tap: str,
-    extract: Extract,
-    tokens: tuple[int, int] | None,
-    arguments: Mapping[Any, Any],
-    takes: Sequence[str] | None,
+    tap: str, extract: Extract, tokens: tuple[int, int] | None, arguments: Mapping[Any, Any], takes: Sequence[str]
 ) -> Extract:
     """Return an extract with the name of the mask that a batch has for it, if there is one.
 
-    ``tokens`` are N and T of the batch, None for a head that pools none; ``takes`` are the backbone's arguments, None
-    any. ``ValueError`` for a mask that is none of them, does not fit or calls a whole sample padding, and for several.
+    ``tokens`` are N and T, None for a head that pools none; ``takes`` are the backbone's arguments, as far as known.
+    ``ValueError`` for a mask that is none of them, does not fit or calls a whole sample padding, and for several.
     """
-    named = None if extract.mask in (None, AUTO) else extract.mask
-    if named is not None and tokens is None:
-        raise ValueError(f"extract[{tap!r}]: mask: got {named!r}, wants None: its head pools no tokens")
-    if named is not None and takes is not None and named.removeprefix("~") not in {*arguments, *takes}:
-        raise ValueError(f"extract[{tap!r}]: mask: got {named!r}, wants an argument of the backbone: {list(takes)}")
-    found = None if tokens is None else _find_mask(tap, extract.mask, tokens, arguments)
-    if found is not None and not _are_tokens(*found).any(1).all():
-        wants, other = "0" if _tells_padding(found[0]) else "more than 0", f"~{found[0]}".removeprefix("~~")
+    name = "" if extract.mask in (None, AUTO) else extract.mask.removeprefix("~")
+    unknown = takes and not takes[-1].startswith("**") and name not in {*arguments, *takes}
+    if name and (tokens is None or unknown):
+        wants = "None: its head pools no tokens" if tokens is None else f"an argument of the backbone: {list(takes)}"
+        raise ValueError(f"extract[{tap!r}]: mask: got {extract.mask!r}, wants {wants}")
+    if tokens is None or extract.mask is None:
+        return replace(extract, mask=None)
+    found = _find_mask(tap, extract.mask, tokens, arguments)
+    if found is None:
+        return extract
+    mask, values = found
+    if not _are_tokens(mask, values).any(1).all():
         raise ValueError(
-            f"heads[{tap!r}]: {found[0]} calls all of a sample padding, wants {wants} at its tokens; if the numbers say "
-            f"the opposite, extract={{{tap!r}: Extract(mask={other!r})}}"
+            f"heads[{tap!r}]: {mask} calls all of a sample padding, wants numbers over 0 at tokens, or 0 if its name "
+            f"ends in {PADDING!r}; if it says the opposite, mask={f'~{mask}'.removeprefix('~~')!r} in its Extract"
         )
-    return extract if found is None and tokens is not None else replace(extract, mask=found and found[0])
+    return replace(extract, mask=mask)
 
 
 def read_tokens(tap: str, extract: Extract, head: Any, arguments: Mapping[Any, Any], output: Any) -> Tensor:
-    """Return what a fused head reads of a layer's output: if a mask tells its tokens, their pool [N, D].
-
-    Sums are of float32 or better.
-    """
+    """Return what a fused head reads of a layer's output: if a mask tells its tokens, their pool [N, D]."""
     x = extract(output)
     found = _find_mask(tap, extract.mask, x.shape[:2], arguments)
     if found is None or head.pool == "none":
@@ -132,51 +128,41 @@ def read_tokens(tap: str, extract: Extract, head: Any, arguments: Mapping[Any, A
     if head.hidden is not None and head.hidden.rectifies:
         x = F.relu(x)  # before the pool; once more after it, that changes nothing
     are_tokens = _are_tokens(*found).to(x.device)
-    padding = ~are_tokens[..., None]
     if head.pool == "avg":
-        total = x.masked_fill(padding, 0).sum(1, dtype=torch.promote_types(x.dtype, torch.float32))
+        total = x.masked_fill(~are_tokens[..., None], 0).sum(1, dtype=torch.promote_types(x.dtype, torch.float32))
         return (total / are_tokens.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
     if head.pool == "max":
-        y = x.masked_fill(padding, -torch.inf).amax(1)
+        y = x.masked_fill(~are_tokens[..., None], -torch.inf).amax(1)
     else:
         y = x[torch.arange(len(x), device=x.device), are_tokens.int().argmax(1)]
-    return y.masked_fill(padding.all(1), 0)
+    return y.masked_fill(~are_tokens.any(1, keepdim=True), 0)
 
 
-def _find_mask(
-    tap: str, mask: str | None, tokens: tuple[int, ...], arguments: Mapping[Any, Any]
-) -> tuple[str, Tensor] | None:
+def _find_mask(tap: str, mask: str, tokens: tuple[int, ...], arguments: Mapping[Any, Any]) -> tuple[str, Tensor] | None:
     """Return the name of the mask for tokens [N, T], and the tensor that it is in a batch; None if it has none."""
+    fitting = {name: each for name, each in arguments.items() if isinstance(each, Tensor) and each.shape == tokens}
     if mask == AUTO:
-        ends = (TOKENS, PADDING)
-        found = [each for each in arguments.items() if str(each[0]).endswith(ends) and _fits(each[1], tokens)]
+        found = [name for name in fitting if str(name).endswith((TOKENS, PADDING))]
         if len(found) > 1:
-            wants = f"extract={{{tap!r}: Extract(mask={found[0][0]!r})}}, say"
-            raise ValueError(f"heads[{tap!r}]: finds {' and '.join(name for name, _ in found)}, wants one: {wants}")
-        return found[0] if found else None
-    name = "" if mask is None else mask.removeprefix("~")
-    value = arguments.get(name)
-    if mask is None or value is None and (name in arguments or not any(isinstance(each, int) for each in arguments)):
-        return None
-    if not _fits(value, tokens):
-        got = "has no place that is known" if value is None else f"is {parts_in_words(value)}"
+            wants = f"one of them: extract={{{tap!r}: Extract(mask={found[0]!r})}}"
+            raise ValueError(f"heads[{tap!r}]: finds the masks {' and '.join(found)}, wants {wants}")
+        return (found[0], fitting[found[0]]) if found else None
+    name = mask.removeprefix("~")
+    if name in fitting:
+        return mask, fitting[name]
+    nameless = name not in arguments and any(isinstance(each, int) for each in arguments)
+    if nameless or arguments.get(name) is not None:
+        got = "has no place that is known" if nameless else f"is {parts_in_words(arguments[name])}"
         raise ValueError(
             f"heads[{tap!r}]: {name} {got}, wants {list(tokens)}, as the tap has tokens, at its place or in a dict of "
             f"arguments by name; or extract={{{tap!r}: Extract(mask=None)}}, which reads padding as tokens"
         )
-    return mask, value
-
-
-def _fits(value: Any, tokens: tuple[int, ...]) -> bool:
-    return isinstance(value, Tensor) and value.shape == tokens
-
-
-def _tells_padding(mask: str) -> bool:
-    return mask.endswith(PADDING) != mask.startswith("~")
+    return None
 
 
 def _are_tokens(mask: str, values: Tensor) -> Tensor:
-    return values == 0 if _tells_padding(mask) else values > 0
+    tells_padding = mask.endswith(PADDING) != mask.startswith("~")
+    return values == 0 if tells_padding else values > 0
 
 
 def check_extract(extract: object, taps: Sequence[str]) -> dict[str, AnyExtract]:
