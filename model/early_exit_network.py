@@ -246,8 +246,8 @@ class EarlyExitNetwork(nn.Module):
         for tap, head in zip(self.taps, self.exit_heads, strict=True):
             extract = self.extract.get(tap, Extract())
             reads = extract.describe(tap) if isinstance(extract, Extract) else f"a function of {tap}"
-            masked = isinstance(extract, Extract) and extract.mask not in (None, AUTO)
-            over = f"the tokens of {extract.mask}" if masked else "all tokens, padding included"
+            mask = extract.mask if isinstance(extract, Extract) else None
+            over = "all tokens, padding included" if mask in (None, AUTO) else f"the tokens of {mask}"
             over = f", over {over}" if tap in self._of_tokens else ""
             share = f", behind {self.shares[tap]:.0%} of the work" if tap in self.shares else ""
             lines.append(f"{reads}: {head.describe()}{over}{share}")

@@ -122,7 +122,7 @@ def with_mask(
 def read_tokens(tap: str, extract: Extract, head: Any, arguments: Mapping[Any, Any], output: Any) -> Tensor:
     """Return what a fused head reads of a layer's output: if a mask tells its tokens, their pool [N, D]."""
     x = extract(output)
-    found = _find_mask(tap, extract.mask, x.shape[:2], arguments)
+    found = None if extract.mask is None else _find_mask(tap, extract.mask, x.shape[:2], arguments)
     if found is None or head.pool == "none":
         return x
     if head.hidden is not None and head.hidden.rectifies:
