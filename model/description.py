@@ -79,7 +79,7 @@ def _wrong_in_head(head: Any) -> str | None:
         forms = {**_HEAD, **{name: form for name, form in _SOME_HEADS.items() if name in head}}
     wrong = _first_wrong(head, forms, "which a head has") or _first_wrong(head["rule"], _RULE, "which a rule has")
     if wrong is None and head["extract"] is not None:
-        wrong = _first_wrong(head["extract"], _EXTRACT, "which an extract has")
+        wrong = _first_wrong({"mask": None, **head["extract"]}, _EXTRACT, "which an extract has")
     if wrong is None and "hidden" in head:
         wrong = _first_wrong(head["hidden"], _HIDDEN, "which hidden layers have")
         if wrong is None and head["hidden"]["norm"] is not None:
@@ -218,6 +218,7 @@ _MODULE_HEAD: _Forms = {
 _EXTRACT: _Forms = {
     "item": ("an index, a key or None", _is_part),
     "layout": (f"one of {list(LAYOUTS)} or None", lambda value: value is None or value in list(LAYOUTS)),
+    "mask": ("a name or None", lambda value: value is None or _is_text(value) and value.strip("~") != ""),
 }
 _RULE: _Forms = {
     "threshold": ("a number", _is_number),
