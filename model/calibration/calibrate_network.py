@@ -301,7 +301,7 @@ def _collect(
 
 
 def _chance(collected: ExitLogits, own: Tensor) -> str | None:
-    """Say that the classifier is no better than chance on some samples, if it is not; a sign test, at 5 %."""
+    """Say so where a sign test, at 5 %, does not show the classifier to be better than the majority class."""
     labels, right = collected.labels[own], collected.logits[-1, own].argmax(1) == collected.labels[own]
     most = int(labels.bincount().argmax())
     better, worse = int((right & (labels != most)).sum()), int((~right & (labels == most)).sum())
@@ -309,9 +309,9 @@ def _chance(collected: ExitLogits, own: Tensor) -> str | None:
         return None
     share, always = right.double().mean().item(), (labels == most).double().mean().item()
     return (
-        f"The classifier cannot be told from chance: of {len(own):,} samples it is right about {share:.1%}, who always "
-        f"says class {most} about {always:.1%}, and who draws lots about {1 / collected.logits.shape[2]:.1%}. "
-        "Thresholds mean nothing here: is it trained, and are labels, classes and preprocessing those that it knows?"
+        f"The classifier is no better than chance: of {len(own):,} samples it gets {share:.1%} right; to say class "
+        f"{most} always would get {always:.1%}, and a random label {1 / collected.logits.shape[2]:.1%}. Thresholds mean "
+        "nothing here: is it trained, and are labels, classes and preprocessing those that it knows?"
     )
 
 

@@ -21,6 +21,7 @@ from auxhead.model.learned_from import (
 )
 from safetensors.torch import load_file, save_file
 from support.digits_network import batches, digits, trained_state, untrained
+from support.example_models import needs_gpu
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
@@ -212,11 +213,11 @@ def test_a_network_at_chance_is_not_calibrated_without_a_word(network, held_out_
     report = calibrate_network(network, batches(images, labels), max_accuracy_drop=0.05)
     assert report.chance is None and not str(report).startswith("The classifier")
     shuffled = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
-    with pytest.warns(UserWarning, match="The classifier cannot be told from chance: of 1,297 samples"):
+    with pytest.warns(UserWarning, match="The classifier is no better than chance: of 1,297 samples"):
         report = calibrate_network(network, batches(images, shuffled), max_accuracy_drop=0.05)
     assert str(report).splitlines()[0] == report.chance
     most = shuffled.bincount().max().item() / len(shuffled)
-    assert f"about {most:.1%}, and who draws lots about 10.0%" in report.chance
+    assert f"always would get {most:.1%}, and a random label 10.0%" in report.chance
 
 
 def test_always_the_same_answer_is_chance_however_often_it_is_right(network, held_out_digits):
@@ -224,7 +225,7 @@ def test_always_the_same_answer_is_chance_however_often_it_is_right(network, hel
     rare = torch.cat([(labels == 3).nonzero()[:95, 0], (labels == 5).nonzero()[:5, 0]])
     with torch.no_grad():
         network.backbone[3][1].bias[3] += 100
-    with pytest.warns(UserWarning, match="right about 95.0%, who always says class 3 about 95.0%"):
+    with pytest.warns(UserWarning, match="gets 95.0% right; to say class 3 always would get 95.0%"):
         calibrate_network(network, batches(images[rare], labels[rare]), max_work=1.0)
 
 
@@ -233,7 +234,7 @@ def held_out_digits():
     return tuple(part[500:] for part in digits())
 
 
-@pytest.mark.gpu
+@needs_gpu
 def test_pixels_become_the_same_input_on_every_device():
     pixels = torch.arange(256, dtype=torch.uint8).repeat(3).reshape(1, 3, 16, 16)
     assert torch.equal(normalise(pixels.cuda()).cpu(), normalise(pixels))
