@@ -310,8 +310,8 @@ def _chance(collected: ExitLogits, own: Tensor) -> str | None:
     share, always = right.double().mean().item(), (labels == most).double().mean().item()
     return (
         f"The classifier is no better than chance: of {len(own):,} samples it gets {share:.1%} right; to say class "
-        f"{most} always would get {always:.1%}, and a random label {1 / collected.logits.shape[2]:.1%}. Thresholds mean "
-        "nothing here: is it trained, and are labels, classes and preprocessing those that it knows?"
+        f"{most} always would get {always:.1%}, and a random label {1 / collected.logits.shape[2]:.1%}. Thresholds "
+        "mean nothing here: is it trained, and are labels, classes and preprocessing those that it knows?"
     )
 
 

@@ -21,7 +21,6 @@ from auxhead.model.learned_from import (
 )
 from safetensors.torch import load_file, save_file
 from support.digits_network import batches, digits, trained_state, untrained
-from support.example_models import needs_gpu
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
 
@@ -234,7 +233,6 @@ def held_out_digits():
     return tuple(part[500:] for part in digits())
 
 
-@needs_gpu
-def test_pixels_become_the_same_input_on_every_device():
+def test_pixels_become_the_same_input_on_every_device(device):
     pixels = torch.arange(256, dtype=torch.uint8).repeat(3).reshape(1, 3, 16, 16)
-    assert torch.equal(normalise(pixels.cuda()).cpu(), normalise(pixels))
+    assert torch.equal(normalise(pixels.to(device)).cpu(), normalise(pixels))
