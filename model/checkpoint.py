@@ -169,7 +169,7 @@ def load_checkpoint(
         tensors = load_file(own_file(where, WEIGHTS))
     except (SafetensorError, OSError) as error:
         raise BadInput(f"checkpoint: {where / WEIGHTS} is damaged ({one_line(error)})") from None
-    learned_from = _taken_out(where, description["learned_from"], tensors)
+    learned_from = LearnedFrom.of_facts(where, description["learned_from"], tensors)
     layers = dict(backbone.named_modules(remove_duplicate=False))
     for tap in description["heads"]:
         if tap not in layers:
@@ -206,19 +206,6 @@ def load_checkpoint(
         description["accuracy"],
         description["calibration"],
     )
-
-
-def _taken_out(where: Path, facts: Mapping[str, Any] | None, tensors: dict[str, Tensor]) -> LearnedFrom | None:
-    """Take out of a file's tensors those of what the network has learned from, and return that, if it was noted."""
-    if facts is None:
-        return None
-    try:
-        found = LearnedFrom.of_facts(facts, tensors)
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"checkpoint: {where} has a damaged learned_from ({one_line(repr(error)):.100})") from None
-    for name in found.tensors():
-        del tensors[name]
-    return found
 
 
 def _as_list(value: Any) -> Any:

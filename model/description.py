@@ -149,20 +149,6 @@ def _is_report(value: Any) -> bool:
     return value is None or isinstance(value, dict) and _is_text(value.get("format"))
 
 
-def _is_learned_from(value: Any) -> bool:
-    if value is None:
-        return True
-    if not isinstance(value, Mapping) or value.keys() != {"unknown", "parameters", "parts"}:
-        return False
-    if not (value["unknown"] is None or _is_text(value["unknown"])) or not isinstance(value["parts"], list):
-        return False
-    parts = [part if isinstance(part, Mapping) else {} for part in value["parts"]]
-    return _are_names(value["parameters"]) and all(
-        part.keys() == {"role", "kinds", "samples"} and _are_names(part["kinds"]) and _is_count(part["samples"])
-        for part in parts
-    )
-
-
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 < value < 2**31
 
@@ -196,7 +182,7 @@ _DESCRIPTION: _Forms = {
     "accuracy": ("numbers by name", _are_numbers_by_name),
     "calibration": ("a report with its format, or None", _is_report),
     "logits": ("an index, a key or None", _is_part),
-    "learned_from": ("what the weights and rules were made from, or None", _is_learned_from),
+    "learned_from": ("a dict or None", lambda value: value is None or isinstance(value, dict)),
 }
 _HEAD: _Forms = {
     "in_features": ("a positive int", _is_count),

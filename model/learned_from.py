@@ -6,12 +6,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+from .bad_input import BadInput
 
 #: What a network was given samples for; the index is the sample's *role*, and that of one it has not seen ``NEW``.
 #: "weights" are the parameters, and the choice of their best epoch.
@@ -93,19 +96,25 @@ class LearnedFrom:
         return {f"learned_from.{index}": part.hashes for index, part in enumerate(self.parts)}
 
     @staticmethod
-    def of_facts(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> "LearnedFrom":
-        """Return what :meth:`facts` and :meth:`tensors` are of.
+    def of_facts(where: Path, facts: Mapping[str, Any] | None, tensors: dict[str, Tensor]) -> "LearnedFrom | None":
+        """Return what :meth:`facts` and :meth:`tensors` are of, and take its tensors out of those of a checkpoint.
 
         Raises:
-            ValueError, KeyError, TypeError: they are of nothing, or do not belong to each other.
+            BadInput: they are of nothing, or do not belong to each other.
         """
-        parts = []
-        for index, part in enumerate(facts["parts"]):
-            hashes = tensors[f"learned_from.{index}"]
-            if part["role"] not in ROLES or hashes.dtype != torch.int64 or hashes.shape != (part["samples"],):
-                raise ValueError(f"part {index} has {hashes.dtype} {list(hashes.shape)} for {part}")
-            parts.append(Part(part["role"], frozenset(part["kinds"]), hashes))
-        return LearnedFrom(facts["unknown"], tuple(facts["parameters"]), tuple(parts))
+        if facts is None:
+            return None
+        try:
+            parts = []
+            for index, part in enumerate(facts["parts"]):
+                hashes = tensors.pop(f"learned_from.{index}")
+                if part["role"] not in ROLES or hashes.dtype != torch.int64 or hashes.shape != (part["samples"],):
+                    raise ValueError(f"{hashes.dtype} {list(hashes.shape)} for {part}")
+                parts.append(Part(part["role"], frozenset(map(str, part["kinds"])), hashes))
+            unknown = None if facts["unknown"] is None else f"{facts['unknown']}"
+            return LearnedFrom(unknown, tuple(map(str, facts["parameters"])), tuple(parts))
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"checkpoint: {where} has a damaged learned_from ({error!r:.100})") from None
 
 
 def learned_by(network: Any) -> LearnedFrom:

@@ -68,13 +68,7 @@ def collect_logits(
         return parts if answers is None else {**parts, "static_labels": answers.cpu()}
 
     kinds: set[str] = set()
-
-    def noted(batch: object) -> tuple[Tensor, Tensor]:
-        x, y = _checked(batch, name)
-        kinds.add(kind_of_input(x))
-        return x, y
-
-    batches = enumerate(map(noted, loader))
+    batches = enumerate(_checked(batch, name, kinds) for batch in loader)
     each = list(dealt(batches, answered, _content, name))
     if not each:
         raise ValueError(f"{name}: got no batches, wants at least one; a generator that was read before has none")
@@ -103,7 +97,7 @@ def _content(numbered: tuple[int, tuple[Tensor, Tensor]]) -> bytes:
     return repr((x.shape, x.dtype, y.tolist(), identities(x[:1]))).encode()
 
 
-def _checked(batch: object, name: str) -> tuple[Tensor, Tensor]:
+def _checked(batch: object, name: str, kinds: set[str]) -> tuple[Tensor, Tensor]:
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
         raise TypeError(f"{name}: yields {kind_of(batch)}, wants pairs of input [N, ...] and labels [N]")
     x, y = batch
@@ -114,6 +108,7 @@ def _checked(batch: object, name: str) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"{name}: yields labels {list(y.shape)} of {y.dtype}, wants class indices [{len(x)}], whole numbers"
         )
+    kinds.add(kind_of_input(x))
     return x, y
 
 

@@ -14,7 +14,7 @@ from ..checkpoint import Checkpoint, save_checkpoint
 from ..description import read_description
 from ..exit_result import ExitResult
 from ..images import normalise
-from ..learned_from import FILE, LearnedFrom, Samples, identities, learned_by, short
+from ..learned_from import FILE, Samples, identities, learned_by, short
 from ..make_runner import make_runner
 from ..processes.agreement import agree, checkpoint_facts
 from ..processes.dealing import made_by_rank_0
@@ -75,24 +75,17 @@ def run_calibration(request: Request, outside: BeyondCalibration) -> Calibration
         samples = Samples([learned.source.contents(), short(inputs)], frozenset([FILE]))
         network.learned_from = replace(learned_by(network), unknown=None).plus("weights", samples)
     images = _decoded(source, loaded, request)
-    files = images.source.contents()
-    roles, _ = (network.learned_from or LearnedFrom(None)).roles(Samples([files], frozenset([FILE])))
-    unseen = roles.nonzero()[:, 0]  # the network need not run over the others
-    if not len(unseen):
-        raise BadInput(f"--data: its network has learned from all {len(files):,} images of {source.name}, wants others")
-    images, files = Decoded(images.source.only(unseen.tolist()), images.pixels[unseen], ()), files[unseen]
     latencies = _latencies(request, loaded, images.pixels)
     budgets = request.max_accuracy_drop, request.max_latency_ms, request.max_work
     report = calibrated(
         network, _batches(images, loaded),
         one_budget(0.01 if budgets == (None, None, None) else request.max_accuracy_drop, *budgets[1:], latencies),
-        latencies=latencies, confidence=request.confidence, seed=request.seed, files=files,
+        latencies=latencies, confidence=request.confidence, seed=request.seed, files=images.source.contents(),
     )  # fmt: skip
     names = loaded.classes or source.classes  # without names the network may have more classes than the images
     named = [replace(row, name=name) for row, name in zip(report.classes, names, strict=False)]
     named += report.classes[len(names) :]
-    left_out = report.left_out + len(roles) - len(unseen)
-    return CalibrationRun(loaded, replace(report, data=source.name, classes=named, left_out=left_out))
+    return CalibrationRun(loaded, replace(report, data=source.name, classes=named))
 
 
 def save_calibrated(directory: Path, checkpoint: Path, run: CalibrationRun) -> None:

@@ -45,7 +45,7 @@ def draw_splits(samples: Sequence[bytes], seed: int, roles: Sequence[int] | None
     for index, identity in enumerate(samples):
         members.setdefault(identity, []).append(index)
         role_of[identity] = min(role_of.get(identity, NEW), NEW if roles is None else roles[index])
-    kept = {name: [one for one, role in role_of.items() if role and ROLES[role:][:1] == (name,)] for name in SHARES}
+    kept = {name: [one for one, role in role_of.items() if 0 < role < NEW and ROLES[role] == name] for name in SHARES}
     fresh = [one for one, role in role_of.items() if role == NEW]
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(fresh), generator=generator).tolist()
@@ -56,16 +56,14 @@ def draw_splits(samples: Sequence[bytes], seed: int, roles: Sequence[int] | None
         but = "" if roles is None else " that it has not learned from"
         raise ValueError(f"data: got {len(order)} different samples{but}, wants at least one for each of {empty}")
     drawn, begin, share = {}, 0, 0.0
-    for name, own in wanted.items():
-        share += own
+    for name, more in wanted.items():
+        share += more
         empty = [other for other in empty if other != name]
         most = len(order) - len(empty)  # one is left for each that follows
         end = min(max(round(share / sum(wanted.values()) * len(order)), begin + (not kept[name])), most)
-        found = torch.tensor([index for place in order[begin:end] for index in members[fresh[place]]])
-        if kept[name]:
-            found = torch.cat([found, torch.tensor([index for one in kept[name] for index in members[one]])]).long()
-            found = found[torch.randperm(len(found), generator=generator)]
-        drawn[name] = found
+        own = [*(fresh[place] for place in order[begin:end]), *kept[name]]
+        found = torch.tensor([index for one in own for index in members[one]])
+        drawn[name] = found[torch.randperm(len(found), generator=generator)] if kept[name] else found
         begin = end
     return drawn
 

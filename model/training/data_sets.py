@@ -47,16 +47,6 @@ class LabelledImages:
             return hashes_of(open_it().tobytes() for open_it in self.open)
         return hashes_of(path.read_bytes() for path in self.paths)
 
-    def only(self, kept: Sequence[int]) -> "LabelledImages":
-        """Return some of the images, by their indices in ascending order."""
-        return replace(
-            self,
-            open=[self.open[index] for index in kept],
-            labels=self.labels[list(kept)],
-            paths=None if self.paths is None else tuple(self.paths[index] for index in kept),
-            test_from=None if self.test_from is None else bisect_left(kept, self.test_from),
-        )
-
 
 class Decoded(NamedTuple):
     """Images that could be read, and what was wrong with the others."""
@@ -270,7 +260,18 @@ def decode(
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
-    return Decoded(source.only(kept), pixels[: len(kept)], tuple(damaged)) if damaged else Decoded(source, pixels, ())
+    return Decoded(_only(source, kept), pixels[: len(kept)], tuple(damaged)) if damaged else Decoded(source, pixels, ())
+
+
+def _only(source: LabelledImages, kept: Sequence[int]) -> LabelledImages:
+    """Return some images of a source, by their indices in ascending order."""
+    return replace(
+        source,
+        open=[source.open[index] for index in kept],
+        labels=source.labels[list(kept)],
+        paths=None if source.paths is None else tuple(source.paths[index] for index in kept),
+        test_from=None if source.test_from is None else bisect_left(kept, source.test_from),
+    )
 
 
 def make_splits(images: Decoded, indices: tuple[Tensor, Tensor, Tensor]) -> Splits:

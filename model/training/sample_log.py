@@ -1,13 +1,14 @@
 """``SampleLog``: notes which samples a training has gone through, by their contents."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..learned_from import LearnedFrom, Samples, identities, kind_of_input, short
+from ..processes.agreement import tensor_digest
 from ..processes.dealing import exchanging
 from ..processes.process_group import ranks
 from .pixel_batches import PixelBatches
@@ -59,6 +60,10 @@ class SampleLog:
             self._most = len(self._seen) + sat_out
         self._epochs += 1
 
+    def digest(self) -> str | None:
+        """Return a hash of the images, where they are known before the first epoch; a resumed training has the same."""
+        return tensor_digest(self._seen) if self._known else None
+
     def added_to(self, learned: LearnedFrom) -> LearnedFrom:
         """Return what was learned before with the logged samples of all processes."""
         if self._epochs == 1 and not isinstance(self._batches, (list, tuple)):
@@ -73,13 +78,3 @@ class SampleLog:
         learned = learned.plus("weights", Samples([hashes], frozenset(kind for part in parts for kind in part[1])))
         is_random = any(part[2] for part in parts)
         return learned.but("its training changed samples at random: none is found again") if is_random else learned
-
-    def state(self) -> tuple[Tensor, dict[str, Any]]:
-        """Return the samples so far, and the rest as JSON values, for a training that is resumed."""
-        return self._seen, {"kinds": sorted(self._kinds), "epochs": self._epochs, "most": self._most}
-
-    def restore(self, seen: Tensor, facts: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state`."""
-        self._seen = torch.cat([self._seen, seen]).unique()
-        self._kinds |= set(facts["kinds"])
-        self._epochs, self._most = facts["epochs"], facts["most"]

@@ -112,7 +112,7 @@ def train(
         run = _Run(network, batches, validation, plan, seed, device)
         if resume and state is not None:
             with file_of_rank_0(state) as file:
-                run.state.restore(file, run.settings())
+                run.resume(file)
         while not run.is_done():
             run.train_epoch(on_step)
             if state is not None and own_rank() == 0:
@@ -165,8 +165,12 @@ class _Run:
         for name, each in (("batches", batches), ("validation", validation)):
             if each is not None:
                 count_batches(name, each)
-        self._learned_before = learned_by(network)
-        logs = [SampleLog(each) for each in (batches, validation) if each is not None]
+        before = learned_by(network)
+        if before.unknown is not None:
+            own = "its heads have" if plan.method == "heads" else "training here has"
+            before = replace(before, unknown=f"what {own} learned from is, of before it is not: {before.unknown}")
+        self._learned_before = before
+        self._logs = logs = [SampleLog(each) for each in (batches, validation) if each is not None]
         if plan.method == "heads":
             self._learner = HeadsOnFeatures(network.exit_heads)
             batches = cache_features(network, logs[0].watched(batches), self._autocast, seed=seed)
@@ -181,13 +185,20 @@ class _Run:
         self._model = shared(self._learner, device)
         optimizer = torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay)
         scaler = torch.amp.GradScaler(device.type, enabled=plan.precision == "float16")
-        self.state = TrainingState(self._learner, optimizer, scaler, generators_of(batches), logs)
+        self.state = TrainingState(self._learner, optimizer, scaler, generators_of(batches))
 
     def settings(self) -> dict[str, Any]:
         """Return what a training that goes on must have in common, as JSON has it."""
         plan = asdict(self._plan)
         weights = None if self._plan.weights is None else list(self._plan.weights)
+        plan["images"] = [log.digest() for log in self._logs]
         return {**plan, "weights": weights, "seed": self._seed, "batches": self._count, "processes": ranks()}
+
+    def resume(self, file: Path) -> None:
+        """Go on where a state ends; of batches that are no known images nobody has noted what came before."""
+        self.state.restore(file, self.settings())
+        if self._plan.method != "heads" and not all(log.digest() for log in self._logs):
+            self._learned_before = self._learned_before.but("training was resumed, and its samples of before not noted")
 
     def is_done(self) -> bool:
         """Return whether all epochs are done, or as many as patience has were no better than the best."""
@@ -224,7 +235,7 @@ class _Run:
     def _watched(self, which: int) -> Iterable[Any]:
         """Return the batches of training (0) or validation (1), which are logged; those of features were, as images."""
         batches = self._validation if which else self._batches
-        return batches if self._plan.method == "heads" else self.state.logs[which].watched(batches)
+        return batches if self._plan.method == "heads" else self._logs[which].watched(batches)
 
     def _moved(self, inputs: Any, labels: Any) -> tuple[Any, Tensor]:
         """Return a batch on the device; features are there already."""
@@ -279,10 +290,7 @@ class _Run:
         self._network.eval()
         self.state.optimizer.zero_grad(set_to_none=True)
         learned = self._learned_before
-        if learned.unknown is not None:
-            own = "its heads have" if self._plan.method == "heads" else "training here has"
-            learned = replace(learned, unknown=f"what {own} learned from is, of before it is not: {learned.unknown}")
-        for log in self.state.logs:
+        for log in self._logs:
             learned = log.added_to(learned)
         self._network.learned_from = replace(learned, parameters=fingerprint(self._network))
         best = len(self.state.epochs) - 1 if self.state.best is None else self.state.best

@@ -1,7 +1,6 @@
 """The state of a training at the end of an epoch, in one file: what it takes to go on as if it had never stopped."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ from torch import Tensor, nn
 from ...kernels.json_text import parse_json
 from ..bad_input import BadInput
 from ..replacing import replacing
-from .sample_log import SampleLog
 
 #: The value of ``format`` in the file; others are refused.
-FORMAT = "auxhead training state 2"
+FORMAT = "auxhead training state 1"
 
 
 @dataclass
@@ -29,8 +27,6 @@ class TrainingState:
     scaler: torch.amp.GradScaler
     generators: list[torch.Generator]
     """Those that the batches draw from."""
-    logs: Sequence[SampleLog] = ()
-    """Of the samples of training and, if there are, those that choose the best epoch."""
     step: int = 0
     """Steps of the optimizer so far."""
     epochs: list[dict[str, Any]] = field(default_factory=list)
@@ -61,15 +57,12 @@ class TrainingState:
         tensors |= {f"generator.{index}": one.get_state() for index, one in enumerate(self.generators)}
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
-        logs = [log.state() for log in self.logs]
-        tensors |= {f"log.{index}": seen for index, (seen, _) in enumerate(logs)}
         facts = {
             "format": FORMAT,
             "settings": settings,
             "step": self.step,
             "epochs": self.epochs,
             "best": self.best,
-            "logs": [rest for _, rest in logs],
             "scaler": self.scaler.state_dict(),
         }
         copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -116,12 +109,9 @@ class TrainingState:
             state[index] = values
         generators = [saved[f"generator.{index}"] for index in range(len(self.generators))]
         best = {name.removeprefix("best."): value for name, value in saved.items() if name.startswith("best.")}
-        logs = [(saved[f"log.{index}"], rest) for index, rest in enumerate(facts["logs"])]
         step, epochs, number, scaler = facts["step"], list(facts["epochs"]), facts["best"], facts["scaler"]
 
         _overwrite(own, {name: saved[f"learner.{name}"] for name in own})
-        for log, (seen, rest) in zip(self.logs, logs, strict=True):
-            log.restore(seen, rest)
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         for generator, numbers in zip(self.generators, generators, strict=True):
             generator.set_state(numbers)

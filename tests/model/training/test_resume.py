@@ -174,7 +174,7 @@ DAMAGE = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-40]),
     "empty": lambda path: path.write_bytes(b""),
     "no facts": lambda path: save_file({"x": torch.zeros(2)}, path),
-    "newer": lambda path: rewritten(path, lambda facts, _: facts.update(format="auxhead training state 3")),
+    "newer": lambda path: rewritten(path, lambda facts, _: facts.update(format="auxhead training state 2")),
     "no step": lambda path: rewritten(path, lambda facts, _: facts.pop("step")),
     "no moments": lambda path: rewritten(path, lambda _, found: found.pop("optimizer.1.exp_avg")),
     "no generator": lambda path: rewritten(path, lambda _, found: found.pop("generator.0")),
