@@ -139,7 +139,8 @@ def fingerprint(network: nn.Module) -> tuple[str, ...]:
             continue
         for dtype, own in found.items():
             cast = value.detach().to(dtype) if value.is_floating_point() else value.detach()
-            own.update(cast.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            content: Any = cast.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            own.update(content)
     return tuple(own.hexdigest() for own in found.values())
 
 
