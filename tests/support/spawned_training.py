@@ -37,7 +37,7 @@ def trained(*, norm: bool, on_epoch: Any = lambda epoch: None, **options: Any) -
 
 
 def trained_by_sampler() -> Any:
-    """Train on a DataLoader with a DistributedSampler, heads alone; returns tensors, images each saw, what was noted."""
+    """Train heads alone, on a DistributedSampler's images; returns tensors, images of each step and what was noted."""
     data = images(digits()[0], 64)
     loader = DataLoader(data, 8, sampler=DistributedSampler(data, seed=2))
     seen: list[int] = []
