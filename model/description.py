@@ -15,9 +15,10 @@ from .reading import LAYOUTS
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
-FORMAT = 3
-#: The format before, which had neither calibrations nor what heads read of their taps; read all the same.
-_BEFORE = 2
+FORMAT = 4
+#: Formats before, read all the same: 2 had neither calibrations nor what heads read of their taps, and neither had
+#: what the network has learned from.
+_BEFORE = (2, 3)
 
 #: Arguments of :class:`ExitRule` that a checkpoint keeps.
 RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
@@ -51,7 +52,7 @@ def read_description(directory: Path) -> dict[str, Any]:
         content = read_json(path)
     except (OSError, ValueError) as error:
         raise BadInput(f"checkpoint: {path} is not JSON ({one_line(error)})") from None
-    if isinstance(content, dict) and content.get("format") == _BEFORE:
+    if isinstance(content, dict) and content.get("format") in _BEFORE:
         content = _as_of_now(content)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
@@ -94,7 +95,8 @@ def _as_of_now(content: dict[str, Any]) -> dict[str, Any]:
     if isinstance(heads, dict):
         whole = {"item": None, "layout": None}
         heads = {tap: {"extract": whole, **head} if isinstance(head, dict) else head for tap, head in heads.items()}
-    return {"calibration": None, "logits": None, **content, "heads": heads, "format": FORMAT}
+    added = dict.fromkeys(("calibration", "logits", "learned_from"))
+    return {**added, **content, "heads": heads, "format": FORMAT}
 
 
 def wrong_field(description: Mapping[str, Any]) -> str | None:
@@ -180,6 +182,7 @@ _DESCRIPTION: _Forms = {
     "accuracy": ("numbers by name", _are_numbers_by_name),
     "calibration": ("a report with its format, or None", _is_report),
     "logits": ("an index, a key or None", _is_part),
+    "learned_from": ("a dict or None", lambda value: value is None or isinstance(value, dict)),
 }
 _HEAD: _Forms = {
     "in_features": ("a positive int", _is_count),

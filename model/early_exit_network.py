@@ -21,6 +21,7 @@ from .exits_plans import ExitsPlans
 from .fused_aux_head import FusedAuxHead
 from .head_on_tap import check_head_on_tap, unless_of_other_maps
 from .infer_layout import with_layout
+from .learned_from import LearnedFrom
 from .module_head import AuxHead, ModuleHead, ModuleRun
 from .reading import AUTO, LOGITS, AnyExtract, Extract, Reading, check_extract, read_tokens, reading_of, with_mask
 from .streams import has_streams
@@ -41,6 +42,8 @@ class EarlyExitNetwork(nn.Module):
     heads: nn.ModuleList
     monitor: ExitMonitor | None = None
     """Counts the answers, if there is one: see :class:`ExitMonitor`."""
+    learned_from: LearnedFrom | None = None
+    """What its weights and rules were made from; None where nobody has noted that: see :func:`learned_by`."""
 
     def __init__(
         self,
