@@ -98,7 +98,7 @@ class HeadChooser:
                     self.taken.add(tap.layer)
                     head = _fused_head(chain, its_chain or chain, rectifies=rectifies)
                     how = "" if whole else "its own layers before that run in line"
-                    return ChosenHead(head, tap, how, Extract(tap.item, chain.layout), silenced)
+                    return ChosenHead(head, tap, how, Extract(tap.item, chain.layout, mask=None), silenced)
         return None
 
     def _taps_of(self, value: Value) -> list[Tap]:
