@@ -74,7 +74,7 @@ def attach_exits(
     two = torch.cat([example[:2]] * 2)[:2]  # two samples, to tell a batch from a constant
     own = unhooked(model)
     if isinstance(own, UnhookedExits):
-        network = _fused_whole(own, two) or _attach(own, two, None, final)
+        network = _fused_whole(own, two) or _attach(own, two, None, len(own.rules))
         network.set_rules(_own_rules(own, network) if rules is None else rules)
         return network
     return _attach(model, two, rules, final)

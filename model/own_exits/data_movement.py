@@ -1,4 +1,4 @@
-"""What values are but others' elements in another place: replayed on labels in place of numbers."""
+"""Data movement: values that are others' elements in another place, told by replaying it on labels for numbers."""
 
 from torch import Tensor, arange, equal
 
