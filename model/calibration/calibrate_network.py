@@ -10,6 +10,7 @@ from ..arguments import check_module, kind_of
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_rule import ExitRule
 from ..processes.agreement import agree, tensor_digest
+from ..runners.checks import check_mode
 from .budget import Budget, one_budget
 from .candidates import threshold_path
 from .exit_latency import ExitLatencies, expected_latency
@@ -185,8 +186,7 @@ def _check(
 ) -> None:
     if not isinstance(network, EarlyExitNetwork):
         raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
-    if network.training or network.backbone.training:
-        raise ValueError("network: is in training mode, wants network.eval()")
+    check_mode(network)
     if latencies is not None:
         if not isinstance(latencies, ExitLatencies):
             raise TypeError(f"latencies: got {kind_of(latencies)}, wants those of measure_exit_latencies")
@@ -203,6 +203,7 @@ def _check(
         raise TypeError(f"seed: got {seed!r}, wants a whole number")
     if static_model is not None:
         check_module("static_model", static_model)
+        check_mode(static_model, "static_model")
 
 
 def _facts(

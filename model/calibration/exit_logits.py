@@ -11,6 +11,7 @@ from ..attaching.counted_work import counted_work
 from ..batches import two_samples
 from ..early_exit_network import EarlyExitNetwork
 from ..processes.dealing import dealt
+from ..training.batches import pair_of
 from .splits import identities
 
 
@@ -94,9 +95,7 @@ def _content(numbered: tuple[int, tuple[Tensor, Tensor]]) -> bytes:
 
 
 def _checked(batch: object, name: str) -> tuple[Tensor, Tensor]:
-    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-        raise TypeError(f"{name}: yields {kind_of(batch)}, wants pairs of input [N, ...] and labels [N]")
-    x, y = batch
+    x, y = pair_of(name, batch, "input [N, ...] and labels [N]")
     check_batch(f"{name}: input", x)
     if not isinstance(y, Tensor):
         raise TypeError(f"{name}: yields labels as {kind_of(y)}, wants a torch.Tensor [N]")

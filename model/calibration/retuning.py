@@ -35,9 +35,9 @@ def retune_thresholds(
     The policy is that of Apparate (Dai et al., SOSP 2024): from no exit at all, the head is opened a step further that
     saves most time for what it adds in disagreement with the classifier. Its step doubles; that of a head that would
     disagree too much, or saves nothing, is halved, until all are small. Steps are shares of the logged samples, so that
-    any criterion will do; samples of equal scores leave together. Of batches, which take as long as their last sample, the time of each sample counts as well:
-    the first steps make no batch faster. If in the end none is, nobody leaves. It follows a drift and proves nothing:
-    the bound is that of :func:`calibrate_network`.
+    any criterion will do; samples of equal scores leave together. Of batches, which take as long as their last sample,
+    the time of each sample counts as well: the first steps make no batch faster. If in the end none is, nobody leaves.
+    It follows a drift and proves nothing: the bound is that of :func:`calibrate_network`.
 
     Args:
         log: of the last samples, for all heads, as where every head is computed.

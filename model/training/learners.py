@@ -1,11 +1,23 @@
-"""``AllExits`` and ``HeadsOnFeatures``: the two kinds of module that are trained, with the logits of all exits."""
+"""``AllExits`` and ``HeadsOnFeatures``: the two kinds of module that are trained; and ``modes_as_before`` for them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 
 from ..early_exit_network import EarlyExitNetwork
 from ..module_head import AuxHead
+
+
+@contextmanager
+def modes_as_before(module: nn.Module) -> Iterator[None]:
+    """At the end, put all parts of a module into the mode, training or eval, in which each of them was."""
+    modes = {part: part.training for part in module.modules()}
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
 
 
 class AllExits(nn.Module):

@@ -27,7 +27,7 @@ from .split_record import FILE as RECORD
 from .split_record import write_split_record
 from .step_progress import show_steps
 from .tensorboard_log import TensorBoardLog
-from .train import Epoch, Training, train
+from .train import Epoch, LossNotFinite, Training, train
 
 #: The file in ``--out`` that ``--resume`` reads.
 STATE = "training.safetensors"
@@ -78,9 +78,15 @@ def run_training(console: Console, job: TrainingJob, plan: TrainingPlan, device:
             source, image_size, job.seed, skip_damaged=job.skip_damaged,
             tell=lambda lines: console.print(lines, soft_wrap=True), on_image=lambda: advance(1, ""),
         )  # fmt: skip
-        done = _train(job, plan, network, splits, image_size, start_phase, on_epoch)
-    if own_rank() == 0:
-        _save(console, job, network, source, splits, image_size, done)
+        failed: LossNotFinite | None = None
+        try:
+            done: Training | None = _train(job, plan, network, splits, image_size, start_phase, on_epoch)
+        except LossNotFinite as error:
+            done, failed = error.done, error
+    if own_rank() == 0 and done is not None:
+        _save(console, job, network.eval(), source, splits, image_size, done)
+    if failed is not None:
+        raise failed
 
 
 def _check_options(job: TrainingJob, plan: TrainingPlan) -> None:
@@ -135,7 +141,8 @@ def _attach(name: str, taps: tuple[str, ...], classes: int, size: int) -> EarlyE
         raise BadInput(f"--backbone: got {name!r}, wants a network of torchvision.models, resnet18 say")
     try:
         backbone = get_model(name, weights=None, num_classes=classes)
-        return attach(backbone, taps or "auto", example_input=torch.zeros(2, 3, size, size))
+        network = attach(backbone, taps or "auto", example_input=torch.zeros(2, 3, size, size))
+        return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # trains a tenth faster
     except (ValueError, TypeError) as error:
         raise BadInput(f"--tap: {name} with {', '.join(taps) or 'none'}: {error}") from None
 

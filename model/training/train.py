@@ -1,8 +1,8 @@
 """``train``: the one loop that trains exits, all together or heads alone."""
 
 import math
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +15,12 @@ from torch.nn.parameter import is_lazy
 from ..arguments import kind_of
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
+from ..exit_rule import ExitRule
 from ..processes.process_group import own_rank, ranks
-from .batches import count_batches, on_device
+from .batches import all_finite, all_on_device, count_batches
 from .cached_features import cache_features
 from .evaluation import accuracies
-from .learners import AllExits, HeadsOnFeatures
+from .learners import AllExits, HeadsOnFeatures, modes_as_before
 from .losses import check_weights, distillation_loss, joint_loss
 from .plan import TrainingPlan, one_cycle
 from .seeds import generators_of, own_random_numbers, seed_all, seed_of, set_epoch
@@ -60,6 +61,19 @@ class Training:
     """Index of the epoch whose parameters the network has: the best on the validation images, else the last."""
 
 
+class LossNotFinite(BadInput):
+    """A loss that is no finite number, and its cause; the network is as after its best epoch before that."""
+
+    def __init__(self, message: str, done: Training | None) -> None:
+        if done is None:
+            left = "no epoch was done, and the network is as before"
+        else:
+            left = f"the network is as after epoch {done.best + 1}, from which a resumed training with another rate goes on"
+        super().__init__(f"{message}; {left}")
+        self.done = done
+        """The epochs before; None where there are none."""
+
+
 def train(
     network: EarlyExitNetwork,
     batches: Iterable[tuple[Tensor, Tensor]],
@@ -72,7 +86,13 @@ def train(
     on_step: Callable[[Step], object] = lambda step: None,
     on_epoch: Callable[[Epoch], object] = lambda epoch: None,
 ) -> Training:
-    """Train the exits of a network, in place, on the device where it is; it is left in eval mode, as channels_last.
+    """Train the exits of a network, in place, on the device where it is.
+
+    Nothing else of the network changes: modes, gradients and the memory formats of parameters are afterwards what they
+    were (as channels_last, convolutions train a tenth faster: ``network.to(memory_format=torch.channels_last)``
+    before). A network in training mode is left in eval mode, in which it answers. Whatever ends the training early, an
+    error or an interrupt, leaves parameters and buffers as after the best epoch so far, without ``validation`` the last
+    one, or as before where none was done; modes as they were.
 
     Under torchrun, with a process group, gradients are averaged over all processes (DistributedDataParallel); the
     network and ``seed`` are the same in each, and ``batches`` are each one's part: a DataLoader with a
@@ -90,7 +110,8 @@ def train(
             Python, NumPy and PyTorch anew; outside they go on as before.
         state: a file that gets the state of the training after every epoch; rank 0's, other hosts need none.
         resume: go on where ``state`` ends. The result is that of a training without interruption, bit for bit where
-            the device repeats its results, unless workers that outlive an epoch (``persistent_workers``) draw.
+            the device repeats its results, unless workers that outlive an epoch (``persistent_workers``) draw. With
+            another learning rate it goes on from the best epoch.
         on_step: called after every batch.
         on_epoch: called after every epoch, in each process.
 
@@ -98,25 +119,45 @@ def train(
         The epochs, those before a resumed one among them.
 
     Raises:
-        TypeError, ValueError: arguments or batches that are not as described.
-        BadInput: a loss that is no finite number, or a ``state`` to resume that is damaged or of another training.
+        TypeError, ValueError: arguments or batches that are not as described, or a tap whose output is changed in place
+            in training mode.
+        BadInput: a ``state`` to resume that is damaged or of another training; or a loss that is no finite number, with
+            what it comes from: images, the network, its precision or the learning rate.
     """
     plan = TrainingPlan() if plan is None else plan
     _check_arguments(network, plan, validation, state, resume)
     device = next(network.parameters()).device
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a tenth faster, on the CPU too
-    with own_random_numbers(device):
+    in_training = network.training
+    with modes_as_before(network), _gradients_as_before(network), own_random_numbers(device):
         seed_all(seed_of(seed, own_rank()))
         run = _Run(network, batches, validation, plan, seed, device)
-        if resume and state is not None:
-            with file_of_rank_0(state) as file:
-                run.state.restore(file, run.settings())
-        while not run.is_done():
-            run.train_epoch(on_step)
-            if state is not None and own_rank() == 0:
-                run.state.save(state, run.settings())
-            on_epoch(_as_epoch(run.state.epochs[-1]))
-        return run.finish()
+        try:
+            if resume and state is not None:
+                with file_of_rank_0(state) as file:
+                    run.state.restore(file, run.settings())
+            while not run.is_done():
+                run.train_epoch(on_step)
+                if state is not None and own_rank() == 0:
+                    run.state.save(state, run.settings())
+                on_epoch(_as_epoch(run.state.epochs[-1]))
+            done = run.finish()
+        except BaseException:
+            run.state.kept.put_back()
+            raise
+    if in_training:
+        network.eval()
+    return done
+
+
+@contextmanager
+def _gradients_as_before(network: EarlyExitNetwork) -> Iterator[None]:
+    """At the end, give parameters the gradients that they had, mostly none."""
+    gradients = [(parameter, parameter.grad) for parameter in network.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
 
 def _check_arguments(network: object, plan: TrainingPlan, validation: object, state: Path | None, resume: bool) -> None:
@@ -127,6 +168,9 @@ def _check_arguments(network: object, plan: TrainingPlan, validation: object, st
         raise ValueError(
             f"network: the heads at {lazy} do not know their width yet; call network.check_taps(example_input) before"
         )
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad and not is_lazy(parameter) and not parameter.isfinite().all():
+            raise ValueError(f"network: its {name} is not all finite numbers, wants no NaN and no infinity")
     kinds = {parameter.dtype for parameter in network.parameters()}
     if other := kinds - {torch.float32, torch.float64}:
         raise TypeError(f"network: has parameters of {other.pop()}, wants torch.float32; TrainingPlan has a precision")
@@ -160,24 +204,24 @@ class _Run:
         self._network, self._plan, self._seed, self._device = network, plan, seed, device
         self._autocast = torch.autocast(device.type, dtype, enabled=plan.precision != "float32")
         self._learner: nn.Module = AllExits(network)
-        for name, each in (("batches", batches), ("validation", validation)):
-            if each is not None:
-                count_batches(name, each)
+        given = {"batches": batches, "validation": validation}
+        counts = {name: count_batches(name, each) for name, each in given.items() if each is not None}
         if plan.method == "heads":
             self._learner = HeadsOnFeatures(network.exit_heads)
-            batches = cache_features(network, batches, self._autocast, seed=seed)
-            if validation is not None:
-                validation = cache_features(network, validation, self._autocast, seed=None)
-        self._batches, self._validation = batches, validation
-        self._count = count_batches("batches", batches)
+            for name in counts:
+                order = seed if name == "batches" else None
+                given[name] = cache_features(network, given[name], self._autocast, seed=order, name=name)
+                counts[name] = len(given[name])
+        self._given, self._counts = given, counts
+        self._count = counts["batches"]
         self._steps = math.ceil(self._count / plan.accumulate) * plan.epochs
-        parameters = [parameter for parameter in self._learner.parameters() if parameter.requires_grad]
-        if not parameters:
+        self._parameters = [parameter for parameter in self._learner.parameters() if parameter.requires_grad]
+        if not self._parameters:
             raise ValueError("network: has no parameter that requires a gradient, wants one to train")
         self._model = shared(self._learner, device)
-        optimizer = torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay)
+        optimizer = torch.optim.AdamW(self._parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay)
         scaler = torch.amp.GradScaler(device.type, enabled=plan.precision == "float16")
-        self.state = TrainingState(self._learner, optimizer, scaler, generators_of(batches))
+        self.state = TrainingState(self._learner, optimizer, scaler, generators_of(given["batches"]))
 
     def settings(self) -> dict[str, Any]:
         """Return what a training that goes on must have in common, as JSON has it."""
@@ -194,34 +238,56 @@ class _Run:
     def train_epoch(self, on_step: Callable[[Step], object]) -> None:
         """Go through all batches once, and see how the exits do."""
         epoch = len(self.state.epochs)
-        set_epoch(self._batches, epoch)
+        set_epoch(self._given["batches"], epoch)
         seed_all(seed_of(self._seed, own_rank(), 1 + epoch))
         self._model.train()
-        total = torch.zeros((), device=self._device)
-        for index, (inputs, labels) in zip(range(self._count), self._batches, strict=True):
-            x, wanted = self._moved(inputs, labels)
-            loss = self._learn(index, x, wanted)
-            total += loss
-            on_step(Step(epoch, len(wanted) * ranks(), loss))
-        mean = averaged(total / self._count).item()
-        if not math.isfinite(mean):
-            raise BadInput(
-                f"learning_rate: got {self._plan.learning_rate}, with which the loss is {mean} in epoch {epoch + 1}; "
-                "wants a smaller one"
-            )
-        accuracy = None if self._validation is None else self._validate()
+        losses, finite, first_step = [], [], self.state.step
+        for index, (x, wanted) in enumerate(self._on_device("batches")):
+            finite.append(all_finite(x if isinstance(x, list) else [x]))
+            losses.append(self._learn(index, x, wanted))
+            on_step(Step(epoch, len(wanted) * ranks(), losses[-1]))
+        of_batches = averaged(torch.stack([torch.stack(losses), torch.stack(finite).to(losses[0].dtype)]))
+        mean = of_batches[0].mean().item()
+        if not math.isfinite(mean) or not all_finite(self._parameters):
+            raise LossNotFinite(self._cause(of_batches.cpu(), first_step), self._done())
+        accuracy = self._validate() if "validation" in self._counts else None
         rate = self.state.optimizer.param_groups[0]["lr"]
         self.state.epochs.append({"epoch": epoch, "loss": mean, "learning_rate": rate, "accuracy": accuracy})
         if accuracy is not None:
             best = self.state.best
             if best is None or sum(accuracy) > sum(self.state.epochs[best]["accuracy"]):
-                self.state.keep_best()
+                self.state.best = epoch
+        if self.state.best in (None, epoch):
+            self.state.keep()
 
-    def _moved(self, inputs: Any, labels: Any) -> tuple[Any, Tensor]:
-        """Return a batch on the device; features are there already."""
+    def _cause(self, of_batches: Tensor, first_step: int) -> str:
+        """Say which argument a loss that is no finite number comes from.
+
+        Args:
+            of_batches: [2, batches] of all processes: losses, and the share of them whose images are finite.
+            first_step: number of the first step of the epoch.
+        """
+        losses, finite = of_batches
+        precision, rate = self._plan.precision, self._plan.learning_rate
+        bad = (~losses.isfinite()).nonzero()
+        if not len(bad):
+            return f"learning_rate: got {rate}, with which parameters became NaN or infinite; wants a smaller one"
+        first = int(bad[0])
+        loss = f"the loss is {losses[first].item()} in batch {first + 1} of epoch {len(self.state.epochs) + 1}"
+        if finite[first] < 1.0:
+            return f"batches: {loss}, whose images are not all finite numbers; wants no NaN and no infinity among them"
+        if first_step == 0 and first < self._plan.accumulate:  # before the first step
+            if precision == "float32":
+                return f"network: {loss}, before anything is learned; wants finite logits"
+            return f"precision: got {precision!r}, in which {loss}, before anything is learned; wants 'float32'"
+        wants = "a smaller one" + (", or the precision 'bfloat16'" if precision == "float16" else "")
+        return f"learning_rate: got {rate}, with which {loss}; wants {wants}"
+
+    def _on_device(self, name: str) -> Iterable[tuple[Any, Tensor]]:
+        """Return batches on the device; features are there already."""
         if self._plan.method == "heads":
-            return inputs, labels
-        return on_device(inputs, labels, self._network, self._device)
+            return self._given[name]
+        return all_on_device(name, self._given[name], self._network, self._device, self._counts[name])
 
     def _learn(self, index: int, x: Any, labels: Tensor) -> Tensor:
         """Add the gradients of a batch, and step where it is the last of those that are averaged; returns the loss."""
@@ -257,20 +323,25 @@ class _Run:
         """Return the accuracies of all exits, found by rank 0."""
         found = torch.zeros(len(self._network.taps) + 1, dtype=torch.float64, device=self._device)
         if own_rank() == 0:
-            moved = (self._moved(*batch) for batch in self._validation)
-            found.copy_(torch.tensor(accuracies(self._learner, moved), dtype=torch.float64))
+            found.copy_(torch.tensor(accuracies(self._learner, self._on_device("validation")), dtype=torch.float64))
         from_rank_0([found])
         return found.tolist()
 
     def finish(self) -> Training:
-        """Leave the network at its best, the same in all processes, in eval mode."""
+        """Leave the network at its best, the same in all processes."""
         if self.state.best is not None:
-            self.state.restore_best()
-        from_rank_0(list(self._network.buffers()))  # each process has seen other images
-        self._network.eval()
-        self.state.optimizer.zero_grad(set_to_none=True)
-        best = len(self.state.epochs) - 1 if self.state.best is None else self.state.best
-        return Training(tuple(_as_epoch(each) for each in self.state.epochs), best)
+            self.state.kept.put_back()
+        parts = [part for part in self._network.modules() if not isinstance(part, ExitRule)]
+        from_rank_0([each for part in parts for each in part.buffers(recurse=False)])  # each has seen other images
+        done = self._done()
+        assert done is not None
+        return done
+
+    def _done(self) -> Training | None:
+        """Return the epochs so far, if there are any."""
+        epochs = self.state.epochs
+        best = len(epochs) - 1 if self.state.best is None else self.state.best
+        return Training(tuple(_as_epoch(each) for each in epochs), best) if epochs else None
 
 
 def _as_epoch(said: dict[str, Any]) -> Epoch:

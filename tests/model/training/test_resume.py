@@ -142,7 +142,7 @@ def saved(without_interpreter, tmp_path_factory):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"learning_rate": 0.5}, "is of a training with learning_rate 0.001, got 0.5; wants the same"),
+        ({"accumulate": 2}, "is of a training with accumulate 1, got 2; wants the same"),
         ({"epochs": 3}, "is of a training with epochs 2, got 3"),
         ({"method": "heads"}, "is of a training with method 'joint', got 'heads'"),
         ({"weights": (1.0, 1.0, 2.0)}, "is of a training with weights None"),

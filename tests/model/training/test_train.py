@@ -223,7 +223,9 @@ def test_training_stops_where_it_gets_no_better_and_keeps_the_best():
 
 
 def test_a_loss_that_is_no_number_is_told():
-    with pytest.raises(BadInput, match=r"^learning_rate: got 1e\+30, with which the loss is (nan|inf) in epoch 1"):
+    with pytest.raises(
+        BadInput, match=r"^learning_rate: got 1e\+30, with which the loss is (nan|inf) in batch 2 of epoch 1"
+    ):
         train(trainable(norm=False), loader(), TrainingPlan(epochs=2, learning_rate=1e30))
 
 
