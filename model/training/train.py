@@ -68,7 +68,9 @@ class LossNotFinite(BadInput):
         if done is None:
             left = "no epoch was done, and the network is as before"
         else:
-            left = f"the network is as after epoch {done.best + 1}, from which a resumed training with another rate goes on"
+            left = (
+                f"the network is as after epoch {done.best + 1}, with which a resumed training of another rate begins"
+            )
         super().__init__(f"{message}; {left}")
         self.done = done
         """The epochs before; None where there are none."""
@@ -184,6 +186,8 @@ def _check_arguments(network: object, plan: TrainingPlan, validation: object, st
         check_weights(plan.weights, len(network.taps) + (plan.method != "heads"))
     if plan.patience is not None and validation is None:
         raise ValueError("validation: missing, wants images by which patience can stop the training")
+    if state is not None and own_rank() == 0 and not state.parent.is_dir():
+        raise ValueError(f"state: {state.parent} is no folder, wants one that is there")
     if resume and state is None:
         raise ValueError("state: missing, wants the file to resume from")
 
