@@ -85,12 +85,11 @@ class ExitMonitor:
                 f"network.monitor: has shares of {len(self.shares)} exits, wants {exits}: heads and the classifier"
             )
         if device not in self._tallies:
-            with self._changing, torch.inference_mode(False):  # other modes write to it
-                if device not in self._tallies:
-                    zeros = torch.zeros(exits, TALLY_BINS, dtype=torch.int64, device=device)
-                    if has_streams(zeros) and not is_capturing(device):  # other threads add to them on other streams
-                        torch.cuda.current_stream(device).synchronize()
-                    self._tallies[device] = zeros
+            with torch.inference_mode(False):  # other modes write to it
+                zeros = torch.zeros(exits, TALLY_BINS, dtype=torch.int64, device=device)
+            if has_streams(zeros) and not is_capturing(device):  # other threads add to them on other streams
+                torch.cuda.current_stream(device).synchronize()
+            self._tallies.setdefault(device, zeros)  # or keep those of a thread that came first
         return self._tallies[device]
 
     @contextmanager

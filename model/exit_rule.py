@@ -79,10 +79,7 @@ class ExitRule(nn.Module):
     @temperature.setter
     def temperature(self, value: float) -> None:
         check_temperature(value)
-        with WRITING:
-            self._catch_up()
-            self._temperature = float(value)
-            self._write()
+        self._set("_temperature", float(value))
 
     @property
     def threshold(self) -> float:
@@ -93,10 +90,7 @@ class ExitRule(nn.Module):
     @threshold.setter
     def threshold(self, value: float) -> None:
         check_threshold(self.criterion, value)
-        with WRITING:
-            self._catch_up()
-            self._threshold = float(value)
-            self._write()
+        self._set("_threshold", float(value))
 
     @property
     def enabled(self) -> bool:
@@ -106,9 +100,12 @@ class ExitRule(nn.Module):
 
     @enabled.setter
     def enabled(self, value: bool) -> None:
+        self._set("_enabled", bool(value))
+
+    def _set(self, name: str, value: float) -> None:
         with WRITING:
             self._catch_up()
-            self._enabled = bool(value)
+            setattr(self, name, value)
             self._write()
 
     def assign(self, other: "ExitRule | float") -> None:

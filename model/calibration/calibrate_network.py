@@ -18,6 +18,7 @@ from .exit_logits import ExitLogits, collect_logits, joined
 from .exits_by_class import exits_by_class
 from .exits_on_test import exits_on_test
 from .report import REPORT_FORMAT, CalibrationReport, environment
+from .retuning import check_latencies
 from .scores import exit_scores
 from .search import ScoredSamples, curve_of, expected_work, judged, within_accuracy, within_cost
 from .splits import SHARES, check_indices, check_names, draw_splits, learned_from, refuse_shared
@@ -188,13 +189,7 @@ def _check(
         raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
     check_mode(network)
     if latencies is not None:
-        if not isinstance(latencies, ExitLatencies):
-            raise TypeError(f"latencies: got {kind_of(latencies)}, wants those of measure_exit_latencies")
-        if len(latencies.milliseconds) != len(network.taps) + 1:
-            raise ValueError(
-                f"latencies: are of {len(latencies.milliseconds)} exits, wants {len(network.taps) + 1}, as the network "
-                "has"
-            )
+        check_latencies(latencies, len(network.taps))
     if isinstance(confidence, bool) or not isinstance(confidence, (int, float)):
         raise TypeError(f"confidence: got {confidence!r}, wants a number between 0 and 1")
     if not 0.0 < confidence < 1.0:

@@ -36,34 +36,28 @@ def pair_of(name: str, batch: Any, parts: str) -> tuple[Any, Any]:
 def all_on_device(
     name: str, batches: Iterable[Any], network: EarlyExitNetwork, device: torch.device, count: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches (images, labels) on the network's device, images laid out as they come.
-
-    Args:
-        name: of the argument, for errors.
-        batches: one pass through them.
-        network: whose classes the labels are.
-        device: of the network.
-        count: how many there have to be, as their length says; None for any number.
+    """Yield the batches (images, labels) of an argument on the network's device, images laid out as they come.
 
     Raises:
         TypeError: batches that are no pairs of tensors, or labels that are no int64.
         ValueError: an empty batch, labels of another shape than [N], or, where the host sees them, that are no classes;
-            or another number of batches.
+            or another number of batches than ``count``, their length.
     """
     found = 0
     for batch in batches:
         if found == count:
             raise ValueError(f"{name}: yields more than {count} batches, wants as many as its length says")
         found += 1
-        yield _moved(name, found, batch, network, device)
+        images, labels = pair_of(name, batch, "(images, labels)")
+        _check(name, images, labels, network)
+        if not len(labels):
+            raise ValueError(f"{name}: batch {found} has no image, wants at least one in each")
+        yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
     if count is not None and found < count:
         raise ValueError(f"{name}: yields {found} batches, wants {count}, as its length says")
 
 
-def _moved(
-    name: str, number: int, batch: Any, network: EarlyExitNetwork, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    images, labels = pair_of(name, batch, "(images, labels)")
+def _check(name: str, images: Any, labels: Any, network: EarlyExitNetwork) -> None:
     for part, value in (("images", images), ("labels", labels)):
         if not isinstance(value, Tensor):
             raise TypeError(f"{name}: got {kind_of(value)} for {part}, wants tensors (images, labels)")
@@ -71,13 +65,10 @@ def _moved(
         raise TypeError(f"{name}: got labels of {labels.dtype}, wants torch.int64")
     if labels.shape != images.shape[:1]:
         raise ValueError(f"{name}: got labels {list(labels.shape)} for images {list(images.shape)}, wants [N]")
-    if not len(labels):
-        raise ValueError(f"{name}: batch {number} has no image, wants at least one in each")
     classes = network.exit_heads[0].num_classes
     if labels.device.type == "cpu" and labels.numel() and not (0 <= labels.min() and labels.max() < classes):
         got = labels[(labels < 0) | (labels >= classes)][0].item()
         raise ValueError(f"{name}: got label {got}, wants 0 to {classes - 1}, as the network has classes")
-    return images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
 
 def all_finite(tensors: Iterable[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
 from ..taps import listening
 from .batches import all_finite, all_on_device, count_batches
-from .learners import modes_as_before
+from .learners import as_before
 
 #: Most memory that features may take; more are refused with advice.
 MOST_BYTES = 8 * 2**30
@@ -66,7 +66,7 @@ def cache_features(
     parts: list[list[Tensor]] = []
     finite: list[Tensor] = []  # of each batch whether images and features are
     kept = 0
-    with modes_as_before(network):
+    with as_before(network):
         network.eval()
         for x, wanted in all_on_device(name, batches, network, device, count_batches(name, batches)):
             *features, final = _features(network, x, autocast)

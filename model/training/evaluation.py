@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..early_exit_network import EarlyExitNetwork
 from .batches import all_on_device
-from .learners import AllExits, modes_as_before
+from .learners import AllExits, as_before
 
 
 def accuracy_of_exits(network: EarlyExitNetwork, batches: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
@@ -34,7 +34,7 @@ def accuracies(learner: nn.Module, batches: Iterable[tuple[Any, Tensor]]) -> lis
     """
     right: Tensor | None = None
     images = 0
-    with modes_as_before(learner):
+    with as_before(learner):
         learner.eval()
         for x, labels in batches:
             answers = torch.stack([logits.argmax(dim=1) for logits in learner(x)])  # [exits, N]

@@ -1,4 +1,4 @@
-"""``AllExits`` and ``HeadsOnFeatures``: the two kinds of module that are trained; and ``modes_as_before`` for them."""
+"""``AllExits`` and ``HeadsOnFeatures``: the two kinds of module that are trained; and ``as_before`` for them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,14 +10,17 @@ from ..module_head import AuxHead
 
 
 @contextmanager
-def modes_as_before(module: nn.Module) -> Iterator[None]:
-    """At the end, put all parts of a module into the mode, training or eval, in which each of them was."""
-    modes = {part: part.training for part in module.modules()}
+def as_before(module: nn.Module) -> Iterator[None]:
+    """At the end, put all parts of a module into the modes, and give parameters the gradients, that they had."""
+    modes = [(part, part.training) for part in module.modules()]
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     try:
         yield
     finally:
-        for part, training in modes.items():
+        for part, training in modes:
             part.training = training
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
 
 class AllExits(nn.Module):

@@ -78,12 +78,12 @@ def run_training(console: Console, job: TrainingJob, plan: TrainingPlan, device:
             source, image_size, job.seed, skip_damaged=job.skip_damaged,
             tell=lambda lines: console.print(lines, soft_wrap=True), on_image=lambda: advance(1, ""),
         )  # fmt: skip
-        failed: LossNotFinite | None = None
+        failed = None
         try:
-            done: Training | None = _train(job, plan, network, splits, image_size, start_phase, on_epoch)
+            done = _train(job, plan, network, splits, image_size, start_phase, on_epoch)
         except LossNotFinite as error:
             done, failed = error.done, error
-    if own_rank() == 0 and done is not None:
+    if own_rank() == 0 and done.epochs:
         _save(console, job, network.eval(), source, splits, image_size, done)
     if failed is not None:
         raise failed

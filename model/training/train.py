@@ -1,8 +1,8 @@
 """``train``: the one loop that trains exits, all together or heads alone."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,12 +15,11 @@ from torch.nn.parameter import is_lazy
 from ..arguments import kind_of
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
-from ..exit_rule import ExitRule
 from ..processes.process_group import own_rank, ranks
 from .batches import all_finite, all_on_device, count_batches
 from .cached_features import cache_features
 from .evaluation import accuracies
-from .learners import AllExits, HeadsOnFeatures, modes_as_before
+from .learners import AllExits, HeadsOnFeatures, as_before
 from .losses import check_weights, distillation_loss, joint_loss
 from .plan import TrainingPlan, one_cycle
 from .seeds import generators_of, own_random_numbers, seed_all, seed_of, set_epoch
@@ -64,16 +63,11 @@ class Training:
 class LossNotFinite(BadInput):
     """A loss that is no finite number, and its cause; the network is as after its best epoch before that."""
 
-    def __init__(self, message: str, done: Training | None) -> None:
-        if done is None:
-            left = "no epoch was done, and the network is as before"
-        else:
-            left = (
-                f"the network is as after epoch {done.best + 1}, with which a resumed training of another rate begins"
-            )
-        super().__init__(f"{message}; {left}")
+    def __init__(self, message: str, done: Training) -> None:
+        resumed = f"as after epoch {done.best + 1}, from which a resumed training goes on with another rate"
+        super().__init__(f"{message}; the network is {resumed if done.epochs else 'as before: no epoch was done'}")
         self.done = done
-        """The epochs before; None where there are none."""
+        """The epochs before, if there are any."""
 
 
 def train(
@@ -130,7 +124,7 @@ def train(
     _check_arguments(network, plan, validation, state, resume)
     device = next(network.parameters()).device
     in_training = network.training
-    with modes_as_before(network), _gradients_as_before(network), own_random_numbers(device):
+    with as_before(network), own_random_numbers(device):
         seed_all(seed_of(seed, own_rank()))
         run = _Run(network, batches, validation, plan, seed, device)
         try:
@@ -149,17 +143,6 @@ def train(
     if in_training:
         network.eval()
     return done
-
-
-@contextmanager
-def _gradients_as_before(network: EarlyExitNetwork) -> Iterator[None]:
-    """At the end, give parameters the gradients that they had, mostly none."""
-    gradients = [(parameter, parameter.grad) for parameter in network.parameters()]
-    try:
-        yield
-    finally:
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
 
 
 def _check_arguments(network: object, plan: TrainingPlan, validation: object, state: Path | None, resume: bool) -> None:
@@ -253,7 +236,7 @@ class _Run:
         of_batches = averaged(torch.stack([torch.stack(losses), torch.stack(finite).to(losses[0].dtype)]))
         mean = of_batches[0].mean().item()
         if not math.isfinite(mean) or not all_finite(self._parameters):
-            raise LossNotFinite(self._cause(of_batches.cpu(), first_step), self._done())
+            raise LossNotFinite(self._cause(*of_batches.tolist(), first_step), self._done())
         accuracy = self._validate() if "validation" in self._counts else None
         rate = self.state.optimizer.param_groups[0]["lr"]
         self.state.epochs.append({"epoch": epoch, "loss": mean, "learning_rate": rate, "accuracy": accuracy})
@@ -264,21 +247,14 @@ class _Run:
         if self.state.best in (None, epoch):
             self.state.keep()
 
-    def _cause(self, of_batches: Tensor, first_step: int) -> str:
-        """Say which argument a loss that is no finite number comes from.
-
-        Args:
-            of_batches: [2, batches] of all processes: losses, and the share of them whose images are finite.
-            first_step: number of the first step of the epoch.
-        """
-        losses, finite = of_batches
+    def _cause(self, losses: list[float], finite: list[float], first_step: int) -> str:
+        """Say which argument a loss that is no number comes from, given an epoch's, and where images are finite."""
         precision, rate = self._plan.precision, self._plan.learning_rate
-        bad = (~losses.isfinite()).nonzero()
-        if not len(bad):
+        first = next((index for index, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        if first is None:
             return f"learning_rate: got {rate}, with which parameters became NaN or infinite; wants a smaller one"
-        first = int(bad[0])
-        loss = f"the loss is {losses[first].item()} in batch {first + 1} of epoch {len(self.state.epochs) + 1}"
-        if finite[first] < 1.0:
+        loss = f"the loss is {losses[first]} in batch {first + 1} of epoch {len(self.state.epochs) + 1}"
+        if finite[first] < 1.0:  # in one of the processes
             return f"batches: {loss}, whose images are not all finite numbers; wants no NaN and no infinity among them"
         if first_step == 0 and first < self._plan.accumulate:  # before the first step
             if precision == "float32":
@@ -335,17 +311,12 @@ class _Run:
         """Leave the network at its best, the same in all processes."""
         if self.state.best is not None:
             self.state.kept.put_back()
-        parts = [part for part in self._network.modules() if not isinstance(part, ExitRule)]
-        from_rank_0([each for part in parts for each in part.buffers(recurse=False)])  # each has seen other images
-        done = self._done()
-        assert done is not None
-        return done
+        from_rank_0(list(self._network.buffers()))  # each process has seen other images
+        return self._done()
 
-    def _done(self) -> Training | None:
-        """Return the epochs so far, if there are any."""
-        epochs = self.state.epochs
-        best = len(epochs) - 1 if self.state.best is None else self.state.best
-        return Training(tuple(_as_epoch(each) for each in epochs), best) if epochs else None
+    def _done(self) -> Training:
+        best = len(self.state.epochs) - 1 if self.state.best is None else self.state.best
+        return Training(tuple(_as_epoch(each) for each in self.state.epochs), best)
 
 
 def _as_epoch(said: dict[str, Any]) -> Epoch:

@@ -38,8 +38,7 @@ class TrainingState:
     """Parameters and buffers at the end of that epoch, or the last one without validation; at first those of before."""
 
     def __post_init__(self) -> None:
-        """Remember the learner as it is before anything is learned."""
-        self.kept = Snapshot(self.learner)
+        self.keep()
 
     def keep(self) -> None:
         """Remember the learner as it is now."""
@@ -132,34 +131,33 @@ class Snapshot:
     """Parameters and buffers of a module as they are now, which can be put back; but for those of exit rules."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._places = _places(module)
-        self._tensors = {name: holder[key] for name, (_, holder, key) in self._places.items()}
-        self.values = {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
+        self._held = [(*place, place[1][place[2]]) for place in _places(module)]
+        self.values = {name: tensor.detach().clone() for name, _, _, tensor in self._held}
         """Copies of them, by name."""
 
     def put_back(self) -> None:
         """Make the module what it was, with the very tensors that it had."""
-        _overwrite(self._tensors, self.values)
-        for name, (_, holder, key) in self._places.items():
-            holder[key] = self._tensors[name]
+        _overwrite({name: tensor for name, _, _, tensor in self._held}, self.values)
+        for _, holder, key, tensor in self._held:
+            holder[key] = tensor
 
 
-def _places(module: nn.Module) -> dict[str, tuple[nn.Module, dict[str, Any], str]]:
-    """Name the parameters and buffers of a module, each with the part that has it, and its key in a dict of that."""
-    return {
-        f"{prefix}.{key}" if prefix else key: (part, holder, key)
+def _places(module: nn.Module, *, saved: bool = False) -> list[tuple[str, dict[str, Any], str]]:
+    """Name a module's parameters and buffers, all or those that are saved, each with the dict that has it and the key."""
+    return [
+        (f"{prefix}.{key}" if prefix else key, holder, key)
         for prefix, part in module.named_modules(remove_duplicate=False)
         if not isinstance(part, ExitRule)
         for holder in (part._parameters, part._buffers)
         for key, tensor in holder.items()
         if tensor is not None and not tensor.is_inference()  # which nobody may write to
-    }
+        if not (saved and key in part._non_persistent_buffers_set)
+    ]
 
 
 def tensors_of(learner: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers of a learner that are saved with it, the very ones; no exit rules."""
-    places = _places(learner).items()
-    return {name: holder[key] for name, (part, holder, key) in places if key not in part._non_persistent_buffers_set}
+    return {name: holder[key] for name, holder, key in _places(learner, saved=True)}
 
 
 @torch.no_grad()
