@@ -143,7 +143,7 @@ class Snapshot:
 
 
 def _places(module: nn.Module, *, saved: bool = False) -> list[tuple[str, dict[str, Any], str]]:
-    """Name a module's parameters and buffers, all or those that are saved, each with the dict that has it and the key."""
+    """Name a module's parameters and buffers, all or those that are saved; each with the dict that has it, and key."""
     return [
         (f"{prefix}.{key}" if prefix else key, holder, key)
         for prefix, part in module.named_modules(remove_duplicate=False)
