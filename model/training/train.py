@@ -236,7 +236,8 @@ class _Run:
         of_batches = averaged(torch.stack([torch.stack(losses), torch.stack(finite).to(losses[0].dtype)]))
         mean = of_batches[0].mean().item()
         if not math.isfinite(mean) or not all_finite(self._parameters):
-            raise LossNotFinite(self._cause(*of_batches.tolist(), first_step), self._done())
+            each_loss, each_finite = of_batches.tolist()
+            raise LossNotFinite(self._cause(each_loss, each_finite, first_step), self._done())
         accuracy = self._validate() if "validation" in self._counts else None
         rate = self.state.optimizer.param_groups[0]["lr"]
         self.state.epochs.append({"epoch": epoch, "loss": mean, "learning_rate": rate, "accuracy": accuracy})
