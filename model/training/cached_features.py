@@ -8,7 +8,7 @@ from torch import Tensor
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
 from ..taps import listening
-from .batches import all_finite, all_on_device, count_batches
+from .batches import all_finite, all_on_device
 from .learners import as_before
 
 #: Most memory that features may take; more are refused with advice.
@@ -48,6 +48,7 @@ def cache_features(
     *,
     seed: int | None,
     name: str = "batches",
+    count: int | None = None,
 ) -> FeatureBatches:
     """Run the backbone once over some batches, in eval mode, and keep what each head reads of every image.
 
@@ -58,6 +59,7 @@ def cache_features(
         autocast: in which the backbone runs; features are kept in the heads' dtype.
         seed: of the order of the images in each epoch; None keeps that of ``batches``.
         name: of the argument that they are, for errors.
+        count: how many there have to be; None for any number.
 
     Raises:
         ValueError: features of more than ``MOST_BYTES``, or that are no finite numbers; or as :func:`all_on_device`.
@@ -68,7 +70,7 @@ def cache_features(
     kept = 0
     with as_before(network):
         network.eval()
-        for x, wanted in all_on_device(name, batches, network, device, count_batches(name, batches)):
+        for x, wanted in all_on_device(name, batches, network, device, count):
             *features, final = _features(network, x, autocast)
             parts.append([*features, final, wanted])
             finite.append(torch.stack([all_finite([x]), all_finite(features)]))
@@ -79,6 +81,8 @@ def cache_features(
                     "alone without keeping them, freeze the backbone (backbone.requires_grad_(False)) and take the "
                     "method 'joint'"
                 )
+    if not parts:
+        raise ValueError(f"{name}: got none, wants at least one")
     for number, (of_images, of_features) in enumerate(torch.stack(finite).tolist(), 1):
         if not of_features:
             what = "what heads read of" if of_images else "images of"

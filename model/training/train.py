@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from ..arguments import kind_of
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
+from ..learned_from import fingerprint, learned_by
 from ..processes.process_group import own_rank, ranks
 from .batches import all_finite, all_on_device, count_batches
 from .cached_features import cache_features
@@ -22,6 +23,7 @@ from .evaluation import accuracies
 from .learners import AllExits, HeadsOnFeatures, as_before
 from .losses import check_weights, distillation_loss, joint_loss
 from .plan import TrainingPlan, one_cycle
+from .sample_log import SampleLog
 from .seeds import generators_of, own_random_numbers, seed_all, seed_of, set_epoch
 from .several_processes import averaged, file_of_rank_0, from_rank_0, shared
 from .training_state import TrainingState
@@ -130,15 +132,17 @@ def train(
         try:
             if resume and state is not None:
                 with file_of_rank_0(state) as file:
-                    run.state.restore(file, run.settings())
+                    run.resume(file)
             while not run.is_done():
                 run.train_epoch(on_step)
                 if state is not None and own_rank() == 0:
                     run.state.save(state, run.settings())
                 on_epoch(_as_epoch(run.state.epochs[-1]))
             done = run.finish()
-        except BaseException:
+        except BaseException as error:
             run.state.kept.put_back()
+            if isinstance(error, LossNotFinite) and error.done.epochs:
+                run.finish()
             raise
     if in_training:
         network.eval()
@@ -193,11 +197,17 @@ class _Run:
         self._learner: nn.Module = AllExits(network)
         given = {"batches": batches, "validation": validation}
         counts = {name: count_batches(name, each) for name, each in given.items() if each is not None}
+        before = learned_by(network)
+        if before.unknown is not None:
+            own = "its heads have" if plan.method == "heads" else "training here has"
+            before = replace(before, unknown=f"what {own} learned from is, of before it is not: {before.unknown}")
+        self._learned_before = before
+        self._logs = logs = {name: SampleLog(given[name]) for name in counts}
         if plan.method == "heads":
             self._learner = HeadsOnFeatures(network.exit_heads)
-            for name in counts:
-                order = seed if name == "batches" else None
-                given[name] = cache_features(network, given[name], self._autocast, seed=order, name=name)
+            for name, count in counts.items():
+                order, watched = seed if name == "batches" else None, logs[name].watched(given[name])
+                given[name] = cache_features(network, watched, self._autocast, seed=order, name=name, count=count)
                 counts[name] = len(given[name])
         self._given, self._counts = given, counts
         self._count = counts["batches"]
@@ -214,7 +224,14 @@ class _Run:
         """Return what a training that goes on must have in common, as JSON has it."""
         plan = asdict(self._plan)
         weights = None if self._plan.weights is None else list(self._plan.weights)
+        plan["images"] = [log.digest() for log in self._logs.values()]
         return {**plan, "weights": weights, "seed": self._seed, "batches": self._count, "processes": ranks()}
+
+    def resume(self, file: Path) -> None:
+        """Go on where a state ends; of batches that are no known images nobody has noted what came before."""
+        self.state.restore(file, self.settings())
+        if self._plan.method != "heads" and not all(log.digest() for log in self._logs.values()):
+            self._learned_before = self._learned_before.but("training was resumed, and its samples of before not noted")
 
     def is_done(self) -> bool:
         """Return whether all epochs are done, or as many as patience has were no better than the best."""
@@ -265,10 +282,11 @@ class _Run:
         return f"learning_rate: got {rate}, with which {loss}; wants {wants}"
 
     def _on_device(self, name: str) -> Iterable[tuple[Any, Tensor]]:
-        """Return batches on the device; features are there already."""
+        """Return batches on the device, logged; features are there already, and their images were."""
         if self._plan.method == "heads":
             return self._given[name]
-        return all_on_device(name, self._given[name], self._network, self._device, self._counts[name])
+        watched = self._logs[name].watched(self._given[name])
+        return all_on_device(name, watched, self._network, self._device, self._counts[name])
 
     def _learn(self, index: int, x: Any, labels: Tensor) -> Tensor:
         """Add the gradients of a batch, and step where it is the last of those that are averaged; returns the loss."""
@@ -313,6 +331,10 @@ class _Run:
         if self.state.best is not None:
             self.state.kept.put_back()
         from_rank_0(list(self._network.buffers()))  # each process has seen other images
+        learned = self._learned_before
+        for log in self._logs.values():
+            learned = log.added_to(learned)
+        self._network.learned_from = replace(learned, parameters=fingerprint(self._network))
         return self._done()
 
     def _done(self) -> Training:

@@ -19,7 +19,7 @@ def _of_tensor(tensor: Tensor | None) -> Any:
 
 def fingerprint(module: nn.Module) -> dict[str, Any]:
     """Return parts, modes, hooks, rules, parameters, buffers and gradients of a module, by the names of its parts."""
-    found = {}
+    found = {"learned from": id(getattr(module, "learned_from", None))}
     for name, part in module.named_modules(remove_duplicate=False):
         tensors = {key: _of_tensor(tensor) for key, tensor in (*part._parameters.items(), *part._buffers.items())}
         hooks = [list(getattr(part, kind).items()) for kind in _HOOKS]

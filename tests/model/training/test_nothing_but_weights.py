@@ -171,6 +171,7 @@ def test_training_changes_weights_and_statistics_alone(method, training):
     train(net, [GOOD] * 2, TrainingPlan(method, epochs=1), validation=[GOOD])
     after = fingerprint(net)
     learned = {"heads.0.linear"} | (set() if method == "heads" else {"backbone.second.0", "backbone.fc"})
+    assert after.pop("learned from") != before.pop("learned from")
     for name, (part, mode, hooks, rule, tensors) in after.items():
         assert (part, hooks, rule) == (before[name][0], *before[name][2:4]), name
         assert mode == (False if training else before[name][1]), "a network in training mode is left to answer"
