@@ -97,6 +97,8 @@ class EarlyExitNetwork(nn.Module):
         self.logits_part = logits
         self.shares: dict[str, float] = {}
         """Of the backbone's work, how much is done when a tap returns, 0 to 1; of taps of which that is known."""
+        self.placement_note = ""
+        """What ``attach`` could not place as it promises, in words."""
         self._of_tokens: set[str] = set()  # taps, once they are checked
         self.reading = reading_of(self.taps, self.extract, self.logits_part)
         self._checked = False
@@ -114,6 +116,7 @@ class EarlyExitNetwork(nn.Module):
         Its batch norms would change while heads alone are trained, and with them every answer. To train it so all the
         same, call ``backbone.train()`` afterwards.
         """
+        self.backbone.train(mode)  # first: one that refuses leaves all as it was
         super().train(mode)
         if mode and not any(parameter.requires_grad for parameter in self.backbone.parameters()):
             self.backbone.eval()
@@ -254,7 +257,7 @@ class EarlyExitNetwork(nn.Module):
             over = f", over {over}" if tap in self._of_tokens else ""
             share = f", behind {self.shares[tap]:.0%} of the work" if tap in self.shares else ""
             lines.append(f"{reads}: {head.describe()}{over}{share}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *filter(None, [self.placement_note])])
 
     def forward(self, x: Batch, *, stop: bool = False) -> ExitResult:
         """Answer for a batch, eagerly: all that the backbone and every head say of it, merged.

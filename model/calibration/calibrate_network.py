@@ -77,7 +77,7 @@ def calibrate_network(
         max_accuracy_drop: 0.01 is one percentage point. This, ``max_latency_ms`` or ``max_work``.
         max_latency_ms: what a batch may take on average, milliseconds, from the call until the host has the answer.
         max_work: how much of the backbone a sample may take on average, as a share of its FLOPs, 0 to 1. They are
-            counted for the first batch (:func:`counted_work`), and the same on every device and for every runner; those
+            counted for the first batch (:meth:`Flow.work_at`), and the same on every device and for every runner; those
             of heads are none of the backbone's.
         latencies: of the runner that will answer, by :func:`measure_exit_latencies`. A batch leaves when its last
             sample does; batches are samples in a row, in the order of each split.

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import check_batch, kind_of
-from ..attaching.counted_work import counted_work
 from ..batches import two_samples
 from ..early_exit_network import EarlyExitNetwork
 from ..learned_from import identities, kind_of_input
+from ..listening.flow import Flow
 from ..processes.dealing import dealt
 from ..training.batches import pair_of
 
@@ -61,7 +61,7 @@ def collect_logits(
         exits = torch.stack(network.logits(moved)).float()
         parts = {}
         if number == 0:
-            work = [*counted_work(network.backbone, network.taps, two_samples(moved)), 1.0]
+            work = [*Flow(network.backbone, two_samples(moved)).work_at(network.taps), 1.0]
             parts["work"] = torch.tensor(work, dtype=torch.float64)
         answers = None if static_model is None else static_model(moved).argmax(1)
         own = torch.frombuffer(bytearray(b"".join(identities(x))), dtype=torch.uint8)  # while the device is at work
