@@ -25,7 +25,7 @@ from .learned_from import LearnedFrom
 from .module_head import AuxHead, ModuleHead, ModuleRun
 from .reading import AUTO, LOGITS, AnyExtract, Extract, Reading, check_extract, read_tokens, reading_of, with_mask
 from .streams import has_streams
-from .taps import listening
+from .taps import listening, version_of, warn_if_checkpointed
 
 #: A dry run hooks every layer and switches modes, so that two at a time would see each other.
 _DRY_RUNS = threading.RLock()
@@ -282,19 +282,34 @@ class EarlyExitNetwork(nn.Module):
     def logits(self, x: Batch) -> list[Tensor]:
         """Return the logits [N, K] of every head and, last, of the classifier; differentiable, for training.
 
-        Heads train where the backbone runs without gradients or is checkpointed, too: they come after it.
+        Heads train where the backbone runs without gradients or is checkpointed, too: they come after it. A layer under
+        reentrant checkpointing gets no gradients from its head, and a warning says so.
+
+        Raises:
+            ValueError: a tap's output is changed in place later in the forward, as by a dropout in training mode alone.
         """
         self._check_first(x)
-        features: list[tuple[Tensor, torch.autocast]] = []
+        features: list[tuple[Tensor, torch.autocast, int | None]] = []
+        differentiable = torch.is_grad_enabled()
 
-        def keep(_index: int, y: Tensor) -> None:
+        def keep(index: int, y: Tensor) -> None:
             kind = y.device.type  # a backbone may enter autocast by itself
-            features.append((y, torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))))
+            autocast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            features.append((y, autocast, version_of(y)))
+            if differentiable and not torch.is_grad_enabled():
+                warn_if_checkpointed(self.taps[index])
 
         with listening(self.backbone, self.taps, keep, self._reading_now(x)):
             final = call_with(self.backbone, x)
+        for tap, (y, _, version) in zip(self.taps, features, strict=True):
+            if version_of(y) != version:
+                raise ValueError(
+                    f"heads: the output of layer {tap!r} is changed in place later (by a dropout or ReLU with "
+                    "inplace=True, say, in training mode alone), before its head has read it; tap the layer that "
+                    "changes it, or make that one inplace=False"
+                )
         logits = []
-        for head, (y, autocast) in zip(self.exit_heads, features, strict=True):
+        for head, (y, autocast, _) in zip(self.exit_heads, features, strict=True):
             with autocast:
                 logits.append(head.logits(y))
         return [*logits, final]

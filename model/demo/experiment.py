@@ -74,6 +74,7 @@ def run_demo(
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             network = small_early_exit_network(len(source.classes)).to(device)
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # trains a tenth faster
         network.learned_from = LearnedFrom(None, fingerprint(network))  # nothing yet
         epochs = _train(network, splits.train, image_size, epochs, seed, start_phase)
 
