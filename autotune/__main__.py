@@ -7,10 +7,8 @@ import typer
 from ..model.commands.version import version_option
 from .bench.command import bench
 from .bench.tables import bench_tables
-from .coverage.command import coverage
 from .doctor.command import doctor
 from .doctor.tables import doctor_tables
-from .earlyon.command import earlyon
 from .footprint.command import footprint
 from .footprint.tables import footprint_tables
 from .heads.command import heads
@@ -43,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (sweep, bench, heads, pareto, overlap, footprint, profile, coverage, earlyon):
+for command in (sweep, bench, heads, pareto, overlap, footprint, profile):
     app.command()(command)
 tables = {"bench": bench_tables, "heads": head_tables, "pareto": pareto_tables, "overlap": overlap_tables}
 tables |= {"footprint": footprint_tables, "pipeline": pipeline_tables, "doctor": doctor_tables}

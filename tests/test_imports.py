@@ -41,7 +41,7 @@ LEVELS = {
         {"pipelines"},
         {"heads", "bench", "profile"},
         {"sweep", "overlap", "pareto", "plan", "doctor"},
-        {"tuned", "footprint", "coverage", "earlyon"},
+        {"tuned", "footprint"},
     ),
 }
 STANDARD = set(sys.stdlib_module_names)

@@ -115,11 +115,8 @@ class Record:
       program of the heads its SM's id, start and end, microseconds since the replay began
 
     - pipeline: images_s (images a second of single requests: median, p20, p80, and captures' medians), batch and
-      split_size (samples of a micro-batch; None: not split). Where it is split also pieces: leave (for each stage the
-      share of the batch that leaves on it), of a full micro-batch graph_ms (of each stage's computation), launch_ms
-      (of its host, to launch it), hand_on_ms (of its host, for all else), link_ms (of each link) and request_ms (of a
-      request of it alone), and merges (for each stage but the last, whether open samples are merged behind it); and
-      bound_images_s, what graphs and links allow
+      split_size (samples of a micro-batch; None: not split). Where it is split also pieces, of a full micro-batch
+      graph_ms (of each stage's computation) and link_ms (of each link); and bound_images_s, what these allow
     - gpus: span_us, and of each GPU, microseconds since the request's first kernel, computes and exchanges: intervals
       with kernels or copies, and with kernels of NCCL, which may be waiting
 
