@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Mapping
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,8 @@ class EarlyExitNetwork(nn.Module):
     heads: nn.ModuleList
     monitor: ExitMonitor | None = None
     """Counts the answers, if there is one: see :class:`ExitMonitor`."""
+    own_exits: Mapping[str, Any] | None = None
+    """Of a network that :func:`attach_exits` made of a model: ``input``, the sizes of a sample, and its ``dtype``."""
 
     def __init__(
         self,

@@ -1,19 +1,19 @@
 """Runs the repeated calibration on the demo's network and its images, keeps the rows, and prints what they come to."""
 
-import hashlib
 from pathlib import Path
 from statistics import mean
 
 import torch
-from rich.console import Console
 
 from ...model.calibration.exit_logits import collect_logits
 from ...model.calibration.report import environment
 from ...model.calibration.splits import draw_splits
+from ...model.commands.console import plain_console
 from ...model.demo.saved import load_demo
-from ...model.description import WEIGHTS
+from ...model.description import content_hash, read_description, weights_name
 from ...model.images import normalise
-from ...model.json_file import write_json
+from ...model.json_file import as_json
+from ...model.replacing import writing
 from ...model.training.data_sets import load_source
 from ..pareto.demo_splits import demo_splits
 from .measure import repeated
@@ -50,7 +50,7 @@ def run_coverage(
     content = {
         "format": FORMAT,
         "data": source.name,
-        "weights": hashlib.sha256((checkpoint / WEIGHTS).read_bytes()).hexdigest()[:12],
+        "weights": content_hash(checkpoint / weights_name(read_description(checkpoint)))[:12],
         "exits": [*loaded.network.taps, "classifier"],
         "samples": {name: len(part) for name, part in draw_splits(collected.identities, 0).items()},
         "max_accuracy_drop": max_accuracy_drop,
@@ -60,13 +60,13 @@ def run_coverage(
         "repeats": rows,
         "environment": environment(torch.device("cpu")),
     }
-    write_json(out, content)
+    with writing(out) as file:
+        file.write(as_json(content).encode())
     drops = sorted(100 * row["accuracy_drop"] for row in rows)
-    Console().print(
+    plain_console().print(
         f"Within the bound on the test split: {content['within']} of {repeats} splits; budget reachable in "
         f"{content['reachable']}.\nDrop of accuracy, points: {mean(drops):.2f} on average, {drops[0]:.2f} to "
         f"{drops[-1]:.2f}. Images that leave early: {100 * mean(1 - row['shares'][-1] for row in rows):.1f} %, at exit "
         f"{mean(row['mean_exit'] for row in rows):.1f} of 0 to {len(loaded.network.taps)} on average.",
-        highlight=False,
         soft_wrap=True,
     )

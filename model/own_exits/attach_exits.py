@@ -61,8 +61,10 @@ def attach_exits(
     if isinstance(own, UnhookedExits):
         network = _fused_whole(own, two) or _attach(own, two, None)
         network.set_rules(_own_rules(own, network) if rules is None else rules)
-        return network
-    return _attach(model, two, rules)
+    else:
+        network = _attach(model, two, rules)
+    network.own_exits = {"input": list(two.shape[1:]), "dtype": str(two.dtype).removeprefix("torch.")}
+    return network
 
 
 def _attach(
