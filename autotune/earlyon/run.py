@@ -4,11 +4,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from ...model.bad_input import BadInput
 from ...model.calibration.report import environment
-from ...model.json_file import write_json
+from ...model.commands.console import plain_console
+from ...model.json_file import as_json
+from ...model.replacing import writing
 from ...model.training.data_sets import decode, load_digits, make_splits, split_indices
 from .measure import DEPTH, IMAGE_SIZE, TAPS, Task, measured, work_at_exits
 from .tables import comparison_table
@@ -26,7 +27,7 @@ def run_earlyon(*, seeds: int, epochs: int, max_accuracy_drop: float, out: Path)
         import earlyon  # noqa: F401
     except ImportError:
         raise BadInput("earlyon: not installed, wants version 0.3: pip install earlyon==0.3.0") from None
-    console = Console()
+    console = plain_console()
     images = decode(load_digits(), IMAGE_SIZE)
     rows, work = [], list[float]()
     for seed in range(seeds):
@@ -37,8 +38,7 @@ def run_earlyon(*, seeds: int, epochs: int, max_accuracy_drop: float, out: Path)
             rows.append(row)
             console.print(
                 f"seed {seed}, {row['way']}: {row['accuracy']:.1%} right, {row['left_early']:.1%} early, "
-                f"{row['mean_work']:.0%} of the work",
-                highlight=False,
+                f"{row['mean_work']:.0%} of the work"
             )
     content = {
         "format": FORMAT,
@@ -53,5 +53,6 @@ def run_earlyon(*, seeds: int, epochs: int, max_accuracy_drop: float, out: Path)
         "rows": rows,
         "environment": environment(torch.device("cpu")),
     }
-    write_json(out, content)
-    console.print("\n".join(comparison_table(content)), highlight=False, soft_wrap=True)
+    with writing(out) as file:
+        file.write(as_json(content).encode())
+    console.print("\n".join(comparison_table(content)), soft_wrap=True)
