@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,10 @@ from .checkpoint_heads import checked_modules, describe_head, make_heads, saved_
 from .description import DESCRIPTION, FORMAT, one_line, wrong_field
 from .early_exit_network import EarlyExitNetwork
 from .images import MEAN, STD, normalise, open_image, to_pixels
+from .learned_from import OF_RULE, LearnedFrom
 from .own_exits.attach_exits import attach_exits
 from .own_exits.unhooked_exits import is_earlyon
 
-#: Names in a network's state_dict of what a head's rule is.
-_OF_RULE = re.compile(r"heads\.\d+\.rule\.")
 #: Fields of a head that may be changed without making it another one.
 _FREE = {"return_probs", "dropout"}
 
@@ -112,6 +110,7 @@ def save_checkpoint(
         "logits": network.logits_part,
         "parameters": None,  # until they are written
         "own_exits": network.own_exits,
+        "learned_from": None if network.learned_from is None else network.learned_from.facts(),
     }
     wrong = wrong_field(description)
     if wrong is not None:
@@ -119,7 +118,7 @@ def save_checkpoint(
     num_classes = network.exit_heads[0].num_classes
     if classes and len(classes) != num_classes:
         raise ValueError(f"classes: got {len(classes)} names, wants {num_classes}, as the network has classes, or none")
-    tensors = {}
+    tensors = {} if network.learned_from is None else network.learned_from.tensors()
     for name, value in _kept_state(network, with_backbone).items():
         if not isinstance(value, Tensor):
             raise TypeError(f"network: its state {name!r} is a {type(value).__name__}, wants tensors alone")
@@ -162,6 +161,7 @@ def load_checkpoint(
     made_by = f"; it was made by {one_line(description['backbone'])}" if description["backbone"] else ""
     if not isinstance(backbone, nn.Module):
         raise BadInput(f"backbone: got {kind_of(backbone)}, wants an nn.Module{made_by}")
+    learned_from = LearnedFrom.of_facts(where, description["learned_from"], tensors)
     layers = dict(backbone.named_modules(remove_duplicate=False))
     missing = [tap for tap in description["heads"] if tap not in layers]
     if description["own_exits"] is not None and (missing or is_earlyon(backbone)):
@@ -193,6 +193,7 @@ def load_checkpoint(
     network.load_state_dict({**network.state_dict(), **tensors})
     network.own_exits = description["own_exits"]
     backbone.eval()
+    network.learned_from = learned_from
     return Checkpoint(
         network.eval(),
         tuple(description["classes"]),
@@ -221,9 +222,10 @@ def _found_again(where: Path, description: Mapping[str, Any], model: nn.Module) 
         made = torch.randn(2, *told["input"], generator=torch.Generator().manual_seed(0)).to(dtype)
     else:
         made = torch.arange(2 * math.prod(told["input"])).reshape(2, *told["input"]).remainder(2).to(dtype)
+    final = tuple(told["final"]) if isinstance(told["final"], list) else told["final"]
     modes = {module: module.training for module in model.modules()}
     try:
-        network = attach_exits(model.eval(), made.to(_device_of(model)))
+        network = attach_exits(model.eval(), made.to(_device_of(model)), final=final)
         heads = {
             tap: describe_head(network, tap, head) for tap, head in zip(network.taps, network.exit_heads, strict=True)
         }
@@ -257,7 +259,7 @@ def _kept_state(network: EarlyExitNetwork, with_backbone: bool) -> dict[str, Any
     return {
         name: value
         for name, value in network.state_dict(keep_vars=True).items()
-        if (with_backbone or name.startswith("heads.")) and not _OF_RULE.match(name)
+        if (with_backbone or name.startswith("heads.")) and not OF_RULE.match(name)
     }
 
 

@@ -20,8 +20,8 @@ from .reading import LAYOUTS
 
 DESCRIPTION = "model.json"
 FORMAT = 4
-#: Formats before, read all the same: 2 had neither calibrations nor what heads read of their taps, and neither had the
-#: hash of the parameters, whose file was called ``WEIGHTS``.
+#: Formats before, read all the same: 2 had neither calibrations nor what heads read of their taps, and neither had
+#: what the network has learned from and the hash of the parameters, whose file was called ``WEIGHTS``.
 _BEFORE = (2, 3)
 WEIGHTS = "model.safetensors"
 
@@ -100,7 +100,7 @@ def _wrong_in_head(head: Any) -> str | None:
         forms = {**_HEAD, **{name: form for name, form in _SOME_HEADS.items() if name in head}}
     wrong = _first_wrong(head, forms, "which a head has") or _first_wrong(head["rule"], _RULE, "which a rule has")
     if wrong is None and head["extract"] is not None:
-        wrong = _first_wrong(head["extract"], _EXTRACT, "which an extract has")
+        wrong = _first_wrong({"mask": None, **head["extract"]}, _EXTRACT, "which an extract has")
     if wrong is None and "hidden" in head:
         wrong = _first_wrong(head["hidden"], _HIDDEN, "which hidden layers have")
         if wrong is None and head["hidden"]["norm"] is not None:
@@ -115,7 +115,7 @@ def _as_of_now(content: dict[str, Any]) -> dict[str, Any]:
     if isinstance(heads, dict):
         whole = {"item": None, "layout": None}
         heads = {tap: {"extract": whole, **head} if isinstance(head, dict) else head for tap, head in heads.items()}
-    added = dict.fromkeys(("calibration", "logits", "parameters", "own_exits"))
+    added = dict.fromkeys(("calibration", "logits", "parameters", "own_exits", "learned_from"))
     return {**added, **content, "heads": heads, "format": FORMAT}
 
 
@@ -186,11 +186,13 @@ def _is_hash(value: Any) -> bool:
 
 
 def _is_example(value: Any) -> bool:
-    if not isinstance(value, Mapping) or value.keys() != {"input", "dtype"}:
+    if not isinstance(value, Mapping) or value.keys() != {"input", "dtype", "final"}:
         return value is None
     sizes, dtype = value["input"], getattr(torch, str(value["dtype"]), None)
     of_counts = isinstance(sizes, list) and all(map(_is_count, sizes))
-    return of_counts and math.prod(sizes) <= MOST_PIXELS and isinstance(dtype, torch.dtype)
+    final = value["final"] if isinstance(value["final"], list) else [value["final"]]
+    is_input = of_counts and math.prod(sizes) <= MOST_PIXELS and isinstance(dtype, torch.dtype)
+    return is_input and all(map(_is_part, final))
 
 
 def _is_part(value: Any) -> bool:
@@ -215,7 +217,8 @@ _DESCRIPTION: _Forms = {
     "calibration": ("a report with its format, or None", _is_report),
     "logits": ("an index, a key or None", _is_part),
     "parameters": ("the SHA-256 of a file or None", _is_hash),
-    "own_exits": ("the sizes of an input and its dtype, or None", _is_example),
+    "own_exits": ("the sizes of an input, its dtype and final, or None", _is_example),
+    "learned_from": ("a dict or None", lambda value: value is None or isinstance(value, dict)),
 }
 _HEAD: _Forms = {
     "in_features": ("a positive int", _is_count),
@@ -254,6 +257,7 @@ _MODULE_HEAD: _Forms = {
 _EXTRACT: _Forms = {
     "item": ("an index, a key or None", _is_part),
     "layout": (f"one of {list(LAYOUTS)} or None", lambda value: value is None or value in list(LAYOUTS)),
+    "mask": ("a name or None", lambda value: value is None or _is_text(value) and value.strip("~") != ""),
 }
 _RULE: _Forms = {
     "threshold": ("a number", _is_number),

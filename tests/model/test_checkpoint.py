@@ -456,10 +456,10 @@ def other_classes(heads: dict[str, Any]) -> dict[str, Any]:
         (lambda _: {"mean": [0.5, 0.5, math.nan]}, "has mean: got .*, wants three numbers"),
         (lambda _: {"parameters": "../x"}, "has parameters: got .*, wants the SHA-256 of a file or None"),
         (
-            lambda _: {"own_exits": {"input": [2**20, 2**20], "dtype": "int64"}},
+            lambda _: {"own_exits": {"input": [2**20, 2**20], "dtype": "int64", "final": None}},
             "has own_exits: got .*, wants the sizes",
         ),
-        (lambda _: {"own_exits": {"input": [3], "dtype": "load"}}, "has own_exits: got .*, wants the sizes"),
+        (lambda _: {"own_exits": {"input": [3], "dtype": "load", "final": None}}, "has own_exits: got .*, wants the"),
         (lambda _: {"surprise": 1}, "has surprise, which format 4 has not"),
         (lambda _: {"heads": [1]}, r"has heads: got \[1\], wants heads by tap"),
         (lambda _: {"heads": {}}, "has heads: got {}, wants heads by tap"),
@@ -509,7 +509,9 @@ def test_a_calibration_is_kept_and_a_checkpoint_without_one_is_read(saved: Path)
     path = as_of_format_3(saved) / "model.json"
     content = json.loads(path.read_text())
     heads = {tap: without(head, "extract") for tap, head in content["heads"].items()}
-    path.write_text(json.dumps({**without(content, "calibration", "logits"), "heads": heads, "format": 2}))
+    path.write_text(
+        json.dumps({**without(content, "calibration", "logits", "learned_from"), "heads": heads, "format": 2})
+    )
     older = load_checkpoint(saved, SmallNet())
     assert older.calibration is None
     assert [head.rule.threshold for head in older.network.fused_heads] == [

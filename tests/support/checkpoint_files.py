@@ -15,6 +15,6 @@ def as_of_format_3(folder: Path) -> Path:
     weights_of(folder).rename(folder / "model.safetensors")
     path = folder / "model.json"
     content = {**json.loads(path.read_text()), "format": 3}
-    del content["parameters"], content["own_exits"]
+    del content["parameters"], content["own_exits"], content["learned_from"]
     path.write_text(json.dumps(content))
     return folder
