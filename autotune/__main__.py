@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import typer
 
-from ..model.commands.version import version_option
+from ..model.commands.group import Subcommands, version_option
 from .bench.command import bench
 from .bench.tables import bench_tables
 from .doctor.command import doctor
@@ -35,6 +35,7 @@ def _sweep_tables(records: Sequence[Record]) -> list[RecordTable]:
 
 app = typer.Typer(
     help="Benchmarks and tuning on your GPU, kept as records.",
+    cls=Subcommands,
     callback=version_option,
     no_args_is_help=True,
     add_completion=False,

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,8 @@ class EarlyExitNetwork(nn.Module):
     heads: nn.ModuleList
     monitor: ExitMonitor | None = None
     """Counts the answers, if there is one: see :class:`ExitMonitor`."""
+    own_exits: Mapping[str, Any] | None = None
+    """Of a network of :func:`attach_exits`: ``input``, the sizes of a sample, its ``dtype``, and ``final``."""
     learned_from: LearnedFrom | None = None
     """What its weights and rules were made from; None where nobody has noted that: see :func:`learned_by`."""
 

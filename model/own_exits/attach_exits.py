@@ -76,8 +76,11 @@ def attach_exits(
     if isinstance(own, UnhookedExits):
         network = _fused_whole(own, two) or _attach(own, two, None, len(own.rules))
         network.set_rules(_own_rules(own, network) if rules is None else rules)
-        return network
-    return _attach(model, two, rules, final)
+    else:
+        network = _attach(model, two, rules, final)
+    sizes, dtype = list(two.shape[1:]), str(two.dtype).removeprefix("torch.")
+    network.own_exits = {"input": sizes, "dtype": dtype, "final": list(final) if isinstance(final, tuple) else final}
+    return network
 
 
 def _attach(

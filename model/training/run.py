@@ -204,6 +204,6 @@ def _save(
     console.print(table)
     console.print(
         f"As after epoch {done.best + 1} of {len(done.epochs)}, the best. No head exits yet: thresholds come next.\n"
-        f"Saved in {job.out}: model.safetensors, model.json, {STATE} (for --resume)",
+        f"Saved in {job.out}: model.json and its parameters, {STATE} (for --resume)",
         soft_wrap=True,
     )
