@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels import CRITERIA, check_criterion, check_temperature, check_threshold, number_of
+from ..kernels import CRITERIA, HeadOutput, check_criterion, check_temperature, check_threshold, decide, number_of
 from .arguments import kind_of
-from .rule_order import ordered_write
+from .rule_order import ordered_write, wait_for_write
 
 
 class ExitRule(nn.Module):
@@ -105,6 +105,14 @@ class ExitRule(nn.Module):
         self.criterion, self._enabled = other.criterion, other.enabled
         self._temperature, self._threshold = other.temperature, other.threshold
         self._write()
+
+    def judge(self, logits: Tensor, *, return_probs: bool) -> HeadOutput:
+        """Answer by logits [N, K], by PyTorch's operators, with the values that were assigned last."""
+        read = None if torch.compiler.is_compiling() else wait_for_write(self, logits)
+        output = decide(logits, self.temperature_tensor, self.threshold_tensor, self.criterion)
+        if read is not None:
+            read.record(torch.cuda.current_stream(logits.device))
+        return output if return_probs else output._replace(probs=None)
 
     def _write(self) -> None:
         if not hasattr(self, "_threshold"):  # half made
