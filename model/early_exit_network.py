@@ -320,8 +320,8 @@ def _as_head(tap: str, head: nn.Module) -> AuxHead:
         if isinstance(head, kind):
             if (reason := overridden(head, kind)) is not None:
                 raise ValueError(
-                    f"heads[{tap!r}]: is a {type(head).__name__}, which {reason}, and launches, logits and training would "
-                    f"not agree; wants a plain {kind.__name__}, or ModuleHead(module) of a module that makes logits"
+                    f"heads[{tap!r}]: is a {type(head).__name__} that {reason}, which launches or training would pass "
+                    f"over; wants a plain {kind.__name__}, or ModuleHead(module) of a module that makes logits"
                 )
             return head
     if not isinstance(head, nn.Module):

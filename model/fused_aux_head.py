@@ -217,6 +217,8 @@ class FusedAuxHead(nn.Module):
             raise ValueError(
                 f"x: got {x.dtype} on {x.device}, wants {weight.dtype} on {weight.device}, as the head's parameters"
             )
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError("x: is the head's first, and within a transform of torch.func; wants one outside before")
         with torch.inference_mode(False), torch.no_grad():  # parameters made in inference mode could not train
             self.take_width_of(x.clone())
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..kernels import ExitHead, HeadOutput
-from .arguments import check_module
+from .arguments import check_dense, check_module
 from .dry_run import written_tensors
 from .exit_rule import ExitRule, own_rule
 from .fused_aux_head import FusedAuxHead
@@ -84,6 +84,7 @@ class ModuleHead(nn.Module):
             ValueError: the module returned something else, or logits of another number of classes than before.
             RuntimeError: in training mode it has changed its input in place, which in eval mode it does not.
         """
+        check_dense("x", x)
         if self.run is not None and self.run.writes_input:
             x = x.clone()
         version = x._version if self.training and not x.is_inference() else None
