@@ -100,7 +100,7 @@ class EarlyExitNetwork(nn.Module):
             self.check_taps(example_input)
         if by_tap is not None:  # of heads that were not refused
             self.set_rules(by_tap)
-        self.training = backbone.training
+        self.training = self.heads.training = backbone.training
         for head in self.heads:
             if head.training != backbone.training:  # layers of its own may have other modes
                 head.train(backbone.training)
