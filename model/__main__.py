@@ -22,12 +22,11 @@ def _beyond_model() -> BeyondModel:
 
 def _beyond_calibration() -> BeyondCalibration:
     """Import what ``calibrate`` needs of packages and folders that calibration may not import."""
-    from ..autotune.pareto.demo_splits import demo_splits
     from ..plots.figures.calibration import draw
     from ..plots.files import save_figure
     from .inference.load import load_network
 
-    return BeyondCalibration(load_network, demo_splits, draw, save_figure)
+    return BeyondCalibration(load_network, draw, save_figure)
 
 
 app = typer.Typer(

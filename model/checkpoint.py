@@ -1,7 +1,6 @@
 """Checkpoints: parameters in ``model.safetensors``; taps, heads, exit rules and input format in ``model.json``."""
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +27,8 @@ from .description import (
 from .early_exit_network import EarlyExitNetwork
 from .images import MEAN, STD, normalise, open_image, to_pixels
 from .json_file import write_json
+from .learned_from import OF_RULE, LearnedFrom
 from .replacing import replacing
-
-#: Names in a network's state_dict of what a head's rule is.
-_OF_RULE = re.compile(r"heads\.\d+\.rule\.")
 
 
 @dataclass(frozen=True)
@@ -115,6 +112,7 @@ def save_checkpoint(
         "accuracy": {} if accuracy is None else accuracy,
         "calibration": calibration,
         "logits": network.logits_part,
+        "learned_from": None if network.learned_from is None else network.learned_from.facts(),
     }
     wrong = wrong_field(description)
     if wrong is not None:
@@ -122,7 +120,7 @@ def save_checkpoint(
     num_classes = network.exit_heads[0].num_classes
     if classes and len(classes) != num_classes:
         raise ValueError(f"classes: got {len(classes)} names, wants {num_classes}, as the network has classes, or none")
-    tensors = {}
+    tensors = {} if network.learned_from is None else network.learned_from.tensors()
     for name, value in _kept_state(network, with_backbone).items():
         if not isinstance(value, Tensor):
             raise TypeError(f"network: its state {name!r} is a {type(value).__name__}, wants tensors alone")
@@ -171,6 +169,7 @@ def load_checkpoint(
         tensors = load_file(own_file(where, WEIGHTS))
     except (SafetensorError, OSError) as error:
         raise BadInput(f"checkpoint: {where / WEIGHTS} is damaged ({one_line(error)})") from None
+    learned_from = LearnedFrom.of_facts(where, description["learned_from"], tensors)
     layers = dict(backbone.named_modules(remove_duplicate=False))
     for tap in description["heads"]:
         if tap not in layers:
@@ -197,6 +196,7 @@ def load_checkpoint(
         if value.dtype != tensors[name].dtype:
             value.data = value.data.to(tensors[name].dtype)
     network.load_state_dict({**network.state_dict(), **tensors})
+    network.learned_from = learned_from
     return Checkpoint(
         network.eval(),
         tuple(description["classes"]),
@@ -217,7 +217,7 @@ def _kept_state(network: EarlyExitNetwork, with_backbone: bool) -> dict[str, Any
     return {
         name: value
         for name, value in network.state_dict(keep_vars=True).items()
-        if (with_backbone or name.startswith("heads.")) and not _OF_RULE.match(name)
+        if (with_backbone or name.startswith("heads.")) and not OF_RULE.match(name)
     }
 
 

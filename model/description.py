@@ -15,9 +15,10 @@ from .reading import LAYOUTS
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
-FORMAT = 3
-#: The format before, which had neither calibrations nor what heads read of their taps; read all the same.
-_BEFORE = 2
+FORMAT = 4
+#: Formats before, read all the same: 2 had neither calibrations nor what heads read of their taps, and neither had
+#: what the network has learned from.
+_BEFORE = (2, 3)
 
 #: Arguments of :class:`ExitRule` that a checkpoint keeps.
 RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
@@ -51,7 +52,7 @@ def read_description(directory: Path) -> dict[str, Any]:
         content = read_json(path)
     except (OSError, ValueError) as error:
         raise BadInput(f"checkpoint: {path} is not JSON ({one_line(error)})") from None
-    if isinstance(content, dict) and content.get("format") == _BEFORE:
+    if isinstance(content, dict) and content.get("format") in _BEFORE:
         content = _as_of_now(content)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
@@ -79,7 +80,7 @@ def _wrong_in_head(head: Any) -> str | None:
         forms = {**_HEAD, **{name: form for name, form in _SOME_HEADS.items() if name in head}}
     wrong = _first_wrong(head, forms, "which a head has") or _first_wrong(head["rule"], _RULE, "which a rule has")
     if wrong is None and head["extract"] is not None:
-        wrong = _first_wrong(head["extract"], _EXTRACT, "which an extract has")
+        wrong = _first_wrong({"mask": None, **head["extract"]}, _EXTRACT, "which an extract has")
     if wrong is None and "hidden" in head:
         wrong = _first_wrong(head["hidden"], _HIDDEN, "which hidden layers have")
         if wrong is None and head["hidden"]["norm"] is not None:
@@ -94,7 +95,8 @@ def _as_of_now(content: dict[str, Any]) -> dict[str, Any]:
     if isinstance(heads, dict):
         whole = {"item": None, "layout": None}
         heads = {tap: {"extract": whole, **head} if isinstance(head, dict) else head for tap, head in heads.items()}
-    return {"calibration": None, "logits": None, **content, "heads": heads, "format": FORMAT}
+    added = dict.fromkeys(("calibration", "logits", "learned_from"))
+    return {**added, **content, "heads": heads, "format": FORMAT}
 
 
 def wrong_field(description: Mapping[str, Any]) -> str | None:
@@ -180,6 +182,7 @@ _DESCRIPTION: _Forms = {
     "accuracy": ("numbers by name", _are_numbers_by_name),
     "calibration": ("a report with its format, or None", _is_report),
     "logits": ("an index, a key or None", _is_part),
+    "learned_from": ("a dict or None", lambda value: value is None or isinstance(value, dict)),
 }
 _HEAD: _Forms = {
     "in_features": ("a positive int", _is_count),
@@ -218,6 +221,7 @@ _MODULE_HEAD: _Forms = {
 _EXTRACT: _Forms = {
     "item": ("an index, a key or None", _is_part),
     "layout": (f"one of {list(LAYOUTS)} or None", lambda value: value is None or value in list(LAYOUTS)),
+    "mask": ("a name or None", lambda value: value is None or _is_text(value) and value.strip("~") != ""),
 }
 _RULE: _Forms = {
     "threshold": ("a number", _is_number),

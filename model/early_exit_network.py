@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from ..kernels.cuda_runtime import beside_captures
 from .arguments import check_heads, check_module, kind_of
-from .batches import Batch, call_with, check_input_batch, first_tensor, two_samples
+from .batches import Batch, argument_names, arguments_in, call_with, check_input_batch, first_tensor, two_samples
 from .channel_evidence import ChannelEvidence
 from .dry_run import dry_run
 from .eager_pass import run_eagerly
@@ -21,8 +22,9 @@ from .fused_aux_head import FusedAuxHead
 from .head_on_tap import check_head_on_tap, unless_of_other_maps
 from .hooks import overridden
 from .infer_layout import with_layout
+from .learned_from import LearnedFrom
 from .module_head import AuxHead, ModuleHead, ModuleRun
-from .reading import LOGITS, AnyExtract, Extract, Reading, check_extract, reading_of
+from .reading import AUTO, LOGITS, AnyExtract, Extract, Reading, check_extract, read_tokens, reading_of, with_mask
 from .streams import has_streams
 from .taps import listening
 
@@ -41,6 +43,8 @@ class EarlyExitNetwork(nn.Module):
     heads: nn.ModuleList
     monitor: ExitMonitor | None = None
     """Counts the answers, if there is one: see :class:`ExitMonitor`."""
+    learned_from: LearnedFrom | None = None
+    """What its weights and rules were made from; None where nobody has noted that: see :func:`learned_by`."""
 
     def __init__(
         self,
@@ -65,8 +69,8 @@ class EarlyExitNetwork(nn.Module):
             example_input: a batch for the dry run that checks the taps; without one, the first batch serves. For a
                 backbone of several arguments a tuple of them, or a dict by name; see :meth:`forward`.
             extract: for taps that do not return just what their head is to read, an :class:`Extract` (an item of a
-                tuple or dict, a layout), or a function of the layer's output that returns it, called at each pass.
-                Layouts of other taps are inferred from the operators that make and read their outputs.
+                tuple or dict, a layout, a padding mask), or a function of the layer's output that returns it, called at
+                each pass. Layouts of other taps are inferred from the operators around them, and masks found by name.
             logits: index, key or field of the logits in what the backbone returns; None is all of it, if that is a
                 tensor, and else its field "logits".
 
@@ -87,13 +91,17 @@ class EarlyExitNetwork(nn.Module):
             if isinstance(head, FusedAuxHead) and head.map_size is not None and head is not given
         }
         by_tap = None if rules is None else self._rules_by_tap(rules)
+        self._argument_names = argument_names(backbone)
         self.extract = check_extract(extract, self.taps)
         if isinstance(logits, bool) or not (logits is None or isinstance(logits, (int, str))):
             raise TypeError(f"logits: got {kind_of(logits)}, wants an index, a key or None")
         self.logits_part = logits
         self.shares: dict[str, float] = {}
         """Of the backbone's work, how much is done when a tap returns, 0 to 1; of taps of which that is known."""
-        self._set_reading()
+        self.placement_note = ""
+        """What ``attach`` could not place as it promises, in words."""
+        self._of_tokens: set[str] = set()  # taps, once they are checked
+        self.reading = reading_of(self.taps, self.extract, self.logits_part)
         self._checked: list[nn.Module] = []  # heads with their layers, as they were
         self._plans = ExitsPlans()
         if example_input is not None:
@@ -111,6 +119,7 @@ class EarlyExitNetwork(nn.Module):
         Its batch norms would change while heads alone are trained, and with them every answer. To train it so all the
         same, call ``backbone.train()`` afterwards.
         """
+        self.backbone.train(mode)  # first: one that refuses leaves all as it was
         super().train(mode)
         if mode and not any(parameter.requires_grad for parameter in self.backbone.parameters()):
             self.backbone.eval()
@@ -157,14 +166,19 @@ class EarlyExitNetwork(nn.Module):
             as_exit_rule(rule, f"rules[{tap!r}]", own.criterion)  # refuses what is none before any head is changed
         return by_tap
 
-    def _set_reading(self) -> None:
-        self.reading = reading_of(self.taps, self.extract, self.logits_part)
-
-    def _reading_now(self) -> Reading | None:
-        """Return how outputs are read in the current mode: in training some backbones return more than logits."""
-        if not self.backbone.training or self.logits_part is not None:
-            return self.reading
-        return Reading((None,) * len(self.taps) if self.reading is None else self.reading.taps, LOGITS)
+    def _reading_now(self, x: Batch) -> Reading:
+        """Return how a batch is read in the current mode: in training some backbones return more than logits."""
+        reading = self.reading or Reading((None,) * len(self.taps), None)
+        if self.backbone.training and self.logits_part is None:
+            reading = Reading(reading.taps, LOGITS)
+        if isinstance(x, Tensor) or not self._of_tokens:
+            return reading
+        arguments, reads = arguments_in(x, self._argument_names), list(reading.taps)
+        for place, (tap, head) in enumerate(zip(self.taps, self.exit_heads, strict=True)):
+            extract = self.extract[tap]
+            if isinstance(head, FusedAuxHead) and isinstance(extract, Extract) and extract.mask is not None:
+                reads[place] = partial(read_tokens, tap, extract, head, arguments)
+        return Reading(tuple(reads), reading.logits)
 
     def check_taps(self, example_input: Batch) -> None:
         """Check taps and heads by one dry run of the backbone, the first time and when heads were put in since.
@@ -220,6 +234,8 @@ class EarlyExitNetwork(nn.Module):
             logits=self.logits_part,
             watching=evidence,
         )
+        samples, takes = first_tensor(example_input).shape[0], self._argument_names
+        arguments = arguments_in(example_input, takes)
         lazy: list[tuple[FusedAuxHead, Tensor]] = []
         runs: list[tuple[ModuleHead, ModuleRun]] = []
         heads = [
@@ -227,14 +243,18 @@ class EarlyExitNetwork(nn.Module):
             for head, features in zip(self.exit_heads, run.features, strict=True)
         ]
         for tap, head, features in zip(self.taps, heads, run.features, strict=True):
+            given = self.extract.get(tap, Extract())
             if isinstance(head, ModuleHead):
+                if isinstance(given, Extract):
+                    extract[tap] = with_mask(tap, given, None, arguments, takes)
                 runs.append((head, head.check_on(tap, features)))
                 _check_classes(tap, runs[-1][1].num_classes, run.logits)
                 continue
-            given = self.extract.get(tap, Extract())
             if isinstance(given, Extract):
-                extract[tap] = read = with_layout(tap, given, features, head, evidence)
+                read = with_layout(tap, given, features, head, evidence)
                 features = read.view(features) if given.layout is None else features
+                tokens = (samples, features.shape[1]) if features.ndim == 3 and head.pool != "none" else None
+                extract[tap] = with_mask(tap, read, tokens, arguments, takes)
             check_head_on_tap(tap, head, features, autocasts=autocasts)
             if head.in_features is None:
                 lazy.append((head, features))
@@ -249,7 +269,8 @@ class EarlyExitNetwork(nn.Module):
         for head_of_module, found in runs:
             head_of_module.run = found
         self.extract, self.logits_part = extract, run.part
-        self._set_reading()
+        self._of_tokens = {tap for tap, read in zip(self.taps, run.features, strict=True) if read.ndim == 3}
+        self.reading = reading_of(self.taps, self.extract, self.logits_part)
         self._checked = self._heads_now()  # type: ignore[assignment]
 
     def describe(self) -> str:
@@ -258,9 +279,12 @@ class EarlyExitNetwork(nn.Module):
         for tap, head in zip(self.taps, self.exit_heads, strict=True):
             extract = self.extract.get(tap, Extract())
             reads = extract.describe(tap) if isinstance(extract, Extract) else f"a function of {tap}"
+            mask = extract.mask if isinstance(extract, Extract) else None
+            over = "all tokens, padding included" if mask in (None, AUTO) else f"the tokens of {mask}"
+            over = f", over {over}" if tap in self._of_tokens else ""
             share = f", behind {self.shares[tap]:.0%} of the work" if tap in self.shares else ""
-            lines.append(f"{reads}: {head.describe()}{share}")
-        return "\n".join(lines)
+            lines.append(f"{reads}: {head.describe()}{over}{share}")
+        return "\n".join([*lines, *filter(None, [self.placement_note])])
 
     def forward(self, x: Batch, *, stop: bool = False) -> ExitResult:
         """Answer for a batch, eagerly: all that the backbone and every head say of it, merged.
@@ -279,7 +303,7 @@ class EarlyExitNetwork(nn.Module):
             stop=stop,
             plans=self._plans,
             monitor=self.monitor,
-            reading=self._reading_now(),
+            reading=self._reading_now(x),
         )
 
     def logits(self, x: Batch) -> list[Tensor]:
@@ -294,7 +318,7 @@ class EarlyExitNetwork(nn.Module):
             kind = y.device.type  # a backbone may enter autocast by itself
             features.append((y, torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))))
 
-        with listening(self.backbone, self.taps, keep, self._reading_now()):
+        with listening(self.backbone, self.taps, keep, self._reading_now(x)):
             final = call_with(self.backbone, x)
         logits = []
         for head, (y, autocast) in zip(self.exit_heads, features, strict=True):

@@ -21,6 +21,7 @@ MAY_IMPORT = {"kernels": set(), "model": {"kernels"}, "autotune": {"kernels", "m
 LEVELS = {
     "model": (
         {""},  # the flat files
+        {"listening"},
         {"trunk", "own_exits", "processes"},
         {"runners", "attaching"},
         {"auto"},

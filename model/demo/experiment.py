@@ -11,6 +11,7 @@ import torch
 from ..calibration.evaluation import answers_of_all_exits, early_exit_answers
 from ..calibration.thresholds import Calibration, calibrate
 from ..early_exit_network import EarlyExitNetwork
+from ..learned_from import LearnedFrom, fingerprint
 from ..training.data_sets import LabelledImages, Split, Splits, read_splits
 from ..training.pixel_batches import PixelBatches
 from ..training.plan import TrainingPlan, epochs_for
@@ -73,6 +74,7 @@ def run_demo(
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             network = small_early_exit_network(len(source.classes)).to(device)
+        network.learned_from = LearnedFrom(None, fingerprint(network))  # nothing yet
         epochs = _train(network, splits.train, image_size, epochs, seed, start_phase)
 
     with _timed(seconds, "calibrate"):
@@ -124,6 +126,8 @@ def calibrate_demo(network: EarlyExitNetwork, validation: Split, max_accuracy_dr
     correct = answers.label == validation.labels
     calibration = calibrate(answers.confidence[:-1], correct, max_accuracy_drop)
     network.set_rules(dict(zip(network.taps, calibration.thresholds, strict=True)))
+    if network.learned_from is not None:
+        network.learned_from = network.learned_from.plus("thresholds", validation.samples())
     return calibration
 
 

@@ -16,6 +16,7 @@ from ..commands.options import check_output_directory, make_output_directory
 from ..commands.progress import PhaseProgress
 from ..commands.user_model import load_factory
 from ..early_exit_network import EarlyExitNetwork
+from ..learned_from import LearnedFrom, fingerprint
 from ..processes.agreement import agree
 from ..processes.process_group import own_rank, ranks
 from .data_sets import LabelledImages, Splits, load_source, read_splits
@@ -23,8 +24,6 @@ from .evaluation import accuracy_of_exits
 from .pixel_batches import PixelBatches
 from .plan import TrainingPlan, epochs_for
 from .source_facts import source_facts
-from .split_record import FILE as RECORD
-from .split_record import write_split_record
 from .step_progress import show_steps
 from .tensorboard_log import TensorBoardLog
 from .train import Epoch, Training, train
@@ -135,9 +134,11 @@ def _attach(name: str, taps: tuple[str, ...], classes: int, size: int) -> EarlyE
         raise BadInput(f"--backbone: got {name!r}, wants a network of torchvision.models, resnet18 say")
     try:
         backbone = get_model(name, weights=None, num_classes=classes)
-        return attach(backbone, taps or "auto", example_input=torch.zeros(2, 3, size, size))
+        network = attach(backbone, taps or "auto", example_input=torch.zeros(2, 3, size, size))
     except (ValueError, TypeError) as error:
         raise BadInput(f"--tap: {name} with {', '.join(taps) or 'none'}: {error}") from None
+    network.learned_from = LearnedFrom(None, fingerprint(network))  # nothing yet
+    return network
 
 
 def _train(
@@ -188,7 +189,6 @@ def _save(
         job.out, network, backbone=made_by, classes=source.classes, image_size=image_size,
         accuracy={f"validation of {name}": share for name, share in accuracy.items()},
     )  # fmt: skip
-    write_split_record(job.out, source, splits, seed=job.seed, image_size=image_size)
     table = Table(title=f"Validation split: {len(splits.validation.labels):,} images, each exit answering for all")
     table.add_column("exit")
     table.add_column("accuracy", justify="right")
@@ -197,6 +197,6 @@ def _save(
     console.print(table)
     console.print(
         f"As after epoch {done.best + 1} of {len(done.epochs)}, the best. No head exits yet: thresholds come next.\n"
-        f"Saved in {job.out}: model.safetensors, model.json, {RECORD} (the splits), {STATE} (for --resume)",
+        f"Saved in {job.out}: model.safetensors, model.json, {STATE} (for --resume)",
         soft_wrap=True,
     )

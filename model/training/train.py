@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from ..arguments import kind_of
 from ..bad_input import BadInput
 from ..early_exit_network import EarlyExitNetwork
+from ..learned_from import fingerprint, learned_by
 from ..processes.process_group import own_rank, ranks
 from .batches import count_batches, on_device
 from .cached_features import cache_features
@@ -22,6 +23,7 @@ from .evaluation import accuracies
 from .learners import AllExits, HeadsOnFeatures
 from .losses import check_weights, distillation_loss, joint_loss
 from .plan import TrainingPlan, one_cycle
+from .sample_log import SampleLog
 from .seeds import generators_of, own_random_numbers, seed_all, seed_of, set_epoch
 from .several_processes import averaged, file_of_rank_0, from_rank_0, shared
 from .training_state import TrainingState
@@ -110,7 +112,7 @@ def train(
         run = _Run(network, batches, validation, plan, seed, device)
         if resume and state is not None:
             with file_of_rank_0(state) as file:
-                run.state.restore(file, run.settings())
+                run.resume(file)
         while not run.is_done():
             run.train_epoch(on_step)
             if state is not None and own_rank() == 0:
@@ -163,11 +165,17 @@ class _Run:
         for name, each in (("batches", batches), ("validation", validation)):
             if each is not None:
                 count_batches(name, each)
+        before = learned_by(network)
+        if before.unknown is not None:
+            own = "its heads have" if plan.method == "heads" else "training here has"
+            before = replace(before, unknown=f"what {own} learned from is, of before it is not: {before.unknown}")
+        self._learned_before = before
+        self._logs = logs = [SampleLog(each) for each in (batches, validation) if each is not None]
         if plan.method == "heads":
             self._learner = HeadsOnFeatures(network.exit_heads)
-            batches = cache_features(network, batches, self._autocast, seed=seed)
+            batches = cache_features(network, logs[0].watched(batches), self._autocast, seed=seed)
             if validation is not None:
-                validation = cache_features(network, validation, self._autocast, seed=None)
+                validation = cache_features(network, logs[1].watched(validation), self._autocast, seed=None)
         self._batches, self._validation = batches, validation
         self._count = count_batches("batches", batches)
         self._steps = math.ceil(self._count / plan.accumulate) * plan.epochs
@@ -183,7 +191,14 @@ class _Run:
         """Return what a training that goes on must have in common, as JSON has it."""
         plan = asdict(self._plan)
         weights = None if self._plan.weights is None else list(self._plan.weights)
+        plan["images"] = [log.digest() for log in self._logs]
         return {**plan, "weights": weights, "seed": self._seed, "batches": self._count, "processes": ranks()}
+
+    def resume(self, file: Path) -> None:
+        """Go on where a state ends; of batches that are no known images nobody has noted what came before."""
+        self.state.restore(file, self.settings())
+        if self._plan.method != "heads" and not all(log.digest() for log in self._logs):
+            self._learned_before = self._learned_before.but("training was resumed, and its samples of before not noted")
 
     def is_done(self) -> bool:
         """Return whether all epochs are done, or as many as patience has were no better than the best."""
@@ -198,7 +213,7 @@ class _Run:
         seed_all(seed_of(self._seed, own_rank(), 1 + epoch))
         self._model.train()
         total = torch.zeros((), device=self._device)
-        for index, (inputs, labels) in zip(range(self._count), self._batches, strict=True):
+        for index, (inputs, labels) in zip(range(self._count), self._watched(0), strict=True):
             x, wanted = self._moved(inputs, labels)
             loss = self._learn(index, x, wanted)
             total += loss
@@ -216,6 +231,11 @@ class _Run:
             best = self.state.best
             if best is None or sum(accuracy) > sum(self.state.epochs[best]["accuracy"]):
                 self.state.keep_best()
+
+    def _watched(self, which: int) -> Iterable[Any]:
+        """Return the batches of training (0) or validation (1), which are logged; those of features were, as images."""
+        batches = self._validation if which else self._batches
+        return batches if self._plan.method == "heads" else self._logs[which].watched(batches)
 
     def _moved(self, inputs: Any, labels: Any) -> tuple[Any, Tensor]:
         """Return a batch on the device; features are there already."""
@@ -257,7 +277,7 @@ class _Run:
         """Return the accuracies of all exits, found by rank 0."""
         found = torch.zeros(len(self._network.taps) + 1, dtype=torch.float64, device=self._device)
         if own_rank() == 0:
-            moved = (self._moved(*batch) for batch in self._validation)
+            moved = (self._moved(*batch) for batch in self._watched(1))
             found.copy_(torch.tensor(accuracies(self._learner, moved), dtype=torch.float64))
         from_rank_0([found])
         return found.tolist()
@@ -269,6 +289,10 @@ class _Run:
         from_rank_0(list(self._network.buffers()))  # each process has seen other images
         self._network.eval()
         self.state.optimizer.zero_grad(set_to_none=True)
+        learned = self._learned_before
+        for log in self._logs:
+            learned = log.added_to(learned)
+        self._network.learned_from = replace(learned, parameters=fingerprint(self._network))
         best = len(self.state.epochs) - 1 if self.state.best is None else self.state.best
         return Training(tuple(_as_epoch(each) for each in self.state.epochs), best)
 

@@ -149,7 +149,7 @@ def test_hidden_layers_come_back(tmp_path: Path) -> None:
 
 def test_files_of_heads_without_hidden_layers_are_as_they_were(saved: Path) -> None:
     content = json.loads((saved / "model.json").read_text())
-    assert content["format"] == 3 and all(list(head) == HEAD_FIELDS for head in content["heads"].values())
+    assert content["format"] == 4 and all(list(head) == HEAD_FIELDS for head in content["heads"].values())
 
 
 @pytest.mark.parametrize(
@@ -384,13 +384,13 @@ def other_classes(heads: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda _: {"format": 1}, "has format 1, wants 3; written by another version"),
-        (lambda _: {"format": 4}, "has format 4, wants 3; written by a newer version"),
+        (lambda _: {"format": 1}, "has format 1, wants 4; written by another version"),
+        (lambda _: {"format": 5}, "has format 5, wants 4; written by a newer version"),
         (lambda _: {"calibration": {}}, "has calibration: got {}, wants a report with its format, or None"),
         (lambda _: {"image_size": "16"}, "has image_size: got '16', wants a positive int or None"),
         (lambda _: {"std": [0.5, 0.5, 0.0]}, "has std: got .*, wants three numbers greater than 0"),
         (lambda _: {"mean": [0.5, 0.5, math.nan]}, "has mean: got .*, wants three numbers"),
-        (lambda _: {"surprise": 1}, "has surprise, which format 3 has not"),
+        (lambda _: {"surprise": 1}, "has surprise, which format 4 has not"),
         (lambda _: {"heads": [1]}, r"has heads: got \[1\], wants heads by tap"),
         (lambda _: {"heads": {}}, "has heads: got {}, wants heads by tap"),
         (lambda old: with_head(old, pool="median"), "has a head 'block0' that cannot be made: pool: got 'median'"),
@@ -438,7 +438,9 @@ def test_a_calibration_is_kept_and_a_checkpoint_without_one_is_read(saved: Path)
     path = saved / "model.json"
     content = json.loads(path.read_text())
     heads = {tap: without(head, "extract") for tap, head in content["heads"].items()}
-    path.write_text(json.dumps({**without(content, "calibration", "logits"), "heads": heads, "format": 2}))
+    path.write_text(
+        json.dumps({**without(content, "calibration", "logits", "learned_from"), "heads": heads, "format": 2})
+    )
     older = load_checkpoint(saved, SmallNet())
     assert older.calibration is None
     assert [head.rule.threshold for head in older.network.fused_heads] == [

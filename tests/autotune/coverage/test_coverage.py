@@ -33,7 +33,12 @@ def test_each_seed_is_a_split_of_its_own():
     wrong = nn.functional.one_hot((labels + 1) % 3, 3).float()
     head = torch.where((sure > 0.3)[:, None], right, wrong) * (1 + 5 * sure)[:, None]
     collected = ExitLogits(
-        torch.stack([head, 9 * right]), labels, [index.to_bytes(2, "big") for index in range(300)], None, (0.5, 1.0)
+        torch.stack([head, 9 * right]),
+        labels,
+        [index.to_bytes(2, "big") for index in range(300)],
+        frozenset(),
+        None,
+        (0.5, 1.0),
     )
     network = EarlyExitNetwork(
         nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(4, 3)), {"0": FusedAuxHead(4, 3)}

@@ -7,6 +7,8 @@ import pytest
 import torch
 from auxhead.model import TrainingPlan, accuracy_of_exits, joint_loss, train
 from auxhead.model.bad_input import BadInput
+from auxhead.model.images import normalise
+from auxhead.model.learned_from import FILE, LearnedFrom, Samples, fingerprint, identities, learned_by, short
 from auxhead.model.training.pixel_batches import PixelBatches
 from support.pictures import write_image_folder
 from support.trainable import assert_equal_bits, digits, images, tensors, trainable
@@ -328,3 +330,80 @@ def test_unshuffled_pixels_are_all_images_in_order():
     assert len(found) == len(batches) == 4
     assert torch.equal(torch.cat([labels for _, labels in found]), split.labels)
     torch.testing.assert_close(torch.cat([x for x, _ in found]), split.pixels / 127.5 - 1.0)
+
+
+def learned_by_training(batches, plan, validation=None, known=True, **options):
+    """What a network, of which is known that it has learned from nothing, has learned from by a training."""
+    network = trainable()
+    if known:
+        network.learned_from = LearnedFrom(None, fingerprint(network))
+    train(network, batches, plan, validation=validation, **options)
+    assert learned_by(network) == network.learned_from, "of the parameters at the end"
+    return network.learned_from
+
+
+def hashes(*data_sets):
+    return {one for each in data_sets for one in short(identities(each.tensors[0])).tolist()}
+
+
+class Flipped(torch.utils.data.Dataset):
+    """Images of a data set, half of them flipped, others each time."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        x, y = self.images[index]
+        return (x.flip(2) if torch.rand(()) < 0.5 else x), y
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("method", ["joint", "heads"])
+def test_what_was_learned_from_is_noted(epochs, method):
+    data, validation = images(digits()[0], 50), images(digits()[1], 30)
+    loader = DataLoader(data, 16, shuffle=True, drop_last=True)
+    learned = learned_by_training(loader, TrainingPlan(method, epochs=epochs), DataLoader(validation, 15))
+    assert learned.unknown is None
+    found = set(learned.parts[0].hashes.tolist())
+    assert found <= hashes(data, validation) and len(found) >= 48 + 30 - 2, "images may be equal"
+    learned = learned_by_training(loader, TrainingPlan(method, epochs=1), known=False)
+    own = "heads have" if method == "heads" else "training here has"
+    assert learned.unknown.startswith(f"what {'its ' * (method == 'heads')}{own} learned from is, of before it is not")
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_images_that_are_changed_at_random_are_not_known(epochs):
+    loader = DataLoader(Flipped(images(digits()[0], 60)), 20, shuffle=True)
+    assert "changed samples at random" in learned_by_training(loader, TrainingPlan(epochs=epochs)).unknown
+
+
+def test_of_images_of_a_command_files_and_pixels_are_noted_without_shifts():
+    split = type(digits()[0])(*(part[:40] for part in digits()[0]))
+    batches = PixelBatches(split, 8, device=torch.device("cpu"), seed=0, largest_shift=2)
+    learned = learned_by_training(batches, TrainingPlan(epochs=1))
+    (part,) = learned.parts
+    assert part.kinds == {FILE} and learned.unknown is None
+    assert set(split.contents.tolist()) < set(part.hashes.tolist())
+    roles, _ = learned.roles(Samples([short(identities(normalise(split.pixels)))], frozenset(["float32 [3, 8, 8]"])))
+    assert (roles == 0).all()
+
+
+def test_a_resumed_training_has_learned_from_the_same_images_or_says_that_it_does_not_know(tmp_path):
+    state, plan = tmp_path / "state", TrainingPlan(epochs=2)
+
+    def stop(epoch):
+        raise KeyboardInterrupt
+
+    for make, unknown in ((pixels, None), (loader, "training was resumed, and its samples of before not noted")):
+        with pytest.raises(KeyboardInterrupt):
+            learned_by_training(make(count=64), plan, state=state, on_epoch=stop)
+        if unknown is None:
+            split = type(digits()[0])(*(part[64:128] for part in digits()[0]))
+            others = PixelBatches(split, 32, device=CPU, seed=0, largest_shift=1)
+            with pytest.raises(BadInput, match="is of a training with images .*; wants the same"):
+                learned_by_training(others, plan, state=state, resume=True)
+        learned = learned_by_training(make(count=64), plan, state=state, resume=True)
+        assert learned.unknown == unknown and len(learned.parts[0].hashes) >= 60
