@@ -21,6 +21,7 @@ from .exit_rule import ExitRule, as_exit_rule
 from .exits_plans import ExitsPlans
 from .fused_aux_head import FusedAuxHead
 from .head_on_tap import check_head_on_tap, unless_of_other_maps
+from .hooks import overridden
 from .infer_layout import with_layout
 from .learned_from import LearnedFrom
 from .module_head import AuxHead, ModuleHead, ModuleRun
@@ -104,14 +105,16 @@ class EarlyExitNetwork(nn.Module):
         """What ``attach`` could not place as it promises, in words."""
         self._of_tokens: set[str] = set()  # taps, once they are checked
         self.reading = reading_of(self.taps, self.extract, self.logits_part)
-        self._checked = False
+        self._checked: list[nn.Module] = []  # heads with their layers, as they were
         self._plans = ExitsPlans()
         if example_input is not None:
             self.check_taps(example_input)
         if by_tap is not None:  # of heads that were not refused
             self.set_rules(by_tap)
-        self.training = backbone.training
-        self.heads.train(backbone.training)
+        self.training = self.heads.training = backbone.training
+        for head in self.heads:
+            if head.training != backbone.training:  # layers of its own may have other modes
+                head.train(backbone.training)
 
     def train(self, mode: bool = True) -> "EarlyExitNetwork":
         """Set the mode, but leave a frozen backbone (none of its parameters requires a gradient) in eval mode.
@@ -181,16 +184,34 @@ class EarlyExitNetwork(nn.Module):
         return Reading(tuple(reads), reading.logits)
 
     def check_taps(self, example_input: Batch) -> None:
-        """Check taps and heads by one dry run of the backbone, the first time; see ``__init__`` for what it raises."""
-        if not self._checked:
+        """Check taps and heads by one dry run of the backbone, the first time and when heads were put in since.
+
+        See ``__init__`` for what it raises.
+        """
+        if not self._is_checked():
             self._check_taps_once(example_input)
+
+    def _is_checked(self) -> bool:
+        """Return whether the heads and their layers are those that were checked, or of a replica of DataParallel."""
+        if torch.compiler.is_compiling() or "_is_replica" in self.__dict__:
+            return bool(self._checked)
+        return self._checked == self._heads_now()
+
+    def _heads_now(self) -> list[nn.Module | None]:
+        heads = self._modules["heads"]._modules.values()  # type: ignore[union-attr]
+        return [part for head in heads if head is not None for part in (head, *head._modules.values())]
 
     @torch.compiler.disable(reason="check_taps, or an example_input, has to come before torch.compile(fullgraph=True)")
     def _check_taps_once(self, example_input: Batch) -> None:
         check_input_batch("example_input", example_input)
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError(
+                "network: its taps are not checked yet, which no transform of torch.func can do; wants "
+                "network.check_taps(x) before, for a batch x outside of them"
+            )
         beside = beside_captures() if has_streams(first_tensor(example_input)) else nullcontext()
         with _DRY_RUNS, beside, torch.inference_mode(False):  # lazy parameters made in it could not be trained
-            if not self._checked:
+            if not self._is_checked():
                 self._check_taps(example_input)
 
     def _check_first(self, x: Batch) -> None:
@@ -200,6 +221,12 @@ class EarlyExitNetwork(nn.Module):
             self.check_taps(x)
 
     def _check_taps(self, example_input: Batch) -> None:
+        if len(self.heads) != len(self.taps):
+            raise ValueError(f"heads: got {len(self.heads)}, wants {len(self.taps)}, one for each of {list(self.taps)}")
+        for tap, head in zip(self.taps, self.heads, strict=True):
+            if _as_head(tap, head) is not head:
+                wants = "a FusedAuxHead, which FusedAuxHead.from_module makes of some modules, or a ModuleHead"
+                raise TypeError(f"heads[{tap!r}]: got {kind_of(head)}, wants {wants}")
         autocasts = torch.is_autocast_enabled(first_tensor(example_input).device.type)
         evidence, extract = ChannelEvidence(), dict(self.extract)
         run = dry_run(
@@ -247,7 +274,7 @@ class EarlyExitNetwork(nn.Module):
         self.extract, self.logits_part = extract, run.part
         self._of_tokens = {tap for tap, read in zip(self.taps, run.features, strict=True) if read.ndim == 3}
         self.reading = reading_of(self.taps, self.extract, self.logits_part)
-        self._checked = True
+        self._checked = self._heads_now()  # type: ignore[assignment]
 
     def describe(self) -> str:
         """Say in a line each where the heads are and what they read, once the taps are checked."""
@@ -331,8 +358,14 @@ def _check_classes(tap: str, classes: int, logits: Tensor) -> None:
 
 
 def _as_head(tap: str, head: nn.Module) -> AuxHead:
-    if isinstance(head, (FusedAuxHead, ModuleHead)):
-        return head
+    for kind in (FusedAuxHead, ModuleHead):
+        if isinstance(head, kind):
+            if (reason := overridden(head, kind)) is not None:
+                raise ValueError(
+                    f"heads[{tap!r}]: is a {type(head).__name__} that {reason}, which launches or training would pass "
+                    f"over; wants a plain {kind.__name__}, or ModuleHead(module) of a module that makes logits"
+                )
+            return head
     if not isinstance(head, nn.Module):
         raise TypeError(f"heads[{tap!r}]: got {kind_of(head)}, wants a FusedAuxHead or another nn.Module")
     try:

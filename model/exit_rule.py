@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels import CRITERIA, check_criterion, check_temperature, check_threshold, number_of
+from ..kernels import CRITERIA, HeadOutput, check_criterion, check_temperature, check_threshold, decide, number_of
 from .arguments import kind_of
-from .rule_order import WRITING, ordered_write
+from .rule_order import WRITING, ordered_write, wait_for_write
 
 
 class ExitRule(nn.Module):
@@ -122,6 +122,14 @@ class ExitRule(nn.Module):
         """Return what the tensors hold, as float32: no confidence exceeds the end of its range."""
         limit = self._threshold if self._enabled else CRITERIA[self.criterion].high
         return [c_float(self._temperature).value, c_float(limit).value]
+
+    def judge(self, logits: Tensor, *, return_probs: bool) -> HeadOutput:
+        """Answer by logits [N, K], by PyTorch's operators, with the values that were assigned last."""
+        read = None if torch.compiler.is_compiling() else wait_for_write(self, logits)
+        output = decide(logits, self.temperature_tensor, self.threshold_tensor, self.criterion)
+        if read is not None:
+            read.record(torch.cuda.current_stream(logits.device))
+        return output if return_probs else output._replace(probs=None)
 
     def _write(self) -> None:
         tensors = [self.temperature_tensor, self.threshold_tensor]

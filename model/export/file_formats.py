@@ -88,8 +88,9 @@ def write_part(part: Part, folder: Path, format: str) -> Path:
             of_value[value.shape.index(BATCH)] = BATCH
             break
     with one_line_of_exporter("network: torch.onnx cannot export it"):
+        program = part.program.run_decompositions({torch.ops.aten.adaptive_max_pool2d.default: _max_of_windows})
         made = torch.onnx.export(
-            part.program,
+            program,
             (),
             dynamo=True,
             verbose=False,
@@ -100,6 +101,22 @@ def write_part(part: Part, folder: Path, format: str) -> Path:
         assert made is not None
         made.save(path)
     return path
+
+
+def _max_of_windows(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Pool as ``adaptive_max_pool2d`` does, which ONNX does not have: maxima [..., h, w], and where they are."""
+    values, places = [], []
+    rows, columns = (
+        [(i * size // windows, -(-(i + 1) * size // windows)) for i in range(windows)]
+        for size, windows in zip(x.shape[-2:], output_size, strict=True)
+    )
+    for top, bottom in rows:
+        for left, right in columns:
+            value, place = x[..., top:bottom, left:right].flatten(-2).max(-1)
+            values.append(value)
+            places.append((place // (right - left) + top) * x.shape[-1] + place % (right - left) + left)
+    shape = [*x.shape[:-2], *output_size]
+    return torch.stack(values, -1).view(shape), torch.stack(places, -1).view(shape)
 
 
 def open_file(path: Path, format: str) -> OpenFile:

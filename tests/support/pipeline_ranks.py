@@ -323,6 +323,27 @@ def cannot_be_traced() -> None:
     _run(change)
 
 
+def other_heads() -> None:
+    """Changed on the first rank, which is refused and nobody hears of it; then on the last one."""
+    network, example = plain(), batch_of("plain", 8)
+    with pipelined(network, example, split_size=2, timeout_s=5.0) as run:
+        change = network.heads[2].linear.register_forward_hook
+        if run.is_first:
+            handle = change(lambda *_: None)
+            for call in (run, lambda x: next(run.answers(x))):
+                try:
+                    call(example)
+                except RuntimeError as error:
+                    assert str(error).startswith("heads['3']: its linear was given other hooks")
+                else:
+                    raise AssertionError("was answered")
+            handle.remove()
+        run(example if run.is_first else None)
+        if not run.is_first:
+            change(lambda *_: None)
+        run(example if run.is_first else None)
+
+
 def raises_between_requests() -> None:
     network, example = plain(), batch_of("plain", 8)
     with pipelined(network, example, split_size=2, timeout_s=5.0) as run:
