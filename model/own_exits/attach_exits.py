@@ -187,7 +187,7 @@ def _silence(
     twins = [None] * len(ordered) if isinstance(training, str) else training[1]
     chooser = HeadChooser(answering, early, None if isinstance(training, str) else training[0])
     chosen: list[ChosenHead] = []
-    latest = -1
+    latest: int | None = -1
     for one, its in zip(early, twins, strict=False):
         head = chooser.choose(one, its, after=latest)
         latest = None if head.tap is None else head.tap.order
