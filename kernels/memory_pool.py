@@ -5,8 +5,10 @@ from contextlib import contextmanager, suppress
 
 import torch
 
+from .lifetimes import Lasting
 
-class MemoryPool:
+
+class MemoryPool(Lasting):
     """Memory of a CUDA device that is handed out for nothing but what is allocated in this pool.
 
     A graph holds addresses and no references. What it has allocated from a pool of its own no ``empty_cache`` gives to
@@ -35,8 +37,8 @@ class MemoryPool:
                 torch._C._cuda_endAllocateToPool(self._device, self._id)
             raise
 
-    def __del__(self) -> None:
-        with suppress(Exception):  # the device is lost, or the process ends
+    def _destroy(self) -> None:
+        with suppress(Exception):  # the device is lost
             for _ in range(self._held):
                 torch._C._cuda_releasePool(self._device, self._id)
 

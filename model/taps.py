@@ -1,5 +1,6 @@
 """Taps: named layers of an unmodified module whose outputs feed heads."""
 
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -86,9 +87,10 @@ class listening:
         if kind is None:
             self._listener.check_all_returned()
 
-    def __del__(self) -> None:
+    def __del__(self, _python_ends: Callable[[], bool] = sys.is_finalizing) -> None:  # which clears this module
         """Take the hooks off where an interrupt came before ``__exit__`` did; off already, they stay off."""
-        self._unhook()
+        if not _python_ends():
+            self._unhook()
 
     def _unhook(self) -> None:
         if torch.compiler.is_dynamo_compiling():

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ...kernels.cuda_runtime import checked, runtime
+from ...kernels.lifetimes import Lasting
 from ...kernels.memory_pool import MemoryPool, empty_cache
 from ..owned_lock import OwnedLock
 from .captured_reads import CapturedReads
@@ -27,7 +28,7 @@ _WARM_UP_FORWARDS = 3
 _USE_NODE_PRIORITY = 8  # cudaGraphInstantiateFlagUseNodePriority
 
 
-class Graph:
+class Graph(Lasting):
     """A captured graph, ready to be launched any number of times."""
 
     def __init__(self, graph: Any, *used: object) -> None:
@@ -42,7 +43,7 @@ class Graph:
         if returned[0]:
             checked(returned)
 
-    def __del__(self) -> None:
+    def _destroy(self) -> None:
         if hasattr(self, "_executable"):
             runtime.cudaGraphExecDestroy(self._executable)
         if hasattr(self, "template"):

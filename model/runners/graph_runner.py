@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitHead
 from ...kernels.cuda_runtime import beside_captures
+from ...kernels.lifetimes import is_forked
 from ...kernels.memory_pool import MemoryPool, empty_cache
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_monitor import uncounted
@@ -42,6 +43,7 @@ class GraphRunner(SerialRunner):
     #: The trunk is captured on a stream of this priority. That of the heads is 0, the lowest there is, so that the
     #: trunk's waiting blocks are placed before theirs.
     trunk_priority = -1
+    _uses_cuda = True
 
     def __init__(
         self,
@@ -269,7 +271,7 @@ class GraphRunner(SerialRunner):
     def check_closable(self) -> None:
         """Raise what :meth:`close` would raise now."""
         super().check_closable()
-        if self._captured:
+        if self._captured and not is_forked():
             with torch.cuda.device(self._device):
                 check_no_outer_capture()
 

@@ -7,10 +7,12 @@ from typing import NoReturn, TypeVar
 
 from torch import Tensor
 
+from ...kernels.lifetimes import is_forked, refuse_forked
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult
 from ..owned_lock import OwnedLock
 from .checks import check_request
+from .leaving import REQUEST
 from .runner import Runner
 
 _RunnerT = TypeVar("_RunnerT", bound="SerialRunner")
@@ -18,6 +20,9 @@ _RunnerT = TypeVar("_RunnerT", bound="SerialRunner")
 
 class SerialRunner(Runner):
     """Answers with what it has once, for batches of a few sizes; a call while another thread's is under way raises."""
+
+    #: Whether it launches graphs: it is then of no use to a forked child.
+    _uses_cuda = False
 
     def __init__(self, network: EarlyExitNetwork, example_input: Tensor, sizes: Sequence[int]) -> None:
         """Take requests like the example, of any number of samples; the sizes ascend."""
@@ -35,12 +40,13 @@ class SerialRunner(Runner):
 
         Raises:
             ValueError, TypeError: a shape, device or dtype other than that of the example input; nothing is launched.
-            RuntimeError: the runner is closed, or in another thread's call; or the current stream is being captured;
-                nothing is launched. Or a head's tensors are no longer those that were captured; what was launched has
-                read the captured ones, and its answer is thrown away. Or a layer has resized what it keeps.
+            RuntimeError: the runner is closed, or in another thread's call, or of the process that forked this one; or
+                the current stream is being captured; nothing is launched. Or a head's tensors are no longer those that
+                were captured; what was launched has read the captured ones, and its answer is thrown away. Or a layer
+                has resized what it keeps.
         """
         self._refuse_while_busy()
-        with self._busy:
+        with REQUEST, self._busy:
             try:
                 self._under_way = True
                 self._refuse_closed()
@@ -63,6 +69,8 @@ class SerialRunner(Runner):
             raise RuntimeError("this runner is in another thread's call; give each thread a runner of its own")
 
     def _refuse_closed(self) -> None:
+        if self._uses_cuda:
+            refuse_forked()
         if self._is_closed():
             raise RuntimeError("this runner is closed")
 
@@ -93,10 +101,14 @@ class SerialRunner(Runner):
     def close(self) -> None:
         """Wait for what is under way and free all that is held; a later call raises. Closing twice is fine.
 
+        In a forked child it does nothing: the runner is its parent's.
+
         Raises:
             RuntimeError: called by a handler of signals within a call of this runner, which it would wait for; or the
                 current stream is being captured.
         """
+        if self._uses_cuda and is_forked():
+            return
         self.check_closable()
         with self._busy:  # once other threads' calls are over
             if not self._is_closed():
