@@ -18,7 +18,7 @@ from .exit_result import ExitResult
 from .exit_rule import ExitRule, as_exit_rule
 from .exits_plans import ExitsPlans
 from .fused_aux_head import FusedAuxHead
-from .head_on_tap import check_head_on_tap, unless_of_other_maps
+from .head_on_tap import check_head_beside_tap, check_head_on_tap, unless_of_other_maps
 from .infer_layout import with_layout
 from .module_head import AuxHead, ModuleHead, ModuleRun
 from .reading import LOGITS, AnyExtract, Extract, Reading, check_extract, reading_of
@@ -200,6 +200,7 @@ class EarlyExitNetwork(nn.Module):
             for head, features in zip(self.exit_heads, run.features, strict=True)
         ]
         for tap, head, features in zip(self.taps, heads, run.features, strict=True):
+            check_head_beside_tap(tap, head, features)
             if isinstance(head, ModuleHead):
                 runs.append((head, head.check_on(tap, features)))
                 _check_classes(tap, runs[-1][1].num_classes, run.logits)
@@ -212,8 +213,10 @@ class EarlyExitNetwork(nn.Module):
             if head.in_features is None:
                 lazy.append((head, features))
             _check_classes(tap, head.num_classes, run.logits)
-        for place, kept in enumerate(heads):
+        for place, (kept, features) in enumerate(zip(heads, run.features, strict=True)):
             self.heads[place] = kept
+            if kept.rule.threshold_tensor.device != features.device:  # its layers were moved, and it was not
+                kept.rule.to(features.device)
         self._windowed = {}
         for head, features in lazy:  # once none is refused
             head.to(features.device, None if autocasts else features.dtype)

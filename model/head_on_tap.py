@@ -41,6 +41,21 @@ def _check_parameters(head: FusedAuxHead, features: Tensor, *, autocasts: bool) 
         raise ValueError(f"{error}") from None
 
 
+def check_head_beside_tap(tap: str, head: AuxHead, features: Tensor) -> None:
+    """Raise ``ValueError`` unless a head is on the device of its tap's output; one without a width will be put there.
+
+    Nor is any other moved: its tensors may be those of a module that others use.
+    """
+    if isinstance(head, FusedAuxHead) and head.in_features is None:
+        return
+    for name, tensor in (*head.named_parameters(), *head.named_buffers()):
+        if tensor.device != features.device and not name.startswith("rule."):
+            raise ValueError(
+                f"heads[{tap!r}]: its {name} is on {tensor.device}, wants {features.device}, where the output of the "
+                f"tap is: call heads[{tap!r}].to({str(features.device)!r}) before"
+            )
+
+
 def unless_of_other_maps(head: AuxHead, module: nn.Module | None, features: Tensor) -> AuxHead:
     """Return a head, or the module that it was made of where that pools by a window that is not the whole map.
 

@@ -1,4 +1,4 @@
-"""Names the layer in whose forward a capture fails."""
+"""Names the layer in whose forward a capture fails, in a ``NotCapturable``."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,9 +10,17 @@ from torch import nn
 from ..hooks import ThreadHook
 
 
+class NotCapturable(RuntimeError):
+    """No CUDA graph can hold a network: what is to be done about it depends on whether one was asked for."""
+
+
 @contextmanager
 def naming_layers(backbone: nn.Module, *others: nn.Module) -> Iterator[None]:
-    """Make an error in a forward of ``backbone``, or in one of another module's layers, say where a capture failed."""
+    """Make an error in a forward of ``backbone``, or in one of another module's layers, say where a capture failed.
+
+    Raises:
+        NotCapturable: in place of any error but a lack of memory.
+    """
     names = {module: name for each in (*others, backbone) for name, module in each.named_modules()}
     running: list[str] = []
 
@@ -32,7 +40,7 @@ def naming_layers(backbone: nn.Module, *others: nn.Module) -> Iterator[None]:
             raise
         except Exception as error:
             where = f"layer {running[-1]!r}" if running and running[-1] else "the backbone, outside its layers,"
-            raise RuntimeError(
+            raise NotCapturable(
                 f"backbone: {where} cannot be captured in a CUDA graph ({type(error).__name__}: "
                 f"{str(error).partition(chr(10))[0]}); it may make the host wait, or branch on the value of a tensor. "
                 "The eager runner runs it as it is"

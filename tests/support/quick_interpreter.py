@@ -13,7 +13,6 @@ from triton.language import core
 from triton.language import semantic as core_semantic
 from triton.runtime import interpreter
 
-
 #: Versions of Triton whose interpreter was read for this: of another one nothing is known, and it stays as it is.
 KNOWN = ("3.6.0", "3.8.0")
 
