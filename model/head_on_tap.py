@@ -42,17 +42,14 @@ def _check_parameters(head: FusedAuxHead, features: Tensor, *, autocasts: bool) 
 
 
 def check_head_beside_tap(tap: str, head: AuxHead, features: Tensor) -> None:
-    """Raise ``ValueError`` unless a head is on the device of its tap's output; one without a width will be put there.
-
-    Nor is any other moved: its tensors may be those of a module that others use.
-    """
+    """Raise ``ValueError`` unless a head, whose tensors others may use, is on the device of what it reads."""
     if isinstance(head, FusedAuxHead) and head.in_features is None:
-        return
-    for name, tensor in (*head.named_parameters(), *head.named_buffers()):
-        if tensor.device != features.device and not name.startswith("rule."):
+        return  # none has them yet: it will be put there
+    for name, parameter in head.named_parameters():
+        if parameter.device != features.device:
             raise ValueError(
-                f"heads[{tap!r}]: its {name} is on {tensor.device}, wants {features.device}, where the output of the "
-                f"tap is: call heads[{tap!r}].to({str(features.device)!r}) before"
+                f"heads[{tap!r}]: its {name} is on {parameter.device}, wants {features.device}, where the output of "
+                f"the tap is: call heads[{tap!r}].to({str(features.device)!r}) before"
             )
 
 

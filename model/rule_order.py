@@ -101,9 +101,9 @@ def ordered_write(rule: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
             done = _note_write(rule, stream)
             trunk = stream_pair(device).trunk
             trunk.wait_event(done)
+            keep_in_children(rule)
             for tensor in tensors:
                 if type(tensor) is Tensor:  # FakeTensors have no memory
-                    keep_in_children(tensor)
                     tensor.record_stream(trunk)
 
 

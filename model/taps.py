@@ -1,6 +1,5 @@
 """Taps: named layers of an unmodified module whose outputs feed heads."""
 
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -87,10 +86,9 @@ class listening:
         if kind is None:
             self._listener.check_all_returned()
 
-    def __del__(self, _python_ends: Callable[[], bool] = sys.is_finalizing) -> None:  # which clears this module
+    def __del__(self) -> None:
         """Take the hooks off where an interrupt came before ``__exit__`` did; off already, they stay off."""
-        if not _python_ends():
-            self._unhook()
+        self._unhook()
 
     def _unhook(self) -> None:
         if torch.compiler.is_dynamo_compiling():

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitHead
 from ...kernels.cuda_runtime import beside_captures
-from ...kernels.lifetimes import is_forked
 from ...kernels.memory_pool import MemoryPool, empty_cache
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_monitor import uncounted
@@ -267,13 +266,6 @@ class GraphRunner(SerialRunner):
         self._written.clear()
         self._resizable.clear()
         del self._trunk
-
-    def check_closable(self) -> None:
-        """Raise what :meth:`close` would raise now."""
-        super().check_closable()
-        if self._captured and not is_forked():
-            with torch.cuda.device(self._device):
-                check_no_outer_capture()
 
     def wait_until_idle(self) -> None:
         """Let the host wait for all that was launched, the part of a network too that an answer did not need."""

@@ -10,14 +10,13 @@ from threading import Event, get_ident
 
 #: Seconds to wait for requests under way, and then for threads to come with the next one.
 _UNDER_WAY_S, _NEXT_S = 10.0, 0.1
-#: The thread in which Python ends.
-_ends_in: int | None = None
-#: By thread that has asked a runner: whether it is in a request. One that was stopped is not here.
+#: By thread that has asked a runner, but for one that was stopped: whether it is in a request.
 _asking: dict[int, bool] = {}
+_ends_in: int | None = None
 
 
 class _Request:
-    """While open, this thread is in a request; while Python ends, a thread that opens one is stopped for good."""
+    """While open, this thread is in a request; while Python ends, other threads than that of the end are stopped."""
 
     def __enter__(self) -> None:
         me = get_ident()
@@ -35,12 +34,9 @@ REQUEST = _Request()
 
 @atexit.register
 def _stop_threads() -> None:
-    """Wait until no other thread is in a request, nor, most likely, in anything else of PyTorch's."""
     global _ends_in
-    _ends_in = get_ident()
-    _asking.pop(_ends_in, None)
-    began = time.monotonic()
-    while others := [_asking[thread] for thread in sys._current_frames() if thread in _asking]:
-        if time.monotonic() - began > (_UNDER_WAY_S if any(others) else _NEXT_S):
+    _ends_in, began = get_ident(), time.monotonic()
+    while states := [_asking[one] for one in {*sys._current_frames()} - {_ends_in} if one in _asking]:
+        if time.monotonic() - began > (_UNDER_WAY_S if any(states) else _NEXT_S):
             break
         time.sleep(0.001)

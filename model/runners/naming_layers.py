@@ -11,16 +11,12 @@ from ..hooks import ThreadHook
 
 
 class NotCapturable(RuntimeError):
-    """No CUDA graph can hold a network: what is to be done about it depends on whether one was asked for."""
+    """No CUDA graph can hold a network."""
 
 
 @contextmanager
 def naming_layers(backbone: nn.Module, *others: nn.Module) -> Iterator[None]:
-    """Make an error in a forward of ``backbone``, or in one of another module's layers, say where a capture failed.
-
-    Raises:
-        NotCapturable: in place of any error but a lack of memory.
-    """
+    """Make an error in a forward of ``backbone``, or in one of another module's layers, say where a capture failed."""
     names = {module: name for each in (*others, backbone) for name, module in each.named_modules()}
     running: list[str] = []
 

@@ -5,13 +5,14 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NoReturn, TypeVar
 
+import torch
 from torch import Tensor
 
-from ...kernels.lifetimes import is_forked, refuse_forked
+from ...kernels.lifetimes import is_forked, keep_in_children, refuse_forked
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult
 from ..owned_lock import OwnedLock
-from .checks import check_request
+from .checks import check_no_outer_capture, check_request
 from .leaving import REQUEST
 from .runner import Runner
 
@@ -31,6 +32,7 @@ class SerialRunner(Runner):
         self._shape, self._dtype, self._device = example_input.shape[1:], example_input.dtype, example_input.device
         self._busy = OwnedLock()
         self._under_way = False
+        keep_in_children(self)
 
     def __call__(self, x: Tensor) -> ExitResult:
         """Answer for a batch [N, ...] on the CPU or on the device of the example input.
@@ -107,12 +109,11 @@ class SerialRunner(Runner):
             RuntimeError: called by a handler of signals within a call of this runner, which it would wait for; or the
                 current stream is being captured.
         """
-        if self._uses_cuda and is_forked():
-            return
         self.check_closable()
-        with self._busy:  # once other threads' calls are over
-            if not self._is_closed():
-                self._free()
+        if not (self._uses_cuda and is_forked()):
+            with self._busy:  # once other threads' calls are over
+                if not self._is_closed():
+                    self._free()
 
     @abstractmethod
     def _free(self) -> None:
@@ -122,6 +123,9 @@ class SerialRunner(Runner):
         """Raise what :meth:`close` would raise now."""
         if self._busy.is_mine():
             raise RuntimeError("this runner is in a call of this thread, which close() would wait for")
+        if self._uses_cuda and not (self._is_closed() or is_forked()):
+            with torch.cuda.device(self._device):
+                check_no_outer_capture()
 
     def __copy__(self: _RunnerT) -> _RunnerT:
         """Return the runner itself: what it has is there once."""

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....kernels.lifetimes import keep_in_children
 from ...early_exit_network import EarlyExitNetwork
 from ...exit_result import ExitResult
 from ...processes.process_group import Processes
@@ -114,7 +113,6 @@ class PipelinedRunner(Runner):
 
             for _ in self._waited_for([asking, hearing], events, is_answered):
                 pass
-            keep_in_children(found)
             return self._counted(found.to(device, non_blocking=True))
         if x is not None:
             raise TypeError(

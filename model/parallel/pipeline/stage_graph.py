@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ....kernels.cuda_runtime import beside_captures
-from ....kernels.lifetimes import keep_in_children, new_event
+from ....kernels.lifetimes import new_event
 from ...exit_rule import ExitRule
 from ...rule_order import note_reader, wait_for_writes
 from ...runners.capture import CAPTURE_LOCK, Capture, warm_up
@@ -135,7 +135,6 @@ class StageGraph:
             for into, each in zip(handed, self._handed, strict=True):
                 into.copy_(each, non_blocking=True)
             said = torch.empty_like(self._said, device="cpu", pin_memory=True)
-            keep_in_children(said)
             said.copy_(self._said, non_blocking=True)
             events.done.record(stream)
         self._captures.record(stream)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ....kernels.cuda_runtime import beside_captures
-from ....kernels.lifetimes import is_forked, new_event
+from ....kernels.lifetimes import new_event
 from ...early_exit_network import EarlyExitNetwork
 from ...exit_result import ExitResult
 from ...rule_order import count_writes, note_reader, wait_for_writes
@@ -115,13 +115,6 @@ class GraphSplitRunner(SplitRunner):
             self._streams.wait()  # no graph may read what is half copied
             super()._refresh()
             wait_for_current_streams(self.devices)
-
-    def check_closable(self) -> None:
-        """Raise what :meth:`close` would raise now."""
-        super().check_closable()
-        if not self._is_closed() and not is_forked():
-            with torch.cuda.device(self._device):
-                check_no_outer_capture()
 
     def wait_until_idle(self) -> None:
         """Let the host wait for all that was launched, the part of a network too that an answer did not need."""

@@ -7,7 +7,7 @@ from itertools import permutations
 import torch
 
 from ....kernels.cuda_runtime import beside_captures, new_stream
-from ....kernels.lifetimes import is_forked, new_event
+from ....kernels.lifetimes import new_event
 from ...runners.captures import Captures
 from .part import Part
 
@@ -78,7 +78,7 @@ class AllStreams:
 
     def free(self) -> None:
         """Wait for what is under way and free all; an interrupted wait frees nothing. Doing it twice is fine."""
-        if self.parts and not is_forked():
+        if self.parts:
             with suppress(RuntimeError):  # where a device is lost nothing is under way any more
                 self.wait()
             parts, self.parts = self.parts, []
