@@ -20,7 +20,7 @@ from .exit_result import ExitResult
 from .exit_rule import ExitRule, as_exit_rule
 from .exits_plans import ExitsPlans
 from .fused_aux_head import FusedAuxHead
-from .head_on_tap import check_head_on_tap, unless_of_other_maps
+from .head_on_tap import check_head_beside_tap, check_head_on_tap, unless_of_other_maps
 from .hooks import overridden
 from .infer_layout import with_layout
 from .learned_from import LearnedFrom
@@ -247,6 +247,7 @@ class EarlyExitNetwork(nn.Module):
         ]
         for tap, head, features in zip(self.taps, heads, run.features, strict=True):
             given = self.extract.get(tap, Extract())
+            check_head_beside_tap(tap, head, features)
             if isinstance(head, ModuleHead):
                 if isinstance(given, Extract):
                     extract[tap] = with_mask(tap, given, None, arguments, takes)
@@ -262,8 +263,10 @@ class EarlyExitNetwork(nn.Module):
             if head.in_features is None:
                 lazy.append((head, features))
             _check_classes(tap, head.num_classes, run.logits)
-        for place, kept in enumerate(heads):
+        for place, (kept, features) in enumerate(zip(heads, run.features, strict=True)):
             self.heads[place] = kept
+            if kept.rule.threshold_tensor.device != features.device:  # its layers were moved, and it was not
+                kept.rule.to(features.device)
         self._windowed = {}
         for head, features in lazy:  # once none is refused
             head.to(features.device, None if autocasts else features.dtype)

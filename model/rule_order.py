@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.cuda_runtime import capture_id, is_capturing, may_be_destroyed
+from ..kernels.lifetimes import keep_in_children, new_event
 from .owned_lock import OwnedLock
 from .streams import current_handle, has_streams, stream_pair
 
@@ -68,7 +69,7 @@ def wait_for_write(rule: nn.Module, x: Tensor) -> torch.cuda.Event | None:
     stream = torch.cuda.current_stream(device)
     stream.wait_event(write.done)
     if may_be_destroyed(stream):
-        read = write.read.setdefault(handle, torch.cuda.Event())
+        read = write.read.setdefault(handle, new_event())
         stream.wait_event(read)  # of a destroyed stream of the same handle
         return read
     write.seen[handle] = stream
@@ -100,6 +101,7 @@ def ordered_write(rule: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
             done = _note_write(rule, stream)
             trunk = stream_pair(device).trunk
             trunk.wait_event(done)
+            keep_in_children(rule)
             for tensor in tensors:
                 if type(tensor) is Tensor:  # FakeTensors have no memory
                     tensor.record_stream(trunk)
@@ -130,7 +132,7 @@ def _wait_for_reads(rule: nn.Module, stream: torch.cuda.Stream) -> None:
 
 def _note_write(rule: nn.Module, stream: torch.cuda.Stream) -> torch.cuda.Event:
     global _count
-    done = torch.cuda.Event()
+    done = new_event()
     done.record(stream)
     _writes[rule] = _Write(done, {}, {})
     _count += 1

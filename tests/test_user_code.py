@@ -45,6 +45,7 @@ ALLOWED = {
     "model/export/file_formats.py": {"load"},  # a file that was written a moment ago, in a folder of its own
     "autotune/doctor/targets/script.py": {"runpy"},  # the user's script, named on the command line
     "autotune/pipelines/run.py": {"subprocess"},  # torchrun, of the benchmark's own module
+    "kernels/lifetimes.py": {"ctypes"},  # Py_IncRef, of objects of its own
     "model/machine.py": {"subprocess"},  # nvidia-smi and git, of fixed arguments
 }
 
