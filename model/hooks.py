@@ -1,4 +1,4 @@
-"""What users put on layers (hooks, a forward of their own), and hooks of ours, which other threads do not call."""
+"""Hooks on layers: what users put there, a forward of their own too, and ours, which other threads do not call."""
 
 import threading
 from collections.abc import Callable, Mapping
