@@ -6,7 +6,6 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from ..early_exit_network import EarlyExitNetwork
-from ..fused_aux_head import FusedAuxHead
 from ..hooks import hooks_of, users_hooks
 
 
@@ -37,12 +36,8 @@ class CapturedHeads:
                         if isinstance(captured, Tensor):
                             what = f"{its}: its {name.removesuffix('_tensor')}"
                             self._addresses.append((what, captured, captured.data_ptr()))
-            changing: list[tuple[str, nn.Module, str]] = [("rule's", head.rule, "criterion")]
-            if isinstance(head, FusedAuxHead) and (hidden := head.hidden) is not None:
-                changing += [("hidden layers'", hidden, name) for name in ("rectifies", "activation")]
-                changing += [] if hidden.norm is None else [("norm's", hidden.norm, "eps")]
-            for whose, owner, name in changing:
-                self._objects.append((f"{its}: its {whose} {name} was changed", vars(owner), name, vars(owner)[name]))
+            changing = [*head.holders(), *((vars(head), name) for name in head.options)]
+            self._objects += [(f"{its}: its {name} was changed", of, name, of.get(name)) for of, name in changing]
 
     def check_unchanged(self) -> None:
         """Raise a ``RuntimeError`` that names what was replaced or moved.
