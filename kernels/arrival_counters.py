@@ -8,12 +8,13 @@ be replayed on any stream at any time: a few bytes, or all that the programs of 
 
 import threading
 from contextlib import nullcontext
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .cuda_runtime import beside_captures, capture_id, is_capturing, may_be_destroyed, stream_number
+from .lifetimes import new_event
 from .memory_pool import MemoryPool
 
 #: int32 counters (256 KiB) of a stream: so many that hardly a batch asks for more, which takes a launch to clear.
@@ -24,7 +25,8 @@ _LINE = 32
 _RESERVED = 1 << 22
 
 
-class _ForeignStream(NamedTuple):
+@dataclass
+class _ForeignStream:
     """A stream that PyTorch has not made; its owner may destroy it, and CUDA give its handle to another stream.
 
     That may be one of PyTorch's, which then goes for one of this kind.
@@ -34,6 +36,12 @@ class _ForeignStream(NamedTuple):
     """CUDA's, which no other stream of the process ever has."""
     launched: torch.cuda.Event
     """Recorded behind the last launch."""
+    being_launched: int = 0
+    """Launches for which counters were taken, and behind which the event is not recorded yet."""
+
+    def is_idle(self) -> bool:
+        """Return whether all launches are over, and so the counters zero."""
+        return not self.being_launched and self.launched.query()
 
 
 class ArrivalCounters:
@@ -59,8 +67,8 @@ class ArrivalCounters:
             handle = stream.cuda_stream
             if is_capturing(self._device):
                 return self._take_for_capture(count, handle, capture_id(handle))
-            if may_be_destroyed(stream) or handle in self._foreign:  # whose handle one of PyTorch's may have by now
-                self._wait_for_namesake(stream)
+            if handle in self._foreign or (may_be_destroyed(stream) and handle not in self._by_stream):
+                self._wait_for_namesake(stream)  # PyTorch's may have its handle by now; it may be one of those already
             counters = self._of_stream(handle, count)
             if self._reserve.numel() < _RESERVED // 2:
                 reserve = self._zeros(_RESERVED)
@@ -74,9 +82,11 @@ class ArrivalCounters:
         """Note that the launch for which counters were taken on the current stream is under way."""
         if self._foreign and not is_capturing(self._device):
             stream = torch.cuda.current_stream(self._device)
-            foreign = self._foreign.get(stream.cuda_stream)
-            if foreign is not None:
-                foreign.launched.record(stream)
+            with self._lock:
+                foreign = self._foreign.get(stream.cuda_stream)
+                if foreign is not None:
+                    foreign.launched.record(stream)
+                    foreign.being_launched -= 1
 
     def are_kept(self, handle: int) -> bool:
         """Return whether those of a stream, which had a launch, are its own as long as the process lives."""
@@ -85,7 +95,9 @@ class ArrivalCounters:
     def _of_stream(self, handle: int, count: int) -> Tensor:
         counters = self._by_stream.get(handle)
         if counters is None or counters.numel() < count:
-            counters = self._zeros(max(count, _PER_STREAM))
+            if counters is not None and handle in self._foreign:
+                self._kept.append(counters)  # they may be another stream's memory, and would go back to that
+            counters = self._zeros(max(1 << (count - 1).bit_length(), _PER_STREAM))
             self._by_stream[handle] = counters
         return counters[:count]
 
@@ -96,7 +108,18 @@ class ArrivalCounters:
         if known is None or known.number != number:
             if known is not None:
                 stream.wait_event(known.launched)
-            self._foreign[stream.cuda_stream] = _ForeignStream(number, torch.cuda.Event())
+            else:
+                self._take_over(stream.cuda_stream)
+            self._foreign[stream.cuda_stream] = known = _ForeignStream(number, new_event())
+        known.being_launched += 1
+
+    def _take_over(self, handle: int) -> None:
+        """Give a new stream the counters of one that is idle: it may be destroyed, and nobody tells of that."""
+        with beside_captures():
+            idle = next((other for other, foreign in self._foreign.items() if foreign.is_idle()), None)
+        if idle is not None:
+            self._by_stream[handle] = self._by_stream.pop(idle)
+            del self._foreign[idle]
 
     def _take_for_capture(self, count: int, stream: int, capture: int | None) -> Tensor:
         last, counters = self._by_capture.get(stream, (None, self._reserve[:0]))

@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from .lifetimes import refuse_forked
+
 try:
     from cuda.bindings import runtime
 except ImportError:  # where torch has no CUDA
@@ -32,6 +34,7 @@ def checked(returned: tuple[Any, ...]) -> Any:
     """
     status, *values = returned
     if status != runtime.cudaError_t.cudaSuccess:
+        refuse_forked()
         kind = torch.OutOfMemoryError if status == runtime.cudaError_t.cudaErrorMemoryAllocation else RuntimeError
         raise kind(f"{runtime.cudaGetErrorString(status)[1].decode()} ({status.name})")
     return values[0] if values else None

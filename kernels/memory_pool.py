@@ -1,9 +1,12 @@
 """MemoryPool: device memory that PyTorch's allocator keeps apart, for as long as graphs or counters use it."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import torch
+
+from .lifetimes import keep_in_children
 
 
 class MemoryPool:
@@ -19,6 +22,7 @@ class MemoryPool:
         """Make a pool of ``device``, which must have an index; nothing is allocated yet."""
         self._device, self._id = device.index, torch.cuda.graph_pool_handle()
         self._held = 0  # times, all released in the end
+        keep_in_children(self)
         with self.allocating():  # the pool begins to exist
             pass
 
@@ -35,10 +39,11 @@ class MemoryPool:
                 torch._C._cuda_endAllocateToPool(self._device, self._id)
             raise
 
-    def __del__(self) -> None:
-        with suppress(Exception):  # the device is lost, or the process ends
-            for _ in range(self._held):
-                torch._C._cuda_releasePool(self._device, self._id)
+    def __del__(self, _python_ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _python_ends():  # which clears this module
+            with suppress(Exception):  # the device is lost
+                for _ in range(self._held):
+                    torch._C._cuda_releasePool(self._device, self._id)
 
 
 def empty_cache() -> None:

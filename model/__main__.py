@@ -4,7 +4,7 @@ import typer
 
 from .calibration.beyond import BeyondCalibration
 from .calibration.command import calibrate_command
-from .commands.version import version_option
+from .commands.group import Subcommands, version_option
 from .demo.command import BeyondModel, demo_command
 from .export.command import export
 from .inference.command import infer
@@ -31,6 +31,7 @@ def _beyond_calibration() -> BeyondCalibration:
 
 app = typer.Typer(
     help="Early-exit heads that cost next to nothing on a GPU.",
+    cls=Subcommands,
     callback=version_option,
     no_args_is_help=True,
     add_completion=False,

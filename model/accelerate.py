@@ -77,7 +77,7 @@ def accelerate(
         model: returns the logits of several exits, or is a network of earlyon: see :func:`attach_exits`; or an
             :class:`EarlyExitNetwork`. In eval mode, and not changed: what is made of it shares its parameters.
         example: a batch like those to come, on the model's device. On a CUDA device the runner replays CUDA graphs, on
-            others it is eager.
+            others, and where no graph can hold the model, it is eager.
         rules: a threshold, a rule, or either by tap, as for :class:`EarlyExitNetwork`, into which they are written.
             None leaves those of a network, earlyon's too, and a model's exits never exit: all that is gained is faster
             launches.
@@ -89,8 +89,7 @@ def accelerate(
 
     Raises:
         ValueError, TypeError: as :func:`attach_exits` and :func:`make_runner` do.
-        RuntimeError: the model cannot be captured, or the runner answers otherwise than the model by more than
-            rounding.
+        RuntimeError: the runner answers otherwise than the model by more than rounding.
     """
     check_module("model", model)
     check_batch("example", example)

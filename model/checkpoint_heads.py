@@ -49,11 +49,8 @@ def make_heads(
     heads: dict[str, AuxHead] = {}
     for number, (tap, arguments) in enumerate(described.items()):
         rest = {name: value for name, value in arguments.items() if name != "extract"}  # which is the network's
+        rule = saved_rule(path, tap, arguments)
         if tap in modules:
-            try:
-                rule = ExitRule(**arguments["rule"])
-            except (TypeError, ValueError) as error:
-                raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None
             heads[tap] = ModuleHead(**{**rest, "module": modules[tap], "rule": rule})
             continue
         try:
@@ -61,6 +58,14 @@ def make_heads(
         except (TypeError, ValueError) as error:
             raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None
     return heads
+
+
+def saved_rule(path: Path, tap: str, described: Mapping[str, Any]) -> ExitRule:
+    """Return the rule of a head of a description."""
+    try:
+        return ExitRule(**described["rule"])
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"checkpoint: {path} has a head {tap!r:.60} that cannot be made: {error}") from None
 
 
 def saved_extract(

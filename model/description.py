@@ -1,9 +1,14 @@
-"""``model.json`` of a checkpoint: its fields, the form that each must have, and reading it."""
+"""``model.json`` of a checkpoint: its fields, the form that each must have, reading it, and the file it points to."""
 
+import hashlib
 import json
+import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ..kernels import ACTIVATIONS
 from ..kernels.head_arguments import POOLS
@@ -13,12 +18,12 @@ from .images import MOST_PIXELS
 from .json_file import read_json
 from .reading import LAYOUTS
 
-WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
 FORMAT = 4
 #: Formats before, read all the same: 2 had neither calibrations nor what heads read of their taps, and neither had
-#: what the network has learned from.
+#: what the network has learned from and the hash of the parameters, whose file was called ``WEIGHTS``.
 _BEFORE = (2, 3)
+WEIGHTS = "model.safetensors"
 
 #: Arguments of :class:`ExitRule` that a checkpoint keeps.
 RULE_ARGUMENTS = ("threshold", "criterion", "temperature", "enabled")
@@ -43,6 +48,21 @@ def own_file(directory: Path, name: str) -> Path:
             "the directory with `cp -rL`"
         )
     return path
+
+
+def weights_name(description: Mapping[str, Any]) -> str:
+    """Return the name of the file of parameters that a description belongs to."""
+    content = description["parameters"]
+    return WEIGHTS if content is None else f"model-{content[:16]}.safetensors"
+
+
+def content_hash(path: Path) -> str:
+    """Return the SHA-256 of a file's content."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            found.update(chunk)
+    return found.hexdigest()
 
 
 def read_description(directory: Path) -> dict[str, Any]:
@@ -95,7 +115,7 @@ def _as_of_now(content: dict[str, Any]) -> dict[str, Any]:
     if isinstance(heads, dict):
         whole = {"item": None, "layout": None}
         heads = {tap: {"extract": whole, **head} if isinstance(head, dict) else head for tap, head in heads.items()}
-    added = dict.fromkeys(("calibration", "logits", "learned_from"))
+    added = dict.fromkeys(("calibration", "logits", "parameters", "own_exits", "learned_from"))
     return {**added, **content, "heads": heads, "format": FORMAT}
 
 
@@ -161,6 +181,20 @@ def _is_pool_size(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
 
 
+def _is_hash(value: Any) -> bool:
+    return value is None or isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def _is_example(value: Any) -> bool:
+    if not isinstance(value, Mapping) or value.keys() != {"input", "dtype", "final"}:
+        return value is None
+    sizes, dtype = value["input"], getattr(torch, str(value["dtype"]), None)
+    of_counts = isinstance(sizes, list) and all(map(_is_count, sizes))
+    final = value["final"] if isinstance(value["final"], list) else [value["final"]]
+    is_input = of_counts and math.prod(sizes) <= MOST_PIXELS and isinstance(dtype, torch.dtype)
+    return is_input and all(map(_is_part, final))
+
+
 def _is_part(value: Any) -> bool:
     return value is None or type(value) is int or _is_text(value)
 
@@ -182,6 +216,8 @@ _DESCRIPTION: _Forms = {
     "accuracy": ("numbers by name", _are_numbers_by_name),
     "calibration": ("a report with its format, or None", _is_report),
     "logits": ("an index, a key or None", _is_part),
+    "parameters": ("the SHA-256 of a file or None", _is_hash),
+    "own_exits": ("the sizes of an input, its dtype and final, or None", _is_example),
     "learned_from": ("a dict or None", lambda value: value is None or isinstance(value, dict)),
 }
 _HEAD: _Forms = {

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +20,14 @@ from .exit_result import ExitResult
 from .exit_rule import ExitRule, as_exit_rule
 from .exits_plans import ExitsPlans
 from .fused_aux_head import FusedAuxHead
-from .head_on_tap import check_head_on_tap, unless_of_other_maps
+from .head_on_tap import check_head_beside_tap, check_head_on_tap, unless_of_other_maps
 from .hooks import overridden
 from .infer_layout import with_layout
 from .learned_from import LearnedFrom
 from .module_head import AuxHead, ModuleHead, ModuleRun
 from .reading import AUTO, LOGITS, AnyExtract, Extract, Reading, check_extract, read_tokens, reading_of, with_mask
 from .streams import has_streams
-from .taps import listening
+from .taps import listening, version_of, warn_if_checkpointed
 
 #: A dry run hooks every layer and switches modes, so that two at a time would see each other.
 _DRY_RUNS = threading.RLock()
@@ -43,6 +44,8 @@ class EarlyExitNetwork(nn.Module):
     heads: nn.ModuleList
     monitor: ExitMonitor | None = None
     """Counts the answers, if there is one: see :class:`ExitMonitor`."""
+    own_exits: Mapping[str, Any] | None = None
+    """Of a network of :func:`attach_exits`: ``input``, the sizes of a sample, its ``dtype``, and ``final``."""
     learned_from: LearnedFrom | None = None
     """What its weights and rules were made from; None where nobody has noted that: see :func:`learned_by`."""
 
@@ -244,6 +247,7 @@ class EarlyExitNetwork(nn.Module):
         ]
         for tap, head, features in zip(self.taps, heads, run.features, strict=True):
             given = self.extract.get(tap, Extract())
+            check_head_beside_tap(tap, head, features)
             if isinstance(head, ModuleHead):
                 if isinstance(given, Extract):
                     extract[tap] = with_mask(tap, given, None, arguments, takes)
@@ -259,8 +263,10 @@ class EarlyExitNetwork(nn.Module):
             if head.in_features is None:
                 lazy.append((head, features))
             _check_classes(tap, head.num_classes, run.logits)
-        for place, kept in enumerate(heads):
+        for place, (kept, features) in enumerate(zip(heads, run.features, strict=True)):
             self.heads[place] = kept
+            if kept.rule.threshold_tensor.device != features.device:  # its layers were moved, and it was not
+                kept.rule.to(features.device)
         self._windowed = {}
         for head, features in lazy:  # once none is refused
             head.to(features.device, None if autocasts else features.dtype)
@@ -309,19 +315,34 @@ class EarlyExitNetwork(nn.Module):
     def logits(self, x: Batch) -> list[Tensor]:
         """Return the logits [N, K] of every head and, last, of the classifier; differentiable, for training.
 
-        Heads train where the backbone runs without gradients or is checkpointed, too: they come after it.
+        Heads train where the backbone runs without gradients or is checkpointed, too: they come after it. A layer under
+        reentrant checkpointing gets no gradients from its head, and a warning says so.
+
+        Raises:
+            ValueError: a tap's output is changed in place later in the forward, as by a dropout in training mode alone.
         """
         self._check_first(x)
-        features: list[tuple[Tensor, torch.autocast]] = []
+        features: list[tuple[Tensor, torch.autocast, int | None]] = []
+        differentiable = torch.is_grad_enabled()
 
-        def keep(_index: int, y: Tensor) -> None:
+        def keep(index: int, y: Tensor) -> None:
             kind = y.device.type  # a backbone may enter autocast by itself
-            features.append((y, torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))))
+            autocast = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            features.append((y, autocast, version_of(y)))
+            if differentiable and not torch.is_grad_enabled():
+                warn_if_checkpointed(self.taps[index])
 
         with listening(self.backbone, self.taps, keep, self._reading_now(x)):
             final = call_with(self.backbone, x)
+        for tap, (y, _, version) in zip(self.taps, features, strict=True):
+            if version_of(y) != version:
+                raise ValueError(
+                    f"heads: the output of layer {tap!r} is changed in place later (by a dropout or ReLU with "
+                    "inplace=True, say, in training mode alone), before its head has read it; tap the layer that "
+                    "changes it, or make that one inplace=False"
+                )
         logits = []
-        for head, (y, autocast) in zip(self.exit_heads, features, strict=True):
+        for head, (y, autocast, _) in zip(self.exit_heads, features, strict=True):
             with autocast:
                 logits.append(head.logits(y))
         return [*logits, final]

@@ -43,6 +43,18 @@ def _check_parameters(head: FusedAuxHead, features: Tensor, *, autocasts: bool) 
         raise ValueError(f"{error}") from None
 
 
+def check_head_beside_tap(tap: str, head: AuxHead, features: Tensor) -> None:
+    """Raise ``ValueError`` unless a head, whose tensors others may use, is on the device of what it reads."""
+    if isinstance(head, FusedAuxHead) and head.in_features is None:
+        return  # none has them yet: it will be put there
+    for name, parameter in head.named_parameters():
+        if parameter.device != features.device:
+            raise ValueError(
+                f"heads[{tap!r}]: its {name} is on {parameter.device}, wants {features.device}, where the output of "
+                f"the tap is: call heads[{tap!r}].to({str(features.device)!r}) before"
+            )
+
+
 def unless_of_other_maps(head: AuxHead, module: nn.Module | None, features: Tensor) -> AuxHead:
     """Return a head, or the module that it was made of where that pools by a window that is not the whole map.
 

@@ -16,6 +16,7 @@ from .runners.checks import check_device, check_mode, check_sizes, is_on_cuda, s
 from .runners.compacting import CompactingRunner
 from .runners.eager import EagerRunner
 from .runners.gated import GatedRunner
+from .runners.naming_layers import NotCapturable
 from .runners.overlapped import OverlappedRunner
 from .runners.polled import PolledRunner
 from .runners.runner import Runner
@@ -46,9 +47,9 @@ def make_runner(
         network: in eval mode.
         example_input: a batch [N, ...] of any size, on the network's device; for "auto" samples like those to come.
         exits: "auto" (for each batch size the one that is fastest on the example, measured now or read from ``plan``;
-            where the example is not on a CUDA device, "eager"), "eager" (no graph, any device), "overlapped" (one
-            graph, every head computed), "polled" (a graph a segment, the host stops launching) or "gated" (one graph
-            with conditional nodes, no host).
+            "eager" where the example is not on a CUDA device, or no graph can hold the network), "eager" (no graph, any
+            device), "overlapped" (one graph, every head computed), "polled" (a graph a segment, the host stops
+            launching) or "gated" (one graph with conditional nodes, no host).
         batch_sizes: to capture; None is that of the example. For "auto" also "on_demand": that of the example, and each
             other one at its first request; see :class:`AutoRunner`.
         trunk: how the backbone is run, see :func:`make_trunk`; for "auto" also "auto": the fastest of them. None is
@@ -64,8 +65,9 @@ def make_runner(
 
     Raises:
         ValueError, TypeError: an argument that does not fit.
-        RuntimeError: the backbone cannot be captured in a CUDA graph, and the message names the layer; or autocast is
-            on, or the current stream is being captured, where only "eager" can be made.
+        RuntimeError: of a runner asked for by name, that the backbone cannot be captured in a CUDA graph, and the
+            message names the layer; or autocast is on, or the current stream is being captured, where only "eager" can
+            be made.
     """
     if exits not in EXITS:
         raise ValueError(f"exits: got {exits!r}, wants one of {list(EXITS)}")
@@ -105,9 +107,13 @@ def _measured(
     budget: str,
     plan: str | os.PathLike[str] | None,
 ) -> Runner:
-    """Make the fastest runner; where there are no graphs, the eager one, whose description says so."""
+    """Make the fastest runner; where there can be no graphs, the eager one, whose description says so."""
+    why = f"the network is on {getattr(example_input, 'device', None)}, and CUDA graphs need a GPU."
     if is_on_cuda(example_input):
-        return AutoRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk, budget=budget, plan=plan)
+        try:
+            return AutoRunner(network, example_input, batch_sizes=batch_sizes, trunk=trunk, budget=budget, plan=plan)
+        except NotCapturable as error:
+            why, batch_sizes = str(error), None  # which were checked, and cannot be read again if they are a generator
     check_kind("trunk", trunk, more=(ANY_TRUNK,))
     check_budget(budget)
     if plan is not None:
@@ -115,8 +121,7 @@ def _measured(
     check_batch("example_input", example_input)
     check_device(network, example_input.device)
     sizes = None if isinstance(batch_sizes, str) and batch_sizes == ON_DEMAND else batch_sizes
-    why = f"Eager: the network is on {example_input.device}, and CUDA graphs need a GPU."
-    return _eager(network, example_input, sizes, "as_is" if trunk == ANY_TRUNK else trunk, why)
+    return _eager(network, example_input, sizes, "as_is" if trunk == ANY_TRUNK else trunk, f"Eager: {why}")
 
 
 def _eager(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.cuda_runtime import capture_id, is_capturing, may_be_destroyed
+from ..kernels.lifetimes import keep_in_children, new_event
 from .owned_lock import OwnedLock
 from .streams import current_handle, has_streams, stream_pair
 
@@ -68,7 +69,7 @@ def wait_for_write(rule: nn.Module, x: Tensor) -> torch.cuda.Event | None:
     stream = torch.cuda.current_stream(device)
     stream.wait_event(write.done)
     if may_be_destroyed(stream):
-        read = write.read.setdefault(handle, torch.cuda.Event())
+        read = write.read.setdefault(handle, new_event())
         stream.wait_event(read)  # of a destroyed stream of the same handle
         return read
     write.seen[handle] = stream
@@ -76,7 +77,7 @@ def wait_for_write(rule: nn.Module, x: Tensor) -> torch.cuda.Event | None:
 
 
 #: Held by a write, which is of all tensors or of none.
-_WRITING = OwnedLock()
+WRITING = OwnedLock()
 
 
 @contextmanager
@@ -87,7 +88,7 @@ def ordered_write(rule: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
     after passes that :func:`note_pass` was told of. Within a caller's capture nothing is ordered: the write is part
     of that graph, whose order is up to whoever replays it.
     """
-    with _WRITING:
+    with WRITING:
         device = tensors[0].device
         if not has_streams(tensors[0]) or is_capturing(device):
             yield
@@ -100,6 +101,7 @@ def ordered_write(rule: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
             done = _note_write(rule, stream)
             trunk = stream_pair(device).trunk
             trunk.wait_event(done)
+            keep_in_children(rule)
             for tensor in tensors:
                 if type(tensor) is Tensor:  # FakeTensors have no memory
                     tensor.record_stream(trunk)
@@ -130,7 +132,7 @@ def _wait_for_reads(rule: nn.Module, stream: torch.cuda.Stream) -> None:
 
 def _note_write(rule: nn.Module, stream: torch.cuda.Stream) -> torch.cuda.Event:
     global _count
-    done = torch.cuda.Event()
+    done = new_event()
     done.record(stream)
     _writes[rule] = _Write(done, {}, {})
     _count += 1

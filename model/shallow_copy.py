@@ -50,15 +50,15 @@ def _of_copies(value: Any, copies: dict[nn.Module, nn.Module], memo: dict[int, A
         return partial(parts[0], *parts[1], **parts[2])
     if type(value) not in (list, tuple, dict):
         return value
+    if isinstance(value, tuple):
+        return tuple(_of_copies(each, copies, memo) for each in value)
     if id(value) not in memo:
+        made: Any = type(value)()
+        memo[id(value)] = made  # before its parts, of which one may be the collection itself
         if isinstance(value, dict):
-            memo[id(value)] = made = {}
             made.update({key: _of_copies(each, copies, memo) for key, each in value.items()})
-        elif isinstance(value, list):
-            memo[id(value)] = made = []
-            made.extend(_of_copies(each, copies, memo) for each in value)
         else:
-            return tuple(_of_copies(each, copies, memo) for each in value)
+            made.extend(_of_copies(each, copies, memo) for each in value)
     return memo[id(value)]
 
 

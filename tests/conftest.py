@@ -4,6 +4,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import warnings
 
 import pytest
 import torch
@@ -34,7 +35,8 @@ def pytest_configure(config):
     if not HAS_CUDA and importlib.util.find_spec("triton"):  # there is none for some platforms
         from support.quick_interpreter import quicken
 
-        quicken()
+        if not quicken():
+            warnings.warn("Triton's interpreter is not known in this version, and left as slow as it is", stacklevel=1)
     config.addinivalue_line("markers", "long: takes seconds in Triton's interpreter; skipped on the CPU")
     # Triton's interpreter and NumPy: not ours to fix, and thousands of lines
     config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim > 0:DeprecationWarning")

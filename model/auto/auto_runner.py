@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.cuda_runtime import beside_captures
+from ...kernels.lifetimes import refuse_forked
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_monitor import uncounted
 from ..exit_result import ExitResult, joined
@@ -145,6 +146,7 @@ class AutoRunner(Runner):
 
     def __call__(self, x: Tensor) -> ExitResult:
         """Answer for a batch; see :meth:`GraphRunner.__call__`."""
+        refuse_forked()
         if self._example is not None and _samples(x) not in self._runners:
             self._add(x, self._example)
         self._refuse_closed()

@@ -13,6 +13,7 @@ from ..early_exit_network import EarlyExitNetwork
 from ..exit_rule import ExitRule
 from ..learned_from import FILE, NEW, ROLES, Samples, learned_by, short
 from ..processes.agreement import agree, tensor_digest
+from ..runners.checks import check_mode
 from .bound import p_value
 from .budget import Budget, one_budget
 from .candidates import threshold_path
@@ -21,6 +22,7 @@ from .exit_logits import ExitLogits, collect_logits, joined
 from .exits_by_class import exits_by_class
 from .exits_on_test import exits_on_test
 from .report import REPORT_FORMAT, CalibrationReport, environment
+from .retuning import check_latencies
 from .scores import exit_scores
 from .search import ScoredSamples, curve_of, expected_work, judged, within_accuracy, within_cost
 from .splits import SHARES, as_identities, check_indices, check_names, draw_splits, refuse_seen
@@ -237,16 +239,9 @@ def _check(
 ) -> None:
     if not isinstance(network, EarlyExitNetwork):
         raise TypeError(f"network: got {kind_of(network)}, wants an EarlyExitNetwork")
-    if network.training or network.backbone.training:
-        raise ValueError("network: is in training mode, wants network.eval()")
+    check_mode(network)
     if latencies is not None:
-        if not isinstance(latencies, ExitLatencies):
-            raise TypeError(f"latencies: got {kind_of(latencies)}, wants those of measure_exit_latencies")
-        if len(latencies.milliseconds) != len(network.taps) + 1:
-            raise ValueError(
-                f"latencies: are of {len(latencies.milliseconds)} exits, wants {len(network.taps) + 1}, as the network "
-                "has"
-            )
+        check_latencies(latencies, len(network.taps))
     if isinstance(confidence, bool) or not isinstance(confidence, (int, float)):
         raise TypeError(f"confidence: got {confidence!r}, wants a number between 0 and 1")
     if not 0.0 < confidence < 1.0:
@@ -255,6 +250,7 @@ def _check(
         raise TypeError(f"seed: got {seed!r}, wants a whole number")
     if static_model is not None:
         check_module("static_model", static_model)
+        check_mode(static_model, "static_model")
 
 
 def _facts(

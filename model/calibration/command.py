@@ -98,7 +98,7 @@ def calibrate_command(beyond: Callable[[], BeyondCalibration]) -> Callable[..., 
             write_json(out / "report.json", content)
             outside.save_figure(*outside.draw(content), out / "calibration")
             print_report(console, run.report)
-            files = "model.safetensors, model.json, report.json, calibration.png, .svg, .json"
+            files = "model.json and its parameters, report.json, calibration.png, .svg, .json"
             console.print(f"\nSaved in {out}: {files}", soft_wrap=True)
 
     return calibrate

@@ -12,6 +12,7 @@ from ..early_exit_network import EarlyExitNetwork
 from ..learned_from import identities, kind_of_input
 from ..listening.flow import Flow
 from ..processes.dealing import dealt
+from ..training.batches import pair_of
 
 
 class ExitLogits(NamedTuple):
@@ -98,9 +99,7 @@ def _content(numbered: tuple[int, tuple[Tensor, Tensor]]) -> bytes:
 
 
 def _checked(batch: object, name: str, kinds: set[str]) -> tuple[Tensor, Tensor]:
-    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-        raise TypeError(f"{name}: yields {kind_of(batch)}, wants pairs of input [N, ...] and labels [N]")
-    x, y = batch
+    x, y = pair_of(name, batch, "input [N, ...] and labels [N]")
     check_batch(f"{name}: input", x)
     if not isinstance(y, Tensor):
         raise TypeError(f"{name}: yields labels as {kind_of(y)}, wants a torch.Tensor [N]")

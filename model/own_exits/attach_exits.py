@@ -74,10 +74,13 @@ def attach_exits(
     two = torch.cat([example[:2]] * 2)[:2]  # two samples, to tell a batch from a constant
     own = unhooked(model)
     if isinstance(own, UnhookedExits):
-        network = _fused_whole(own, two) or _attach(own, two, None, final)
+        network = _fused_whole(own, two) or _attach(own, two, None, len(own.rules))
         network.set_rules(_own_rules(own, network) if rules is None else rules)
-        return network
-    return _attach(model, two, rules, final)
+    else:
+        network = _attach(model, two, rules, final)
+    sizes, dtype = list(two.shape[1:]), str(two.dtype).removeprefix("torch.")
+    network.own_exits = {"input": sizes, "dtype": dtype, "final": list(final) if isinstance(final, tuple) else final}
+    return network
 
 
 def _attach(
@@ -184,7 +187,7 @@ def _silence(
     twins = [None] * len(ordered) if isinstance(training, str) else training[1]
     chooser = HeadChooser(answering, early, None if isinstance(training, str) else training[0])
     chosen: list[ChosenHead] = []
-    latest = -1
+    latest: int | None = -1
     for one, its in zip(early, twins, strict=False):
         head = chooser.choose(one, its, after=latest)
         latest = None if head.tap is None else head.tap.order

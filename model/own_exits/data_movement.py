@@ -1,4 +1,4 @@
-"""What values are but others' elements in another place: replayed on labels in place of numbers."""
+"""Data movement: values that are others' elements in another place, told by replaying it on labels for numbers."""
 
 from torch import Tensor, arange, equal
 
@@ -41,10 +41,11 @@ def parts_along(value: Value, dim: int) -> list[Value] | None:
     if labels is None:
         return None
     inner = {made for operation in operations for made in operation.makes}
-    sources, start = {}, 0
-    for source in dict.fromkeys(read for operation in operations for read in operation.reads if read not in inner):
-        sources[start] = source
-        start += _numel(source.shape)
+    sources: dict[int, Value] = {}
+    start = 0
+    for read in dict.fromkeys(read for operation in operations for read in operation.reads if read not in inner):
+        sources[start] = read
+        start += _numel(read.shape)
     parts = []
     for part in labels.unbind(dim):
         source = sources.get(int(part.flatten()[0]))

@@ -69,9 +69,9 @@ class FoundExit:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Names of the parameters that it depends on, in the order of their use: the same in both modes."""
+        """Names of the parameters that it depends on, in the order of their first use: the same in both modes."""
         used = sorted(self.needs, key=lambda each: each.number)
-        return tuple(read.names[0] for each in used for read in each.reads if read.leaf == "parameter")
+        return tuple(dict.fromkeys(read.names[0] for each in used for read in each.reads if read.leaf == "parameter"))
 
 
 class Mode:

@@ -135,7 +135,7 @@ class _Walk:
         if turned is None or turned.name != "t" or turned.reads[0].leaf != "parameter":
             return f"{made_by} multiplies by what is no parameter of an nn.Linear"
         layer = self._owner(turned.reads[0], bias, nn.Linear)
-        if layer is None:
+        if not isinstance(layer, nn.Linear):
             return f"{made_by} is not that of a plain nn.Linear of the model"
         self._passed += [made_by, turned]
         return layer, x

@@ -10,8 +10,8 @@ def order_exits(mode: Mode, final: Any) -> list[FoundExit]:
     """Return the exits by how deep in the backbone their branches leave it, the classifier last.
 
     The last shared value has two branches at least: a head, and the rest of the backbone with its classifier. Which of
-    them is the classifier is proved where all others are heads that can be fused. Else the order in which exits are
-    returned decides, if that agrees with the work that the branches do.
+    them is the classifier is told where all others are heads that can be fused, and it has layers of maps or tokens.
+    Else the order in which exits are returned decides, if that agrees with the work that the branches do.
 
     Args:
         mode: the model in eval mode.
@@ -35,7 +35,7 @@ def _final(exits: list[FoundExit], tied: list[FoundExit], final: Any) -> FoundEx
             raise ValueError(f"final: got {final!r}, wants one of {names}, the deepest exits of the model")
         return named[0]
     rest = [one for one in tied if not _is_head_of_shared(one)]
-    if len(tied) == 1 or len(rest) == 1:
+    if len(tied) == 1 or len(rest) == 1 and _works_on_maps(rest[0]):
         return (rest or tied)[0]
     most = max(_flops(one.branch) for one in tied)
     costliest = [one for one in tied if _flops(one.branch) == most]
@@ -65,6 +65,11 @@ def _last_returned(exits: list[FoundExit], tied: list[FoundExit]) -> FoundExit |
 def _is_head_of_shared(one: FoundExit) -> bool:
     """Return whether all between the last shared value and an exit is a head that can be fused."""
     return isinstance(one.chain, HeadChain) and all(value.made_by not in one.branch for value in one.chain.reads)
+
+
+def _works_on_maps(one: FoundExit) -> bool:
+    """Return whether layers of maps or tokens run in a branch: more of the backbone, or a head that works as one."""
+    return any(each.flops and len(each.reads[0].shape) > 2 for each in one.branch)
 
 
 def _depth(one: FoundExit, mode: Mode) -> tuple[int, ...]:

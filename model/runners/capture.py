@@ -6,6 +6,7 @@ Graphs" and "Conditional Graph Nodes".
 """
 
 import gc
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from ...kernels.cuda_runtime import checked, runtime
+from ...kernels.lifetimes import keep_in_children
 from ...kernels.memory_pool import MemoryPool, empty_cache
 from ..owned_lock import OwnedLock
 from .captured_reads import CapturedReads
@@ -34,6 +36,7 @@ class Graph:
         """Own a graph, whether or not it can be instantiated; what it has ``used`` lives as long as it."""
         self.template = graph
         self.used = used
+        keep_in_children(self)
         self._executable = checked(runtime.cudaGraphInstantiate(graph, _USE_NODE_PRIORITY))
 
     def launch(self, stream: torch.cuda.Stream) -> None:
@@ -42,7 +45,9 @@ class Graph:
         if returned[0]:
             checked(returned)
 
-    def __del__(self) -> None:
+    def __del__(self, _python_ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if _python_ends():  # which clears this module
+            return
         if hasattr(self, "_executable"):
             runtime.cudaGraphExecDestroy(self._executable)
         if hasattr(self, "template"):

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitLaunch
 from ...kernels.answer_layout import AnswerLayout
+from ...kernels.lifetimes import keep_in_children
 from ..exit_result import ExitResult
 from .capture import Graph, copy_memory
 
@@ -72,6 +73,8 @@ class CapturedBatch:
             # What copy_ does in the end, at half of its time for the host, for which the device is waiting.
             copy_memory(into.data_ptr(), x.data_ptr(), into.nbytes, stream.cuda_stream)
         else:
+            if x.is_cpu and x.is_pinned():
+                keep_in_children(x)
             with torch.cuda.stream(stream):
                 into.copy_(x, non_blocking=True)
         if self._padding is not None and n < len(self.x):

@@ -5,6 +5,7 @@ from contextlib import suppress
 import torch
 
 from ...kernels.cuda_runtime import beside_captures
+from ...kernels.lifetimes import is_forked, new_event
 from ...kernels.memory_pool import MemoryPool, empty_cache
 from ..streams import CallersStream
 from .capture_streams import CaptureStreams, take_streams
@@ -28,9 +29,9 @@ class Captures:
             _left_behind.remove(left)
         self.device = device
         self.batches: dict[int, CapturedBatch] = {}
-        self.done = torch.cuda.Event()
+        self.done = new_event()
         """Recorded behind each request."""
-        self.unneeded = torch.cuda.Event()
+        self.unneeded = new_event()
         """Recorded behind the graph that a request may have launched and not needed."""
         self.asking: torch.cuda.Stream | None = None
         """The stream of a request behind which that event is not recorded yet: under way, or interrupted."""
@@ -67,8 +68,11 @@ class Captures:
         self.streams.wait()
 
     def free(self) -> None:
-        """Wait for what is under way, and for nothing else, and let all go; an interrupted wait frees nothing."""
-        if self._streams is None:
+        """Wait for what is under way, and for nothing else, and let all go; an interrupted wait frees nothing.
+
+        In a forked child, which has nothing to free, it does nothing.
+        """
+        if self._streams is None or is_forked():
             return
         with torch.cuda.device(self.device), beside_captures():
             with suppress(RuntimeError):  # where the device is lost nothing is under way any more

@@ -36,10 +36,10 @@ def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
             raise ValueError(f"heads[{tap!r}]: {error}") from None
 
 
-def check_mode(network: nn.Module) -> None:
+def check_mode(network: nn.Module, name: str = "network") -> None:
     """Raise ``ValueError`` if any part of the network is in training mode."""
     if any(module.training for module in network.modules()):
-        raise ValueError("network: in training mode, wants network.eval()")
+        raise ValueError(f"{name}: in training mode, wants {name}.eval()")
 
 
 def sizes_of(batch_sizes: Sequence[int] | str | None, example_input: Tensor) -> list[int]:

@@ -10,6 +10,7 @@ from ..exit_result import ExitResult
 from ..exits_plans import ExitsPlans
 from ..rule_order import note_pass, wait_for_write
 from ..trunk.trunk import Trunk
+from .leaving import REQUEST
 from .runner import Runner
 
 
@@ -32,17 +33,18 @@ class EagerRunner(Runner):
             backbone, classifier, reading = trunk.module, trunk.classifier, trunk.reading
             read = wait_for_write(backbone, x)
             x = x.contiguous(memory_format=trunk.memory_format)
-        answer = run_eagerly(
-            backbone,
-            network.taps,
-            network.exit_heads,
-            x,
-            classifier=classifier,
-            stop=stop,
-            plans=self._plans,
-            monitor=network.monitor,
-            reading=reading,
-        )
+        with REQUEST:
+            answer = run_eagerly(
+                backbone,
+                network.taps,
+                network.exit_heads,
+                x,
+                classifier=classifier,
+                stop=stop,
+                plans=self._plans,
+                monitor=network.monitor,
+                reading=reading,
+            )
         if read is not None:
             read.record(torch.cuda.current_stream(x.device))
         if backbone is not network.backbone:

@@ -42,6 +42,7 @@ class GraphRunner(SerialRunner):
     #: The trunk is captured on a stream of this priority. That of the heads is 0, the lowest there is, so that the
     #: trunk's waiting blocks are placed before theirs.
     trunk_priority = -1
+    _uses_cuda = True
 
     def __init__(
         self,
@@ -265,13 +266,6 @@ class GraphRunner(SerialRunner):
         self._written.clear()
         self._resizable.clear()
         del self._trunk
-
-    def check_closable(self) -> None:
-        """Raise what :meth:`close` would raise now."""
-        super().check_closable()
-        if self._captured:
-            with torch.cuda.device(self._device):
-                check_no_outer_capture()
 
     def wait_until_idle(self) -> None:
         """Let the host wait for all that was launched, the part of a network too that an answer did not need."""

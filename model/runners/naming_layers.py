@@ -1,4 +1,4 @@
-"""Names the layer in whose forward a capture fails."""
+"""Names the layer in whose forward a capture fails, in a ``NotCapturable``."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,6 +8,10 @@ import torch
 from torch import nn
 
 from ..hooks import ThreadHook
+
+
+class NotCapturable(RuntimeError):
+    """No CUDA graph can hold a network."""
 
 
 @contextmanager
@@ -32,7 +36,7 @@ def naming_layers(backbone: nn.Module, *others: nn.Module) -> Iterator[None]:
             raise
         except Exception as error:
             where = f"layer {running[-1]!r}" if running and running[-1] else "the backbone, outside its layers,"
-            raise RuntimeError(
+            raise NotCapturable(
                 f"backbone: {where} cannot be captured in a CUDA graph ({type(error).__name__}: "
                 f"{str(error).partition(chr(10))[0]}); it may make the host wait, or branch on the value of a tensor. "
                 "The eager runner runs it as it is"

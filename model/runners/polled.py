@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExitBuffers, ExitLaunch
+from ...kernels.lifetimes import new_event
 from ...kernels.memory_pool import MemoryPool
 from ..exit_result import ExitResult
 from ..taps import list_taps
@@ -103,7 +104,7 @@ class PolledRunner(GraphRunner):
 
     @cached_property
     def _event(self) -> torch.cuda.Event:
-        return torch.cuda.Event()
+        return new_event()
 
     def _capture(self, example: Tensor, buffers: ExitBuffers) -> CapturedBatch:
         stops = stops_by_rule(self._segment_times(example))

@@ -5,12 +5,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NoReturn, TypeVar
 
+import torch
 from torch import Tensor
 
+from ...kernels.lifetimes import is_forked, keep_in_children, refuse_forked
 from ..early_exit_network import EarlyExitNetwork
 from ..exit_result import ExitResult
 from ..owned_lock import OwnedLock
-from .checks import check_request
+from .checks import check_no_outer_capture, check_request
+from .leaving import REQUEST
 from .runner import Runner
 
 _RunnerT = TypeVar("_RunnerT", bound="SerialRunner")
@@ -19,6 +22,9 @@ _RunnerT = TypeVar("_RunnerT", bound="SerialRunner")
 class SerialRunner(Runner):
     """Answers with what it has once, for batches of a few sizes; a call while another thread's is under way raises."""
 
+    #: Whether it launches graphs: it is then of no use to a forked child.
+    _uses_cuda = False
+
     def __init__(self, network: EarlyExitNetwork, example_input: Tensor, sizes: Sequence[int]) -> None:
         """Take requests like the example, of any number of samples; the sizes ascend."""
         self.network = network
@@ -26,6 +32,7 @@ class SerialRunner(Runner):
         self._shape, self._dtype, self._device = example_input.shape[1:], example_input.dtype, example_input.device
         self._busy = OwnedLock()
         self._under_way = False
+        keep_in_children(self)
 
     def __call__(self, x: Tensor) -> ExitResult:
         """Answer for a batch [N, ...] on the CPU or on the device of the example input.
@@ -35,12 +42,13 @@ class SerialRunner(Runner):
 
         Raises:
             ValueError, TypeError: a shape, device or dtype other than that of the example input; nothing is launched.
-            RuntimeError: the runner is closed, or in another thread's call; or the current stream is being captured;
-                nothing is launched. Or a head's tensors are no longer those that were captured; what was launched has
-                read the captured ones, and its answer is thrown away. Or a layer has resized what it keeps.
+            RuntimeError: the runner is closed, or in another thread's call, or of the process that forked this one; or
+                the current stream is being captured; nothing is launched. Or a head's tensors are no longer those that
+                were captured; what was launched has read the captured ones, and its answer is thrown away. Or a layer
+                has resized what it keeps.
         """
         self._refuse_while_busy()
-        with self._busy:
+        with REQUEST, self._busy:
             try:
                 self._under_way = True
                 self._refuse_closed()
@@ -63,6 +71,8 @@ class SerialRunner(Runner):
             raise RuntimeError("this runner is in another thread's call; give each thread a runner of its own")
 
     def _refuse_closed(self) -> None:
+        if self._uses_cuda:
+            refuse_forked()
         if self._is_closed():
             raise RuntimeError("this runner is closed")
 
@@ -93,14 +103,17 @@ class SerialRunner(Runner):
     def close(self) -> None:
         """Wait for what is under way and free all that is held; a later call raises. Closing twice is fine.
 
+        In a forked child it does nothing: the runner is its parent's.
+
         Raises:
             RuntimeError: called by a handler of signals within a call of this runner, which it would wait for; or the
                 current stream is being captured.
         """
         self.check_closable()
-        with self._busy:  # once other threads' calls are over
-            if not self._is_closed():
-                self._free()
+        if not (self._uses_cuda and is_forked()):
+            with self._busy:  # once other threads' calls are over
+                if not self._is_closed():
+                    self._free()
 
     @abstractmethod
     def _free(self) -> None:
@@ -110,6 +123,9 @@ class SerialRunner(Runner):
         """Raise what :meth:`close` would raise now."""
         if self._busy.is_mine():
             raise RuntimeError("this runner is in a call of this thread, which close() would wait for")
+        if self._uses_cuda and not (self._is_closed() or is_forked()):
+            with torch.cuda.device(self._device):
+                check_no_outer_capture()
 
     def __copy__(self: _RunnerT) -> _RunnerT:
         """Return the runner itself: what it has is there once."""

@@ -26,7 +26,7 @@ from .plan import TrainingPlan, epochs_for
 from .source_facts import source_facts
 from .step_progress import show_steps
 from .tensorboard_log import TensorBoardLog
-from .train import Epoch, Training, train
+from .train import Epoch, LossNotFinite, Training, train
 
 #: The file in ``--out`` that ``--resume`` reads.
 STATE = "training.safetensors"
@@ -77,9 +77,15 @@ def run_training(console: Console, job: TrainingJob, plan: TrainingPlan, device:
             source, image_size, job.seed, skip_damaged=job.skip_damaged,
             tell=lambda lines: console.print(lines, soft_wrap=True), on_image=lambda: advance(1, ""),
         )  # fmt: skip
-        done = _train(job, plan, network, splits, image_size, start_phase, on_epoch)
-    if own_rank() == 0:
-        _save(console, job, network, source, splits, image_size, done)
+        failed = None
+        try:
+            done = _train(job, plan, network, splits, image_size, start_phase, on_epoch)
+        except LossNotFinite as error:
+            done, failed = error.done, error
+    if own_rank() == 0 and done.epochs:
+        _save(console, job, network.eval(), source, splits, image_size, done)
+    if failed is not None:
+        raise failed
 
 
 def _check_options(job: TrainingJob, plan: TrainingPlan) -> None:
@@ -137,6 +143,7 @@ def _attach(name: str, taps: tuple[str, ...], classes: int, size: int) -> EarlyE
         network = attach(backbone, taps or "auto", example_input=torch.zeros(2, 3, size, size))
     except (ValueError, TypeError) as error:
         raise BadInput(f"--tap: {name} with {', '.join(taps) or 'none'}: {error}") from None
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # trains a tenth faster
     network.learned_from = LearnedFrom(None, fingerprint(network))  # nothing yet
     return network
 
@@ -197,6 +204,6 @@ def _save(
     console.print(table)
     console.print(
         f"As after epoch {done.best + 1} of {len(done.epochs)}, the best. No head exits yet: thresholds come next.\n"
-        f"Saved in {job.out}: model.safetensors, model.json, {STATE} (for --resume)",
+        f"Saved in {job.out}: model.json and its parameters, {STATE} (for --resume)",
         soft_wrap=True,
     )

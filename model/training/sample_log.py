@@ -46,7 +46,7 @@ class SampleLog:
 
     def _hash(self, batch: Any, found: list[Tensor]) -> None:
         x = batch[0] if isinstance(batch, (tuple, list)) and batch else None
-        if isinstance(x, Tensor) and x.ndim:  # what is no batch the training refuses
+        if isinstance(x, Tensor) and x.ndim and len(x):  # what is no batch the training refuses
             found.append(short(identities(x)))
             self._kinds.add(kind_of_input(x))
 

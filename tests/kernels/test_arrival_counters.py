@@ -165,6 +165,7 @@ class Stream:
         self.cuda_stream, self.number = handle, number
         self.stream_id = 35 if of_pytorch else handle
         self.waits: list[object] = []
+        self.is_busy = False
 
     def wait_event(self, event: object) -> None:
         self.waits.append(event)
@@ -178,6 +179,9 @@ class Event:
 
     def record(self, stream: Stream) -> None:
         self.stream = stream
+
+    def query(self) -> bool:
+        return not self.stream.is_busy
 
 
 @pytest.fixture
@@ -205,6 +209,49 @@ def test_a_stream_waits_for_a_destroyed_one_that_had_its_handle(on, of_pytorch):
     assert counters.take(8).data_ptr() == taken
     (event,) = second.waits
     assert event.stream is first and not first.waits and not third.waits
+
+
+def test_streams_that_come_and_go_take_over_the_counters_of_idle_ones(on):
+    counters = ArrivalCounters(torch.device("cuda", 0))
+    streams = [Stream(0x1000 + 16 * number, number, of_pytorch=False) for number in range(800)]
+    for stream in streams:
+        on(stream)
+        taken = counters.take(8).data_ptr()
+        counters.launched()
+    assert len(counters._by_stream) == len(counters._foreign) == 1 and not counters._kept[1:]
+    on(streams[3])
+    assert counters.take(8).data_ptr() == taken, "one that is still there is as good as a new one"
+
+
+def test_counters_that_are_in_use_are_not_taken_over(on):
+    counters, taken = ArrivalCounters(torch.device("cuda", 0)), []
+    busy, launching, idle, new, other = (Stream(0x1000 * number, number, of_pytorch=False) for number in range(1, 6))
+    busy.is_busy = True
+    for stream in (busy, idle, launching):
+        on(stream)
+        taken.append(counters.take(8).data_ptr())
+        counters.launched()
+        if stream is busy:
+            counters.take(100_000)  # of a stream that others' memory may be part of
+            counters.launched()
+    assert len({*taken}) == 2, "the third stream takes over the second's"
+    counters.take(8)  # by a thread that has not launched yet
+    for stream in (new, other):
+        on(stream)
+        taken.append(counters.take(8).data_ptr())
+    assert len({*taken}) == 4
+    assert counters.take(200_000).data_ptr() not in taken and len(counters._kept) == 3, "the reserve, and two grown"
+
+
+def test_a_stream_of_pytorch_that_is_wrapped_keeps_its_counters(on):
+    """Plans launch with them, and tell nobody."""
+    counters = ArrivalCounters(torch.device("cuda", 0))
+    on(Stream(0x1000, 1, of_pytorch=True))
+    kept = counters.take(8).data_ptr()
+    for handle, is_kept in ((0x1000, True), (0x2000, False)):
+        on(Stream(handle, 1, of_pytorch=False))
+        assert (counters.take(8).data_ptr() == kept) == counters.are_kept(handle) == is_kept
+        counters.launched()
 
 
 def test_streams_of_pytorch_wait_for_nothing(on):

@@ -325,7 +325,11 @@ def test_no_head_reads_a_token_that_no_image_has_reached() -> None:
 
 
 def test_shares_that_no_layer_has_are_told() -> None:
-    network = attach(nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 5)), example_input=torch.randn(2, 4))
-    assert network.describe().splitlines()[-1] == "no layer that may carry a head is near 25%, 50%, 75% of the work" or (
+    network = attach(
+        nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 5)), example_input=torch.randn(2, 4)
+    )
+    assert network.describe().splitlines()[
+        -1
+    ] == "no layer that may carry a head is near 25%, 50%, 75% of the work" or (
         "no layer that may carry a head is near" in network.describe()
     )

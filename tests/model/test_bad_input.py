@@ -1,5 +1,6 @@
 """Bad input to networks and runners: each error names the argument, what it got and what it wants, in one line."""
 
+import copy
 import re
 from collections.abc import Callable
 
@@ -126,6 +127,35 @@ def test_a_head_of_another_float_than_its_backbone_is_refused() -> None:
         x = images().to(next(backbone.parameters()).dtype)
         with pytest.raises(ValueError, match=r"^heads\['block0'\]: is torch.float\d\d on cpu, wants torch.float\d\d"):
             EarlyExitNetwork(backbone, {"block0": head}, example_input=x)
+
+
+PLAIN = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+BRANCH = nn.Sequential(nn.Conv2d(8, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+
+
+@pytest.mark.parametrize("head", [FusedAuxHead(8, 5), PLAIN, BRANCH], ids=["fused", "taken apart", "a module"])
+def test_a_head_on_another_device_than_what_it_reads_is_told_to_go_there(head: nn.Module) -> None:
+    """It is not moved: its tensors may be those of a module that others use."""
+    network = EarlyExitNetwork(SmallNet(), {"block0": copy.deepcopy(head).to("meta")})
+    with pytest.raises(
+        ValueError, match=r"^heads\['block0'\]: its .* is on meta, wants cpu, .*\['block0'\].to\('cpu'\)"
+    ):
+        network.check_taps(images())
+    assert all(parameter.is_meta for parameter in network.heads.parameters())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    "head", [nn.Linear(5, 5), nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5)), nn.Identity()], ids=str
+)
+def test_a_rule_follows_what_its_head_was_made_of(head: nn.Module) -> None:
+    """Layers that were moved by their owner, or have no parameters, leave the network's own rule where it was made."""
+    backbone, x = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 5)), torch.randn(2, 4)
+    network = EarlyExitNetwork(backbone, {"0": head}).eval()
+    head.cuda()
+    backbone.cuda()
+    assert network(x.cuda()).label.is_cuda and network.device.type == "cuda"
 
 
 class WithIndices(SmallNet):

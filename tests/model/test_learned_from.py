@@ -21,6 +21,7 @@ from auxhead.model.learned_from import (
     short,
 )
 from safetensors.torch import load_file, save_file
+from support.checkpoint_files import as_of_format_3
 from support.digits_network import batches, digits, trained_state, untrained
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -112,10 +113,7 @@ def test_it_is_saved_with_the_network_and_comes_back(network, tmp_path):
 
 def test_checkpoints_of_before_do_not_know(network, tmp_path):
     save_checkpoint(tmp_path, network)
-    path = tmp_path / "model.json"
-    content = json.loads(path.read_text())
-    del content["learned_from"]
-    path.write_text(json.dumps({**content, "format": 3}))
+    as_of_format_3(tmp_path)
     weights = {
         name: value for name, value in load_file(tmp_path / "model.safetensors").items() if "learned" not in name
     }

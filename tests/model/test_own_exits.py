@@ -243,6 +243,7 @@ def test_what_is_taken_over_stays_right_in_both_modes(kind: type[Net]) -> None:
                 torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     reference = kind()
     reference.load_state_dict(model.state_dict())
+    reference.T = 0.5  # which one kind reads
     network.train(), reference.train()
     x = images(6)
     for mine, its in zip(seeded(lambda: network.logits(x)), seeded(lambda: exits(reference(x))), strict=True):

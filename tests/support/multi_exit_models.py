@@ -213,7 +213,7 @@ def in_a_dict(one: Tensor, last: Tensor) -> dict[str, Tensor]:
     return {"last": last, "first": one}
 
 
-#: Each with the taps, pools and "has code of its own" of its early exits, the places of all, and the name of the last head.
+#: Each with the taps, pools and "has code of its own" of its early exits, the places of all, and the last head's name.
 STYLES: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, str, bool]], list[Any], str]] = {
     "heads in a list": (
         InAList, [("blocks.0", "avg", False), ("blocks.1", "avg", False)], [0, 1, 2], "exits.2",

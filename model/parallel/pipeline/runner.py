@@ -150,7 +150,7 @@ class PipelinedRunner(Runner):
             pass
 
     def describe(self) -> str:
-        """Say in a line a stage where it runs, what it takes, and whether open samples are merged behind it."""
+        """Say in a line a stage where it begins and what it takes for a micro-batch."""
         self._refuse_closed()
         return self._description
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ....kernels.cuda_runtime import beside_captures
+from ....kernels.lifetimes import new_event
 from ...exit_rule import ExitRule
 from ...rule_order import note_reader, wait_for_writes
 from ...runners.capture import CAPTURE_LOCK, Capture, warm_up
@@ -39,6 +40,11 @@ class Computed(NamedTuple):
     """On the device, for streams that wait until all is done."""
     under_way: UnderWay | None = None
     """None if all is done."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all is computed."""
+        return self.under_way is None or self.under_way.done.query()
 
 
 @contextmanager
@@ -119,7 +125,7 @@ class StageGraph:
             handed = tuple(torch.empty_like(each) for each in self._handed)
         stream.wait_stream(current)
         wait_for_writes(self._written, stream)
-        events = UnderWay(torch.cuda.Event(), torch.cuda.Event())
+        events = UnderWay(new_event(), new_event())
         events.begun.record(stream)
         with beside_captures(), torch.cuda.stream(stream):
             if state is not None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ....kernels.cuda_runtime import beside_captures
+from ....kernels.lifetimes import new_event
 from ...early_exit_network import EarlyExitNetwork
 from ...exit_result import ExitResult
 from ...rule_order import count_writes, note_reader, wait_for_writes
@@ -22,6 +23,8 @@ from .streams import AllStreams, wait_for_current_streams
 
 class GraphSplitRunner(SplitRunner):
     """Launches graphs on streams of each GPU, and copies between them on others; events alone order them."""
+
+    _uses_cuda = True
 
     def __init__(
         self,
@@ -44,7 +47,7 @@ class GraphSplitRunner(SplitRunner):
         self._captures = streams.parts[0].captures
         self._captures.batches.update((size, one.batch) for size, one in captured.items())
         self._callers = Callers(self._captures)
-        self._began = torch.cuda.Event()
+        self._began = new_event()
         shared = [rule for part in parts for rule in part.rules]
         self._rules = [*dict.fromkeys([*shared, *(head.rule for head in network.exit_heads)])]
         note_reader(self._rules, self)
@@ -110,13 +113,6 @@ class GraphSplitRunner(SplitRunner):
             self._streams.wait()  # no graph may read what is half copied
             super()._refresh()
             wait_for_current_streams(self.devices)
-
-    def check_closable(self) -> None:
-        """Raise what :meth:`close` would raise now."""
-        super().check_closable()
-        if not self._is_closed():
-            with torch.cuda.device(self._device):
-                check_no_outer_capture()
 
     def wait_until_idle(self) -> None:
         """Let the host wait for all that was launched, the part of a network too that an answer did not need."""

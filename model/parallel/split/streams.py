@@ -7,6 +7,7 @@ from itertools import permutations
 import torch
 
 from ....kernels.cuda_runtime import beside_captures, new_stream
+from ....kernels.lifetimes import new_event
 from ...runners.captures import Captures
 from .part import Part
 
@@ -29,13 +30,13 @@ class PartStreams:
             free = _free.setdefault(self.device, [])
             self.copies = free.pop() if free else new_stream(self.device, _PRIORITY)
             """Carries activations and answers to the next part's device."""
-        self.computed = torch.cuda.Event()
+        self.computed = new_event()
         """Behind the latest graph of the trunk."""
-        self.handed = torch.cuda.Event()
+        self.handed = new_event()
         """Behind the latest copies of activations to the next part."""
-        self.judged = torch.cuda.Event()
+        self.judged = new_event()
         """Behind the latest launch of the heads that run once the part's trunk is done."""
-        self.told = torch.cuda.Event()
+        self.told = new_event()
         """Behind the latest copies of answers to the next part, which come last."""
 
     def allocate_workspaces(self) -> None:

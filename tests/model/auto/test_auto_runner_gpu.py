@@ -1,6 +1,7 @@
 """``exits="auto"`` on a GPU: every candidate is made, checked and measured, one answers, and a file keeps the plan."""
 
 import gc
+import re
 import statistics
 import threading
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from auxhead.model import AutoRunner, ExitResult, make_runner, make_trunk
+from auxhead.model import AutoRunner, EagerRunner, ExitResult, make_runner, make_trunk
 from auxhead.model.auto.plan import Plan
 from support.command_line import tune
 from support.example_models import SmallNet, needs_gpu
@@ -183,17 +184,46 @@ def test_runners_that_were_not_chosen_hold_no_memory() -> None:
     assert held <= alone * 1.1 + (1 << 20), (held, alone, chosen)
 
 
-def test_what_cannot_be_captured_is_named() -> None:
-    class Waits(SmallNet):
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.block2(self.block1(self.block0(x)))
-            if y.sum().item() > 1e30:
-                return self.fc(y.amax((2, 3)))
-            return self.fc(y.mean((2, 3)))
+class Waits(SmallNet):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.block2(self.block1(self.block0(x)))
+        if y.sum().item() > 1e30:
+            return self.fc(y.amax((2, 3)))
+        return self.fc(y.mean((2, 3)))
 
-    net = network(backbone=Waits())
+
+class CopiesFromTheHost(SmallNet):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * torch.tensor([1.0, 2.0, 3.0])[:, None, None].to(x.device, x.dtype))
+
+
+class JoinsLater(SmallNet):
+    """Computes on a stream beside the one that a tap is on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        y = self.block0(x)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            scale = 1.0 + 0.0 * y.mean()
+        y = self.block1(y)
+        main.wait_stream(side)
+        y = self.block2(y * scale)
+        if not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize()
+        return self.fc(y.mean((2, 3)))
+
+
+@pytest.mark.parametrize("backbone", [Waits, CopiesFromTheHost, JoinsLater])
+def test_what_cannot_be_captured_runs_eagerly_and_is_named(backbone: type[SmallNet]) -> None:
+    net, x = network(backbone=backbone()), images(8)
+    with make_runner(net, x) as runner:
+        assert isinstance(runner, EagerRunner)
+        assert re.match("Eager: backbone: .* cannot be captured", runner.describe())
+        assert runner(x).label.equal(net(x).label)
     with pytest.raises(RuntimeError, match="cannot be captured"):
-        make_runner(net, images(8))
+        make_runner(net, x, exits="polled")
+    assert not torch.cuda.is_current_stream_capturing()
 
 
 FACTORY = """

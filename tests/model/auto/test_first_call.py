@@ -7,6 +7,7 @@ import pytest
 import torch
 from auxhead.model import EagerRunner, make_runner
 from auxhead.model.auto import planner
+from auxhead.model.runners.naming_layers import NotCapturable
 from support.planner_fakes import AS_MADE, NAMES, PLAIN, FakeGpu, Runner, first_call, images, small_network
 
 pytestmark = pytest.mark.usefixtures("without_interpreter")
@@ -91,11 +92,24 @@ def test_trunks_are_shared_by_batch_sizes_and_chosen_for_each(gpu: FakeGpu, monk
     assert {plan.chosen.trunk for plan in runner.plans.values()} == {"cudnn"}
 
 
-def test_a_network_that_cannot_be_captured_raises(gpu: FakeGpu) -> None:
-    gpu.fails[PLAIN] = RuntimeError("backbone: layer 'block1' cannot be captured in a CUDA graph")
-    with pytest.raises(RuntimeError, match="layer 'block1' cannot be captured"):
+@pytest.mark.parametrize(
+    "options", [{}, {"batch_sizes": "on_demand"}, {"batch_sizes": iter((1, 4)), "trunk": "as_is"}], ids=str
+)
+def test_a_network_that_no_graph_can_hold_runs_eagerly(gpu: FakeGpu, options: dict[str, object]) -> None:
+    gpu.fails[PLAIN] = NotCapturable("backbone: layer 'block1' cannot be captured in a CUDA graph")
+    runner = make_runner(small_network(), x := images(4), **options)
+    assert isinstance(runner, EagerRunner)
+    assert runner.describe().startswith("Eager: backbone: layer 'block1' cannot be captured in a CUDA graph")
+    assert runner(x).label.equal(small_network()(x).label)
+    assert gpu.open == 0 and len(gpu.trunks) == 1, "no other trunk is made for nothing"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the device is lost"), torch.OutOfMemoryError("CUDA out of memory")])
+def test_what_says_nothing_of_the_network_is_raised(gpu: FakeGpu, error: RuntimeError) -> None:
+    gpu.fails[PLAIN] = error
+    with pytest.raises(type(error), match=str(error)):
         first_call()
-    assert gpu.open == 0 and gpu.trunks == {"as_is": 1}, "no other trunk is made for nothing"
+    assert gpu.open == 0
 
 
 # The budget

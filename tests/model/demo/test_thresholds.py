@@ -1,11 +1,12 @@
-"""Thresholds from a validation split: accuracy kept, samples that leave, bad arguments."""
+"""Thresholds of the demo from a validation split: accuracy kept, samples that leave."""
 
 import math
 from itertools import pairwise
 
 import pytest
 import torch
-from auxhead.model.calibration.thresholds import calibrate, exit_indices
+from auxhead.model.calibration.thresholds import exit_indices
+from auxhead.model.demo.thresholds import choose_thresholds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,12 @@ def early_exit_correct(confidence, correct, thresholds):
         leaves = [k for k, threshold in enumerate(thresholds) if confidence[k, m] > threshold]
         right.append(bool(correct[leaves[0] if leaves else -1, m]))
     return torch.tensor(right)
+
+
+def shares(confidence, found):
+    """The share of the samples that leaves at each exit."""
+    exits = exit_indices(confidence, torch.tensor(found.thresholds))
+    return (exits.bincount(minlength=len(confidence) + 1) / len(exits)).tolist()
 
 
 @st.composite
@@ -39,13 +46,12 @@ def splits(draw):
 @settings(max_examples=150, deadline=None)
 def test_the_drop_is_never_more_than_allowed_on_the_validation_split(split, drop):
     confidence, correct = split
-    found = calibrate(confidence, correct, drop)
+    found = choose_thresholds(confidence, correct, drop)
     right = early_exit_correct(confidence, correct, found.thresholds)
     assert found.accuracy == pytest.approx(right.double().mean().item())
     assert found.full_accuracy == pytest.approx(correct[-1].double().mean().item())
     assert found.full_accuracy - found.accuracy <= drop + 1e-9
     assert all(0.0 <= threshold <= 1.0 for threshold in found.thresholds)
-    assert sum(found.shares) == pytest.approx(1.0)
 
 
 #: Error rates in the order in which they are tried.
@@ -65,7 +71,7 @@ def threshold_by_loops(confidences, right, rate):
 
 
 def calibrated_by_loops(confidence, correct, drop):
-    """The exit index of each sample under the thresholds that ``calibrate`` documents, in plain Python."""
+    """The exit index of each sample under the thresholds that ``choose_thresholds`` documents, in plain Python."""
     heads, samples = confidence.shape
     sure, right = confidence.tolist(), correct.tolist()
 
@@ -116,11 +122,10 @@ def test_samples_leave_as_a_plain_loop_says(samples, steps):
         chance = torch.cat([confidence ** (0.6 * torch.rand(1, generator=generator)), torch.full((1, samples), 0.97)])
         correct = torch.rand(4, samples, generator=generator) < chance
         for drop in (0.02, 0.1):
-            found = calibrate(confidence, correct, drop)
+            found = choose_thresholds(confidence, correct, drop)
             wanted = calibrated_by_loops(confidence, correct, drop)
             leaves = exit_indices(confidence, torch.tensor(found.thresholds)).tolist()
             assert leaves == wanted, (seed, drop, found)
-            assert found.shares == pytest.approx([wanted.count(k) / samples for k in range(4)])
 
 
 @pytest.mark.parametrize("allowed", [2, 5, 8, 11, 14])
@@ -137,15 +142,15 @@ def test_each_error_rate_is_tried_and_two_of_them_given_back(allowed):
     correct = torch.stack([right.flatten(), torch.ones(right.numel(), dtype=torch.bool)])
     confidence, correct = (one.reshape(-1, right.numel()).repeat_interleave(5, dim=1) for one in (confidence, correct))
     drop = (wrong[allowed] + wrong[allowed + 1]) / 2 / right.numel()
-    found = calibrate(confidence, correct, drop)
-    assert found.shares[0] == pytest.approx((allowed + 1 - 2) / len(RATES))
+    found = choose_thresholds(confidence, correct, drop)
+    assert shares(confidence, found)[0] == pytest.approx((allowed + 1 - 2) / len(RATES))
 
 
 def test_a_handful_of_samples_proves_no_error_rate():
     """Of n samples that are all right an error rate of 1 / (n + 2) is believed, and none below."""
     every = torch.ones(2, 1, dtype=torch.bool)
     for samples, leave in ((1, False), (2, True)):  # the largest rate is 0.32: 2 / 3 is too little, 3 / 4 enough
-        found = calibrate(torch.full((1, samples), 0.9), every.expand(2, samples), 0.0)
+        found = choose_thresholds(torch.full((1, samples), 0.9), every.expand(2, samples), 0.0)
         assert (found.thresholds[0] < 0.9) == leave
 
 
@@ -158,32 +163,30 @@ def confident(*rates, pictures=400):
 
 def test_a_head_that_is_right_where_it_is_sure_lets_those_leave():
     confidence, correct = confident(0.5, 1.0)
-    found = calibrate(confidence, correct, 0.0)
-    assert found.shares == pytest.approx((0.5, 0.5))
+    found = choose_thresholds(confidence, correct, 0.0)
+    assert shares(confidence, found) == pytest.approx([0.5, 0.5])
     assert 0.5 < found.thresholds[0] < 0.9
     assert found.accuracy == found.full_accuracy == 1.0
 
 
 def test_a_head_that_is_always_right_takes_everything():
     confidence, correct = confident(1.0, 1.0, 1.0)
-    found = calibrate(confidence, correct)
-    assert found.shares == (1.0, 0.0, 0.0)
+    found = choose_thresholds(confidence, correct, 0.005)
+    assert shares(confidence, found) == [1.0, 0.0, 0.0]
     assert 0.8 < found.thresholds[0] < 0.85  # not lower than what was seen
 
 
 def test_a_head_that_is_always_wrong_never_exits():
-    found = calibrate(torch.rand(2, 300), torch.tensor([[False], [False], [True]]).expand(3, 300))
+    found = choose_thresholds(torch.rand(2, 300), torch.tensor([[False], [False], [True]]).expand(3, 300), 0.005)
     assert found.thresholds == (1.0, 1.0)
-    assert found.shares == (0.0, 0.0, 1.0)
 
 
 def test_equal_confidences_leave_together_or_not_at_all():
     confidence = torch.full((1, 200), 0.9)
     half_right = torch.stack([torch.arange(200) % 2 == 0, torch.ones(200, dtype=torch.bool)])
-    assert calibrate(confidence, half_right).thresholds == (1.0,)
+    assert choose_thresholds(confidence, half_right, 0.005).thresholds == (1.0,)
     all_right = torch.ones(2, 200, dtype=torch.bool)
-    found = calibrate(confidence, all_right)
-    assert found.shares == (1.0, 0.0) and found.thresholds[0] < 0.9
+    assert choose_thresholds(confidence, all_right, 0.005).thresholds[0] < 0.9
 
 
 def test_the_drop_on_other_pictures_is_about_what_was_asked_for():
@@ -193,27 +196,28 @@ def test_the_drop_on_other_pictures_is_about_what_was_asked_for():
         ability = torch.tensor([[0.3], [0.8], [2.0], [4.0]])
         confidence = torch.rand(4, 4400, generator=generator) ** (1 / ability)
         correct = torch.rand(5, 4400, generator=generator) < torch.cat([confidence**0.2, torch.full((1, 4400), 0.99)])
-        found = calibrate(confidence[:, :400], correct[:, :400], 0.02)
+        found = choose_thresholds(confidence[:, :400], correct[:, :400], 0.02)
         right = early_exit_correct(confidence[:, 400:], correct[:, 400:], found.thresholds)
         drops.append((correct[-1, 400:].double().mean() - right.double().mean()).item())
-        assert max(found.shares[:-1]) > 0.0
+        assert shares(confidence[:, :400], found)[-1] < 1.0
     assert sum(drops) / len(drops) < 0.025
 
 
 def test_certain_and_nan_confidences():
     confidence = torch.ones(1, 100)
     confidence[0, :10] = torch.nan
-    found = calibrate(confidence, torch.ones(2, 100, dtype=torch.bool))
+    found = choose_thresholds(confidence, torch.ones(2, 100, dtype=torch.bool), 0.005)
     assert found.thresholds[0] < 1.0
-    assert found.shares == pytest.approx((0.9, 0.1))
+    assert shares(confidence, found) == pytest.approx([0.9, 0.1])
 
 
 def test_neighbouring_floats_are_still_told_apart():
     low = torch.tensor(0.7)
     high = torch.nextafter(low, torch.tensor(1.0))
     right = torch.arange(400) < 300
-    found = calibrate(torch.where(right, high, low)[None], torch.stack([right, torch.ones(400, dtype=torch.bool)]))
-    assert found.shares == pytest.approx((0.75, 0.25))
+    confidence = torch.where(right, high, low)[None]
+    found = choose_thresholds(confidence, torch.stack([right, torch.ones(400, dtype=torch.bool)]), 0.005)
+    assert shares(confidence, found) == pytest.approx([0.75, 0.25])
     assert found.thresholds[0] == low.item()
 
 
@@ -222,81 +226,14 @@ def test_a_larger_drop_lets_no_fewer_leave():
     confidence = torch.rand(3, 500, generator=generator)
     correct = torch.rand(4, 500, generator=generator) < torch.cat([confidence**0.1, torch.full((1, 500), 0.99)])
     places = [
-        exit_indices(confidence, torch.tensor(calibrate(confidence, correct, drop).thresholds)).double().mean()
+        exit_indices(confidence, torch.tensor(choose_thresholds(confidence, correct, drop).thresholds)).double().mean()
         for drop in (0.0, 0.005, 0.02, 0.05, 0.2)
     ]
     assert places == sorted(places, reverse=True)
     assert places[-1] < places[0]
 
 
-YES, HALVES = torch.ones(3, 5, dtype=torch.bool), torch.full((2, 5), 0.5)
-BAD: dict[str, tuple[dict, type[Exception], str]] = {
-    "no row of the classifier": (
-        {"correct": YES[:2]},
-        ValueError,
-        r"correct: got shape \[2, 5\], wants \[3, 5\]: a row",
-    ),
-    "samples first": (
-        {"confidence": HALVES.T, "correct": YES.T},
-        ValueError,
-        r"correct: got shape \[5, 3\], wants \[6, 2\]",
-    ),
-    "one head": ({"confidence": HALVES[0]}, ValueError, r"confidence: got shape \[5\], wants \[E, M\]"),
-    "no samples": ({"confidence": HALVES[:, :0], "correct": YES[:, :0]}, ValueError, r"confidence: got shape \[2, 0\]"),
-    "no heads": ({"confidence": HALVES[:0], "correct": YES[:1]}, ValueError, r"confidence: got shape \[0, 5\]"),
-    "logits": (
-        {"confidence": HALVES * 9 - 5},
-        ValueError,
-        r"confidence: got values from -0.5 to -0.5, wants .*\[0, 1\]",
-    ),
-    "per cents": ({"confidence": HALVES * 100}, ValueError, "confidence: got values from 50 to 50, wants"),
-    "infinite": ({"confidence": HALVES / 0}, ValueError, "confidence: got values from .* wants"),
-    "swapped": (
-        {"confidence": YES, "correct": HALVES},
-        TypeError,
-        "confidence: got torch.bool, wants a floating-point",
-    ),
-    "labels": ({"correct": YES.long()}, TypeError, r"correct: got torch.int64, wants torch.bool \(label == target\)"),
-    "list": ({"confidence": [[0.5]]}, TypeError, "confidence: got list, wants a torch.Tensor"),
-    "lists": ({"correct": [[True]]}, TypeError, "correct: got list, wants a torch.Tensor"),
-    "negative drop": ({"max_accuracy_drop": -0.1}, ValueError, r"max_accuracy_drop: got -0\.1, wants a number in"),
-    "per cent of drop": ({"max_accuracy_drop": 5}, ValueError, "max_accuracy_drop: got 5, wants a number in"),
-    "drop in words": ({"max_accuracy_drop": "0.1"}, TypeError, "max_accuracy_drop: got '0.1', wants a number in"),
-    "no drop": ({"max_accuracy_drop": None}, TypeError, "max_accuracy_drop: got None, wants a number in"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_bad_input_is_named(kind):
-    given, error, message = BAD[kind]
-    with pytest.raises(error, match=f"^{message}"):
-        calibrate(**{"confidence": HALVES, "correct": YES, "max_accuracy_drop": 0.1, **given})
-
-
-def test_confidences_may_be_rounded_above_one_or_not_be_numbers():
-    confidence = torch.tensor([[1.0, 1.0078125, float("nan"), 0.0]])
-    assert 0.0 <= calibrate(confidence.bfloat16(), torch.ones(2, 4, dtype=torch.bool)).thresholds[0] <= 1.0
-
-
-def test_logits_of_a_network_will_do_as_they_come(device):
-    """On its device, with gradients."""
-    confidence = torch.tensor([[0.9, 0.8, 0.3, 0.2]] * 2, device=device, requires_grad=True)
-    correct = torch.tensor([[True, True, False, False], [True] * 4, [True] * 4], device=device)
-    found = calibrate(confidence * 1.0, correct, 0.5)
-    assert found == calibrate(confidence.detach().cpu(), correct.cpu(), 0.5) and min(found.thresholds) < 1.0
-
-
 def test_a_confidence_that_was_rounded_above_1_exits_at_no_threshold_of_1():
     correct = torch.tensor([[False], [True]]).expand(2, 50)
-    found = calibrate(torch.full((1, 50), 1.004), correct, 0.0)
-    assert found.thresholds == (1.0,) and found.shares == (0.0, 1.0) and found.accuracy == 1.0
-
-
-def test_confidences_count_as_the_float32_that_heads_return():
-    """What differs in float64 alone leaves together."""
-    generator = torch.Generator().manual_seed(0)
-    coarse = (torch.rand(2, 60, generator=generator) * 8).round() / 8
-    fine = coarse.double() + 1e-12 * torch.rand(2, 60, generator=generator).double()
-    correct = torch.rand(3, 60, generator=generator) < torch.cat([coarse, torch.full((1, 60), 0.9)])
-    for drop in (0.0, 0.05, 0.2):
-        assert calibrate(fine.clamp(max=1.0), correct, drop) == calibrate(fine.clamp(max=1.0).float(), correct, drop)
+    found = choose_thresholds(torch.full((1, 50), 1.004), correct, 0.0)
+    assert found.thresholds == (1.0,) and found.accuracy == 1.0
