@@ -12,8 +12,11 @@ from ..hooks import hooks_of, users_hooks
 class CapturedHeads:
     """The heads of a network as they were when a runner was made."""
 
-    def __init__(self, network: EarlyExitNetwork) -> None:
-        """Remember the heads, their rules and layers, what users put on them, and where the tensors of each lie."""
+    def __init__(self, network: EarlyExitNetwork, *, rules: bool = True) -> None:
+        """Remember the heads, their layers, what users put on them, and where the tensors of each lie.
+
+        With ``rules`` those as well, for who does not look at them at each request.
+        """
         # Looked up without nn.Module's attribute access, which would cost each request some microseconds a head.
         self._objects: list[tuple[str, Mapping[str, object], str, object]] = [
             ("network: its heads were replaced by other objects", network._modules, "heads", network.heads)
@@ -24,7 +27,10 @@ class CapturedHeads:
         for index, (tap, head) in enumerate(zip(network.taps, network.exit_heads, strict=True)):
             its, replaced = f"heads[{tap!r}]", "was replaced by another object"
             self._objects.append((f"{its} {replaced}", network.heads._modules, str(index), head))
+            passed = None if rules else head.rule
             for name, layer in head.named_modules():
+                if layer is passed:
+                    continue
                 what = f"{its}: its {name}" if name else its
                 self._kinds.append((f"{what} was given another class", layer, type(layer)))
                 self._hooks += [(f"{what} was given other hooks", one, users_hooks(one)) for one in hooks_of(layer)]
@@ -32,11 +38,13 @@ class CapturedHeads:
                 self._objects.append((f"{what} was given another forward", own, "forward", own.get("forward")))
                 for holder in (layer._modules, layer._parameters, layer._buffers):
                     for name, captured in holder.items():
-                        self._objects.append((f"{its}: its {name} {replaced}", holder, name, captured))
+                        if captured is not passed or captured is None:
+                            self._objects.append((f"{its}: its {name} {replaced}", holder, name, captured))
                         if isinstance(captured, Tensor):
                             what = f"{its}: its {name.removesuffix('_tensor')}"
                             self._addresses.append((what, captured, captured.data_ptr()))
-            changing = [*head.holders(), *((vars(head), name) for name in head.options)]
+            owners = [head.rule if rules else None, getattr(head, "hidden", None)]
+            changing = [each for owner in owners if owner is not None for each in owner.holders()]
             self._objects += [(f"{its}: its {name} was changed", of, name, of.get(name)) for of, name in changing]
 
     def check_unchanged(self) -> None:
