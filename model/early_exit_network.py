@@ -194,7 +194,7 @@ class EarlyExitNetwork(nn.Module):
     def _is_checked(self) -> bool:
         """Return whether the heads and their layers are those that were checked, or of a replica of DataParallel."""
         if torch.compiler.is_compiling() or "_is_replica" in self.__dict__:
-            return bool(self._checked)
+            return len(self._checked) > 0
         return self._checked == self._heads_now()
 
     def _heads_now(self) -> list[nn.Module | None]:

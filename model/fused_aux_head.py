@@ -16,7 +16,7 @@ from .head_checks import check_map_size, check_readable
 from .head_plans import HeadPlans
 from .head_state import rename_layers
 from .hidden_stack import HiddenStack, make_hidden_stack
-from .hooks import has_hooks, overridden, why_not_plain
+from .hooks import overridden, why_not_plain
 from .lazy_width import lazy_after_errors
 from .rule_order import wait_for_write
 
@@ -299,17 +299,7 @@ class FusedAuxHead(nn.Module):
             self.hidden.check(self._first_linear().in_features, self.linear)
 
     def as_exit_head(self) -> ExitHead:
-        """Return the tensors and sizes that a launch for a whole network reads: the very ones, not copies.
-
-        Raises:
-            ValueError: the launch would not answer as the head does.
-        """
-        why = self.why_not_launched() or ("carries hooks" if has_hooks(self) else None)
-        if why is not None:
-            raise ValueError(
-                f"{why}, which a launch would not follow; wants plain layers (adapters merged, parametrizations and "
-                "hooks removed), or the runner 'eager'"
-            )
+        """Return the tensors and sizes that a launch for a whole network reads: the very ones, not copies."""
         linear, hidden = self.linear, self.hidden_layers()
         check_readable([("linear.weight", linear.weight), ("linear.bias", linear.bias), *hidden.tensors()])
         self.check_hidden()

@@ -16,7 +16,7 @@ def why_not_plain(module: nn.Module) -> str | None:
     if "forward" in own:
         return "has a forward of its own"
     for name in ("weight", "bias"):
-        if name in own and "_former_parameters" not in own:  # which replicas of DataParallel have
+        if name in own and name not in own.get("_former_parameters", ()):  # of a replica of DataParallel
             return f"computes its {name} (by hooks of torch.nn.utils.weight_norm or prune, say)"
     return "carries hooks" if has_hooks(module) else None
 

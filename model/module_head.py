@@ -13,7 +13,7 @@ from .arguments import check_dense, check_module
 from .dry_run import written_tensors
 from .exit_rule import ExitRule, own_rule
 from .fused_aux_head import FusedAuxHead
-from .hooks import has_hooks, overridden
+from .hooks import overridden
 from .reading import parts_in_words
 
 #: How far from 1 the sum of numbers may be that are taken for probabilities.
@@ -65,13 +65,10 @@ class ModuleHead(nn.Module):
     @property
     def num_classes(self) -> int:
         """Number of classes, K."""
-        if self._known_classes is None:
+        found = self._num_classes if self.run is None else self.run.num_classes
+        if found is None:
             raise ValueError("num_classes: is not known before network.check_taps(example_input)")
-        return self._known_classes
-
-    @property
-    def _known_classes(self) -> int | None:
-        return self._num_classes if self.run is None else self.run.num_classes
+        return found
 
     def forward(self, x: Tensor) -> HeadOutput:
         """Answer for what the tap returned."""
@@ -96,8 +93,9 @@ class ModuleHead(nn.Module):
             )
         if not (isinstance(y, Tensor) and y.ndim == 2 and y.shape[0] == x.shape[0] and y.is_floating_point()):
             raise ValueError(f"module: returned {parts_in_words(y)}, wants logits [{x.shape[0]}, num_classes]")
-        if self._known_classes not in (None, y.shape[1]):
-            raise ValueError(f"module: returned {y.shape[1]} classes, wants {self._known_classes}, as the head has")
+        known = self._num_classes if self.run is None else self.run.num_classes
+        if known not in (None, y.shape[1]):
+            raise ValueError(f"module: returned {y.shape[1]} classes, wants {known}, as the head has")
         return y
 
     def launch_input(self, x: Tensor) -> Tensor:
@@ -117,13 +115,7 @@ class ModuleHead(nn.Module):
         return self.logits(features)
 
     def as_exit_head(self) -> ExitHead:
-        """Return the rule's tensors, which a launch for a whole network reads beside the logits.
-
-        Raises:
-            ValueError: the launch would not answer as the head does.
-        """
-        if why := self.why_not_launched() or ("carries hooks" if has_hooks(self) else None):
-            raise ValueError(f"{why}, which a launch would not follow; wants a plain ModuleHead, or the runner 'eager'")
+        """Return the rule's tensors, which a launch for a whole network reads beside the logits."""
         rule = self.rule
         return ExitHead(None, None, rule.temperature_tensor, rule.threshold_tensor, "none", (1, 1), rule.criterion)
 

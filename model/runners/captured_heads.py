@@ -6,15 +6,17 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from ..early_exit_network import EarlyExitNetwork
-from ..fused_aux_head import FusedAuxHead
 from ..hooks import hooks_of, users_hooks
 
 
 class CapturedHeads:
     """The heads of a network as they were when a runner was made."""
 
-    def __init__(self, network: EarlyExitNetwork) -> None:
-        """Remember the heads, their rules and layers, what users put on them, and where the tensors of each lie."""
+    def __init__(self, network: EarlyExitNetwork, *, rules: bool = True) -> None:
+        """Remember the heads, their layers, what users put on them, and where the tensors of each lie.
+
+        With ``rules`` those as well, for who does not look at them at each request.
+        """
         # Looked up without nn.Module's attribute access, which would cost each request some microseconds a head.
         self._objects: list[tuple[str, Mapping[str, object], str, object]] = [
             ("network: its heads were replaced by other objects", network._modules, "heads", network.heads)
@@ -25,7 +27,10 @@ class CapturedHeads:
         for index, (tap, head) in enumerate(zip(network.taps, network.exit_heads, strict=True)):
             its, replaced = f"heads[{tap!r}]", "was replaced by another object"
             self._objects.append((f"{its} {replaced}", network.heads._modules, str(index), head))
+            passed = None if rules else head.rule
             for name, layer in head.named_modules():
+                if layer is passed:
+                    continue
                 what = f"{its}: its {name}" if name else its
                 self._kinds.append((f"{what} was given another class", layer, type(layer)))
                 self._hooks += [(f"{what} was given other hooks", one, users_hooks(one)) for one in hooks_of(layer)]
@@ -33,16 +38,14 @@ class CapturedHeads:
                 self._objects.append((f"{what} was given another forward", own, "forward", own.get("forward")))
                 for holder in (layer._modules, layer._parameters, layer._buffers):
                     for name, captured in holder.items():
-                        self._objects.append((f"{its}: its {name} {replaced}", holder, name, captured))
+                        if captured is not passed or captured is None:
+                            self._objects.append((f"{its}: its {name} {replaced}", holder, name, captured))
                         if isinstance(captured, Tensor):
                             what = f"{its}: its {name.removesuffix('_tensor')}"
                             self._addresses.append((what, captured, captured.data_ptr()))
-            changing: list[tuple[str, nn.Module, str]] = [("rule's", head.rule, "criterion")]
-            if isinstance(head, FusedAuxHead) and (hidden := head.hidden) is not None:
-                changing += [("hidden layers'", hidden, name) for name in ("rectifies", "activation")]
-                changing += [] if hidden.norm is None else [("norm's", hidden.norm, "eps")]
-            for whose, owner, name in changing:
-                self._objects.append((f"{its}: its {whose} {name} was changed", vars(owner), name, vars(owner)[name]))
+            owners = [head.rule if rules else None, getattr(head, "hidden", None)]
+            changing = [each for owner in owners if owner is not None for each in owner.holders()]
+            self._objects += [(f"{its}: its {name} was changed", of, name, of.get(name)) for of, name in changing]
 
     def check_unchanged(self) -> None:
         """Raise a ``RuntimeError`` that names what was replaced or moved.

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ..arguments import check_batch, check_dense
 from ..early_exit_network import EarlyExitNetwork
+from ..hooks import has_hooks
 
 
 def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
@@ -23,6 +24,12 @@ def check_capturable(network: EarlyExitNetwork, example_input: Tensor) -> None:
     network.check_taps(example_input)
     check_device(network, example_input.device)
     for tap, head in zip(network.taps, network.exit_heads, strict=True):  # which have their sizes now
+        why = head.why_not_launched() or ("carries hooks" if has_hooks(head) else None)
+        if why is not None:
+            raise ValueError(
+                f"heads[{tap!r}]: {why}, which a graph would not follow; wants plain layers (adapters merged, "
+                "parametrizations and hooks removed), or the runner 'eager'"
+            )
         try:
             head.as_exit_head()
         except ValueError as error:

@@ -57,7 +57,7 @@ class PipelinedRunner(Runner):
             opened: what is closed in the end.
         """
         self.network = network
-        self._heads = CapturedHeads(network)
+        self._heads = CapturedHeads(network, rules=False)  # those are sent with each request
         self._exchange, self._stage, self._index = exchange, exchange.stage, exchange.index
         self._shape, self._dtype, self._description = example.shape[1:], example.dtype, description
         self._timeout_s, self._processes, self._opened = timeout_s, processes, opened

@@ -37,6 +37,8 @@ def _run(segment: Segment, head: AuxHead | None, taken: Sequence[Tensor]) -> Non
 class EagerSplitRunner(SplitRunner):
     """Runs segment by segment, in the order and with the copies of the devices: what is there where no GPU is."""
 
+    captures_rules = False
+
     def __init__(
         self,
         network: EarlyExitNetwork,

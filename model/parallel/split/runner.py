@@ -21,6 +21,9 @@ class SplitRunner(SerialRunner):
     request at a time: a call while another thread's is under way raises.
     """
 
+    #: Whether criteria are those that there were when it was made.
+    captures_rules = True
+
     def __init__(
         self, network: EarlyExitNetwork, parts: Sequence[Part], example_input: Tensor, sizes: Sequence[int], notes: str
     ) -> None:
@@ -28,7 +31,7 @@ class SplitRunner(SerialRunner):
         super().__init__(network, example_input, sizes)
         self._parts = parts
         self._notes = notes
-        self._heads = CapturedHeads(network)
+        self._heads = CapturedHeads(network, rules=self.captures_rules)
 
     @property
     def devices(self) -> tuple[torch.device, ...]:

@@ -70,9 +70,9 @@ CHANGES = {
     "weight": (lambda head: setattr(head.hidden.linear, "weight", nn.Linear(8, 17).weight), "its weight was replaced"),
     "moved": (lambda head: setattr(head.hidden.linear.bias, "data", torch.ones(17)), "its bias was given other memory"),
     "moved norm": (lambda head: setattr(head.hidden.norm.weight, "data", torch.ones(8)), "its weight was given other"),
-    "activation": (lambda head: setattr(head.hidden, "activation", "relu"), "its hidden layers' activation was"),
-    "ReLU": (lambda head: setattr(head.hidden, "rectifies", False), "its hidden layers' rectifies was changed"),
-    "eps": (lambda head: setattr(head.hidden.norm, "eps", 0.5), "its norm's eps was changed"),
+    "activation": (lambda head: setattr(head.hidden, "activation", "relu"), "its activation was"),
+    "ReLU": (lambda head: setattr(head.hidden, "rectifies", False), "its rectifies was changed"),
+    "eps": (lambda head: setattr(head.hidden.norm, "eps", 0.5), "its eps was changed"),
 }  # fmt: skip
 
 

@@ -111,7 +111,7 @@ def other_memory(tensor: Tensor) -> None:
 CHANGES = {
     "a criterion": (
         lambda net: net.heads[1].rule.assign(ExitRule(0.5, criterion="margin")),
-        r"heads\['block1'\]: its rule's criterion was changed since the runner was made",
+        r"heads\['block1'\]: its criterion was changed since the runner was made",
     ),
     "heads": (
         lambda net: setattr(net, "heads", copy.deepcopy(net.heads)),
@@ -172,7 +172,7 @@ def test_a_head_whose_parameters_are_made_anew_is_refused_at_once(network, way):
     network.eval()
     with (
         simulated_cuda(),
-        pytest.raises(ValueError, match=r"heads\['block1'\]: linear is a ParametrizedLinear, which a launch .*eager"),
+        pytest.raises(ValueError, match=r"heads\['block1'\]: linear is a ParametrizedLinear, which a graph .*eager"),
     ):
         make_runner(network, images(2), batch_sizes=(2,), **way)
 
@@ -181,7 +181,7 @@ def test_a_head_whose_parameters_are_made_anew_is_refused_at_once(network, way):
 def test_a_head_with_hooks_is_refused_at_once(network, way, of):
     part = network.heads[1] if of == "itself" else network.heads[1].linear
     part.register_forward_hook(lambda *said: None)
-    with simulated_cuda(), pytest.raises(ValueError, match=r"heads\['block1'\]: .*carries hooks, which a launch would"):
+    with simulated_cuda(), pytest.raises(ValueError, match=r"heads\['block1'\]: .*carries hooks, which a graph would"):
         make_runner(network, images(2), batch_sizes=(2,), **way)
 
 
