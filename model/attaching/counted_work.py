@@ -49,6 +49,7 @@ def counted_work(model: nn.Module, layers: Sequence[str], x: Batch) -> list[floa
         # exists on some devices alone, and of which nobody can tell the FLOPs.
         stack.enter_context(BaseTorchFunctionMode())
         batch = map_tensors(x, torch.clone)  # which the model may change in place
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # of a fullgraph PyTorch 2.14 wants to be told
         stack.enter_context(counter)
         call_with(model, batch)
     kind = 0 if counter.flops else 1
